@@ -20,9 +20,7 @@ def main():
     """Measure and print."""
     from tfdml.training import Experiment
     from tfdml.training.build.components import build_components
-    from tfdml.training.watching import measures
-    from tfdml.training.watching.measures import GradientSampler
-    from tfdml.training.watching.watcher import sampled_batches
+    from tfdml.training.watching import GradientSampler, pair_distances, sampled_batches, spread
 
     FLAGS.parse(sys.argv[1:])
     experiment = Experiment(**given_settings(FLAGS))
@@ -37,8 +35,8 @@ def main():
         steps.append(time.perf_counter() - start)
         start = time.perf_counter()
         found = sampler(*next(looked_at))
-        measures.pair_distances(found.embeddings, labels)
-        measures.spread(found.embeddings)
+        pair_distances(found.embeddings, labels)
+        spread(found.embeddings)
         looks.append(time.perf_counter() - start)
     step, look = (statistics.median(values[1:]) for values in (steps, looks))
     share = look / (step * experiment.watch_every + look)

@@ -83,9 +83,7 @@ def tuned():
             rates,
             weight_decay=0.1,
             clip_norm=0.2,
-            clip="part",
             layer_decay=0.9,
-            unfreeze_steps=[1, 2],
             ema=0.5,
         )
     )

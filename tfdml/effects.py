@@ -57,8 +57,8 @@ def in_vain(table: Mapping[str, Effect], given: Mapping[str, Any], names: Iterab
         names: The flags to look at.
 
     Example:
-        >>> in_vain({"clip": needs("clip_norm")}, {"clip": "part", "clip_norm": 0.0}, ["clip"])
-        {'clip': '--clip=part has no effect: it needs --clip_norm; add that, or leave --clip out'}
+        >>> in_vain({"drop_factor": needs("drop_epochs")}, {"drop_factor": 0.5, "drop_epochs": ""}, ["drop_factor"])
+        {'drop_factor': '--drop_factor=0.5 has no effect: it needs --drop_epochs; add that, or leave --drop_factor out'}
     """
     return {
         name: f"--{name}={_text(given[name])} has no effect: it needs {table[name].condition}; add that, or leave "

@@ -52,7 +52,6 @@ SINGLE_USE = {
     "tfdml.report.embedding_map": "the map of a report",
     "tfdml.training.run.dry_run": "the entry of `--dry_run`",
     "tfdml.training.terms": "what `--objectives` can name",
-    "tfdml.training.watching.measures": "the measures of `--watch_every`",
 }
 #: Tests of several modules at once.
 OF_SEVERAL = frozenset(

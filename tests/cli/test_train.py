@@ -14,7 +14,7 @@ from tests.cli import commands
 from tests.data.trees import write_tree
 from tfdml.training import Experiment
 from tfdml.training.run import trainer
-from tfdml.training.watching.watcher import Halted
+from tfdml.training.watching import Halted
 
 
 @pytest.mark.slow

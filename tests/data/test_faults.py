@@ -1,3 +1,4 @@
+import functools
 import io
 import os
 import re
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.preparations import made
-from tfdml.data import faults as inspection
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import decode_image
 from tfdml.data.faults import check, describe_duplicates, find_duplicates, find_faults
@@ -21,6 +21,8 @@ from tfdml.data.images import ArrayImages, EncodedImages, FileImages
 from tfdml.data.readers import official_archives
 from tfdml.errors import UserError
 from tfdml.io import files
+
+inspect = functools.partial(find_faults, decode=False)
 
 
 def _encode(kind: str, mode: str = "RGB", size=(40, 30), **options) -> bytes:
@@ -105,7 +107,7 @@ def _dataset(images) -> ImageDataset:
 
 
 def test_good_images_have_no_fault(tmp_path):
-    assert inspection.inspect(_files(tmp_path, GOOD)) == []
+    assert inspect(_files(tmp_path, GOOD)) == []
     assert find_faults(_encoded(*GOOD.values())) == []
 
 
@@ -113,11 +115,11 @@ def test_good_images_have_no_fault(tmp_path):
 def test_bad_images_are_told_apart(name, tmp_path):
     data, reason = BAD[name]
     images = _files(tmp_path, {"good": GOOD["png"], name: data})
-    (fault,) = inspection.inspect(images)
+    (fault,) = inspect(images)
     assert fault.index == 1
     assert fault.name == images.paths[1]
     assert fault.reason.startswith(reason) or reason in fault.reason
-    assert inspection.inspect(_encoded(GOOD["webp"], data))[0].reason == fault.reason
+    assert inspect(_encoded(GOOD["webp"], data))[0].reason == fault.reason
     assert find_faults(images) == [fault]
 
 
@@ -130,7 +132,7 @@ def _decodes(data: bytes) -> bool:
 
 
 def _agree(data: bytes) -> bool:
-    return _decodes(data) == (not inspection.inspect(_encoded(data)))
+    return _decodes(data) == (not inspect(_encoded(data)))
 
 
 def _png(bits: int, colours: int, width=5, height=4, interlace=0) -> bytes:
@@ -195,7 +197,7 @@ def test_the_verdict_on_a_kind_is_that_of_the_decoder(name):
     if name in UNDECODED:
         assert find_faults(_encoded(KINDS[name]))
     else:
-        assert _agree(KINDS[name]), inspection.inspect(_encoded(KINDS[name]))
+        assert _agree(KINDS[name]), inspect(_encoded(KINDS[name]))
 
 
 def test_the_verdict_is_that_of_the_decoder():
@@ -223,7 +225,7 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_by_its_header(name, tmp_path):
     images = _files(tmp_path, {name: BOMBS[name]})
-    (fault,) = inspection.inspect(images)
+    (fault,) = inspect(images)
     assert re.match(r"too large: .*\b178,?956,?970\b", fault.reason)
     assert find_faults(images) == [fault]
     with pytest.raises(UserError, match="too large"):
@@ -231,31 +233,31 @@ def test_a_bomb_is_refused_by_its_header(name, tmp_path):
 
 
 def test_the_limit_can_be_set():
-    (fault,) = inspection.inspect(_encoded(GOOD["jpeg"], GOOD["jpeg_tiny"]), max_pixels=1199)
+    (fault,) = inspect(_encoded(GOOD["jpeg"], GOOD["jpeg_tiny"]), max_pixels=1199)
     assert (fault.index, fault.reason) == (0, "too large: 40 x 30 pixels, more than 1,199; shrink it")
-    assert inspection.inspect(_encoded(GOOD["jpeg"], GOOD["png"]), max_pixels=1200) == []
+    assert inspect(_encoded(GOOD["jpeg"], GOOD["png"]), max_pixels=1200) == []
 
 
 def test_a_thumbnail_does_not_hide_the_cut():
     whole = _encode("JPEG", size=(100, 80), exif=b"Exif\0\0" + GOOD["jpeg_tiny"])
-    assert inspection.inspect(_encoded(whole)) == []
+    assert inspect(_encoded(whole)) == []
     thumbnail_end = whole.index(b"\xff\xd9") + 2
     assert thumbnail_end < len(whole) // 2
-    assert inspection.inspect(_encoded(whole[:-100]))[0].reason.startswith("truncated JPEG")
+    assert inspect(_encoded(whole[:-100]))[0].reason.startswith("truncated JPEG")
 
 
 @settings(max_examples=60, deadline=None)
 @given(kind=st.sampled_from(["jpeg", "png", "webp"]), cut=st.floats(0, 1))
 def test_a_cut_anywhere_is_found(kind, cut):
     data = GOOD[kind]
-    faults = inspection.inspect(_encoded(data[: int(cut * (len(data) - 2))]))
+    faults = inspect(_encoded(data[: int(cut * (len(data) - 2))]))
     assert [fault.index for fault in faults] == [0]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=2000))
 def test_no_bytes_break_the_inspection(data):
-    for fault in inspection.inspect(_encoded(data)) + find_faults(_encoded(data)):
+    for fault in inspect(_encoded(data)) + find_faults(_encoded(data)):
         assert fault.reason
 
 
@@ -270,7 +272,7 @@ def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
         return open(path, *args, **kwargs)
 
     monkeypatch.setattr(files, "open", open_unless_locked, raising=False)
-    assert [(fault.index, fault.reason) for fault in inspection.inspect(images)] == [
+    assert [(fault.index, fault.reason) for fault in inspect(images)] == [
         (1, "unreadable (no permission)"),
         (2, "a folder, not a file"),
         (3, "missing"),
@@ -280,12 +282,12 @@ def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
 def test_faults_of_many_files_come_in_order():
     bad = range(0, 1500, 7)
     data = [b"" if i in bad else GOOD["jpeg_tiny"] for i in range(1500)]
-    assert [fault.index for fault in inspection.inspect(_encoded(*data))] == list(bad)
+    assert [fault.index for fault in inspect(_encoded(*data))] == list(bad)
 
 
 def test_arrays_have_nothing_to_inspect():
     images = ArrayImages(np.zeros((3, 4, 4, 3), np.uint8), ("a", "b", "c"))
-    assert inspection.inspect(images) == find_faults(images) == []
+    assert inspect(images) == find_faults(images) == []
 
 
 def test_check_names_the_first_paths_the_count_and_the_flag(tmp_path):
@@ -334,7 +336,7 @@ def test_decoding_finds_damage_in_the_middle():
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(64)
     images = _encoded(GOOD["jpeg"], bytes(data), GOOD["webp"])
-    assert inspection.inspect(images) == []
+    assert inspect(images) == []
     (fault,) = find_faults(images)
     assert fault.index == 1
     assert fault.reason.startswith("damaged: ")
@@ -349,7 +351,7 @@ def test_remote_file_system():
         files.write_whole(paths[-1], BAD[name][0] if name in BAD else GOOD[name])
     images = FileImages((*paths, "memory://inspection-gone.jpg"))
     expected = [(1, "truncated JPEG (no end-of-image marker)"), (2, "missing")]
-    assert [(fault.index, fault.reason) for fault in inspection.inspect(images)] == expected
+    assert [(fault.index, fault.reason) for fault in inspect(images)] == expected
     assert [(fault.index, fault.reason) for fault in find_faults(images)] == expected
 
 

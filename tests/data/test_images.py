@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 from tests.data.preparations import picture
 from tfdml.data import ImageDataset
-from tfdml.data.faults import find_faults, inspect
+from tfdml.data.faults import find_faults
 from tfdml.data.images import ArrayImages, CroppedImages, EncodedImages, FileImages, VectorImages, images_checksum
 from tfdml.data.pipeline import evaluation_batches, training_batches
 from tfdml.data.sampling import ShuffleSampler
@@ -77,9 +77,9 @@ def images(tmp_path, monkeypatch):
     return FileImages(tuple(str(tmp_path / name) for name in names))
 
 
-@pytest.mark.parametrize("find", [inspect, find_faults])
-def test_they_are_named_before_they_are_opened(find, images):
-    assert [(fault.index, fault.reason) for fault in find(images)] == [
+@pytest.mark.parametrize("decode", [False, True])
+def test_they_are_named_before_they_are_opened(decode, images):
+    assert [(fault.index, fault.reason) for fault in find_faults(images, decode=decode)] == [
         (index, f"unreadable ({kind}, not a regular file)")
         for index, kind in enumerate(("a FIFO", "a FIFO", "a device", "a socket"), 1)
     ]
@@ -160,15 +160,15 @@ def test_an_empty_box_or_one_outside_is_named_with_its_file(photos, box):
     message = r"b\.jpg: its box .* is empty or outside the image of 40 x 30 pixels"
     with pytest.raises(UserError, match=message):
         images.encoded(1)
-    for find in (inspect, find_faults):
-        (fault,) = find(images)
+    for decode in (False, True):
+        (fault,) = find_faults(images, decode=decode)
         assert (fault.index, "outside the image of 40 x 30 pixels" in fault.reason) == (1, True)
 
 
 def test_a_file_to_be_cut_that_is_no_image_is_named(photos, tmp_path):
     (tmp_path / "b.jpg").write_bytes(b"text")
     images = CroppedImages((*photos, str(tmp_path / "gone.jpg")), {1: (0, 0, 8, 8), 3: (0, 0, 8, 8)})
-    assert [fault.index for fault in inspect(images)] == [1, 3]
+    assert [fault.index for fault in find_faults(images, decode=False)] == [1, 3]
     with pytest.raises(UserError, match=r"b\.jpg cannot be read as an image"):
         images.picture(1)
 

@@ -8,11 +8,9 @@ import time
 from tfdml import data
 from tfdml.cli.command_line import Command, Flags, as_flags
 from tfdml.cli.main import Progress
-from tfdml.data import download
-from tfdml.data import records as preparing
+from tfdml.data import download, records
 from tfdml.data.faults import describe_duplicates
-from tfdml.data.records import reader as records
-from tfdml.data.records.writer import bad_images_in_words, one_line
+from tfdml.data.records import bad_images_in_words, one_line
 from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 from tfdml.training.expressions import parse_arguments
@@ -72,7 +70,7 @@ def prepare(values: Flags) -> None:
             return
         raise UserError("--out is missing: name the folder for the record files, or pass --check_only")
 
-    settings = values.settings(preparing.RecordSettings)
+    settings = values.settings(records.RecordSettings)
     options = parse_arguments(values.dataset_options, "--dataset_options")
     # Copies across the splits are looked for in training images first.
     names = sorted(set(values.splits), key=lambda name: (name != "train", name))
@@ -81,18 +79,18 @@ def prepare(values: Flags) -> None:
             raise UserError(f"--splits={','.join(values.splits)}: there is only train and test")
     splits = {name: data.load(values.dataset, values.data_dir or None, name, **options) for name in names}
     if values.dry_run:
-        for split, (images, size, shards) in preparing.plan(splits, settings).items():
-            print(f"{split}: {images:,} images, {size / _MEGABYTE:,.1f} MB, in {shards} shards")
+        for split, (images, size, starts) in records.plan(splits, settings).items():
+            print(f"{split}: {images:,} images, {size / _MEGABYTE:,.1f} MB, in {len(starts)} shards")
         print("nothing was written (--dry_run)")
         return
     out = os.path.expanduser(values.out)
     started = time.perf_counter()
     with Progress() as progress:
         if values.check_only:
-            report = preparing.check(splits, settings, progress.images)
+            report = records.check(splits, settings, progress.images)
         else:
             source = {"dataset": values.dataset, "data_dir": values.data_dir, "options": options}
-            report = preparing.prepare(splits, out, settings, source, progress.images)
+            report = records.prepare(splits, out, settings, source, progress.images)
     _say_report(report, out, time.perf_counter() - started, values.check_only)
     faults = sum(len(found.faults) for found in report.splits.values())
     if faults and values.check_only and values.bad_images == "error":

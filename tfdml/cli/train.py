@@ -29,7 +29,7 @@ from tfdml.training.settings import (
     OptimizationSettings,
     RunSettings,
 )
-from tfdml.training.watching.watcher import Halted
+from tfdml.training.watching import Halted
 
 USAGE = """
 Train an image embedder and measure it on classes never seen in training.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdml import arguments
+from tfdml.data import records
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.readers import (
     glyphs,
@@ -19,40 +20,26 @@ from tfdml.data.readers import (
     reidentification,
     tfds,
 )
-from tfdml.data.records import reader as records
 from tfdml.errors import UserError
 
 SPLITS = ("train", "test")
 # The two parts of a test split that has roles.
 ROLES = ("query", "gallery")
 
-# To add a data set: a function `read(data_dir, split, *, option=default, ...)`, and its line here. A reader
+# To add a data set: a function `read_NAME(data_dir, split, *, option=default, ...)` in one of these modules. A reader
 # that gives `data_dir` a default works without one.
 _READERS: dict[str, Callable[..., ImageDataset]] = {
-    "cars196": official_archives.read_cars196,
-    "cub200": official_archives.read_cub200,
-    "dyml_animal": hierarchies.read_dyml_animal,
-    "dyml_product": hierarchies.read_dyml_product,
-    "dyml_vehicle": hierarchies.read_dyml_vehicle,
+    **{
+        name.removeprefix("read_"): reader
+        for module in (hierarchies, landmarks, official_archives, reidentification)
+        for name, reader in vars(module).items()
+        if name.startswith("read_") and reader.__module__ == module.__name__
+    },
     "folder": own_images.read_folder,
-    "gldv2": landmarks.read_gldv2,
     "glyphs": glyphs.read,
-    "gpr1200": hierarchies.read_gpr1200,
-    "ilias": landmarks.read_ilias,
-    "inaturalist2018": hierarchies.read_inaturalist2018,
-    "inshop": official_archives.read_inshop,
     "list": own_images.read_list,
-    "market1501": reidentification.read_market1501,
-    "met": landmarks.read_met,
-    "msmt17": reidentification.read_msmt17,
-    "omniglot": official_archives.read_omniglot,
     "records": records.read,
-    "roxford5k": landmarks.read_roxford5k,
-    "rparis6k": landmarks.read_rparis6k,
-    "sop": official_archives.read_sop,
     "tfds": tfds.read,
-    "vehicleid": reidentification.read_vehicleid,
-    "veri776": reidentification.read_veri776,
 }
 _CHECKS: dict[type, Callable[[str, Any], Any]] = {
     bool: arguments.boolean,

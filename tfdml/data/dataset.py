@@ -141,7 +141,7 @@ class PairList:
         )
 
 
-@dataclasses.dataclass(frozen=True, init=False, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ImageDataset:
     """Labelled images, one split of a data set.
 
@@ -172,50 +172,34 @@ class ImageDataset:
         ImageDataset('images', 'all', images=4, classes=2)
     """
 
-    name: str
-    split: str
-    images: Images
-    labels: np.ndarray
-    class_names: dict[int, str]
-    super_labels: np.ndarray | None
-    is_query: np.ndarray | None
-    groups: np.ndarray | None
-    protocol: Protocol | None
-    label_rows: np.ndarray | None
-    pairs: PairList | None
+    name: str = "images"
+    split: str = "all"
+    images: Images = ()  # type: ignore[assignment]
+    labels: Any = ()
+    class_names: dict[int, str] = None  # type: ignore[assignment]
+    super_labels: np.ndarray | None = None
+    is_query: np.ndarray | None = None
+    groups: np.ndarray | None = None
+    protocol: Protocol | None = None
+    label_rows: np.ndarray | None = None
+    pairs: PairList | None = None
 
-    def __init__(
-        self,
-        name: str = "images",
-        split: str = "all",
-        images: Images | np.ndarray = (),  # type: ignore[assignment]
-        labels: Any = (),
-        class_names: dict[int, str] | None = None,
-        super_labels: Any = None,
-        is_query: Any = None,
-        groups: Any = None,
-        protocol: Protocol | None = None,
-        label_rows: Any = None,
-        pairs: PairList | None = None,
-    ):
-        images = images if isinstance(images, Images) else ArrayImages(images)
-        labels = integer_labels(labels)
+    def __post_init__(self):
+        images = self.images if isinstance(self.images, Images) else ArrayImages(self.images)
+        labels = integer_labels(self.labels)
         if labels.shape != (len(images),):
-            raise UserError(f"{name}: {len(images)} images but labels of shape {labels.shape}")
+            raise UserError(f"{self.name}: {len(images)} images but labels of shape {labels.shape}")
         if not len(labels):
-            raise UserError(f"{name}: the {split} split has no image")
-        if class_names is None:
-            class_names = {int(label): str(label) for label in np.unique(labels)}
-        values = {"name": name, "split": split, "images": images, "labels": labels, "class_names": class_names}
-        values |= {"protocol": protocol, "pairs": pairs}
-        columns = {"super_labels": super_labels, "is_query": is_query, "groups": groups, "label_rows": label_rows}
-        for field, column in columns.items():
-            values[field] = (
-                None if column is None else np.asarray(column, np.bool_ if field == "is_query" else np.int64)
-            )
-            axes = 1 if field == "label_rows" else None
-            if column is not None and values[field].shape[:axes] != labels.shape:
-                raise UserError(f"{name}: {len(labels)} images but {field} of shape {values[field].shape}")
+            raise UserError(f"{self.name}: the {self.split} split has no image")
+        values: dict[str, Any] = {"images": images, "labels": labels}
+        if self.class_names is None:
+            values["class_names"] = {int(label): str(label) for label in np.unique(labels)}
+        columns = {"super_labels": np.int64, "is_query": np.bool_, "groups": np.int64, "label_rows": np.int64}
+        for field, kind in columns.items():
+            if getattr(self, field) is not None:
+                values[field] = np.asarray(getattr(self, field), kind)
+                if values[field].shape[: 1 if field == "label_rows" else None] != labels.shape:
+                    raise UserError(f"{self.name}: {len(labels)} images but {field} of shape {values[field].shape}")
         for field, value in values.items():
             object.__setattr__(self, field, value)
 

@@ -13,15 +13,11 @@ import urllib.parse
 import zipfile
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tfdml.errors import UserError, short_message
 from tfdml.io import files
 from tfdml.io.files import is_disk_full, require_space, unwritable
 from tfdml.version import __version__
-
-if TYPE_CHECKING:
-    import requests
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, of how many (0: unknown)
 
@@ -171,6 +167,8 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
         >>> fetch(file, "car.jpg")  # it is there
         False
     """
+    import requests
+
     path = os.fspath(path)
     folder, name = os.path.split(os.path.abspath(path))
     part = f"{path}.part"
@@ -184,10 +182,20 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
                     )
                 return False
             require_space(folder, file.size - _size(part), "data_dir", name)
-            _complete(part, file, progress)
+            for attempt in range(1, _ATTEMPTS + 1):
+                try:
+                    is_from_start = _receive(file, part, progress)
+                except requests.RequestException:
+                    if attempt == _ATTEMPTS:
+                        raise
+                    time.sleep(_PAUSE * attempt)
+                    continue
+                if files.sha256_of(part) == file.sha256:
+                    break
+                os.unlink(part)
+                if is_from_start:
+                    raise _refusal(file, part, "sent another file than the published one (its SHA-256 differs)")
             os.replace(part, path)
-    except _RefusalError as error:
-        raise UserError(f"{error}; fetch it by hand and put it at {path}") from error
     except OSError as error:  # also those of requests
         if error.errno is not None:
             raise unwritable(path, error, file.size) from error
@@ -198,55 +206,38 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
     return True
 
 
-class _RefusalError(Exception):
-    """Another attempt cannot help."""
-
-
-def _complete(part: str, file: Download, progress: Callable[[int, int], None]) -> None:
-    """Fetch what a part lacks of a file, in several attempts, until its checksum is right."""
+def _receive(file: Download, part: str, progress: Callable[[int, int], None]) -> bool:
+    """Fetch what a part lacks of a file; returns whether the server sent the file from its beginning."""
     import requests
 
-    from_start = False  # whether the last answer had the file from its beginning
-    for attempt in range(1, _ATTEMPTS + 1):
-        have = _size(part)
-        try:
-            if have < file.size:
-                headers = {"User-Agent": f"tfdml/{__version__}", "Accept-Encoding": "identity"}
-                if have:
-                    headers["Range"] = f"bytes={have}-"
-                with requests.get(file.url, headers=headers, stream=True, timeout=_TIMEOUT) as answer:
-                    from_start = answer.status_code == 200
-                    _receive(answer, part, 0 if from_start else have, file, progress)
-            if _size(part) < file.size:
-                raise requests.ConnectionError("the connection was closed before the end")
-        except requests.RequestException:
-            if attempt == _ATTEMPTS:
-                raise
-            time.sleep(_PAUSE * attempt)
-            continue
-        if files.sha256_of(part) == file.sha256:
-            return
-        os.unlink(part)
-        if from_start:
-            raise _RefusalError(f"{file.url} sent another file than the published one (its SHA-256 differs)")
-
-
-def _receive(
-    answer: requests.Response, part: str, have: int, file: Download, progress: Callable[[int, int], None]
-) -> None:
-    """Append what a server sends to the bytes of a file that are there."""
-    if answer.status_code not in (200, 206):
+    have = _size(part)
+    if have >= file.size:
+        return False
+    headers = {"User-Agent": f"tfdml/{__version__}", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    with requests.get(file.url, headers=headers, stream=True, timeout=_TIMEOUT) as answer:
         if answer.status_code in _TRANSIENT:
             answer.raise_for_status()
-        raise _RefusalError(f"{answer.url} cannot be fetched (HTTP {answer.status_code} {answer.reason})")
-    length = int(answer.headers.get("Content-Length") or file.size - have)
-    if answer.status_code == 200 and length != file.size:
-        raise _RefusalError(f"{answer.url} is a file of {length:,} bytes instead of {file.size:,}")
-    with open(part, "ab" if have else "wb") as target:
-        for block in answer.iter_content(_BLOCK):
-            target.write(block)
-            have += len(block)
-            progress(have, file.size)
+        if answer.status_code not in (200, 206):
+            raise _refusal(file, part, f"cannot be fetched (HTTP {answer.status_code} {answer.reason})", answer.url)
+        if answer.status_code == 200:
+            have, length = 0, int(answer.headers.get("Content-Length") or file.size)
+            if length != file.size:
+                raise _refusal(file, part, f"is a file of {length:,} bytes instead of {file.size:,}", answer.url)
+        with open(part, "ab" if have else "wb") as target:
+            for block in answer.iter_content(_BLOCK):
+                target.write(block)
+                have += len(block)
+                progress(have, file.size)
+    if have < file.size:
+        raise requests.ConnectionError("the connection was closed before the end")
+    return answer.status_code == 200
+
+
+def _refusal(file: Download, part: str, what: str, url: str = "") -> UserError:
+    """Return the error after which another attempt cannot help."""
+    return UserError(f"{url or file.url} {what}; fetch it by hand and put it at {part.removesuffix('.part')}")
 
 
 def unpack(archive: str | os.PathLike, folder: str | os.PathLike, last: str | None = None) -> list[str]:

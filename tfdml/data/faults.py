@@ -81,8 +81,7 @@ def check(dataset: ImageDataset, bad_images: str = "error", check_images: str = 
     ):  # fmt: skip
         if value not in choices:
             raise UserError(f"`{name}={value}`: must be one of {', '.join(choices)}")
-    find = find_faults if check_images == "decode" else inspect
-    faults = find(dataset.images)
+    faults = find_faults(dataset.images, decode=check_images == "decode")
     if not faults:
         return dataset
     where = f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split})"
@@ -96,36 +95,22 @@ def check(dataset: ImageDataset, bad_images: str = "error", check_images: str = 
     return dataset.take(np.setdiff1d(np.arange(len(dataset)), [fault.index for fault in faults]))
 
 
-def inspect(images: Images, max_pixels: int = DECODER_LIMIT) -> list[ImageError]:
-    """Check the header and the end of every image, without decoding any.
+def find_faults(
+    images: Images,
+    indices: Sequence[int] | np.ndarray | None = None,
+    decode: bool = True,
+    max_pixels: int = DECODER_LIMIT,
+) -> list[ImageError]:
+    """Check images, on all cores by the decoder that training uses, or by their header and end alone.
 
-    JPEG, PNG and WebP are supported, recognised by content and not by name. Damage in the middle of a file is not
-    found here: see `find_faults`.
+    JPEG, PNG and WebP are supported, recognised by content and not by name.
 
     Args:
-        images: Files or encoded images; arrays have nothing to check, and record files were checked when they were
-            made.
+        images: The images. Arrays have nothing to check, and record files were checked when they were made.
+        indices: Which of them to check; all by default.
+        decode: Decode images in full, at about a millisecond each. Damage in the middle of a file is not found
+            otherwise.
         max_pixels: An image whose header states more pixels is bad: a small file can exhaust the memory.
-
-    Returns:
-        The bad images, ascending by index.
-
-    Example:
-        >>> inspect(EncodedImages((b"<html>",), ("a.jpg",)))[0].reason
-        "not a JPEG, PNG or WebP image: it begins with b'<html>'"
-    """
-    if images.verified:
-        return []
-    reasons = in_threads(lambda index: _header_fault(images, index, max_pixels), range(len(images)))
-    return [ImageError(index, images.place(index), reason) for index, reason in enumerate(reasons) if reason]
-
-
-def find_faults(images: Images, indices: Sequence[int] | np.ndarray | None = None) -> list[ImageError]:
-    """Decode images in full, on all cores, by the decoder that training uses.
-
-    Args:
-        images: The images; arrays have nothing to check.
-        indices: Which of them to decode; all by default, at about a millisecond each.
 
     Returns:
         The bad images, in the order of `indices`.
@@ -137,14 +122,18 @@ def find_faults(images: Images, indices: Sequence[int] | np.ndarray | None = Non
 
     def fault(index: int) -> str | None:
         try:
-            return decoding_fault(images.encoded(index), _decode)
+            if decode:
+                return decoding_fault(images.encoded(index), _decode, max_pixels)
+            with images.open(index) as file:
+                return _content_fault(file, max_pixels)
         except Exception as error:  # clients of file systems have their own error types
             return access_fault(error)
 
-    chosen = range(len(images)) if indices is None else [int(index) for index in indices]
-    if images.decoded:
+    if images.decoded or (images.verified and not decode):
         return []
-    reasons = zip(chosen, in_threads(fault, chosen, os.cpu_count() or 1), strict=True)
+    chosen = range(len(images)) if indices is None else [int(index) for index in indices]
+    threads = {"threads": os.cpu_count() or 1} if decode else {}
+    reasons = zip(chosen, in_threads(fault, chosen, **threads), strict=True)
     return [ImageError(index, images.place(index), reason) for index, reason in reasons if reason]
 
 
@@ -154,7 +143,7 @@ def decoding_fault(data: bytes, decode: Callable[[tf.Tensor], object], max_pixel
     Args:
         data: The bytes.
         decode: The decoder.
-        max_pixels: As for `inspect`.
+        max_pixels: As for `find_faults`.
 
     Example:
         >>> decoding_fault(jpeg[: len(jpeg) // 2], tfdml.data.decode_image)
@@ -166,8 +155,7 @@ def decoding_fault(data: bytes, decode: Callable[[tf.Tensor], object], max_pixel
     try:
         decode(tf.constant(data))
     except (tf.errors.OpError, UnicodeDecodeError) as error:  # the second where a message quotes bytes
-        # Pillow's messages on damage are clearer than TensorFlow's.
-        return f"damaged: {_pillow_message(data) or short_message(error, 'last')}"
+        return f"damaged: {short_message(error, 'last')}"
     return None
 
 
@@ -235,25 +223,6 @@ def _named(items: Sequence[object]) -> str:
     """Return the first few of several, on one line."""
     named = "; ".join(str(item).replace("\n", " ") for item in items[:_NAMED_IN_MESSAGES])
     return named + (f"; and {len(items) - _NAMED_IN_MESSAGES} more" if len(items) > _NAMED_IN_MESSAGES else "")
-
-
-def _header_fault(images: Images, index: int, max_pixels: int) -> str | None:
-    try:
-        with images.open(index) as file:
-            return _content_fault(file, max_pixels)
-    except Exception as error:  # clients of file systems have their own error types
-        return access_fault(error)
-
-
-def _pillow_message(data: bytes) -> str:
-    """Return what Pillow says of an image that it cannot decode; empty where it can."""
-    try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(data)) as image:
-            warnings.simplefilter("ignore")
-            image.convert("RGB")
-    except Exception as error:  # many types on damaged data
-        return str(error)
-    return ""
 
 
 def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:

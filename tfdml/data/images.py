@@ -25,7 +25,7 @@ import tensorflow as tf
 from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from tfdml.data.decoding import JPEG, PNG, WEBP, Format, cut, decode_image, decode_part, format_of
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 from tfdml.io import files
 
 _Made = TypeVar("_Made")
@@ -93,14 +93,9 @@ class Images(abc.ABC):
             (4, 6, 3)
         """
         try:
-            with Image.open(io.BytesIO(self.encoded(index))) as file:
-                image = ImageOps.exif_transpose(file)
-            if image.has_transparency_data:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-            return np.asarray(image.convert("RGB"))
-        except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for damaged files
-            raise UserError(f"{self.name(index)} cannot be read as an image: {error}") from error
+            return decode_image(tf.constant(self.encoded(index))).numpy()
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            raise UserError(f"{self.name(index)} cannot be read as an image: {short_message(error, 'last')}") from error
 
     @abc.abstractmethod
     def lookup(self) -> Source:

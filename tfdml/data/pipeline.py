@@ -10,7 +10,6 @@ import concurrent.futures
 import functools
 import os
 import textwrap
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -88,35 +87,19 @@ def training_batches(
     batch_size = sampler.batch_size
     part = sampler if isinstance(sampler, Share) else Share(sampler, 0, 1)
 
-    @as_written
-    def vectors_of(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        labels, vectors = look_up(dataset.targets, source, sampler.batch, step, batch_size)
-        return vectors, labels
-
-    @as_written
-    def batch_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def rows_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
         labels, *columns = look_up(dataset.targets, source, sampler.batch, step, batch_size)
+        if source.dimension:
+            return labels, *columns
         return labels, transform.draw(seed, step, part.whole.batch_size)[part.rows], *columns
 
-    @as_written
-    def whole_batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        labels, draws, images = batch_of(step)
-        return transform.vary_batch(transform.prepare(images), draws), labels
-
-    @as_written
-    def one_image(label: tf.Tensor, draws: tf.Tensor, *columns: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        part, window, size = source.read_part(lambda size: transform.window(size, draws), *columns)
-        return transform.finish(part, window, size, draws), label
+    def views_of(images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        return transform.vary_batch(transform.prepare(images), draws)
 
     last = np.iinfo(np.int64).max if num_steps is None else first_step + num_steps * every
     steps = tf.data.Dataset.range(first_step, last, every)
-    if source.dimension:
-        batches = steps.map(vectors_of, num_parallel_calls=tf.data.AUTOTUNE)
-    elif source.size is not None and transform.works_on_batches:
-        batches = steps.map(whole_batch, num_parallel_calls=tf.data.AUTOTUNE)
-    else:
-        images = steps.map(batch_of).unbatch().map(one_image, num_parallel_calls=tf.data.AUTOTUNE)
-        batches = images.batch(batch_size, drop_remainder=True)
+    at_once = views_of if source.size is not None and transform.works_on_batches else None
+    batches = _batches(steps, rows_of, source, transform, at_once, batch_size)
     return _finished(batches, tf.data.INFINITE_CARDINALITY if num_steps is None else num_steps)
 
 
@@ -147,27 +130,51 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
     def indices_of(step: int) -> np.ndarray:
         return np.arange(step * batch_size, min((step + 1) * batch_size, len(dataset)))
 
-    @as_written
-    def batch_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def rows_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return look_up(dataset.labels, source, indices_of, step, None)
+
+    steps = tf.data.Dataset.range(num_batches)
+    at_once = transform if source.size is not None else None
+    return _finished(_batches(steps, rows_of, source, transform, at_once, batch_size, False), num_batches)
+
+
+def _batches(
+    steps: tf.data.Dataset,
+    rows_of: Callable[[tf.Tensor], tuple[tf.Tensor, ...]],
+    source: Source,
+    transform: Any,
+    views_of: Callable[..., tf.Tensor] | None,
+    batch_size: int,
+    drop_remainder: bool = True,
+) -> tf.data.Dataset:
+    """Return the views and labels of each step.
+
+    Args:
+        steps: The steps.
+        rows_of: Gives for a step labels, what `transform` needs besides, and the columns of `source`.
+        source: The images.
+        transform: Makes the view of one image.
+        views_of: Makes those of a batch of images of one size; None where it cannot, and for vectors.
+        batch_size: B.
+        drop_remainder: Whether all batches have B images.
+    """
 
     @as_written
     def whole_batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        labels, images = batch_of(step)
-        return images if source.dimension else transform(images), labels
+        labels, *draws, images = rows_of(step)
+        # Vectors have one view.
+        return images if views_of is None else views_of(images, *draws), labels
 
     @as_written
-    def one_image(label: tf.Tensor, *columns: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        part, window, size = source.read_part(transform.window, *columns)
-        return transform.finish(part, window, size), label
+    def one_image(label: tf.Tensor, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        draws, columns = row[: -len(source.dtypes)], row[-len(source.dtypes) :]
+        part, window, size = source.read_part(lambda size: transform.window(size, *draws), *columns)
+        return transform.finish(part, window, size, *draws), label
 
-    steps = tf.data.Dataset.range(num_batches)
-    if source.size is not None or source.dimension:
-        batches = steps.map(whole_batch, num_parallel_calls=tf.data.AUTOTUNE)
-    else:
-        images = steps.map(batch_of).unbatch().map(one_image, num_parallel_calls=tf.data.AUTOTUNE)
-        batches = images.batch(batch_size)
-    return _finished(batches, num_batches)
+    if source.dimension or views_of is not None:
+        return steps.map(whole_batch, num_parallel_calls=tf.data.AUTOTUNE)
+    images = steps.map(as_written(rows_of)).unbatch().map(one_image, num_parallel_calls=tf.data.AUTOTUNE)
+    return images.batch(batch_size, drop_remainder=drop_remainder)
 
 
 def two_view_batches(
@@ -418,13 +425,9 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
     source = dataset.images.lookup()
     if source.dimension or (source.size is not None and transform.prepared_size(*source.size) == source.size):
         return source
-    started, total, kept = time.perf_counter(), 0, []
-    logging.info(
-        "caching %d decoded images of %s: about %.0f MB",
-        len(dataset),
-        dataset.name,
-        decoded_bytes(dataset, transform) / MEGABYTE,
-    )
+    total, kept = 0, []
+    estimate = decoded_bytes(dataset, transform) / MEGABYTE
+    logging.info("caching %d decoded images of %s: about %.0f MB", len(dataset), dataset.name, estimate)
 
     @as_written
     def columns_of(start: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -445,13 +448,7 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
                 f"{total / len(kept) * len(dataset) / MEGABYTE:,.0f} MB of memory, more than the limit of "
                 f"{limit_mb:,.0f} MB: train without `cache`, or raise `cache_limit_mb`"
             )
-    logging.info(
-        "cached %d decoded images of %s: %.0f MB, %.1f s",
-        len(kept),
-        dataset.name,
-        total / MEGABYTE,
-        time.perf_counter() - started,
-    )
+    logging.info("cached %d decoded images of %s: %.0f MB", len(kept), dataset.name, total / MEGABYTE)
     return source_of_decoded(kept)
 
 

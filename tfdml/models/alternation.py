@@ -156,8 +156,6 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
                     schedule = GlobalStepSchedule(schedule)
                     inner.learning_rate = schedule
                 schedule.iterations = self.iterations
-            # For `tfdml.training.optimizers.part_rates`. A function, as Keras would track a variable.
-            inner.clock = lambda: self.iterations
 
     @property
     def current(self):

@@ -1,7 +1,14 @@
 """Experiments: from settings to a run folder."""
 
-from tfdml.training.optimizers import averaged, build_optimizer, rate_schedule, step_schedule
-from tfdml.training.pytorch_optimizers import PyTorchAdam, PyTorchAdamW, PyTorchRMSprop, PyTorchSGD
+from tfdml.training.optimizers import (
+    PyTorchAdam,
+    PyTorchAdamW,
+    PyTorchSGD,
+    averaged,
+    build_optimizer,
+    rate_schedule,
+    step_schedule,
+)
 from tfdml.training.run.trainer import train
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import (
@@ -21,7 +28,6 @@ __all__ = [
     "OptimizationSettings",
     "PyTorchAdam",
     "PyTorchAdamW",
-    "PyTorchRMSprop",
     "PyTorchSGD",
     "RunFolder",
     "RunSettings",

@@ -15,7 +15,7 @@ import numpy as np
 from absl import logging
 from keras import ops
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 from tfdml.io.files import atomic_write
 from tfdml.models import Embedder, MetricLearner
 from tfdml.saving import saved_size
@@ -151,7 +151,9 @@ def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], 
             arrays = {name: file[name] for name in file.files}
         state = TrainingState(**json.loads(arrays.pop(_STATE).tobytes()))
     except Exception as error:  # damaged bytes raise a dozen types
-        raise ValueError(f"{path.name} is damaged ({_in_short(error)})") from error
+        raise ValueError(
+            f"{path.name} is damaged ({short_message(error, 'first', named=True, longest=120)})"
+        ) from error
     return arrays, state
 
 
@@ -247,8 +249,3 @@ def _set_aside(paths: Sequence[Path]) -> None:
             free = path.with_name(f"{_DAMAGED}{number}-{path.name}")
         path.rename(free)
         logging.warning("%s cannot be used and is now called %s", path, free.name)
-
-
-def _in_short(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__

@@ -1,4 +1,17 @@
-"""Optimisers with a rate per part and layer of the learner, weight decay, clipping and averages; schedules of rates."""
+"""Optimisers with a rate per part and layer of the learner, weight decay, clipping and averages; schedules of rates.
+
+Adam, AdamW and SGD are also here as PyTorch computes them, where Keras computes something else.
+With g the gradient, r the rate, t the step from 1, e epsilon and u the momentum:
+
+| optimiser | Keras, TensorFlow and Caffe | PyTorch |
+|---|---|---|
+| Adam, AdamW | r sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + e) | r / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + e) |
+| SGD with momentum | s = u s + r g, x -= s | s = u s + g, x -= r s |
+
+PyTorch's epsilon is that of Kingma and Ba's algorithm 1; elsewhere it is the "epsilon hat" of their section 2, which
+counts 1 / sqrt(1 - b2^t) times as much: 32 times in the first step. It does not show at 1e-8 and does at 0.01. The two
+momenta differ once the rate changes: Keras's old steps keep the rate of their time, PyTorch's take the new one at once.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +19,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +30,6 @@ from tfdml import workarounds
 from tfdml.errors import UserError
 from tfdml.models.alternation import AlternatingOptimizer
 from tfdml.saving import restore
-from tfdml.training.pytorch_optimizers import PyTorchAdam, PyTorchAdamW, PyTorchRMSprop, PyTorchSGD
 
 SCHEDULES = ("step", "cosine", "linear")
 
@@ -142,9 +154,7 @@ class PartSettings:
         factors: The rate of each variable as a multiple of the base rate; empty for the base rate.
         coupled_decay: Weight decay that is added to the gradient.
         decoupled_decay: Weight decay at the variable's own rate.
-        norm: The largest norm of a group's gradient; None for any.
-        norm_by_part: Whether the group is a part; otherwise all are one.
-        thaw_steps: The first step at which each variable changes; empty for step 0.
+        norm: The largest norm of the gradient; None for any.
         ema: The share of the old value in the average of each variable; 0 for no averages.
         parts: The indices of the variables of each part.
     """
@@ -153,8 +163,6 @@ class PartSettings:
     coupled_decay: float = 0.0
     decoupled_decay: float = 0.0
     norm: float | None = None
-    norm_by_part: bool = False
-    thaw_steps: Sequence[int] = ()
     ema: float = 0.0
     parts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
@@ -168,8 +176,6 @@ class PartRates(workarounds.WholeGradients):
 
     #: Set it before `build`.
     part_settings = PartSettings()
-    #: Returns the step that `thaw_steps` refer to, where it is not the optimizer's own: that of both phases.
-    clock: Callable[[], Any] | None = None
     averages: Sequence[Any] = ()
 
     def build(self, variables):
@@ -208,12 +214,8 @@ class PartRates(workarounds.WholeGradients):
 
     def rate_of(self, index, learning_rate):
         """Return the rate of a variable, where the optimiser's is `learning_rate`."""
-        factors, thaw_steps = self.part_settings.factors, self.part_settings.thaw_steps
-        rate = learning_rate * factors[index] if factors else learning_rate
-        if thaw := thaw_steps[index] if thaw_steps else 0:
-            step = self.iterations if self.clock is None else self.clock()  # type: ignore[attr-defined]
-            rate = rate * ops.cast(ops.convert_to_tensor(step) >= thaw, rate.dtype)
-        return rate
+        factors = self.part_settings.factors
+        return learning_rate * factors[index] if factors else learning_rate
 
     def highest_rates(self) -> dict[str, float]:
         """Return the present rate of each part that has weights here, of a backbone's layers the highest."""
@@ -237,17 +239,13 @@ class PartRates(workarounds.WholeGradients):
         self.assign(average, kept * average + (1.0 - kept) * variable)  # type: ignore[attr-defined]
 
     def clipped(self, grads: list) -> list:
-        """Return the gradients of the global batch, scaled so that no group's norm is above the largest."""
-        if self.part_settings.norm is None:
+        """Return the gradients of the global batch, scaled so that their norm is not above the largest."""
+        largest = self.part_settings.norm
+        if largest is None:
             return grads
-        clipped = list(grads)
-        for group in self.part_settings.parts.values() if self.part_settings.norm_by_part else [range(len(grads))]:
-            members = [index for index in group if grads[index] is not None]
-            total = sum((ops.sum(ops.square(ops.cast(grads[i], "float32"))) for i in members), ops.zeros(()))
-            scale = self.part_settings.norm / ops.maximum(ops.sqrt(total), self.part_settings.norm)
-            for index in members:
-                clipped[index] = grads[index] * ops.cast(scale, grads[index].dtype)
-        return clipped
+        squares = (ops.sum(ops.square(ops.cast(grad, "float32"))) for grad in grads if grad is not None)
+        scale = largest / ops.maximum(ops.sqrt(sum(squares, ops.zeros(()))), largest)
+        return [None if grad is None else grad * ops.cast(scale, grad.dtype) for grad in grads]
 
 
 def part_optimizers(optimizer) -> Iterator[PartRates]:
@@ -319,22 +317,6 @@ def layer_factor(depth: float, decay: float) -> float:
     return 1.0 if decay == 1 else decay ** (1 + math.floor(GROUPS * depth))
 
 
-def thaw_step(depth: float, steps: Sequence[int]) -> int:
-    """Return the first step in which a weight changes: the n parts of the layers thaw one after another, from above.
-
-    Howard and Ruder, "Universal Language Model Fine-tuning for Text Classification", ACL 2018, section 3.3.
-
-    Args:
-        depth: Of `depths`.
-        steps: When each part thaws, ascending; none for never frozen.
-
-    Example:
-        >>> [thaw_step(depth, [100, 200]) for depth in (0.0, 0.49, 0.5, 0.9)]
-        [100, 100, 200, 200]
-    """
-    return int(steps[math.floor(len(steps) * depth)]) if steps else 0
-
-
 @contextlib.contextmanager
 def averaged(learner) -> Iterator[None]:
     """Enter a block in which the learner has the averages of its weights, where its optimiser keeps them.
@@ -366,6 +348,95 @@ def averaged(learner) -> Iterator[None]:
             variable.assign(value)
 
 
+class _Slots:
+    """What an optimiser remembers of a variable, which Keras keeps by the variable's index."""
+
+    def _of(self, slots, variable):
+        return slots[workarounds.index_in(self, variable)]
+
+    def _remember(self, slot, share, value):
+        """Move a running mean: slot = share slot + (1 - share) value."""
+        self.assign_add(slot, (1.0 - share) * (value - slot))  # type: ignore[attr-defined]
+
+
+def _like(variable, value):
+    # Dense: the gradient of a row of a table may come as its rows alone.
+    return ops.cast(ops.convert_to_tensor(value), variable.dtype)
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class PyTorchAdam(_Slots, keras.optimizers.Adam):
+    """Adam whose epsilon is added after the bias correction: algorithm 1 of Kingma and Ba, and `torch.optim.Adam`.
+
+    m = b1 m + (1 - b1) g,    v = b2 v + (1 - b2) g^2
+    x = x - rate m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon)
+
+    where `keras.optimizers.Adam` adds epsilon to sqrt(v) and corrects the quotient. With `amsgrad` v is its maximum so
+    far.
+
+    Args: those of `keras.optimizers.Adam`, with PyTorch's defaults: rate 0.001 and epsilon 1e-8 (Keras: 1e-7).
+
+    Example:
+        >>> x = keras.Variable([1.0])
+        >>> PyTorchAdam(learning_rate=1.0, epsilon=0.01).apply([keras.ops.array([0.001])], [x])
+        >>> float(x[0])  # 1 - 0.001 / (0.001 + 0.01); Keras's Adam gives 0.9969
+        0.9090909
+    """
+
+    def __init__(self, learning_rate=0.001, *, epsilon=1e-8, **arguments):
+        super().__init__(learning_rate=learning_rate, epsilon=epsilon, **arguments)
+
+    def update_step(self, gradient, variable, learning_rate):
+        """One variable's update."""
+        gradient, rate = _like(variable, gradient), _like(variable, learning_rate)
+        step = _like(variable, self.iterations + 1)
+        momentum, velocity = self._of(self._momentums, variable), self._of(self._velocities, variable)
+        self._remember(momentum, self.beta_1, gradient)
+        self._remember(velocity, self.beta_2, ops.square(gradient))
+        if self.amsgrad:
+            largest = self._of(self._velocity_hats, variable)
+            self.assign(largest, ops.maximum(largest, velocity))
+            velocity = largest
+        first = 1.0 - ops.power(_like(variable, self.beta_1), step)
+        second = 1.0 - ops.power(_like(variable, self.beta_2), step)
+        self.assign_sub(variable, rate * momentum / (first * (ops.sqrt(velocity / second) + self.epsilon)))
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class PyTorchAdamW(PyTorchAdam, keras.optimizers.AdamW):
+    """AdamW with the epsilon of `PyTorchAdam`; its decay, x = x - rate decay x before the step, is alike in both.
+
+    The arguments are those of `keras.optimizers.AdamW`, with PyTorch's defaults: rate 0.001, decay 0.01 (Keras: 0.004)
+    and epsilon 1e-8.
+    """
+
+    def __init__(self, learning_rate=0.001, *, weight_decay=0.01, **arguments):
+        super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class PyTorchSGD(_Slots, keras.optimizers.SGD):
+    """SGD whose momentum sums gradients, as `torch.optim.SGD`'s, and not steps: a new rate holds for all of it at once.
+
+    s = momentum s + g,    x = x - rate s;    with `nesterov` x = x - rate (g + momentum s)
+
+    The arguments are those of `keras.optimizers.SGD`, with PyTorch's default rate of 0.001 (Keras: 0.01). PyTorch's
+    dampening is 0 here, its default.
+    """
+
+    def __init__(self, learning_rate=0.001, **arguments):
+        super().__init__(learning_rate, **arguments)
+
+    def update_step(self, gradient, variable, learning_rate):
+        """One variable's update."""
+        gradient, rate = _like(variable, gradient), _like(variable, learning_rate)
+        if self.momentum:
+            total = self._of(self.momentums, variable)
+            self.assign(total, self.momentum * total + gradient)
+            gradient = gradient + self.momentum * total if self.nesterov else total
+        self.assign_sub(variable, rate * gradient)
+
+
 PARTS = ("backbone", "projection", "objectives")
 
 
@@ -376,7 +447,7 @@ def _with_part_rates(*bases: type) -> dict[str, type]:
 
 
 _KERAS = keras.optimizers
-_OF_PYTORCH = _with_part_rates(PyTorchAdam, PyTorchAdamW, PyTorchSGD, PyTorchRMSprop)
+_OF_PYTORCH = _with_part_rates(PyTorchAdam, PyTorchAdamW, PyTorchSGD)
 #: By form and name. The decay of AdamW, Lion and Muon is decoupled and goes at the rate of each part.
 _CLASSES: dict[str, dict[str, type]] = {
     "keras": _with_part_rates(_KERAS.Adam, _KERAS.AdamW, _KERAS.SGD, _KERAS.RMSprop, _KERAS.Lion, _KERAS.Muon),
@@ -384,7 +455,6 @@ _CLASSES: dict[str, dict[str, type]] = {
 }
 FORMS = tuple(_CLASSES)
 OPTIMIZERS = tuple(_CLASSES["keras"])
-CLIPPED = ("all", "part")
 _DECOUPLED = (keras.optimizers.AdamW, keras.optimizers.Lion, keras.optimizers.Muon)
 
 
@@ -416,9 +486,7 @@ def build_optimizer(
     momentum: float = 0.9,
     clip_norm: float = 0.0,
     form: str = "keras",
-    clip: str = "all",
     layer_decay: float = 1.0,
-    unfreeze_steps: Sequence[int] = (),
     ema: float = 0.0,
 ):
     """Return an optimizer, built on the learner's variables, with a rate per part; one for each phase if there are two.
@@ -437,13 +505,10 @@ def build_optimizer(
         epsilon: Adam's, RMSprop's and Muon's; None for 1e-7 in Keras's form and 1e-8 in PyTorch's, their defaults.
         momentum: SGD's.
         clip_norm: The largest norm of the gradient over all replicas; 0 for none.
-        form: `"keras"` or `"pytorch"`: whose convention epsilon and momentum follow; the formulas stand side by side in
-            `tfdml.training.pytorch_optimizers`.
-        clip: What `clip_norm` bounds: the whole gradient (`"all"`), or that of each part by itself (`"part"`).
+        form: `"keras"` or `"pytorch"`: whose convention epsilon and momentum follow; the formulas stand side by side
+            at the top of this module.
         layer_decay: What the backbone's rate is multiplied by from each of its 12 groups of layers to the one below:
             see `layer_factor`. 1 for one rate.
-        unfreeze_steps: Ascending steps. With one, the backbone does not change before it; with n, the n-th part of its
-            layers nearest to the output trains from the first step named, and so on downwards.
         ema: With 0.999, say, `averages` of the weights are kept: see `averaged`. 0 for none.
 
     Raises:
@@ -459,18 +524,14 @@ def build_optimizer(
     if form not in FORMS:
         raise UserError(f"`form={form!r}`: known are {', '.join(FORMS)}")
     check_form(name, form)
-    if clip not in CLIPPED:
-        raise UserError(f"`clip={clip!r}`: known are {', '.join(CLIPPED)}")
     if not learner.built:
         learner.build((None, *learner.embedder.view_shape))
     own = {id(variable) for variable in learner.statistics_variables}
     factors = _factors(learning_rate, learning_rates or {})
     parts = learner.parts()
     by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
-    thaw: dict[int, int] = {}
     for variable, depth in depths(parts["backbone"]):
         by_id[id(variable)] *= layer_factor(depth, layer_decay)
-        thaw[id(variable)] = thaw_step(depth, unfreeze_steps)
     part_of = {id(variable): part for part, members in parts.items() for variable in members}
 
     def build(variables):
@@ -482,8 +543,6 @@ def build_optimizer(
             coupled_decay=0.0 if decoupled else weight_decay,
             decoupled_decay=weight_decay if decoupled else 0.0,
             norm=clip_norm or None,
-            norm_by_part=clip == "part",
-            thaw_steps=[thaw.get(id(variable), 0) for variable in variables],
             ema=ema,
             parts=members,
         )

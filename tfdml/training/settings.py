@@ -19,7 +19,7 @@ from tfdml.errors import UserError
 from tfdml.io.manifests import parse_flags
 from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
 from tfdml.training.expressions import Call, parse_arguments, parse_call, parse_sum, parse_terms
-from tfdml.training.optimizers import CLIPPED, FORMS, OPTIMIZERS, SCHEDULES, check_form, rate_schedule
+from tfdml.training.optimizers import FORMS, OPTIMIZERS, SCHEDULES, check_form, rate_schedule
 
 # Counts and seeds beyond this do not fit the 32-bit integers of TensorFlow and Keras.
 LARGEST_INTEGER = 2**31 - 1
@@ -403,7 +403,7 @@ class OptimizationSettings(Settings):
         steps_per_epoch: Steps per epoch; 0 for one pass over the training images.
         optimizer: Optimiser.
         optimizer_form: Whose formulas the optimiser follows: those of Keras, TensorFlow and Caffe, or PyTorch's. They
-            differ in where epsilon is added (adam, adamw, rmsprop) and, when the rate drops, in momentum (sgd).
+            differ in where epsilon is added (adam, adamw) and, when the rate drops, in momentum (sgd).
         learning_rate: Base learning rate.
         backbone_rate: Learning rate of the backbone; -1: the base rate, 0: it does not train.
         projection_rate: Learning rate of the projection; -1: the base rate.
@@ -416,15 +416,11 @@ class OptimizationSettings(Settings):
         drop_factor: What each drop multiplies the rates by.
         layer_decay: What the backbone's rate is multiplied by from each of 12 groups of its layers to the one below; 1:
             one rate.
-        unfreeze_epochs: Epochs after which the backbone trains: '2' for all of it, '1,2,4' for its upper, middle and
-            lower third in turn. By default all of it trains from the start.
         weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw, lion and muon.
         epsilon: Adam's, RMSprop's and Muon's epsilon; -1: 1e-7 in keras form and 1e-8 in pytorch form, their defaults
             (Caffe: 1e-8).
         momentum: SGD's momentum.
         clip_norm: Largest norm of the gradient; 0: no clipping.
-        clip: What --clip_norm bounds: the whole gradient, or that of backbone, projection and objectives each by
-            itself.
         ema: Which share of its old value the running average of each weight keeps in a step, e.g. 0.999: the averages
             are evaluated and kept. 0: none.
         gradient_cache: Keep the activations of this many images of the batch (of each device) at a time: batches beyond
@@ -462,12 +458,10 @@ class OptimizationSettings(Settings):
     )
     drop_factor: float = choice(0.1, check=positive, effect=both(needs("schedule", "step"), needs("drop_epochs")))
     layer_decay: float = choice(1.0, check=lambda value: 0 < value <= 1, effect=_TRAINED_BACKBONE)
-    unfreeze_epochs: str = choice("", effect=_TRAINED_BACKBONE)
     weight_decay: float = choice(0.0, check=not_negative)
     epsilon: float = choice(-1.0, check=_epsilon, effect=needs("optimizer", "adam", "adamw", "rmsprop", "muon"))
     momentum: float = choice(0.9, check=fraction, effect=needs("optimizer", "sgd"))
     clip_norm: float = choice(0.0, check=not_negative)
-    clip: str = choice("all", choices=CLIPPED, effect=needs("clip_norm"))
     ema: float = choice(0.0, check=fraction)
     gradient_cache: int = choice(
         0,
@@ -478,7 +472,6 @@ class OptimizationSettings(Settings):
     def __post_init__(self):
         super().__post_init__()
         self.drop_steps(1)
-        self.unfreeze_steps(1)
         if self.schedule != "step" and self.drop_epochs:
             raise UserError(f"--drop_epochs={self.drop_epochs} goes with --schedule=step, not with {self.schedule}")
         if self.schedule == "step" and self.final_rate:
@@ -490,17 +483,9 @@ class OptimizationSettings(Settings):
 
     def drop_steps(self, steps_per_epoch: int) -> list[int]:
         """Return the steps at which the rates drop."""
-        return self._steps("drop_epochs", steps_per_epoch)
-
-    def unfreeze_steps(self, steps_per_epoch: int) -> list[int]:
-        """Return the steps from which parts of the backbone train, from above; none where all does from the start."""
-        return self._steps("unfreeze_epochs", steps_per_epoch)
-
-    def _steps(self, flag: str, steps_per_epoch: int) -> list[int]:
-        text = getattr(self, flag)
-        epochs = integers(text, f"--{flag}")
+        epochs = integers(self.drop_epochs, "--drop_epochs")
         if list(epochs) != sorted(set(epochs)):
-            raise UserError(f"--{flag}={text}: the epochs must ascend")
+            raise UserError(f"--drop_epochs={self.drop_epochs}: the epochs must ascend")
         return [epoch * steps_per_epoch for epoch in epochs]
 
     def rate_schedule(self, steps_per_epoch: int) -> Any:
@@ -603,7 +588,7 @@ class EvaluationSettings(Settings):
 
 _MOST_SEEDS = 1000
 #: What a run is watched for.
-ALARMS = ("collapse", "explosion", "nan", "dead_proxies")
+ALARMS = ("collapse", "explosion", "nan")
 #: Libraries that may be told of the epochs: extras of the same names.
 LOGGERS = ("wandb", "mlflow")
 
@@ -624,8 +609,8 @@ class RunSettings(Settings):
         keep_checkpoints: How many checkpoints stay.
         watch_every: Look at a batch every this many steps: gradients by part and term, how far embeddings spread,
             alarms; 0: never.
-        stop_on: Which alarms end the run, with a checkpoint and status 3: collapse, explosion, dead_proxies, with
-            commas. What is not finite (nan) always ends it.
+        stop_on: Which alarms end the run, with a checkpoint and status 3: collapse, explosion, with commas. What is
+            not finite (nan) always ends it.
         log_to: Tell another library of each epoch too: wandb:PROJECT or mlflow:URI.
 
     Raises:
@@ -778,7 +763,7 @@ _OF_IMAGES = (
     *("dataset", "bad_images", "check_images", "cache", "cache_limit_mb", "image_size", "resize", "resize_mode"),
     *("pad_color", "augmentation", "min_scale", "min_resolution", "max_resolution", "flip", "policy", "backbone"),
     *("weights", "pooling", "batch_norm", "ensemble_heads", "ensemble_cut", "lora_rank", "backbone_rate"),
-    *("layer_decay", "unfreeze_epochs"),
+    "layer_decay",
 )
 #: When a setting has an effect, by setting. Those that are not here always have one: see `ALWAYS`.
 EFFECTS: dict[str, Effect] = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -78,8 +79,7 @@ def check_objectives(text: str) -> None:
         Traceback (most recent call last):
         tfdml.errors.UserError: --objectives='jrs(level=pooled)': jrs: no argument 'level'; it has kernels, levels, ...
     """
-    for _, call in _terms(text):
-        _read(call, shortened(text))
+    _each_term(text, lambda weight, call: _read(call))
 
 
 def build_objectives(
@@ -100,7 +100,7 @@ def build_objectives(
         UserError: An unknown name or argument, a value that does not fit, too many terms, or none that counts; with a
             relation, a term that learns from classes.
     """
-    built = [_build(call, weight, num_classes, shortened(text)) for weight, call in _terms(text)]
+    built = _each_term(text, lambda weight, call: _build(call, weight, num_classes))
     for objective in built if relation is not None else ():
         if not objective.takes_label_sets or isinstance(objective, Prism):
             raise UserError(
@@ -114,63 +114,70 @@ def build_objectives(
     return sorted(built, key=lambda objective: not objective.provides)
 
 
-def _terms(text: str) -> list[tuple[float | AutoWeight, Call]]:
-    terms = [(_weight(factor, text), call) for factor, call in parse_terms(text, "--objectives")]
-    said = shortened(text)
-    if len(terms) > _MOST_TERMS:
-        raise UserError(f"--objectives={said!r}: {len(terms)} terms; {_MOST_TERMS} is the most that one loss may have")
-    if not any(weight for weight, _ in terms):
-        raise UserError(f"--objectives={said!r}: every term has the factor 0, so that there is nothing to learn")
-    if not any(weight for weight, _ in terms if not isinstance(weight, AutoWeight)):
-        raise UserError(
-            f"--objectives={said!r}: auto is measured beside the terms whose factors are numbers, and none is above 0; "
-            "leave auto out before one of them"
-        )
-    return terms
+def _each_term(text: str, make: Callable[[float | AutoWeight, Call], Any]) -> list[Any]:
+    """Return what is made of the weight and the call of each term."""
+    terms = parse_terms(text, "--objectives")
+    with _errors_within(f"--objectives={shortened(text)!r}"):
+        weights = [_weight(factor) for factor, _ in terms]
+        if len(terms) > _MOST_TERMS:
+            raise UserError(f"{len(terms)} terms; {_MOST_TERMS} is the most that one loss may have")
+        if not any(weights):
+            raise UserError("every term has the factor 0, so that there is nothing to learn")
+        if not any(weight for weight in weights if not isinstance(weight, AutoWeight)):
+            raise UserError(
+                "auto is measured beside the terms whose factors are numbers, and none is above 0; leave auto out "
+                "before one of them"
+            )
+        return [make(weight, call) for weight, (_, call) in zip(weights, terms, strict=True)]
 
 
-def _weight(factor: float | Call, text: str) -> float | AutoWeight:
+@contextlib.contextmanager
+def _errors_within(name: str, own_name: str = "") -> Iterator[None]:
+    """Begin the messages of errors with a name; objectives begin theirs with their own."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        message = short_message(error, longest=1000).removeprefix(f"{own_name}: ")
+        raise UserError(f"{name}: {message}") from error
+
+
+def _weight(factor: float | Call) -> float | AutoWeight:
     """Return the weight that a factor stands for."""
     if not isinstance(factor, Call):
         return factor
-    try:
+    with _errors_within(AUTO):
         _check_arguments(AutoWeight, factor.arguments)
         return AutoWeight(**factor.arguments)
-    except ValueError as error:
-        raise UserError(f"--objectives={shortened(text)!r}: {AUTO}: {error}") from error
 
 
-def _read(call: Call, text: str) -> tuple[type, dict]:
-    """Return the class that a term names, and its arguments, whose names are those of the class."""
-    classes = known()
+def _look_up(call: Call, classes: dict[str, type], kind: str = "") -> type:
     name = _ALIASES.get(call.name, call.name)
     if name not in classes:
-        raise UserError(f"--objectives={text!r}: there is no {call.name!r}; known: {', '.join(sorted(classes))}")
-    cls = classes[name]
-    arguments = {key: _argument(key, value, text) for key, value in call.arguments.items()}
-    if "num_classes" in arguments:
-        raise UserError(f"--objectives={text!r}: {call.name}: leave num_classes out, the data says it")
-    wrapper = _wrapper(cls)
-    try:
+        raise UserError(f"there is no {kind}{call.name!r}; known: {', '.join(sorted(classes))}")
+    return classes[name]
+
+
+def _read(call: Call) -> tuple[type, dict]:
+    """Return the class that a term names, and its arguments, whose names are those of the class."""
+    cls = _look_up(call, known())
+    arguments = {key: _argument(key, value) for key, value in call.arguments.items()}
+    with _errors_within(call.name):
+        if "num_classes" in arguments:
+            raise UserError("leave num_classes out, the data says it")
+        wrapper = _wrapper(cls)
         _check_arguments(wrapper or cls, arguments, *((cls,) if wrapper else ()))
-    except ValueError as error:
-        raise UserError(f"--objectives={text!r}: {call.name}: {error}") from error
     arguments.setdefault("name", call.name)
     return cls, arguments
 
 
-def _build(call: Call, weight: float | AutoWeight, num_classes: int, text: str) -> Objective:
-    cls, arguments = _read(call, text)
-    try:
+def _build(call: Call, weight: float | AutoWeight, num_classes: int) -> Objective:
+    cls, arguments = _read(call)
+    with _errors_within(call.name, arguments["name"]):
         if _wrapper(cls):
             return _wrap(cls, arguments, weight, num_classes)
         if "num_classes" in inspect.signature(cls).parameters:
             arguments["num_classes"] = num_classes
         return cls(weight=weight, **arguments)
-    except (TypeError, ValueError) as error:
-        # Objectives begin their messages with their name.
-        message = short_message(error, longest=1000).removeprefix(f"{arguments['name']}: ")
-        raise UserError(f"--objectives={text!r}: {call.name}: {message}") from error
 
 
 def _wrapper(cls: type) -> type | None:
@@ -215,42 +222,20 @@ def _check_arguments(cls: type, arguments: dict, *others: type) -> None:
             raise ValueError(f"no argument {key!r}; it has {', '.join(sorted(accepted))}")
 
 
-def _known_losses() -> dict[str, type]:
-    return {name: cls for name, cls in known().items() if issubclass(cls, keras.losses.Loss)}
-
-
-def _as_calls(value):
-    """Return the bare name of a loss or kernel, or a list such as `kernels=[laplace, exponential]`, as calls."""
-    if isinstance(value, list):
-        return [_as_calls(item) for item in value]
-    return Call(value, {}) if isinstance(value, str) else value
-
-
-def _argument(key: str, value, text: str):
+def _argument(key: str, value: Any) -> Any:
     """Make the kernels, losses and miners in an argument, such as `horde(loss=contrastive(margin=0.5))`."""
-    if key == "mining":
-        # Bare names are known to the losses.
-        return _resolve(value, text, "miner", named_miners())
-    if key == "positives":
-        return _resolve(_as_calls(value), text, "relation", _RELATIONS)
-    return _resolve(
-        _as_calls(value) if key in ("loss", "kernels") else value,
-        text,
-        "kernel or loss",
-        {**_known_kernels(), **_known_losses()},
-    )
-
-
-def _resolve(value, text: str, kind: str, found: dict[str, Any]):
-    if isinstance(value, Call):
-        name = _ALIASES.get(value.name, value.name)
-        if name not in found:
-            names = ", ".join(sorted(found))
-            raise UserError(f"--objectives={text!r}: there is no {kind} {value.name!r}; known: {names}")
-        try:
-            return _made(found[name], {key: _argument(key, item, text) for key, item in value.arguments.items()})
-        except (TypeError, ValueError) as error:
-            raise UserError(f"--objectives={text!r}: {value.name}: {error}") from error
     if isinstance(value, list):
-        return [_resolve(item, text, kind, found) for item in value]
-    return value
+        return [_argument(key, item) for item in value]
+    if isinstance(value, str) and key in ("loss", "kernels", "positives"):
+        value = Call(value, {})  # bare names of miners are known to the losses
+    if not isinstance(value, Call):
+        return value
+    if key == "mining":
+        cls = _look_up(value, named_miners(), "miner ")
+    elif key == "positives":
+        cls = _look_up(value, _RELATIONS, "relation ")
+    else:
+        inner = {name: cls for name, cls in known().items() if issubclass(cls, keras.losses.Loss)}
+        cls = _look_up(value, {**_known_kernels(), **inner}, "kernel or loss ")
+    with _errors_within(value.name):
+        return _made(cls, {name: _argument(name, item) for name, item in value.arguments.items()})

@@ -148,9 +148,7 @@ def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_ave
         "warm_up_epochs": 0.5,
         "final_rate": 0.1,
         "layer_decay": 0.9,
-        "unfreeze_epochs": "1",
         "clip_norm": 1.0,
-        "clip": "part",
         "ema": 0.9,
         "selection": "validation",
         "holdout_classes": 0.2,
@@ -165,7 +163,6 @@ def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_ave
     train(folder, resume=True, **settings)
     assert_alike(folder, unbroken)
     history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    # At the end of the first epoch the step at which the backbone thaws has come.
     assert history[1]["rates"]["backbone"] == pytest.approx(0.9 * history[1]["learning_rate"])
     assert history[2]["rates"]["projection"] == pytest.approx(history[2]["learning_rate"]) == pytest.approx(0.001)
     trained = runs.arrays(folder / "checkpoints" / f"step-{EPOCHS * STEPS:08d}.npz")

@@ -14,11 +14,10 @@ import re
 import numpy as np
 
 from tfdml.data.dataset import ImageDataset, Protocol
-from tfdml.data.images import FileImages
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers.label_files import quoted
 from tfdml.errors import UserError
-from tfdml.io.files import is_file, is_folder, listing
+from tfdml.io.files import is_folder, listing
 
 # GPR1200: the publisher's repository. iNaturalist, not checked against the publisher: images as in the tests of
 # pytorch-metric-learning, training classes as in HAPPIER's configuration. Those of DyML are not checked.
@@ -54,8 +53,7 @@ def read_inaturalist2018(
     """
     name, root = "inaturalist2018", os.fspath(data_dir)
     file = f"Inaturalist_{split}_set1.txt"
-    places = [os.path.join(root, *inner, file) for inner in (("Inat_dataset_splits",), ())]
-    table = files.read_table(name, next((place for place in places if is_file(place)), places[0]), ("path",))
+    table = files.read_table(name, files.one_of(root, os.path.join("Inat_dataset_splits", file), file), ("path",))
     table.check_distinct("path")
     rows = [path.split("/") for path in table.columns["path"]]
     wrong = next((row for row, parts in enumerate(rows) if len(parts) < 3 or not parts[-2].isdigit()), None)
@@ -67,24 +65,12 @@ def read_inaturalist2018(
         files.check_count(name, f"{split} images", NUM_IMAGES[name][split], len(rows), table.path)
         if split in NUM_CLASSES[name]:
             files.check_count(name, f"{split} classes", NUM_CLASSES[name][split], len(np.unique(labels)), table.path)
-    paths = tuple(os.path.join(root, *parts) for parts in rows)
-    files.require_files(name, paths)
-    levels: np.ndarray | None = None
-    metrics: tuple[str, ...] = ("recall",)
-    if taxonomy:
-        levels, metrics = (
-            _ranks(os.path.join(root, "train2018.json"), labels),
-            ("recall@1", "map", "h_ap", "asi", "ndcg"),
-        )
-    return ImageDataset(
-        name,
-        split,
-        FileImages(paths),
-        labels,
-        {int(c): f"{kinds[kind]} {c}" for c, kind in dict(zip(labels, super_labels, strict=True)).items()},
-        super_labels,
-        protocol=Protocol(metrics, ks=(1, 4, 16, 32), levels=levels),
-    )
+    levels = _ranks(os.path.join(root, "train2018.json"), labels) if taxonomy else None
+    metrics = ("recall@1", "map", "h_ap", "asi", "ndcg") if taxonomy else ("recall",)
+    protocol = Protocol(metrics, ks=(1, 4, 16, 32), levels=levels)
+    paths = [os.path.join(root, *parts) for parts in rows]
+    class_names = {int(c): f"{kinds[kind]} {c}" for c, kind in zip(labels, super_labels, strict=True)}
+    return files.images_in_files(name, split, paths, labels, class_names, super_labels=super_labels, protocol=protocol)
 
 
 def _ranks(path: str, labels: np.ndarray) -> np.ndarray:
@@ -96,14 +82,8 @@ def _ranks(path: str, labels: np.ndarray) -> np.ndarray:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"inaturalist2018: {path} is not as it should be ({quoted(str(error))})") from error
     # A genus may share its name with one of another family: its class is the whole path to it.
-    return np.stack(
-        [labels]
-        + [
-            np.unique(["/".join(path) for path in zip(*columns[rank:], strict=True)], return_inverse=True)[1]
-            for rank in range(1, len(RANKS))
-        ],
-        axis=1,
-    )
+    paths = [["/".join(path) for path in zip(*columns[rank:], strict=True)] for rank in range(1, len(RANKS))]
+    return np.stack([labels, *(np.unique(names, return_inverse=True)[1] for names in paths)], axis=1)
 
 
 def read_dyml_animal(data_dir: str | os.PathLike, split: str = "train", *, level: str = "fine") -> ImageDataset:
@@ -166,17 +146,9 @@ def read_dyml_product(data_dir: str | os.PathLike, split: str = "train") -> Imag
 def _dyml_levels(name: str, folder: str, split: str) -> ImageDataset:
     """Return the images of a table with all levels, all-to-all."""
     images, columns = _dyml_table(name, os.path.join(folder, "label.csv"), ("fine_id", "middle_id", "coarse_id"))
-    paths = tuple(os.path.join(folder, "imgs", image) for image in images)
-    files.require_files(name, paths)
-    protocol = Protocol(("recall", "map", "asi"), ks=(1, 10, 20), levels=columns)
-    return ImageDataset(
-        name,
-        split,
-        FileImages(paths),
-        columns[:, 0],
-        super_labels=columns[:, 1],
-        protocol=None if split == "train" else protocol,
-    )
+    paths = [os.path.join(folder, "imgs", image) for image in images]
+    protocol = Protocol(("recall", "map", "asi"), ks=(1, 10, 20), levels=columns) if split == "test" else None
+    return files.images_in_files(name, split, paths, columns[:, 0], super_labels=columns[:, 1], protocol=protocol)
 
 
 def _dyml(name: str, data_dir: str | os.PathLike, split: str, level: str) -> ImageDataset:
@@ -191,11 +163,9 @@ def _dyml(name: str, data_dir: str | os.PathLike, split: str, level: str) -> Ima
         images, columns = _dyml_table(name, os.path.join(folder, f"{role}.csv"), ("labels",))
         paths += [os.path.join(folder, role, image) for image in images]
         labels.append(columns[:, 0])
-    files.require_files(name, paths)
-    is_query = np.arange(len(paths)) < len(labels[0])
-    protocol = Protocol(("recall", "map", "asi"), ks=(1, 10, 20))
-    return ImageDataset(
-        name, split, FileImages(tuple(paths)), np.concatenate(labels), is_query=is_query, protocol=protocol
+    dataset = files.images_in_files(name, split, paths, np.concatenate(labels))
+    return Protocol(("recall", "map", "asi"), ks=(1, 10, 20)).of(
+        dataset, is_query=np.arange(len(paths)) < len(labels[0])
     )
 
 
@@ -240,14 +210,10 @@ def read_gpr1200(data_dir: str | os.PathLike, split: str = "test", *, check_coun
         1200
     """
     name, root = "gpr1200", os.fspath(data_dir)
-    if split == "train":
-        raise UserError("gpr1200 has no training split; take `split=test`")
+    files.require_test(name, split)
     folder = os.path.join(root, "images") if is_folder(os.path.join(root, "images")) else root
-    found = (
-        [file for file in listing(folder) if file.lower().endswith((".jpg", ".jpeg", ".png"))]
-        if is_folder(folder)
-        else []
-    )
+    there = listing(folder) if is_folder(folder) else []
+    found = [file for file in there if file.lower().endswith((".jpg", ".jpeg", ".png"))]
     numbers = [file.split("_")[0] for file in found]
     wrong = next((file for file, number in zip(found, numbers, strict=True) if not number.isdigit()), None)
     if wrong is not None or not found:
@@ -259,6 +225,6 @@ def read_gpr1200(data_dir: str | os.PathLike, split: str = "test", *, check_coun
     if check_counts:
         files.check_count(name, "images", NUM_IMAGES[name]["test"], len(found), folder)
         files.check_count(name, "classes", NUM_CLASSES[name]["test"], len(np.unique(labels)), folder)
-    paths = tuple(os.path.join(folder, found[row]) for row in order)
+    paths = [os.path.join(folder, found[row]) for row in order]
     protocol = Protocol(("map",), finds_itself=True)
-    return ImageDataset(name, split, FileImages(paths), labels, super_labels=labels // 200, protocol=protocol)
+    return files.images_in_files(name, split, paths, labels, super_labels=labels // 200, protocol=protocol)

@@ -7,10 +7,13 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from absl import logging
 
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.images import FileImages
 from tfdml.errors import UserError
 from tfdml.io import files
 
@@ -19,6 +22,7 @@ from tfdml.io import files
 CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 _LONGEST_QUOTE = 120
+_UNPACK = "unpack the official image archive again"
 
 
 def quoted(value: object) -> str:
@@ -116,7 +120,7 @@ def check_count(name: str, what: str, expected: int, found: int, source: str) ->
 def require_files(
     name: str,
     paths: Sequence[str],
-    advice: str = "unpack the official image archive again",
+    advice: str = _UNPACK,
     origins: Sequence[str] | None = None,
 ) -> None:
     """Check that files are there, by one listing per folder: a stat per file takes minutes on a network disk.
@@ -426,3 +430,60 @@ def warn_singleton_classes(name: str, split: str, labels: np.ndarray, class_name
             if split == "train"
             else "as queries they have no right answer, and are left out of the metrics.",
         )
+
+
+def images_in_files(
+    name: str,
+    split: str,
+    paths: Sequence[str],
+    labels: Any,
+    class_names: dict[int, str] | None = None,
+    advice: str = _UNPACK,
+    **columns: Any,
+) -> ImageDataset:
+    """Return the data set of images in files, which must all be there.
+
+    Args:
+        name: The data set.
+        split: Its split.
+        paths: The files.
+        labels: (N,) their classes.
+        class_names: See `ImageDataset`.
+        advice: What to do if some are missing.
+        **columns: See `ImageDataset`.
+
+    Raises:
+        UserError: Files are missing.
+
+    Example:
+        >>> images_in_files("cub200", "test", ["photos/bus/0.jpg", "photos/bus/1.jpg"], [3, 3]).num_classes
+        1
+    """
+    require_files(name, paths, advice)
+    images = FileImages(tuple(paths))
+    return ImageDataset(name, split, images, labels, class_names, **columns)  # type: ignore[arg-type]
+
+
+def one_of(folder: str | os.PathLike, *names: str) -> str:
+    """Return the path of the first of some files or folders that is there; of the first where none is.
+
+    Args:
+        folder: The folder.
+        *names: Paths in it.
+
+    Example:
+        >>> one_of("photos", "train/bus", "bus")
+        'photos/bus'
+    """
+    paths = [os.path.join(folder, name) for name in names]
+    return next((path for path in paths if files.is_file(path) or files.is_folder(path)), paths[0])
+
+
+def require_test(name: str, split: str) -> None:
+    """Refuses a training split, for a data set that has none.
+
+    Example:
+        >>> require_test("roxford5k", "test")
+    """
+    if split == "train":
+        raise UserError(f"{name} has no training split; take `split=test`")

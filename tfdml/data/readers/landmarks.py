@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import csv
+import dataclasses
 import gzip
 import io
 import itertools
@@ -24,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from tfdml.data.dataset import ImageDataset, Protocol
-from tfdml.data.images import CroppedImages, FileImages
+from tfdml.data.images import CroppedImages
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers.label_files import quoted
 from tfdml.errors import UserError
-from tfdml.io.files import is_file, read_bytes
+from tfdml.io.files import read_bytes
 
 # Google Landmarks and ILIAS: the READMEs of the publishers. Met: UnED's code has the training images and the queries of
 # exhibits. Not checked against the publishers, but as repositories of users state them: Revisited Oxford and Paris
@@ -113,7 +114,7 @@ def read_rparis6k(data_dir: str | os.PathLike, split: str = "test", *, check_cou
 
 
 def _revisited(name: str, data_dir: str | os.PathLike, split: str, check_counts: bool) -> ImageDataset:
-    require_test(name, split)
+    files.require_test(name, split)
     root = files.official_root(name, data_dir, name, f"gnd_{name}.pkl")
     path = os.path.join(root, f"gnd_{name}.pkl")
     try:
@@ -174,7 +175,7 @@ def read_gldv2(
         >>> read_gldv2("data/google-landmark", task="recognition").name  # doctest: +SKIP
         'gldv2'
     """
-    require_test("gldv2", split)
+    files.require_test("gldv2", split)
     if task not in ("retrieval", "recognition") or usage not in ("Private", "Public"):
         raise UserError(f"gldv2: task is retrieval or recognition, usage Private or Public; got {task} and {usage}")
     retrieval = task == "retrieval"
@@ -248,9 +249,10 @@ def read_met(data_dir: str | os.PathLike, split: str = "train", *, check_counts:
             files.check_count("met", f"queries of {folder}", NUM_IMAGES["met"][folder], count, root)
     rows = parts["gallery"] if split == "train" else parts["query"] + parts["gallery"]
     paths = [os.path.join(os.path.dirname(root), "images", path) for path, _ in rows]
-    labels, protocol = np.array([label for _, label in rows]), Protocol(("gap", "gap_known", "recall@1"))
-    dataset = _searched("met", paths, labels, len(parts["query"]), protocol)
-    return dataset if split == "test" else ImageDataset("met", split, dataset.images, labels)
+    labels = np.array([label for _, label in rows])
+    if split == "train":
+        return files.images_in_files("met", split, paths, labels)
+    return _searched("met", paths, labels, len(parts["query"]), Protocol(("gap", "gap_known", "recall@1")))
 
 
 def read_ilias(
@@ -274,7 +276,7 @@ def read_ilias(
         >>> len(read_ilias("data/ilias").queries)  # doctest: +SKIP
         1232
     """
-    require_test("ilias", split)
+    files.require_test("ilias", split)
     lists, images = os.path.join(data_dir, "image_ids"), []
     for part, file in (("query", "image_query_ids.txt"), ("gallery", "positive_ids.txt")):
         found = [
@@ -296,16 +298,6 @@ def read_ilias(
     return _searched("ilias", paths, labels, len(images[0]), Protocol(("map@1000",)), names)
 
 
-def require_test(name: str, split: str) -> None:
-    """Refuses a training split, for a data set that has none.
-
-    Example:
-        >>> require_test("roxford5k", "test")
-    """
-    if split == "train":
-        raise UserError(f"{name} has no training split; take `split=test`")
-
-
 def _searched(
     name: str,
     paths: list[str],
@@ -316,16 +308,15 @@ def _searched(
     boxes: Sequence[Any] = (),
 ) -> ImageDataset:
     """Return a test split whose first images are the queries, cut to their boxes if there are any."""
-    files.require_files(name, paths)
-    images = CroppedImages(tuple(paths), dict(enumerate(boxes))) if boxes else FileImages(tuple(paths))
-    dataset = ImageDataset(name, "test", images, labels, names)
+    dataset = files.images_in_files(name, "test", paths, labels, names)
+    if boxes:
+        dataset = dataclasses.replace(dataset, images=CroppedImages(tuple(paths), dict(enumerate(boxes))))
     return protocol.of(dataset, is_query=np.arange(len(paths)) < queries)
 
 
 def _table(data_dir: str | os.PathLike, file: str, columns: Sequence[str]) -> files.Table:
     """Return a table with commas, of the folder or of its `metadata/` or `ground_truth/`."""
-    places = [os.path.join(data_dir, inner, file) for inner in ("", "metadata", "ground_truth")]
-    path = next((place for place in places if is_file(place)), places[0])
+    path = files.one_of(data_dir, file, os.path.join("metadata", file), os.path.join("ground_truth", file))
     header, *cells = csv.reader(io.StringIO(files.read_text("gldv2", path) or "\n"))
     wrong = next((row for row, cell in enumerate(cells, 2) if len(cell) != len(columns)), None)
     if header != list(columns) or wrong is not None or not cells:

@@ -82,17 +82,10 @@ def read_cars196(data_dir: str | os.PathLike, split: str = "train", *, check_cou
     rows = np.flatnonzero((classes <= NUM_CLASSES["cars196"]["train"]) == (split == "train"))
     if check_counts:
         files.check_count("cars196", f"{split} images", NUM_IMAGES["cars196"][split], len(rows), str(root))
-    chosen = tuple(paths[row] for row in rows)
-    files.require_files("cars196", chosen, "unpack the image archives again beside devkit/")
-    labels = classes[rows] - 1
-    class_names = _car_names(root)
-    return ImageDataset(
-        name="cars196",
-        split=split,
-        images=FileImages(chosen),
-        labels=labels,
-        class_names={int(c): class_names.get(int(c), f"class {c + 1}") for c in np.unique(labels)},
-    )
+    labels, known = classes[rows] - 1, _car_names(root)
+    class_names = {int(c): known.get(int(c), f"class {c + 1}") for c in np.unique(labels)}
+    advice = "unpack the image archives again beside devkit/"
+    return files.images_in_files("cars196", split, [paths[row] for row in rows], labels, class_names, advice)
 
 
 def _cars_rows(root: pathlib.Path) -> tuple[list[str], np.ndarray]:
@@ -197,18 +190,11 @@ def read_cub200(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     rows = np.flatnonzero((classes <= NUM_CLASSES["cub200"]["train"]) == (split == "train"))
     if check_counts:
         files.check_count("cub200", f"{split} images", NUM_IMAGES["cub200"][split], len(rows), labels_file)
-    paths = tuple(os.path.join(root, "images", paths_of[image_ids[row]]) for row in rows)
-    files.require_files("cub200", paths)
-    labels = classes[rows] - 1
+    paths = [os.path.join(root, "images", paths_of[image_ids[row]]) for row in rows]
     table, ids = _cub_table(os.path.join(root, "classes.txt"), ("class", "name"))
-    class_names = dict(zip(ids, table.columns["name"], strict=True))
-    return ImageDataset(
-        name="cub200",
-        split=split,
-        images=FileImages(paths),
-        labels=labels,
-        class_names={int(c): class_names.get(int(c) + 1, f"class {c + 1}") for c in np.unique(labels)},
-    )
+    known = dict(zip(ids, table.columns["name"], strict=True))
+    class_names = {int(c) - 1: known.get(int(c), f"class {c}") for c in np.unique(classes[rows])}
+    return files.images_in_files("cub200", split, paths, classes[rows] - 1, class_names)
 
 
 def _cub_table(path: str, columns: tuple[str, str]) -> tuple[files.Table, list[int]]:
@@ -240,9 +226,8 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
         3985
     """
     root = os.fspath(data_dir)
-    candidates = [os.path.join(root, *folder, _INSHOP_PARTITION) for folder in (("Eval",), ("Anno",), ())]
-    source = next((path for path in candidates if is_file(path)), None)
-    if source is None:
+    source = files.one_of(root, *(os.path.join(folder, _INSHOP_PARTITION) for folder in ("Eval", "Anno", "")))
+    if not is_file(source):
         raise UserError(
             f"inshop: found no {_INSHOP_PARTITION} in {root} or its Eval/ or Anno/; data_dir must be the official "
             "archive as unpacked"
@@ -261,8 +246,7 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     status = np.array(statuses)
     all_labels = np.array([int(item[3:]) for item in items], np.int64)
     in_training = status == "train"
-    splits = np.where(in_training, "train", "test")
-    table.check_one_to_one(("item", "split"), all_labels, splits)
+    table.check_one_to_one(("item", "split"), all_labels, np.where(in_training, "train", "test"))
     table.check_queries(all_labels, status == "query", status == "gallery", items.__getitem__)
     rows = np.flatnonzero(in_training == (split == "train"))
     labels = all_labels[rows]
@@ -274,21 +258,15 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
                 "is it cut off? Download it again"
             )
         for part in ("train",) if split == "train" else ("query", "gallery"):
-            files.check_count(
-                "inshop", f"{part} images", NUM_IMAGES["inshop"][part], int((status == part).sum()), source
-            )
+            count = int((status == part).sum())
+            files.check_count("inshop", f"{part} images", NUM_IMAGES["inshop"][part], count, source)
         files.check_count("inshop", f"{split} items", NUM_CLASSES["inshop"][split], len(np.unique(labels)), source)
     images = os.path.join(root, "Img") if is_folder(os.path.join(root, "Img", "img")) else root
-    paths = tuple(os.path.join(images, names[row]) for row in rows)
-    files.require_files("inshop", paths, "unpack img.zip so that its folder img/ lies in data_dir or in its Img/")
-    return ImageDataset(
-        name="inshop",
-        split=split,
-        images=FileImages(paths),
-        labels=labels,
-        class_names={int(label): items[row] for row, label in zip(rows, labels, strict=True)},
-        is_query=None if split == "train" else status[rows] == "query",
-    )
+    paths = [os.path.join(images, names[row]) for row in rows]
+    class_names = {int(label): items[row] for row, label in zip(rows, labels, strict=True)}
+    advice = "unpack img.zip so that its folder img/ lies in data_dir or in its Img/"
+    is_query = None if split == "train" else status[rows] == "query"
+    return files.images_in_files("inshop", split, paths, labels, class_names, advice, is_query=is_query)
 
 
 def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
@@ -312,25 +290,25 @@ def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_co
     """
     root, stem = pathlib.Path(data_dir), _OMNIGLOT_ARCHIVES[split]
     archive, folder = root / f"{stem}.zip", root / stem
-    if archive.is_file():
-        images = _omniglot_zip(archive, stem)
-    elif folder.is_dir():
-        images = _omniglot_folder(folder)
-    else:
+    if not (archive.is_file() or folder.is_dir()):
         raise UserError(f"omniglot: found neither {archive} nor {folder}/; data_dir must hold the official {stem}.zip")
+    source = archive if archive.is_file() else folder
+    images = _omniglot_zip(archive, stem) if archive.is_file() else _omniglot_folder(folder)
+    if not len(images):
+        inner = f"{stem}/" if source == archive else ""
+        raise UserError(f"omniglot: {source} holds no {inner}<alphabet>/<character>/<image>.png")
     # Names read .../<alphabet>/<character>/<image>.png
     classes = ["/".join(images.name(i).replace(os.sep, "/").split("/")[-3:-1]) for i in range(len(images))]
     class_names, labels = np.unique(classes, return_inverse=True)
     if check_counts:
-        _check_omniglot(str(archive if archive.is_file() else folder), split, class_names, labels)
+        files.check_count("omniglot", "classes", NUM_CLASSES["omniglot"][split], len(class_names), str(source))
+        counts = np.bincount(labels)
+        wrong = np.flatnonzero(counts != OMNIGLOT_IMAGES_PER_CLASS)
+        if len(wrong):
+            name = f"images of {class_names[wrong[0]]} and {len(wrong) - 1} other classes"
+            files.check_count("omniglot", name, OMNIGLOT_IMAGES_PER_CLASS, int(counts[wrong[0]]), str(source))
     first = 0 if split == "train" else NUM_CLASSES["omniglot"]["train"]
-    return ImageDataset(
-        name="omniglot",
-        split=split,
-        images=images,
-        labels=labels + first,
-        class_names={first + i: str(name) for i, name in enumerate(class_names)},
-    )
+    return ImageDataset("omniglot", split, images, labels + first, dict(enumerate(map(str, class_names), first)))
 
 
 def _is_omniglot_image(parts: list[str], stem: str) -> bool:
@@ -353,25 +331,11 @@ def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
         raise UserError(
             f"omniglot: {archive} is not a whole zip archive ({quoted(str(error))}); download it again"
         ) from error
-    if not members:
-        raise UserError(f"omniglot: {archive} holds no {stem}/<alphabet>/<character>/<image>.png")
     return EncodedImages(data, tuple(members))
 
 
 def _omniglot_folder(folder: pathlib.Path) -> Images:
-    paths = sorted(str(path) for path in folder.glob("*/*/*.png") if not path.name.startswith("."))
-    if not paths:
-        raise UserError(f"omniglot: {folder} holds no <alphabet>/<character>/<image>.png")
-    return FileImages(tuple(paths))
-
-
-def _check_omniglot(source: str, split: str, class_names: np.ndarray, labels: np.ndarray) -> None:
-    files.check_count("omniglot", "classes", NUM_CLASSES["omniglot"][split], len(class_names), source)
-    counts = np.bincount(labels)
-    wrong = np.flatnonzero(counts != OMNIGLOT_IMAGES_PER_CLASS)
-    if len(wrong):
-        name = f"images of {class_names[wrong[0]]} and {len(wrong) - 1} other classes"
-        files.check_count("omniglot", name, OMNIGLOT_IMAGES_PER_CLASS, int(counts[wrong[0]]), source)
+    return FileImages(tuple(sorted(str(path) for path in folder.glob("*/*/*.png") if not path.name.startswith("."))))
 
 
 def read_sop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
@@ -406,15 +370,7 @@ def read_sop(data_dir: str | os.PathLike, split: str = "train", *, check_counts:
     if check_counts:
         files.check_count("sop", f"{split} images", NUM_IMAGES["sop"][split], len(labels), source)
         files.check_count("sop", f"{split} classes", NUM_CLASSES["sop"][split], len(classes), source)
-    paths = tuple(os.path.join(root, name) for name in table.columns["path"])
-    files.require_files("sop", paths)
-    return ImageDataset(
-        name="sop",
-        split=split,
-        images=FileImages(paths),
-        labels=labels,
-        class_names={
-            int(c): f"{SOP_SUPER_CLASSES[kind]} {c + 1}" for c, kind in zip(classes, super_labels[first], strict=True)
-        },
-        super_labels=super_labels,
-    )
+    paths = [os.path.join(root, name) for name in table.columns["path"]]
+    kinds = zip(classes, super_labels[first], strict=True)
+    class_names = {int(c): f"{SOP_SUPER_CLASSES[kind]} {c + 1}" for c, kind in kinds}
+    return files.images_in_files("sop", split, paths, labels, class_names, super_labels=super_labels)

@@ -17,7 +17,6 @@ import re
 import numpy as np
 
 from tfdml.data.dataset import ImageDataset, Protocol
-from tfdml.data.images import FileImages
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers.label_files import quoted
 from tfdml.errors import UserError
@@ -102,7 +101,7 @@ def read_msmt17(
         11659
     """
     root = _root(data_dir, "MSMT17_V1", "MSMT17_V2")
-    folder = next((name for name in (split, f"mask_{split}_v2") if is_folder(os.path.join(root, name))), split)
+    folder = files.one_of(root, split, f"mask_{split}_v2")
     parts = {}
     for part in ("train", "val") if split == "train" else _ROLES["test"]:
         table = files.read_table("msmt17", os.path.join(root, f"list_{part}.txt"), ("path", "id"))
@@ -112,7 +111,7 @@ def read_msmt17(
         wrong = next((row for row, camera in enumerate(cameras) if not camera.isdigit()), None)
         if wrong is not None:
             raise UserError(f"{table.where(wrong)}: {quoted(table.columns['path'][wrong])} names no camera")
-        paths = [os.path.join(root, folder, path) for path in table.columns["path"]]
+        paths = [os.path.join(folder, path) for path in table.columns["path"]]
         parts[part] = list(zip(paths, labels.tolist(), map(int, cameras), strict=True))
     if split == "train":
         both = parts["train"] + parts.pop("val")
@@ -120,7 +119,6 @@ def read_msmt17(
             what = "training and validation images"
             files.check_count("msmt17", what, NUM_IMAGES["msmt17"]["train"], len(both), root)
         parts = {"train": both if add_validation else parts["train"]}
-    files.require_files("msmt17", [path for rows in parts.values() for path, _, _ in rows])
     return _dataset("msmt17", split, parts, root, check_counts and split == "test")
 
 
@@ -165,17 +163,17 @@ def read_vehicleid(
     if check_counts:
         count = len(np.unique(labels))
         files.check_count("vehicleid", f"{split} vehicles", VEHICLEID_IDENTITIES[part], count, path)
-    paths = tuple(os.path.join(root, "image", f"{image}.jpg") for image in table.columns["image"])
-    files.require_files("vehicleid", paths)
-    dataset = ImageDataset("vehicleid", split, FileImages(paths), labels)
+    paths = [os.path.join(root, "image", f"{image}.jpg") for image in table.columns["image"]]
+    dataset = files.images_in_files("vehicleid", split, paths, labels)
     protocol = Protocol(("recall",), ks=(1, 5), draws=10)
     return dataset if split == "train" else protocol.of(dataset, is_query=protocol.draw(labels, repeat))
 
 
 def _root(data_dir: str | os.PathLike, *folders: str) -> str:
     """Return the first of the folders that is in `data_dir`, or itself."""
-    inner = [os.path.join(data_dir, folder) for folder in folders]
-    return next((path for path in inner if is_folder(path)), os.fspath(data_dir))
+    return next(
+        (path for path in (os.path.join(data_dir, name) for name in folders) if is_folder(path)), os.fspath(data_dir)
+    )
 
 
 def _by_names(name: str, root: str, folders: dict[str, str], split: str, check_counts: bool) -> ImageDataset:
@@ -202,7 +200,7 @@ def _dataset(
     for part, rows in parts.items() if check_counts else ():
         files.check_count(name, f"{part} images", NUM_IMAGES[name][part], len(rows), root)
     paths, labels, cameras = list(zip(*(row for rows in parts.values() for row in rows), strict=True)) or ((), (), ())
-    dataset = ImageDataset(name, split, FileImages(paths), labels)
+    dataset = files.images_in_files(name, split, paths, labels)
     if split == "train":
         return dataset
     is_query = np.arange(len(paths)) < len(parts["query"])

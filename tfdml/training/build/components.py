@@ -376,9 +376,7 @@ def make_learner(
         momentum=experiment.momentum,
         clip_norm=experiment.clip_norm,
         form=experiment.optimizer_form,
-        clip=experiment.clip,
         layer_decay=experiment.layer_decay,
-        unfreeze_steps=experiment.unfreeze_steps(steps_per_epoch),
         ema=experiment.ema,
     )
     learner.compile(optimizer=optimizer, jit_compile=_compiles(experiment.jit_compile))

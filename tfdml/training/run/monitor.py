@@ -21,8 +21,7 @@ from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.selection import keep_if_selected, publish_selected
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import Experiment
-from tfdml.training.watching.loggers import Logger
-from tfdml.training.watching.watcher import Halted, Watcher
+from tfdml.training.watching import Halted, Logger, Watcher, flat
 
 # Unit vectors whose negatives are this close, on average, have collapsed to a point.
 _COLLAPSED = 1e-3
@@ -124,17 +123,28 @@ class TrainingMonitor(keras.callbacks.Callback):
             for variable, value in zip(self.model.metrics_variables, self._metric_state, strict=True):
                 variable.assign(value)
             self._metric_state = None
-        if self._processes.is_chief:
-            self._attach()
-            self._watcher.begin_epoch(self.step)
         self._epoch_started = time.perf_counter()
         self._steps_here = 0
 
     def on_train_batch_begin(self, batch, logs=None):
         """Look at the batch, when it is time."""
         del batch, logs
-        if self._watcher.is_due(self.step):
-            self._watch(lambda: self._watcher.look(self.step, self._writer))
+        if not self._watcher.is_due(self.step):
+            return
+        _ = self.model  # on JAX variables are with the learner only once a callback has asked for it
+
+        def look() -> list[str]:
+            with self._disk_for_summaries():
+                return self._watcher.look(self.step, self._writer)
+
+        ending = self._processes.of_chief(look)
+        if ending:
+            self.checkpoint()
+            kinds = ",".join(sorted(self._watcher.stop_on))
+            raise Halted(
+                f"ended by --stop_on={kinds}: {'; and '.join(ending)}; the checkpoint of step {self.step} is saved; go "
+                f"on all the same with --run_dir={self.folder.path} --resume, or with other flags by --start_from"
+            )
 
     def on_train_batch_end(self, batch, logs=None):
         """Count the step; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
@@ -187,7 +197,6 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.checkpoint()
         if self._processes.is_chief:
             publish_selected(self.folder, self.records, selection, self.steps_per_epoch, metric)
-        self._watch(lambda: self._watcher.end_epoch(self.step))
         self._interruption.agree(self._processes)
         self._interruption.check()
 
@@ -222,28 +231,6 @@ class TrainingMonitor(keras.callbacks.Callback):
         """The first steps of an epoch that throughput leaves out, as they may compile: one of each phase."""
         return 1 + getattr(self.model, "statistics_steps", 0)
 
-    def _attach(self) -> None:
-        # On JAX variables are with the learner only once a callback has asked for it.
-        _ = self.model
-
-    def _watch(self, look: Callable[[], list[dict]]) -> None:
-        """Have the chief look, and end the run where what it sees is to end it."""
-        watcher = self._watcher
-        self._attach()
-
-        def lines() -> list[str]:
-            with self._disk_for_summaries():
-                return watcher.stops(look())
-
-        told = self._processes.of_chief(lines)
-        if told:
-            self.checkpoint()
-            kinds = ",".join(sorted(watcher.stop_on))
-            raise Halted(
-                f"ended by --stop_on={kinds}: {'; and '.join(told)}; the checkpoint of step {self.step} is saved; go "
-                f"on all the same with --run_dir={self.folder.path} --resume, or with other flags by --start_from"
-            )
-
     def _record(self, record: dict) -> None:
         self.records.append(record)
         if not self._processes.is_chief:
@@ -252,15 +239,10 @@ class TrainingMonitor(keras.callbacks.Callback):
         if self.logger is not None:
             self.logger.record(record)
         with self._disk_for_summaries(), self._writer.as_default(step=record["epoch"]):
-            for part in ("train", "rates", "validation", "test", "seen", "generalisation"):
-                for name, value in record.get(part, {}).items():
-                    tf.summary.scalar(f"{part}/{name}", value)
-            for order, metrics in record.get("orders", {}).items():
-                for name, value in metrics.items():
-                    tf.summary.scalar(f"orders/{order}/{name}", value)
-            for name in ("learning_rate", "images_per_second"):
-                if name in record:
-                    tf.summary.scalar(name, record[name])
+            for name, value in flat(
+                {key: record[key] for key in record if key not in ("epoch", "step", "seconds")}
+            ).items():
+                tf.summary.scalar(name, value)
             self._writer.flush()
 
     def _check_finite(self, logs: dict) -> None:

@@ -35,8 +35,7 @@ from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run.several import WORDS, epochs_to_train, final_run, select_epochs, train_seeds
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
 from tfdml.training.settings import Experiment
-from tfdml.training.watching.loggers import Logger
-from tfdml.training.watching.watcher import make_watcher
+from tfdml.training.watching import Logger, make_watcher
 
 
 def train(

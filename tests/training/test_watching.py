@@ -2,22 +2,28 @@
 
 import itertools
 import json
+import math
+import pathlib
+import sys
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import ops
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import runs
 from tests.training.run.stopping import finished, make_quick
 from tests.training.runs import EPOCHS, STEPS, train
 from tfdml.errors import UserError
-from tfdml.training import RunFolder
+from tfdml.models import Embedder, MetricLearner
+from tfdml.models.auto_weights import AutoWeights
+from tfdml.objectives import Objective
+from tfdml.training import RunFolder, watching
 from tfdml.training.run.monitor import TrainingMonitor
-from tfdml.training.watching import watcher
-from tfdml.training.watching.measures import GradientSampler
-from tfdml.training.watching.watcher import Halted
+from tfdml.training.watching import GradientSampler, Halted, Logger, flat, gradient_shares, pair_distances, spread
 
 OBJECTIVES = "am_softmax + jrs"
 TOTAL = EPOCHS * STEPS
@@ -146,27 +152,6 @@ def test_a_look_that_does_not_fit_the_memory_leaves_the_run_unwatched(tmp_path, 
     ]
 
 
-@pytest.mark.slow
-def test_a_proxy_without_a_gradient_is_dead(tmp_path, monkeypatch):
-    kept = []
-
-    def keep(learner):
-        proxies = learner.objectives[0].class_proxies.proxies
-        values = np.array(proxies)
-        kept.append(values[3])
-        values[3] = kept[0]
-        proxies.assign(values)
-
-    after_step(monkeypatch, 1, keep)
-    train(tmp_path / "run", watch_every=4, objectives="am_softmax", epochs=3)
-    (alarm,) = told(tmp_path / "run")["alarms"]
-    assert (alarm["kind"], alarm["step"], alarm["well"]) == ("dead_proxies", 2 * STEPS, STEPS)
-    assert alarm["seen"] == "1 proxies (classes 3) got no gradient in an epoch, of the 8 proxies of am_softmax"
-    kept.clear()
-    with pytest.raises(Halted, match=r"=dead_proxies: dead_proxies at step \d+ .*the checkpoint of step"):
-        train(tmp_path / "other", watch_every=4, objectives="am_softmax", epochs=3, stop_on="dead_proxies")
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -205,7 +190,7 @@ def test_a_healthy_run_raises_no_alarm(tmp_path, monkeypatch):
             evaluate_every=0,
             learning_rate=0.003,
             watch_every=3,
-            stop_on="collapse,explosion,dead_proxies",
+            stop_on="collapse,explosion",
         )
         found = told(folder / name)
         assert found["alarms"] == []
@@ -224,12 +209,12 @@ def test_a_resumed_run_records_no_sample_or_alarm_twice(tmp_path, monkeypatch):
         for step in itertools.count(first):
             yield np.full((4, 2, 2, 3), step, "uint8"), np.arange(4) % 2
 
-    monkeypatch.setattr(watcher, "GradientSampler", lambda *arguments: sampler)
-    folder, learner = RunFolder(tmp_path), types.SimpleNamespace(objectives=[])
+    monkeypatch.setattr(watching, "GradientSampler", lambda *arguments: sampler)
+    folder, learner = RunFolder(tmp_path), types.SimpleNamespace(objectives=[], positives=None)
     writer = tf.summary.create_noop_writer()
 
     def watch():
-        return watcher.Watcher(learner, folder, 1, batches, lambda step: np.arange(4), runs.SPLITS.train)
+        return watching.Watcher(learner, folder, 1, batches, lambda step: np.arange(4), runs.SPLITS.train)
 
     before, after = watch(), watch()
     for step in (1, 2, 3, 4):
@@ -251,8 +236,8 @@ def test_a_divergence_names_the_batch_and_the_one_before(step, tmp_path):
     def indices(number):
         return np.arange(number, number + 8)
 
-    learner = types.SimpleNamespace(objectives=[])
-    look = watcher.Watcher(learner, folder, 1, None, indices, runs.SPLITS.train)
+    learner = types.SimpleNamespace(objectives=[], positives=None)
+    look = watching.Watcher(learner, folder, 1, None, indices, runs.SPLITS.train)
     look.diverged(step + 1, "loss is not finite", {"loss": "nan"})
     about = json.loads(folder.diverged.read_text())
     assert (about["step"], about["what"], about["terms"]) == (step + 1, "loss is not finite", {"loss": "nan"})
@@ -277,7 +262,7 @@ def along(*samples):
     """The alarms of a run that looks at these."""
     seen, found = [], []
     for one in samples:
-        found += watcher.new_alarms(one, seen)
+        found += watching.new_alarms(one, seen)
         seen.append(one)
     return [(alarm["kind"], alarm["step"], alarm["well"]) for alarm in found]
 
@@ -301,7 +286,7 @@ def test_collapse_is_measured_by_the_best_so_far(change, raised):
 
 
 def test_a_point_is_a_collapse_at_the_first_look():
-    (found,) = watcher.new_alarms(sample(100, variance=1e-8, rank=1.0), [])
+    (found,) = watching.new_alarms(sample(100, variance=1e-8, rank=1.0), [])
     assert found["line"] == (
         "collapse at step 100 (at the first look): the embeddings of a batch have a variance of 1.0e-08: they are one "
         "point; lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another mining)"
@@ -324,7 +309,7 @@ def test_a_loss_that_is_often_0_does_not_explode():
 def test_only_the_last_twenty_count_and_the_part_is_named():
     large = [sample(step, norm=100.0, projection=1.0) for step in range(10)]
     small = [sample(step, norm=1.0, projection=1.0) for step in range(10, 30)]
-    (found,) = watcher.new_alarms(sample(30, norm=11.0, projection=10.0), [{**s, "alarms": []} for s in large + small])
+    (found,) = watching.new_alarms(sample(30, norm=11.0, projection=10.0), [{**s, "alarms": []} for s in large + small])
     assert found["seen"] == "the gradient norm of the backbone is 11, 1 in the median of 20"
 
 
@@ -333,3 +318,247 @@ def test_what_lasts_is_told_once_and_again_when_it_returns():
     states = [good, bad, bad, good, bad]
     found = along(*[sample(100 * step, **state) for step, state in enumerate(states)])
     assert found == [("collapse", 100, 0), ("collapse", 400, 300)]
+
+
+SIZE, DIM = 4, 3
+
+
+class Long(Objective):
+    """The mean squared length of projections."""
+
+    reads = ("projection",)
+
+    def compute_pairs(self, pairs):
+        return ops.mean(ops.sum(ops.square(pairs["projection"].anchors), axis=1))
+
+
+class Alike(Objective):
+    """The mean cosine of images of different classes."""
+
+    def compute_pairs(self, pairs):
+        batch = pairs["embedding"]
+        return batch.mean(batch.products(), batch.negatives)
+
+
+def linear_learner():
+    inputs = keras.Input((SIZE, SIZE, 3))
+    backbone = keras.Model(inputs, keras.layers.Activation("linear")(inputs))
+    embedder = Embedder(backbone, embedding_dim=DIM, image_size=SIZE, scaling="tf")
+    learner = MetricLearner(embedder, [Long(weight=0.5, name="long"), Alike(weight=2.0, name="alike")])
+    learner.build((None, SIZE, SIZE, 3))
+    learner.compile("sgd")
+    return learner
+
+
+def test_terms_norms_and_shares_are_those_of_the_formulas():
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (6, SIZE, SIZE, 3)).astype(np.uint8)
+    labels = np.array([0, 0, 1, 1, 2, 2])
+    learner = linear_learner()
+    weights = [np.asarray(v, np.float64) for v in learner.embedder.dense.get_weights()]
+    weights[1] = np.array([0.3, -0.2, 0.5])
+    learner.embedder.dense.set_weights(weights)
+    weights = [np.asarray(v, np.float64) for v in learner.embedder.dense.get_weights()]
+    pooled = (images.astype(np.float64) / 127.5 - 1).mean(axis=(1, 2))
+
+    def terms(kernel, bias):
+        y = pooled @ kernel + bias
+        x = y / np.linalg.norm(y, axis=1, keepdims=True)
+        pairs = [(i, j) for i in range(6) for j in range(6) if labels[i] != labels[j]]
+        return np.array([0.5 * (y**2).sum(axis=1).mean(), 2.0 * np.mean([x[i] @ x[j] for i, j in pairs])])
+
+    gradients = []
+    for which, weight in enumerate(weights):
+        for place in np.ndindex(weight.shape):
+            ends = []
+            for move in (1e-6, -1e-6):
+                moved = [w.copy() for w in weights]
+                moved[which][place] += move
+                ends.append(terms(*moved))
+            gradients.append((ends[0] - ends[1]) / 2e-6)
+    gradients = np.array(gradients).T  # (terms, weights)
+
+    found = GradientSampler(learner)(images, labels)
+    assert list(found.terms.values()) == pytest.approx(terms(*weights), rel=1e-5)
+    assert found.norms == {"projection": pytest.approx(np.linalg.norm(gradients.sum(axis=0)), rel=1e-4)}
+    np.testing.assert_allclose(found.gram, gradients @ gradients.T, rtol=1e-3, atol=1e-5)
+
+
+CASES = {
+    "proxies": {"objectives": "am_softmax + jrs", "dropout": 0.5},
+    "memory": {"objectives": "xbm(loss=contrastive, size=32)"},
+    "alternation": {"objectives": "rank_mi"},
+    "gradient cache": {"objectives": "contrastive + horde(loss=contrastive, orders=2, dim=8)", "gradient_cache": 4},
+    "moving state": {"objectives": "curricular_face"},
+    "measured weight": {"objectives": "contrastive + auto(steps=1) * entropy"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
+    plain = {"optimizer": "sgd", "learning_rate": 1.0, "momentum": 0.0, "batch_norm": "statistics"}
+    settings = runs.experiment(tmp_path, **plain, **CASES[case])
+    learner = runs.learner(settings, 8)
+    learner.run_eagerly = True
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, 256, (8, runs.SIZE, runs.SIZE, 3)).astype(np.uint8)
+    labels = np.repeat(np.arange(4), 2)
+    if case == "measured weight":
+        learner.fit(images, labels, batch_size=8, verbose=0, callbacks=AutoWeights.of(learner))
+        assert learner.term_weights()[learner.objectives[1].name] > 0
+    before = [np.array(v) for v in learner.variables]
+    found = GradientSampler(learner)(images, labels)
+    for value, variable in zip(before, learner.variables, strict=True):
+        np.testing.assert_array_equal(value, np.array(variable), err_msg=variable.path)
+    own = {id(variable) for variable in learner.statistics_variables}
+    parts = {part: [v for v in members if id(v) not in own] for part, members in learner.parts().items()}
+    old = {part: [np.array(v, np.float64) for v in members] for part, members in parts.items()}
+    logs = learner.train_on_batch(images, labels, return_dict=True)
+    for part, members in parts.items():
+        if members:
+            moved = sum(((np.array(v, np.float64) - w) ** 2).sum() for v, w in zip(members, old[part], strict=True))
+            assert found.norms[part] == pytest.approx(np.sqrt(moved), rel=1e-3, abs=1e-6), part
+    assert set(found.norms) == {part for part, members in parts.items() if members}
+    for objective in learner.objectives:
+        weight = learner.term_weights()[objective.name]
+        assert found.terms[objective.name] == pytest.approx(weight * float(logs[objective.name]), rel=1e-4)
+
+
+def batch(seed=0, size=12, dim=5, classes=4):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(size, dim)) * np.arange(1, dim + 1)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    return x.astype(np.float32), rng.integers(0, classes, size)
+
+
+def looped_distances(x):
+    return np.array(
+        [[math.sqrt(sum((float(a) - float(b)) ** 2 for a, b in zip(r, s, strict=True))) for s in x] for r in x]
+    )
+
+
+@pytest.mark.parametrize(("size", "dim"), [(12, 5), (4, 9)])
+def test_spread_is_that_of_the_covariance(size, dim):
+    x = batch(size=size, dim=dim)[0].astype(np.float64)
+    centre = [sum(float(row[j]) for row in x) / size for j in range(dim)]
+    covariance = np.zeros((dim, dim))
+    for row in x:
+        for i in range(dim):
+            for j in range(dim):
+                covariance[i, j] += (row[i] - centre[i]) * (row[j] - centre[j]) / size
+    values = [value for value in np.linalg.eigvalsh(covariance) if value > 1e-15]
+    total = sum(values)
+    entropy = -sum(value / total * math.log(value / total) for value in values)
+    found = spread(x)
+    assert found["variance"] == pytest.approx(np.trace(covariance), rel=1e-9)
+    assert found["effective_rank"] == pytest.approx(math.exp(entropy), rel=1e-6)
+    assert found["participation_ratio"] == pytest.approx(total**2 / sum(v**2 for v in values), rel=1e-6)
+    assert 1 <= found["participation_ratio"] <= found["effective_rank"] <= min(size - 1, dim)
+    # Of unit vectors half the mean squared distance.
+    assert found["variance"] == pytest.approx((looped_distances(x) ** 2).mean() / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("x", [np.ones((5, 3)), np.zeros((4, 2)), np.ones((1, 3)), np.full((8, 3), 1 / 3, np.float32)])
+def test_a_point_has_no_spread(x):
+    assert spread(x) == {"variance": pytest.approx(0, abs=1e-12), "effective_rank": 1.0, "participation_ratio": 1.0}
+
+
+def test_distances_of_pairs_each_once():
+    x, labels = batch()
+    x[3] = x[7]
+    matrix = looped_distances(x)
+    positive, negative = [], []
+    for i in range(len(x)):
+        for j in range(i + 1, len(x)):
+            (positive if labels[i] == labels[j] else negative).append(matrix[i, j])
+    found = pair_distances(x, labels)
+    np.testing.assert_allclose(sorted(found[0]), sorted(positive), atol=1e-7)
+    np.testing.assert_allclose(sorted(found[1]), sorted(negative), atol=1e-7)
+
+
+def test_shares_add_up_and_tell_a_conflict():
+    gradients = np.random.default_rng(0).normal(size=(3, 20))
+    gram, total = gradients @ gradients.T, gradients.sum(axis=0)
+    shares = gradient_shares(gram)
+    assert shares == pytest.approx([sum(g * total) / sum(total**2) for g in gradients])
+    assert shares.sum() == pytest.approx(1)
+    assert gradient_shares(np.array([[4.0, -2.0], [-2.0, 1.0]])) == pytest.approx([2, -1])
+    assert gradient_shares(np.array([[1.0, -1.0], [-1.0, 1.0]])).tolist() == [0, 0]
+
+
+class Recorder(keras.callbacks.Callback):
+    def __init__(self, told):
+        super().__init__()
+        self.told = told
+
+    def on_train_begin(self, logs=None):
+        self.told.append(("begin", type(self.model).__name__))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.told.append((epoch, logs))
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """A stand-in for wandb, and what it is told."""
+    told = []
+    library = types.ModuleType("wandb")
+    library.init = lambda **settings: told.append(("init", settings))
+    library.finish = lambda: told.append(("finish", None))
+    callbacks = types.ModuleType("wandb.integration.keras")
+    callbacks.WandbMetricsLogger = lambda: Recorder(told)
+    for name, module in (("wandb", library), ("wandb.integration", library), ("wandb.integration.keras", callbacks)):
+        monkeypatch.setitem(sys.modules, name, module)
+    return told
+
+
+def test_a_run_tells_of_every_epoch_and_closes(wandb, tmp_path, monkeypatch):
+    make_quick(monkeypatch)
+    result = runs.train(tmp_path / "run", log_to="wandb:glyphs")
+    names = [what for what, _ in wandb]
+    assert names == ["init", "begin", 0, 1, 2, "finish"]
+    settings = wandb[0][1]
+    assert (settings["project"], settings["name"], settings["dir"]) == ("glyphs", "run", str(tmp_path / "run"))
+    assert settings["config"]["embedding_dim"] == 8
+    assert wandb[-2][1]["test/recall@1"] == result["metrics"]["recall@1"]
+    assert {"train/loss", "rates/backbone", "step"} <= set(wandb[-2][1])
+    assert wandb[2][1]["test/recall@1"] == result["metrics_before"]["recall@1"]
+
+
+def test_a_library_that_is_not_there_names_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(
+        UserError, match=r"--log_to=mlflow:runs.db: mlflow is not installed: pip install 'tfdml\[mlflow\]'"
+    ):
+        Logger("mlflow:runs.db", tmp_path, {})
+
+
+def test_what_a_library_refuses_is_one_line(wandb, tmp_path, monkeypatch):
+    def refuse(**settings):
+        raise RuntimeError("no such project")
+
+    sys.modules["wandb"].init = refuse
+    with pytest.raises(UserError, match="--log_to=wandb:x: wandb refuses: no such project"):
+        Logger("wandb:x", tmp_path, {})
+
+
+def test_only_finite_numbers_are_told():
+    record = {"epoch": 1, "test": {"a": float("nan"), "b": 0.5, "c": "words", "d": True}, "orders": {"1": {"e": 2}}}
+    assert flat(record) == {"epoch": 1.0, "test/b": 0.5, "orders/1/e": 2.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("service", ["wandb", "mlflow"])
+def test_the_library_itself(service, tmp_path, tmp_path_factory, monkeypatch):
+    pytest.importorskip(service)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    make_quick(monkeypatch)
+    target = f"mlflow:sqlite:///{tmp_path}/runs.db" if service == "mlflow" else "wandb:tfdml"
+    runs.train(tmp_path / "run", log_to=target)
+    if service == "mlflow":
+        import mlflow
+
+        (run,) = mlflow.search_runs(experiment_names=["tfdml"], output_format="list")
+        assert {"test/recall_at_1", "train/loss"} <= set(run.data.metrics)
+    assert not list(pathlib.Path.cwd().iterdir())

@@ -1,0 +1,655 @@
+"""Looks at a batch every so many steps: gradients by part and term, and how far embeddings spread.
+
+What it sees is written for TensorBoard and `watch.json`, and raises alarms, whose thresholds are here too. Other
+libraries, Weights & Biases and MLflow, receive the numbers of each epoch through their own Keras callbacks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from keras import ops
+from scipy.spatial.distance import pdist
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.pipeline import training_batches
+from tfdml.data.sampling import Share
+from tfdml.errors import UserError
+from tfdml.io.files import write_json
+from tfdml.io.manifests import read_json
+from tfdml.models import MetricLearner
+from tfdml.objectives import Stateful
+from tfdml.pairs import Pairs
+from tfdml.training import checkpoints
+from tfdml.training.build.components import Components
+from tfdml.training.distributed.devices import own_threads
+from tfdml.training.run_folder import RunFolder
+from tfdml.training.settings import Experiment
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What a step on a batch would meet.
+
+    Args:
+        terms: By name, what each objective adds to the loss: its value times its weight.
+        norms: By part, the norm of the gradient of the loss, before any clipping.
+        gram: (T, T) <g_s, g_t> of the terms' gradients g_t with respect to the embedder's weights.
+        embeddings: (B, d).
+    """
+
+    terms: dict[str, float]
+    norms: dict[str, float]
+    gram: np.ndarray
+    embeddings: np.ndarray
+
+
+class GradientSampler:
+    """Measures batches by a learner as it stands, on one device.
+
+    The loss is a function of the values of the learner's variables: what a step would change, such as moving statistics
+    and random states, is dropped. Losses that layers add by `add_loss` are not among the terms.
+
+    Args:
+        learner: A built learner.
+
+    Example:
+        >>> images, labels = next(iter(batches))
+        >>> sample = GradientSampler(learner)(images, labels)
+        >>> sorted(sample.norms)
+        ['backbone', 'projection']
+    """
+
+    def __init__(self, learner: MetricLearner):
+        self._learner = learner
+        self._trained = list(learner.trainable_variables)
+        self._others = list(learner.non_trainable_variables)
+        place = {id(variable): index for index, variable in enumerate(self._trained)}
+        fixed = {id(variable) for variable in learner.statistics_variables}
+        #: The places of each part's variables, of those that a step of the embedder trains.
+        self._parts = {
+            part: [place[id(v)] for v in variables if id(v) in place and id(v) not in fixed]
+            for part, variables in learner.parts().items()
+        }
+        backend = keras.backend.backend()
+        measure = _on_jax if backend == "jax" else _on_tensorflow
+        self._run = measure(self._terms, self._norms_and_gram, eagerly=learner.run_eagerly)
+
+    def __call__(self, images: Any, labels: Any) -> Sample:
+        """Measure a batch.
+
+        Args:
+            images: (B, H, W, 3).
+            labels: (B,) integers.
+        """
+        trained, others = ([_value(variable) for variable in group] for group in (self._trained, self._others))
+        terms, embeddings, squares, gram = self._run(trained, others, images, labels)
+        names = [objective.name for objective in self._learner.objectives]
+        return Sample(
+            dict(zip(names, np.asarray(terms, np.float64).tolist(), strict=True)),
+            {part: float(np.sqrt(np.float64(squares[part]))) for part, members in self._parts.items() if members},
+            np.asarray(gram, np.float64),
+            np.asarray(embeddings),
+        )
+
+    def _terms(self, trained, others, images, labels):
+        """Return the weighted terms (T,), and the embeddings."""
+        learner = self._learner
+        mapping = [*zip(self._trained, trained, strict=True), *zip(self._others, others, strict=True)]
+        with keras.StatelessScope(mapping, initialize_variables=False):
+            found = learner.add_representations(learner(images, training=True), True)
+            terms = [self._term(objective, found, labels) for objective in learner.objectives]
+        return ops.stack(terms), ops.cast(found["embedding"], "float32")
+
+    def _term(self, objective, representations, labels):
+        selected, labels = objective.select(representations), objective.as_labels(labels)
+        if isinstance(objective, Stateful):
+            objective.update(selected, labels)
+        return self._learner.weight_of(objective) * ops.cast(objective.value_of(selected, labels), "float32")
+
+    def _norms_and_gram(self, gradients: Sequence[Sequence[Any]]):
+        """Squared norms by part of the sum over terms, and the products of terms over the embedder."""
+
+        def product(a, b, part):
+            pairs = [(a[i], b[i]) for i in self._parts[part] if a[i] is not None and b[i] is not None]
+            return sum((ops.sum(ops.cast(x, "float32") * ops.cast(y, "float32")) for x, y in pairs), ops.zeros(()))
+
+        total = [_sum([term[i] for term in gradients]) for i in range(len(self._trained))]
+        squares = {part: product(total, total, part) for part in self._parts}
+        embedder = [part for part in self._parts if part != "objectives"]
+        gram = [[sum(product(a, b, part) for part in embedder) for b in gradients] for a in gradients]
+        return squares, ops.stack([ops.stack(row) for row in gram])
+
+
+def _sum(gradients: Sequence[Any]):
+    known = [gradient for gradient in gradients if gradient is not None]
+    return sum(known[1:], known[0]) if known else None
+
+
+def _on_tensorflow(terms_of: Callable, summarise: Callable, eagerly: bool) -> Callable:
+    import tensorflow as tf
+
+    def run(trained, others, images, labels):
+        own = [tf.identity(value) for value in trained]
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(own)
+            terms, embeddings = terms_of(own, others, images, labels)
+            each = tf.unstack(terms)
+        # A gradient of gathered rows lists the rows.
+        gradients = [
+            [None if found is None else tf.convert_to_tensor(found) for found in tape.gradient(term, own)]
+            for term in each
+        ]
+        del tape
+        return (terms, embeddings, *summarise(gradients))
+
+    return run if eagerly else tf.function(run, autograph=False)
+
+
+def _on_jax(terms_of: Callable, summarise: Callable, eagerly: bool) -> Callable:
+    import jax
+
+    def run(trained, others, images, labels):
+        terms, back, embeddings = jax.vjp(
+            lambda own: terms_of(own, others, images, labels), list(trained), has_aux=True
+        )
+        gradients = [back(one)[0] for one in jax.numpy.eye(len(terms), dtype=terms.dtype)]
+        return (terms, embeddings, *summarise(gradients))
+
+    compiled = run if eagerly else jax.jit(run)
+
+    def on_one_device(trained, others, images, labels):
+        # Whatever the training is shared out over, this is the work of one device.
+        given = [np.asarray(x) for x in (images, labels)]
+        labels = given[1].astype(np.int32)
+        return compiled(trained, others, given[0], labels)
+
+    return on_one_device
+
+
+def _value(variable: Any):
+    """Return what a variable holds, on this process's first device."""
+    if keras.backend.backend() == "jax":
+        return np.asarray(variable.value.addressable_data(0))
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(variable.value)
+
+
+def spread(embeddings: np.ndarray) -> dict[str, float]:
+    """How far embeddings spread, and over how many directions.
+
+    With the eigenvalues l_1 .. l_d of their covariance and p_i = l_i / sum_j l_j:
+
+        variance = sum_i l_i
+        effective_rank = exp(-sum_i p_i ln p_i)
+        participation_ratio = (sum_i l_i)^2 / sum_i l_i^2
+
+    Both ranks lie between 1 and min(B - 1, d). Of unit vectors the variance is at most 1, and half the mean squared
+    distance of two of them (drawn with replacement).
+
+    Args:
+        embeddings: (B, d).
+
+    Returns:
+        The three by name; of images that all have one embedding, variance 0 and ranks of 1.
+
+    Example:
+        >>> spread(np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]]))["effective_rank"]
+        2.0
+
+    Source: Roy and Vetterli, "The effective rank", EUSIPCO 2007.
+    """
+    x = np.asarray(embeddings, np.float64)
+    # The singular values of the centred rows are those of the covariance, of the smaller of both sizes.
+    values = np.linalg.svd(x - x.mean(axis=0), compute_uv=False) ** 2 / len(x)
+    total = float(values.sum())
+    # Rounding of float32 is no direction.
+    if total <= 1e-12:
+        return {"variance": total, "effective_rank": 1.0, "participation_ratio": 1.0}
+    shares = values[values > 0] / total
+    return {
+        "variance": total,
+        "effective_rank": float(np.exp(-(shares * np.log(shares)).sum())),
+        "participation_ratio": float(1.0 / (shares**2).sum()),
+    }
+
+
+def pair_distances(
+    embeddings: np.ndarray, labels: np.ndarray, relation: Callable | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the Euclidean distances of positive and of negative pairs, each pair once, in float64.
+
+    Args:
+        embeddings: (B, d).
+        labels: (B,) class ids, or what `relation` takes.
+        relation: Which images belong together, see `MetricLearner.positives`.
+    """
+    pairs, distances = Pairs.of_batch(embeddings, labels, relation), pdist(embeddings)
+    upper = np.triu_indices(len(labels), 1)
+    return distances[np.asarray(pairs.positives)[upper]], distances[np.asarray(pairs.negatives)[upper]]
+
+
+def gradient_shares(gram: np.ndarray) -> np.ndarray:
+    """Return the share of each term's gradient g_t in their sum g: <g_t, g> / |g|^2, which add up to 1.
+
+    A share below 0 pulls against the sum of all.
+
+    Args:
+        gram: (T, T) <g_s, g_t>.
+
+    Returns:
+        (T,); 0 where the gradients cancel out.
+    """
+    total = float(gram.sum())
+    return gram.sum(axis=1) / total if total > 0 else np.zeros(len(gram))
+
+
+# A batch whose variance has fallen to this share of its highest, or its effective rank to that one's, has collapsed.
+VARIANCE_SHARE, RANK_SHARE = 0.1, 0.25
+# Unit vectors with this variance are a thousandth apart.
+POINT = 5e-7
+# A gradient norm this many times the running median of so many samples, once so many are known, has exploded.
+EXPLOSION, MEDIAN_OF, MEDIAN_FROM = 10.0, 20, 3
+
+ADVICE = {
+    "collapse": "lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another mining)",
+    "explosion": "lower --learning_rate, add --clip_norm or --warm_up_epochs",
+    "nan": "lower --learning_rate or add --clip_norm",
+}
+
+#: The exit status of a run that an alarm has ended.
+HALTED = 3
+
+Samples = Sequence[Mapping[str, Any]]
+
+
+class Halted(UserError):
+    """An alarm has ended the run, as `stop_on` asked for; a command that is ended by it exits with `status`."""
+
+    status = HALTED
+
+
+def alarm(kind: str, step: int, well: int | None, seen: str) -> dict[str, Any]:
+    """Return an alarm as `watch.json` keeps it.
+
+    Args:
+        kind: One of the settings' `ALARMS`.
+        step: The step at which it was raised.
+        well: The last step at which the same was measured and well; None: it never was.
+        seen: What was measured, in words.
+
+    Example:
+        >>> alarm("nan", 400, 300, "triplet is not finite")["line"]
+        'nan at step 400 (well at step 300): triplet is not finite; lower --learning_rate or add --clip_norm'
+    """
+    since = "at the first look" if well is None else f"well at step {well}"
+    line = f"{kind} at step {step} ({since}): {seen}; {ADVICE[kind]}"
+    return {"kind": kind, "step": step, "well": well, "seen": seen, "advice": ADVICE[kind], "line": line}
+
+
+def collapse(sample: Mapping[str, Any], earlier: Samples) -> str:
+    """Return what in a sample shows a collapsed embedding, against the best of earlier ones; empty: nothing.
+
+    The variance is below a tenth of its highest so far, or is that of a point; or the effective rank is below a quarter
+    of its highest so far, or of C - 1 where that is less: images of C classes, each drawn together to a point, as
+    training wants them, still span C - 1 directions.
+
+    Args:
+        sample: With `variance`, `effective_rank` and `classes`, the number of classes in the batch.
+        earlier: The samples before.
+    """
+    variance, rank = sample["variance"], sample["effective_rank"]
+    if variance < POINT:
+        return f"the embeddings of a batch have a variance of {variance:.1e}: they are one point"
+    if not earlier:
+        return ""
+    widest = max(earlier, key=lambda other: other["variance"])
+    if variance < VARIANCE_SHARE * widest["variance"]:
+        return (
+            f"the embeddings of a batch have a variance of {variance:.2g}, after {widest['variance']:.2g} at step "
+            f"{widest['step']}"
+        )
+    fullest = max(earlier, key=lambda other: other["effective_rank"])
+    if rank < RANK_SHARE * min(fullest["effective_rank"], sample["classes"] - 1):
+        return (
+            f"the embeddings of a batch fill {rank:.1f} directions (effective rank), after "
+            f"{fullest['effective_rank']:.1f} at step {fullest['step']}"
+        )
+    return ""
+
+
+def explosion(sample: Mapping[str, Any], earlier: Samples) -> str:
+    """Return what of a sample says that a gradient has exploded; empty: nothing.
+
+    The norm of a part's gradient is above ten times the median of the last 20 samples, and higher than in any of them:
+    where a loss is often 0, and its median with it, a batch that is not is no explosion.
+
+    Args:
+        sample: With `gradient_norm`, by part.
+        earlier: The samples before; fewer than three tell nothing.
+    """
+    last = earlier[-MEDIAN_OF:]
+    if len(last) < MEDIAN_FROM:
+        return ""
+    found = []
+    for part, norm in sample["gradient_norm"].items():
+        norms = [other["gradient_norm"].get(part, norm) for other in last]
+        median = float(np.median(norms))
+        if norm > EXPLOSION * median and norm > max(norms):
+            found.append(f"the gradient norm of the {part} is {norm:.3g}, {median:.3g} in the median of {len(norms)}")
+    return " and ".join(found)
+
+
+def new_alarms(sample: dict[str, Any], earlier: Samples) -> list[dict[str, Any]]:
+    """Return the alarms that a sample raises; notes in the sample under `alarms` which kinds hold.
+
+    What held at the sample before is not raised again.
+
+    Args:
+        sample: What `collapse` and `explosion` read, with its `step`.
+        earlier: The samples before, each with `alarms`.
+    """
+    seen = {"collapse": collapse(sample, earlier), "explosion": explosion(sample, earlier)}
+    sample["alarms"] = [kind for kind, words in seen.items() if words]
+    before = earlier[-1] if earlier else {"alarms": [], "step": None}
+    new = [kind for kind in sample["alarms"] if kind not in before["alarms"]]
+    return [alarm(kind, sample["step"], before["step"], seen[kind]) for kind in new]
+
+
+# (first step, every) -> (images, labels) of that step and of every so-manieth after it.
+Batches = Callable[[int, int], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+
+class Watcher:
+    """What a run is watched by, in the process that writes its folder; it changes nothing of the training.
+
+    Args:
+        learner: A built learner.
+        folder: The run folder.
+        every: Steps from one look to the next; 0: it never looks.
+        batches: See `Batches`.
+        indices: step -> the rows of `images` that the batch of that step holds.
+        images: The training images, for their names.
+        stop_on: Which kinds of alarms end the run.
+    """
+
+    def __init__(
+        self,
+        learner: MetricLearner,
+        folder: RunFolder,
+        every: int,
+        batches: Batches,
+        indices: Callable[[int], np.ndarray],
+        images: ImageDataset,
+        stop_on: frozenset[str] = frozenset(),
+    ):
+        self.folder, self.every, self.stop_on = folder, every, stop_on
+        self._learner, self._batches, self._indices, self._images = learner, batches, indices, images
+        self._stream: Iterator[tuple[np.ndarray, np.ndarray]] | None = None
+        self._sampler: GradientSampler | None = None
+        self._too_large = False
+        self.samples: list[dict[str, Any]] = []
+        self.alarms: list[dict[str, Any]] = []
+
+    def resume(self, step: int) -> None:
+        """Take up what was seen before this step."""
+        if not self.folder.watch.is_file():
+            return
+        try:
+            known = read_json(self.folder.watch, {"samples": list, "alarms": list})
+        except UserError as error:
+            logging.warning("%s; watching begins again", error)
+            return
+        # What came of steps that are made again comes again.
+        self.samples = [sample for sample in known["samples"] if sample["step"] <= step]
+        self.alarms = [alarm for alarm in known["alarms"] if alarm["step"] <= step]
+
+    def is_due(self, step: int) -> bool:
+        """Whether the batch of this step, from 0, is to be looked at: never the first."""
+        return self.every > 0 and step > 0 and step % self.every == 0
+
+    def look(self, step: int, writer: Any) -> list[str]:
+        """Look at the batch that the next step will learn from; returns the alarms that are to end the run, in words.
+
+        Args:
+            step: How many steps have been made.
+            writer: TensorBoard's.
+        """
+        if self._too_large or any(sample["step"] == step for sample in self.samples):
+            return []  # of such a step: an alarm ended the run here, and it is resumed
+        if self._stream is None:
+            self._stream = self._batches(step, self.every)
+        if self._sampler is None:
+            self._sampler = GradientSampler(self._learner)
+        images, labels = next(self._stream)
+        try:
+            found = self._sampler(images, labels)
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, tf.errors.ResourceExhaustedError):
+                raise
+            logging.warning("a look at a batch does not fit the memory beside the training: the run goes on unwatched")
+            self._too_large = True
+            return []
+        embeddings = found.embeddings
+        if not np.isfinite(embeddings).all():
+            return []  # the step itself will tell, with all of its batch
+        d_pos, d_neg = pair_distances(embeddings, labels, self._learner.positives)
+        sample: dict[str, Any] = {
+            "step": step,
+            "terms": found.terms,
+            "gradient_norm": found.norms,
+            "gradient_share": dict(zip(found.terms, gradient_shares(found.gram).tolist(), strict=True)),
+            **spread(embeddings),
+            "classes": len(np.unique(labels, axis=0)),
+            "images": len(labels),
+            "d_pos": float(d_pos.mean()) if len(d_pos) else None,
+            "d_neg": float(d_neg.mean()) if len(d_neg) else None,
+        }
+        raised = new_alarms(sample, self.samples)
+        self.samples.append(sample)
+        self._write_scalars(sample, d_pos, d_neg, writer)
+        for one in raised:
+            logging.warning("%s", one["line"])
+        self.alarms += raised
+        self._write()
+        return [one["line"] for one in raised if one["kind"] in self.stop_on]
+
+    def forget_batches(self) -> None:
+        """Drop the batches that were made ahead."""
+        self._stream = None
+
+    def diverged(self, step: int, what: str, terms: dict[str, str]) -> None:
+        """Write `diverged.json`, and note that the run ends because something stopped being finite.
+
+        A gradient that is not finite shows in the loss one step later. So the file has the `indices` and `images` of
+        the step's batch, those of the batch before as `before`, and as `last_good` the newest checkpoint.
+
+        Args:
+            step: How many steps have been made.
+            what: What is not finite.
+            terms: The values of the step.
+        """
+        about: dict[str, Any] = {"step": step, "what": what, "terms": terms, **self._named(step - 1)}
+        if step > 1:
+            about["before"] = {"step": step - 1, **self._named(step - 2)}
+        known = checkpoints.list_checkpoints(self.folder.checkpoints)
+        if known:
+            about["last_good"] = str(known[-1])
+        write_json(self.folder.diverged, about)
+        if self.every:
+            well = checkpoints.step_of(known[-1]) if known else None
+            self.alarms.append(alarm("nan", step, well, what))
+            self._write()
+
+    def _named(self, step: int) -> dict[str, Any]:
+        indices = [int(index) for index in self._indices(step)]
+        return {"indices": indices, "images": [self._images.images.name(index) for index in indices]}
+
+    def _write(self) -> None:
+        write_json(self.folder.watch, {"every": self.every, "samples": self.samples, "alarms": self.alarms})
+
+    def _write_scalars(self, sample: dict[str, Any], d_pos: np.ndarray, d_neg: np.ndarray, writer: Any) -> None:
+        with writer.as_default(step=sample["step"]):
+            for name in ("terms", "gradient_norm", "gradient_share"):
+                for part, value in sample[name].items():
+                    tf.summary.scalar(f"watch/{name}/{part}", value)
+            for name in ("variance", "effective_rank", "participation_ratio"):
+                tf.summary.scalar(f"watch/{name}", sample[name])
+            for name, values in (("d_pos", d_pos), ("d_neg", d_neg)):
+                if len(values):
+                    tf.summary.histogram(f"watch/{name}", values)
+            writer.flush()
+
+
+def make_watcher(experiment: Experiment, parts: Components, folder: RunFolder) -> Watcher:
+    """Return what watches a run; writes nothing.
+
+    Args:
+        experiment: The settings.
+        parts: The objects of the run.
+        folder: Its folder.
+    """
+    return Watcher(
+        parts.learner,
+        folder,
+        experiment.watch_every,
+        sampled_batches(experiment.seed, parts),
+        parts.sampler.batch,
+        parts.splits.train,
+        experiment.stops_on(),
+    )
+
+
+def sampled_batches(seed: int, parts: Components) -> Batches:
+    """Return the images of a step that are looked at: one device's share, as much as its memory takes.
+
+    Args:
+        seed: Of the run.
+        parts: The objects of the run.
+    """
+    whole, most = parts.sampler.batch_size, parts.learner.gradient_cache or parts.sampler.batch_size
+    devices = parts.strategy.num_replicas_in_sync
+    count = next(count for count in range(devices, whole + 1) if whole % count == 0 and whole // count <= most)
+    share = Share(parts.sampler, 0, count)
+
+    def from_step(first: int, every: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        images, view = parts.splits.train, parts.train_view
+        batches = training_batches(images, share, view, seed=seed, first_step=first, every=every)
+        yield from own_threads(batches).as_numpy_iterator()
+
+    return from_step
+
+
+class Logger:
+    """Hands each epoch's numbers to a Keras callback of another library, which is not given to `fit`.
+
+    So it receives the metrics on unseen classes too, and the epoch before training, which `fit` does not know.
+
+    Args:
+        target: `wandb:PROJECT` or `mlflow:URI`, as the settings check it.
+        run_dir: The run's folder; its name is the run's.
+        flags: The run's flags, by name.
+
+    Raises:
+        UserError: The library is not installed, or it refuses.
+    """
+
+    def __init__(self, target: str, run_dir: Path, flags: Mapping[str, Any]):
+        service, _, rest = target.partition(":")
+        try:
+            self._callback, self._name, self._close = _MAKE[service](rest, run_dir, flags)
+        except ImportError as error:
+            raise UserError(
+                f"--log_to={target}: {error.name or service} is not installed: pip install 'tfdml[{service}]'"
+            ) from error
+        except Exception as error:  # a server that is not there, a project that is not theirs
+            raise UserError(f"--log_to={target}: {service} refuses: {error}") from error
+
+    def begin(self, learner: keras.Model) -> None:
+        """Tell of the model."""
+        self._callback.set_model(learner)
+        self._callback.on_train_begin()
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Tell of an epoch, as `metrics.jsonl` has it."""
+        numbers = {self._name(name): value for name, value in flat(record).items()}
+        self._callback.on_epoch_end(int(record["epoch"]), numbers)
+
+    def end(self) -> None:
+        """Close the run there."""
+        self._callback.on_train_end()
+        self._close()
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the finite numbers of nested mappings, under joined names.
+
+    Example:
+        >>> flat({"step": 7, "test": {"recall@1": 0.5, "protocol": "zero-shot"}})
+        {'step': 7.0, 'test/recall@1': 0.5}
+    """
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found.update(flat(value, f"{prefix}{name}/"))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            found[f"{prefix}{name}"] = float(value)
+    return found
+
+
+_Made = tuple[keras.callbacks.Callback, Callable[[str], str], Callable[[], None]]
+
+
+def _wandb(project: str, run_dir: Path, flags: Mapping[str, Any]) -> _Made:
+    import wandb
+    from wandb.integration.keras import WandbMetricsLogger
+
+    # The same id on --resume: the run there goes on.
+    name = run_dir.resolve().name
+    wandb.init(project=project, name=name, id=_run_id(run_dir), resume="allow", config=dict(flags), dir=str(run_dir))
+    return WandbMetricsLogger(), str, wandb.finish
+
+
+def _mlflow(uri: str, run_dir: Path, flags: Mapping[str, Any]) -> _Made:
+    import mlflow
+    from mlflow.keras import MlflowCallback
+
+    mlflow.set_tracking_uri(uri)
+    if uri.startswith("sqlite:///") and mlflow.get_experiment_by_name("tfdml") is None:
+        # By default files go to the folder in which the command happens to run.
+        beside = Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlruns"
+        mlflow.create_experiment("tfdml", artifact_location=beside.as_uri())
+    mlflow.set_experiment("tfdml")
+    identity = _run_id(run_dir)
+    known = mlflow.search_runs(filter_string=f"tags.tfdml = '{identity}'", output_format="list")
+    if known:
+        mlflow.start_run(run_id=known[0].info.run_id)
+    else:
+        mlflow.start_run(run_name=run_dir.resolve().name, tags={"tfdml": identity})
+        mlflow.log_params({name: str(value)[:500] for name, value in flags.items()})
+
+    def close() -> None:
+        mlflow.flush_async_logging()
+        mlflow.end_run()
+
+    # Its names have no @.
+    return MlflowCallback(), lambda name: re.sub(r"[^\w\-./ ]", "_at_", name), close
+
+
+def _run_id(run_dir: Path) -> str:
+    """Return an id of the run's folder, the same whenever it goes on."""
+    return hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]
+
+
+_MAKE: dict[str, Callable[[str, Path, Mapping[str, Any]], _Made]] = {"wandb": _wandb, "mlflow": _mlflow}
