@@ -62,7 +62,7 @@ def test_what_python_takes_for_a_truth_value_is_none(value):
 
 
 # What a class cannot be made without.
-REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2, "dims": [1, 2]}
+REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2, "dims": [1, 2], "pairs": [(0, 1, 1)]}
 
 
 def _numeric_arguments():
@@ -72,8 +72,10 @@ def _numeric_arguments():
     classes |= {cls for _, cls in inspect.getmembers(kernels, inspect.isclass) if issubclass(cls, kernels.Kernel)}
     for cls in sorted((cls for cls in classes if inspect.isclass(cls)), key=lambda cls: cls.__name__):
         parameters = inspect.signature(cls).parameters
-        required = {key: REQUIRED[key] for key in parameters if key in REQUIRED}
-        if cls is objectives.ProxyLoss:
+        required = {
+            key: REQUIRED[key] for key, one in parameters.items() if key in REQUIRED and one.default is one.empty
+        }
+        if cls in (objectives.ProxyLoss, objectives.MatryoshkaProxyLoss):
             required["loss"] = losses.AMSoftmaxLoss()
         for parameter in parameters.values():
             if isinstance(parameter.default, (bool, int, float)):

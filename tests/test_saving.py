@@ -77,7 +77,7 @@ def test_every_argument_is_in_the_config_under_its_name(cls):
     """Also in classes that are added later: an argument that is kept under another name would not be saved."""
     named = {name: p.default for name, p in inspect.signature(cls).parameters.items() if name != "kwargs"}
     required = {name: REQUIRED[name] for name in named if name in REQUIRED}
-    if cls is objectives.ProxyLoss:
+    if cls in (objectives.ProxyLoss, objectives.MatryoshkaProxyLoss):
         required["loss"] = losses.AMSoftmaxLoss()
     config = cls(**required).get_config()
     assert set(named) <= set(config)

@@ -1,4 +1,4 @@
-"""Every loss gives on JAX and on PyTorch the values and gradients that it gives on TensorFlow."""
+"""Losses, miners and layers give on JAX and on PyTorch the values and gradients that they give on TensorFlow."""
 
 import os
 import subprocess
@@ -9,14 +9,31 @@ import numpy as np
 import pytest
 
 from tests.mathematics import degenerate_batches, random_batch, value_and_gradients
-from tfdml import losses
+from tfdml import layers, losses
 from tfdml.losses.classification import ClassSimilarityLoss
+from tfdml.mining.base import named_miners
 
 LOSSES = [name for name in losses.__all__ if name != "TripletLoss"]
 SPECIFICATIONS = {
     **{name: (name, {}) for name in LOSSES},
     **{m: ("TripletLoss", {"mining": m, "margin": 0.5}) for m in ("all", "hard", "semi_hard", "distance_weighted")},
     "soft": ("TripletLoss", {"margin": "soft"}),
+    **{f"{miner} miner": ("ContrastiveLoss", {"mining": miner}) for miner in named_miners()},
+}
+MAPS, VECTORS = (3, 5, 6, 4), (7, 4)
+LAYERS = {
+    "InputScaling": ((2, 4, 4, 3), {"mode": "torch"}),
+    "CeilMaxPooling2D": (MAPS, {}),
+    "LocalResponseNormalization": (MAPS, {"alpha": 0.5}),
+    "GeneralizedMeanPooling2D": (MAPS, {}),
+    "AttentionPooling2D": (MAPS, {}),
+    "AttentionHeads": (MAPS, {"heads": 2}),
+    "HighOrderMoments": (MAPS, {"orders": 3, "dim": 5, "seed": 0}),
+    "MomentEmbeddings": (MAPS, {"orders": 3, "dim": 5, "embedding_dim": 4, "seed": 0}),
+    "StatisticsNetwork": ((9,), {"hidden": 5, "depth": 1}),
+    "CosineProxies": (VECTORS, {"num_classes": 3, "proxies_per_class": 2}),
+    "L2Normalize": (VECTORS, {}),
+    "PrincipalComponents": (VECTORS, {"dim": 2}),
 }
 
 
@@ -51,12 +68,41 @@ def gradient_function(loss, labels, compiled):
     return run
 
 
+def layer_function(name):
+    """A weighted sum of what a layer with drawn weights returns, as a function of its input; and an input."""
+    shape, arguments = LAYERS[name]
+    generator = np.random.default_rng(0)
+    layer, x = getattr(layers, name)(**arguments), generator.normal(size=shape).astype("float32")
+
+    def outputs(x):
+        return keras.tree.flatten(layer([x, x] if name == "AttentionHeads" else x))
+
+    if name == "PrincipalComponents":
+        layer.adapt(x)
+    found = outputs(keras.ops.convert_to_tensor(x))
+    weights = [keras.ops.array(generator.normal(size=tuple(y.shape)).astype("float32")) for y in found]
+    for weight in layer.weights if name != "PrincipalComponents" else ():
+        weight.assign(0.5 + 0.5 * generator.random(weight.shape))
+
+    def total(labels, x):
+        products = (w * keras.ops.cast(y, "float32") for w, y in zip(weights, outputs(x), strict=True))
+        return sum(keras.ops.sum(product) for product in products)
+
+    return total, x
+
+
 def write_values(path):
-    """Write value and gradient of every loss on the backend of this process."""
+    """Write value and gradient of every loss and layer on the backend of this process."""
     arrays = {}
+    for name in LAYERS:
+        total, x = layer_function(name)
+        value, gradient = gradient_function(total, None, compiled=False)(x)
+        arrays[f"{name}/value"], arrays[f"{name}/gradient"] = value, gradient
     for key, (name, arguments) in SPECIFICATIONS.items():
         for batch, (labels, x) in inputs(name).items():
-            run = gradient_function(getattr(losses, name)(**arguments), labels, compiled=batch == "random")
+            run = gradient_function(
+                getattr(losses, name)(**arguments), labels, compiled=batch == "random" and " miner" not in key
+            )
             arrays[f"{key}/{batch}/value"], arrays[f"{key}/{batch}/gradient"] = run(x)
     np.savez(path, **arrays)
 
@@ -81,3 +127,13 @@ def test_other_backends_agree_with_tensorflow(on_backend, key):
         np.testing.assert_allclose(on_backend[f"{key}/{batch}/value"], value, rtol=1e-5, atol=1e-6)
         scale = max(np.abs(gradient).max(), 1.0)
         np.testing.assert_allclose(on_backend[f"{key}/{batch}/gradient"], gradient, atol=2e-5 * scale)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", layers.__all__)
+def test_layers_agree_with_tensorflow(on_backend, name):
+    total, x = layer_function(name)
+    value, (gradient,) = value_and_gradients(lambda x: total(None, x), x)
+    np.testing.assert_allclose(on_backend[f"{name}/value"], value, rtol=1e-5, atol=1e-5)
+    scale = max(np.abs(gradient).max(), 1.0)
+    np.testing.assert_allclose(on_backend[f"{name}/gradient"], gradient, atol=1e-5 * scale)
