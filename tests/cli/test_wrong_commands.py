@@ -257,8 +257,6 @@ WRONG += [
         (["--model=rest://localhost:1/x", "--timeout=nan"], "--timeout=nan must be"),
         (["--model=rest://localhost:1/x", "--timeout=-1"], "--timeout=-1.0 must be"),
         (["--batch_size=0"], "--batch_size=0"),
-        (["--resize=10"], "needs a .tflite or .onnx file"),
-        (["--image_size=-1"], "--image_size=-1"),
         (["--split=foo"], "--split=foo"),
         (["--flagfile={files}/binary.flags"], "is no UTF-8 text"),
     ]
