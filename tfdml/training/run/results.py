@@ -94,7 +94,8 @@ class Evaluator:
 
     def embed_together(self, embedder: Embedder, name: str) -> np.ndarray:
         """Return the same, by all processes, each of which has to call this; with the weights that they share."""
-        if len(getattr(self.splits, name)) < self.processes.count or name not in self._parts:
+        few = len(getattr(self.splits, name)) < self.processes.count
+        if few or self.processes.alone or name in self.splits.two_views:
             return self.embed(embedder, name)
         return self.processes.gather(embed(embedder, self._parts[name]))
 
