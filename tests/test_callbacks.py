@@ -222,9 +222,9 @@ def test_all_of_this_on_jax():
 class KeptLabels(keras.Sequential):
     """Keeps the labels of the batches that it is trained on, and its embeddings before each epoch."""
 
-    def train_step(self, data):
-        self.seen[-1].append(np.asarray(data[1]))
-        return super().train_step(data)
+    def train_step(self, *state_and_data):
+        self.seen[-1].append(np.asarray(state_and_data[-1][1]))
+        return super().train_step(*state_and_data)
 
 
 def trained_by_neighbors(x, y, epochs, resumed=None):
@@ -241,7 +241,8 @@ def trained_by_neighbors(x, y, epochs, resumed=None):
 
     def begin(epoch, logs):
         model.seen.append([])
-        embeddings.append(keras.ops.convert_to_numpy(model(x)).astype("float64"))
+        # On JAX a model has its variables only once a callback has asked for it.
+        embeddings.append(keras.ops.convert_to_numpy(kept.model(x)).astype("float64"))
 
     search = tfdml.callbacks.NeighborSearch(sampler, x, y, every=2, skip_top=1)
     kept = keras.callbacks.LambdaCallback(on_epoch_begin=begin)

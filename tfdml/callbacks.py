@@ -7,14 +7,13 @@ first steps, and `NeighborSearch` searches the training set for a sampler of con
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
-from tfdml.data.sampling import NeighborSampler, check_positive
 from tfdml.embeddings.compute import embed, slices
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.per_query import PER_QUERY_METRICS, check_depth, requested, retrieval_task
 from tfdml.evaluation.retrieval import evaluate_retrieval
 from tfdml.models import MetricLearner
@@ -23,6 +22,10 @@ from tfdml.models.inference import never_ends
 from tfdml.pairwise import integer_labels
 from tfdml.retrieval import confusable_classes
 from tfdml.workarounds import put_first
+
+if TYPE_CHECKING:
+    # The package imports TensorFlow, which JAX and PyTorch do without.
+    from tfdml.data import NeighborSampler
 
 __all__ = ["AutoWeights", "NeighborSearch", "RetrievalEvaluation"]
 

@@ -72,3 +72,9 @@ def short_message(
     message = " ".join(" ".join(kept).split())[:longest]
     kind = "" if isinstance(error, str) else type(error).__name__
     return f"{kind}: {message}".removesuffix(": ") if named else message or kind
+
+
+def check_positive(argument: str, value: int) -> None:
+    """Refuses a number below 1."""
+    if value < 1:
+        raise UserError(f"`{argument}` must be at least 1, not {value}")

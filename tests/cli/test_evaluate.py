@@ -37,8 +37,10 @@ def forms(finished_run, command, tmp_path_factory):
     done = command("export", f"--run_dir={finished_run}", f"--out={folder / 'versions'}")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "cosine min 1.000000" in done.stdout
-    (folder / "model.tflite").write_bytes(tflite(keras.saving.load_model(finished_run / "embedder.keras")))
-    return {"run": finished_run, "saved_model": folder / "versions" / "1", "litert": folder / "model.tflite"}
+    version = folder / "versions" / "1"
+    # Next to the model card of the version, which has its view.
+    (version / "model.tflite").write_bytes(tflite(keras.saving.load_model(finished_run / "embedder.keras")))
+    return {"run": finished_run, "saved_model": version, "litert": version / "model.tflite"}
 
 
 @pytest.mark.slow
@@ -48,7 +50,7 @@ def test_the_same_numbers_for_the_same_model(forms, tmp_path):
             "run": [f"--model={forms['run']}"],
             "keras": [f"--model={forms['run'] / 'embedder.keras'}", *DATA],
             "saved_model": [f"--model={forms['saved_model'].parent}", *DATA],
-            "litert": [f"--model={forms['litert']}", "--resize=32", "--image_size=28", *DATA],
+            "litert": [f"--model={forms['litert']}", *DATA],
             "rest": [f"--model=http://127.0.0.1:{server.rest_port}/v1/models/tiny", *DATA],
         }
         answers = run_many("evaluate", tmp_path, [[*flags, f"--json={name}.json"] for name, flags in places.items()])

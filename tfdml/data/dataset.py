@@ -174,7 +174,7 @@ class ImageDataset:
 
     name: str = "images"
     split: str = "all"
-    images: Images = ()  # type: ignore[assignment]
+    images: Any = ()  # an array becomes `Images`
     labels: Any = ()
     class_names: dict[int, str] = None  # type: ignore[assignment]
     super_labels: np.ndarray | None = None

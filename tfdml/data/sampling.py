@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from absl import logging
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_positive
 
 
 class Sampler(Protocol):
@@ -33,12 +33,6 @@ class Sampler(Protocol):
 
     def batch(self, step: int) -> np.ndarray:
         """(B,) int64 indices of the images of step `step`."""
-
-
-def check_positive(argument: str, value: int) -> None:
-    """Refuses a number below 1."""
-    if value < 1:
-        raise UserError(f"`{argument}` must be at least 1, not {value}")
 
 
 def check_seed(seed: int) -> None:
