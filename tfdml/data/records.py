@@ -572,7 +572,7 @@ def prepare(
 ) -> Report:
     """Check a data set and writes it as record files that `load("records", out, split)` reads.
 
-    Interrupted and called again with the same arguments, it keeps the shards that are there whole and goes on. The
+    Interrupted and called again with the same arguments, it keeps the shards that are complete and continues. The
     manifest is written last: a folder without it is not yet a data set.
 
     Args:

@@ -582,7 +582,7 @@ class Logger:
         self._callback.on_train_begin()
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Tell of an epoch, as `metrics.jsonl` has it."""
+        """Record an epoch, as `metrics.jsonl` has it."""
         numbers = {self._name(name): value for name, value in flat(record).items()}
         self._callback.on_epoch_end(int(record["epoch"]), numbers)
 
@@ -615,7 +615,7 @@ def _wandb(project: str, run_dir: Path, flags: Mapping[str, Any]) -> _Made:
     import wandb
     from wandb.integration.keras import WandbMetricsLogger
 
-    # The same id on --resume: the run there goes on.
+    # The same id on --resume continues the run there.
     name = run_dir.resolve().name
     wandb.init(project=project, name=name, id=_run_id(run_dir), resume="allow", config=dict(flags), dir=str(run_dir))
     return WandbMetricsLogger(), str, wandb.finish
@@ -648,7 +648,7 @@ def _mlflow(uri: str, run_dir: Path, flags: Mapping[str, Any]) -> _Made:
 
 
 def _run_id(run_dir: Path) -> str:
-    """Return an id of the run's folder, the same whenever it goes on."""
+    """Return an id of the run's folder, the same whenever it is resumed."""
     return hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]
 
 
