@@ -1,6 +1,7 @@
 """Helpers of the mathematical tests: batches, gradients two ways, comparisons."""
 
 import contextlib
+import inspect
 
 import keras
 import numpy as np
@@ -8,6 +9,13 @@ import tensorflow as tf
 
 EPSILON = 1e-6
 MODES = ("eager", "graph", "xla")
+# Base classes among the losses and objectives.
+BASES = ("PairLoss", "ClassSimilarityLoss", "Calibrated", "Observed", "Stateful", "WithStatistics", "Objective")
+
+
+def public_classes(package):
+    """Name -> class of what a package exports, without the base classes."""
+    return {name: cls for name, cls in inspect.getmembers(package, inspect.isclass) if name not in BASES}
 
 
 def random_batch(seed=0, size=8, classes=3, dim=5, unit=True):

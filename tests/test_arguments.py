@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.mathematics import public_classes
 from tfdml import kernels, layers, losses, mining, objectives
 from tfdml.arguments import boolean, integer, number, one_of
 
@@ -68,7 +69,7 @@ REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2, "dims"
 def _numeric_arguments():
     """Every public class, with each of its arguments whose default is a number or a truth value."""
     modules = (kernels, layers, losses, mining, objectives)
-    classes = {getattr(module, name) for module in modules[1:] for name in module.__all__}
+    classes = {cls for module in modules[1:] for cls in public_classes(module).values()}
     classes |= {cls for _, cls in inspect.getmembers(kernels, inspect.isclass) if issubclass(cls, kernels.Kernel)}
     for cls in sorted((cls for cls in classes if inspect.isclass(cls)), key=lambda cls: cls.__name__):
         parameters = inspect.signature(cls).parameters

@@ -26,7 +26,7 @@ def names() -> dict:
     found = {"keras": keras, "np": np, "os": os, "pathlib": pathlib, "tf": tf, "tfdml": tfdml}
     for package in (*PACKAGES, "objectives", "report", "retrieval", "training"):
         module = importlib.import_module(f"tfdml.{package}")
-        found.update({name: getattr(module, name) for name in module.__all__})
+        found.update({name: value for name, value in vars(module).items() if not name.startswith("_")})
     train, test = (_glyphs(split) for split in ("train", "test"))
     view = tfdml.data.TrainTransform("random_crop", resize=32, image_size=SIDE)
     embedder = _embedder()

@@ -19,6 +19,7 @@ from tests.mathematics import (
     degenerate_batches,
     dtype_policy,
     finite_differences,
+    public_classes,
     random_batch,
     value_and_gradients,
 )
@@ -224,7 +225,7 @@ def with_every_mining(name):
     return {name: make(), **{f"{name} {mining}": make(mining=mining) for mining in (*own, *named_miners())}}
 
 
-every_name = pytest.mark.parametrize("name", losses.__all__)
+every_name = pytest.mark.parametrize("name", public_classes(losses))
 
 
 @every_name
@@ -295,9 +296,9 @@ LOSSES = {
     **{mining: losses.TripletLoss(0.5, mining) for mining in ("all", "hard", "semi_hard", "distance_weighted")},
     "soft": losses.TripletLoss("soft"),
     **{
-        name: getattr(losses, name)()
-        for name in losses.__all__
-        if name not in ("TripletLoss", "SoftTripleLoss") and issubclass(getattr(losses, name), losses.base.PairLoss)
+        name: make()
+        for name, make in public_classes(losses).items()
+        if name not in ("TripletLoss", "SoftTripleLoss") and issubclass(make, losses.base.PairLoss)
     },
     "ProxyAnchorLoss": losses.ProxyAnchorLoss(),
 }
@@ -326,11 +327,7 @@ def test_a_batch_of_unknown_size(name, mode):
         assert np.any(expected_gradient)
 
 
-ON_PAIRS = [
-    getattr(losses, name)
-    for name in losses.__all__
-    if issubclass(getattr(losses, name), PairLoss) and getattr(losses, name) is not PairLoss
-]
+ON_PAIRS = [make for make in public_classes(losses).values() if issubclass(make, PairLoss)]
 every_label_sets_loss = pytest.mark.parametrize("make", ON_PAIRS, ids=lambda make: make.__name__)
 
 

@@ -10,12 +10,12 @@ import keras
 import numpy as np
 import pytest
 
-from tests.mathematics import assert_close, random_batch
+from tests.mathematics import assert_close, public_classes, random_batch
 from tests.played_replicas import play, sum_and_gradient
 from tfdml import losses
 from tfdml.losses.classification import ClassSimilarityLoss
 
-MAKE = {name: getattr(losses, name) for name in losses.__all__} | {
+MAKE = public_classes(losses) | {
     f"TripletLoss {mining}": functools.partial(losses.TripletLoss, 0.5, mining)
     for mining in ("hard", "semi_hard", "distance_weighted")
 }
@@ -81,7 +81,7 @@ CHILD = """
 
     from tfdml import losses
 
-    makers = [getattr(losses, name) for name in losses.__all__]
+    makers = list(public_classes(losses).values())
     makers = [make for make in makers if issubclass(make, (losses.PairLoss, losses.ProxyAnchorLoss))]
     makers = [make for make in makers if make not in (losses.TripletLoss, losses.ContrastiveLoss)]
     for mining in ("all", "hard", "semi_hard", "distance_weighted"):

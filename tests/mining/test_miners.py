@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.losses import references
-from tests.mathematics import MODES, assert_close, degenerate_batches, random_batch, value_and_gradients
+from tests.mathematics import MODES, assert_close, degenerate_batches, public_classes, random_batch, value_and_gradients
 from tfdml import losses, pairwise
 from tfdml.mining import (
     AngularMiner,
@@ -328,8 +328,7 @@ def test_angular_keeps_the_pairs_of_wide_triplets(angle):
 
 def mined_losses():
     """Each loss that takes a miner, with each distance from which the angle follows: (class, arguments, on cosines)."""
-    for name in losses.__all__:
-        make = getattr(losses, name)
+    for name, make in public_classes(losses).items():
         parameters = inspect.signature(make).parameters
         if "mining" in parameters and "distance" in parameters:
             for distance in ("euclidean", "sqeuclidean", "cosine", "dot", pairwise.absolute_distances):

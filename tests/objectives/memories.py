@@ -2,15 +2,14 @@
 
 import numpy as np
 
-from tests.mathematics import assert_close
+from tests.mathematics import assert_close, public_classes
 from tests.played_replicas import sum_and_gradient
 from tfdml import losses, replicas
 from tfdml.pairs import pairs_of_replica
 
 
 def all_losses():
-    found = [getattr(losses, name) for name in losses.__all__]
-    return {cls.__name__: cls() for cls in found if issubclass(cls, losses.PairLoss)}
+    return {name: cls() for name, cls in public_classes(losses).items() if issubclass(cls, losses.PairLoss)}
 
 
 REFUSED = {"LiftedStructureLoss", "AngularLoss", "QuadrupletLoss", "VICRegLoss"}

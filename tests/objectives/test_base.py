@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tfdml
-from tests.mathematics import random_batch
+from tests.mathematics import public_classes, random_batch
 from tfdml import losses, objectives
 
 MAKE = {
@@ -22,7 +22,7 @@ MAKE = {
     },
     "SphereFace2": lambda: objectives.SphereFace2(3),
 }
-NAMES = [name for name in objectives.__all__ if name not in ("AutoWeight", "Objective")]
+NAMES = [name for name in public_classes(objectives) if name != "AutoWeight"]
 
 
 def representations():

@@ -1,18 +1,11 @@
 """Networks from images to feature maps, by name."""
 
-from tfdml.backbones.cutting import cut
-from tfdml.backbones.lora import enable_lora
-from tfdml.backbones.resolver import Backbone, check, load_weights, names, published_weights, resolve
-from tfdml.backbones.tokens import TokenBackbone
-
-__all__ = [
-    "Backbone",
-    "TokenBackbone",
-    "check",
-    "cut",
-    "enable_lora",
-    "load_weights",
-    "names",
-    "published_weights",
-    "resolve",
-]
+from tfdml.backbones.cutting import cut as cut
+from tfdml.backbones.lora import enable_lora as enable_lora
+from tfdml.backbones.resolver import Backbone as Backbone
+from tfdml.backbones.resolver import check as check
+from tfdml.backbones.resolver import load_weights as load_weights
+from tfdml.backbones.resolver import names as names
+from tfdml.backbones.resolver import published_weights as published_weights
+from tfdml.backbones.resolver import resolve as resolve
+from tfdml.backbones.tokens import TokenBackbone as TokenBackbone

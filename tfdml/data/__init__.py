@@ -1,68 +1,36 @@
 """Data sets, sampling, augmentation and the input pipeline."""
 
-from tfdml.data.catalogue import load, names
-from tfdml.data.dataset import ImageDataset, PairList
-from tfdml.data.decoding import decode_image
-from tfdml.data.faults import explain_failure
-from tfdml.data.images import ArrayImages, EncodedImages, FileImages, VectorImages
-from tfdml.data.pipeline import (
-    class_balanced,
-    contact_sheet,
-    distributed,
-    evaluation_batches,
-    hierarchical_sampler,
-    shuffled,
-    training_batches,
-)
-from tfdml.data.policies import Policy, Step
-from tfdml.data.records import RecordImages, RecordSettings, prepare
-from tfdml.data.sampling import (
-    ArrayBatches,
-    ClassBalancedSampler,
-    HierarchicalSampler,
-    NeighborSampler,
-    PairSampler,
-    Sampler,
-    Share,
-    ShuffleSampler,
-    TwoViewSampler,
-    WholeClassSampler,
-)
-from tfdml.data.transforms import EvaluationTransform, TrainTransform
-
-__all__ = [
-    "ArrayBatches",
-    "ArrayImages",
-    "ClassBalancedSampler",
-    "EncodedImages",
-    "EvaluationTransform",
-    "FileImages",
-    "HierarchicalSampler",
-    "ImageDataset",
-    "NeighborSampler",
-    "PairList",
-    "PairSampler",
-    "Policy",
-    "RecordImages",
-    "RecordSettings",
-    "Sampler",
-    "Share",
-    "ShuffleSampler",
-    "Step",
-    "TrainTransform",
-    "TwoViewSampler",
-    "VectorImages",
-    "WholeClassSampler",
-    "class_balanced",
-    "contact_sheet",
-    "decode_image",
-    "distributed",
-    "evaluation_batches",
-    "explain_failure",
-    "hierarchical_sampler",
-    "load",
-    "names",
-    "prepare",
-    "shuffled",
-    "training_batches",
-]
+from tfdml.data.catalogue import load as load
+from tfdml.data.catalogue import names as names
+from tfdml.data.dataset import ImageDataset as ImageDataset
+from tfdml.data.dataset import PairList as PairList
+from tfdml.data.decoding import decode_image as decode_image
+from tfdml.data.faults import explain_failure as explain_failure
+from tfdml.data.images import ArrayImages as ArrayImages
+from tfdml.data.images import EncodedImages as EncodedImages
+from tfdml.data.images import FileImages as FileImages
+from tfdml.data.images import VectorImages as VectorImages
+from tfdml.data.pipeline import class_balanced as class_balanced
+from tfdml.data.pipeline import contact_sheet as contact_sheet
+from tfdml.data.pipeline import distributed as distributed
+from tfdml.data.pipeline import evaluation_batches as evaluation_batches
+from tfdml.data.pipeline import hierarchical_sampler as hierarchical_sampler
+from tfdml.data.pipeline import shuffled as shuffled
+from tfdml.data.pipeline import training_batches as training_batches
+from tfdml.data.policies import Policy as Policy
+from tfdml.data.policies import Step as Step
+from tfdml.data.records import RecordImages as RecordImages
+from tfdml.data.records import RecordSettings as RecordSettings
+from tfdml.data.records import prepare as prepare
+from tfdml.data.sampling import ArrayBatches as ArrayBatches
+from tfdml.data.sampling import ClassBalancedSampler as ClassBalancedSampler
+from tfdml.data.sampling import HierarchicalSampler as HierarchicalSampler
+from tfdml.data.sampling import NeighborSampler as NeighborSampler
+from tfdml.data.sampling import PairSampler as PairSampler
+from tfdml.data.sampling import Sampler as Sampler
+from tfdml.data.sampling import Share as Share
+from tfdml.data.sampling import ShuffleSampler as ShuffleSampler
+from tfdml.data.sampling import TwoViewSampler as TwoViewSampler
+from tfdml.data.sampling import WholeClassSampler as WholeClassSampler
+from tfdml.data.transforms import EvaluationTransform as EvaluationTransform
+from tfdml.data.transforms import TrainTransform as TrainTransform

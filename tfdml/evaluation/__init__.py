@@ -1,115 +1,55 @@
 """Measuring embeddings: retrieval and clustering metrics, intervals, generalisation, what a search loses."""
 
-from tfdml.embeddings.compute import embed, embed_batches
-from tfdml.embeddings.reader import read_embeddings
-from tfdml.evaluation.chains import STEPS, Sources, hubness, measure_chains, steps_of
-from tfdml.evaluation.classification import (
-    CentroidClassifier,
-    KNNClassifier,
-    evaluate_classification,
-)
-from tfdml.evaluation.clustering import clustering_agreement, evaluate_clustering, kmeans, pairwise_f1
-from tfdml.evaluation.generalisation import (
-    GENERALISATION_MEASURES,
-    class_density,
-    evaluate_divergence,
-    evaluate_generalisation,
-    evaluate_overlap,
-)
-from tfdml.evaluation.intervals import (
-    Interval,
-    confidence_intervals,
-    paired_differences,
-    seed_difference,
-    student_interval,
-)
-from tfdml.evaluation.per_query import (
-    QueryValues,
-    average_set_intersection,
-    dataset_roles,
-    global_average_precision,
-    hierarchical_average_precision,
-    ndcg,
-    neighbor_confidences,
-    retrieval_per_query,
-)
-from tfdml.evaluation.relevance import Relevance
-from tfdml.evaluation.results import RetrievalResults
-from tfdml.evaluation.retrieval import (
-    DEFAULT_METRICS,
-    METRICS,
-    cmc_curve,
-    dataset_protocol,
-    evaluate_dataset,
-    evaluate_retrieval,
-    part_protocol,
-    recall_by_size,
-    split_into_parts,
-)
-from tfdml.evaluation.scattering import evaluate_scattering
-from tfdml.evaluation.verification import (
-    Calibration,
-    Verification,
-    accepted_rates,
-    calibrate,
-    evaluate_pairs,
-    target_of,
-    verification,
-    verify_pairs,
-)
-
-__all__ = [
-    "DEFAULT_METRICS",
-    "GENERALISATION_MEASURES",
-    "METRICS",
-    "STEPS",
-    "Calibration",
-    "CentroidClassifier",
-    "Interval",
-    "KNNClassifier",
-    "QueryValues",
-    "Relevance",
-    "RetrievalResults",
-    "Sources",
-    "Verification",
-    "accepted_rates",
-    "average_set_intersection",
-    "calibrate",
-    "class_density",
-    "clustering_agreement",
-    "cmc_curve",
-    "confidence_intervals",
-    "dataset_protocol",
-    "dataset_roles",
-    "embed",
-    "embed_batches",
-    "evaluate_classification",
-    "evaluate_clustering",
-    "evaluate_dataset",
-    "evaluate_divergence",
-    "evaluate_generalisation",
-    "evaluate_overlap",
-    "evaluate_pairs",
-    "evaluate_retrieval",
-    "evaluate_scattering",
-    "global_average_precision",
-    "hierarchical_average_precision",
-    "hubness",
-    "kmeans",
-    "measure_chains",
-    "ndcg",
-    "neighbor_confidences",
-    "paired_differences",
-    "pairwise_f1",
-    "part_protocol",
-    "read_embeddings",
-    "recall_by_size",
-    "retrieval_per_query",
-    "seed_difference",
-    "split_into_parts",
-    "steps_of",
-    "student_interval",
-    "target_of",
-    "verification",
-    "verify_pairs",
-]
+from tfdml.embeddings.compute import embed as embed
+from tfdml.embeddings.compute import embed_batches as embed_batches
+from tfdml.embeddings.reader import read_embeddings as read_embeddings
+from tfdml.evaluation.chains import STEPS as STEPS
+from tfdml.evaluation.chains import Sources as Sources
+from tfdml.evaluation.chains import hubness as hubness
+from tfdml.evaluation.chains import measure_chains as measure_chains
+from tfdml.evaluation.chains import steps_of as steps_of
+from tfdml.evaluation.classification import CentroidClassifier as CentroidClassifier
+from tfdml.evaluation.classification import KNNClassifier as KNNClassifier
+from tfdml.evaluation.classification import evaluate_classification as evaluate_classification
+from tfdml.evaluation.clustering import clustering_agreement as clustering_agreement
+from tfdml.evaluation.clustering import evaluate_clustering as evaluate_clustering
+from tfdml.evaluation.clustering import kmeans as kmeans
+from tfdml.evaluation.clustering import pairwise_f1 as pairwise_f1
+from tfdml.evaluation.generalisation import GENERALISATION_MEASURES as GENERALISATION_MEASURES
+from tfdml.evaluation.generalisation import class_density as class_density
+from tfdml.evaluation.generalisation import evaluate_divergence as evaluate_divergence
+from tfdml.evaluation.generalisation import evaluate_generalisation as evaluate_generalisation
+from tfdml.evaluation.generalisation import evaluate_overlap as evaluate_overlap
+from tfdml.evaluation.intervals import Interval as Interval
+from tfdml.evaluation.intervals import confidence_intervals as confidence_intervals
+from tfdml.evaluation.intervals import paired_differences as paired_differences
+from tfdml.evaluation.intervals import seed_difference as seed_difference
+from tfdml.evaluation.intervals import student_interval as student_interval
+from tfdml.evaluation.per_query import QueryValues as QueryValues
+from tfdml.evaluation.per_query import average_set_intersection as average_set_intersection
+from tfdml.evaluation.per_query import dataset_roles as dataset_roles
+from tfdml.evaluation.per_query import global_average_precision as global_average_precision
+from tfdml.evaluation.per_query import hierarchical_average_precision as hierarchical_average_precision
+from tfdml.evaluation.per_query import ndcg as ndcg
+from tfdml.evaluation.per_query import neighbor_confidences as neighbor_confidences
+from tfdml.evaluation.per_query import retrieval_per_query as retrieval_per_query
+from tfdml.evaluation.relevance import Relevance as Relevance
+from tfdml.evaluation.results import RetrievalResults as RetrievalResults
+from tfdml.evaluation.retrieval import DEFAULT_METRICS as DEFAULT_METRICS
+from tfdml.evaluation.retrieval import METRICS as METRICS
+from tfdml.evaluation.retrieval import cmc_curve as cmc_curve
+from tfdml.evaluation.retrieval import dataset_protocol as dataset_protocol
+from tfdml.evaluation.retrieval import evaluate_dataset as evaluate_dataset
+from tfdml.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
+from tfdml.evaluation.retrieval import part_protocol as part_protocol
+from tfdml.evaluation.retrieval import recall_by_size as recall_by_size
+from tfdml.evaluation.retrieval import split_into_parts as split_into_parts
+from tfdml.evaluation.scattering import evaluate_scattering as evaluate_scattering
+from tfdml.evaluation.verification import Calibration as Calibration
+from tfdml.evaluation.verification import Verification as Verification
+from tfdml.evaluation.verification import accepted_rates as accepted_rates
+from tfdml.evaluation.verification import calibrate as calibrate
+from tfdml.evaluation.verification import evaluate_pairs as evaluate_pairs
+from tfdml.evaluation.verification import target_of as target_of
+from tfdml.evaluation.verification import verification as verification
+from tfdml.evaluation.verification import verify_pairs as verify_pairs

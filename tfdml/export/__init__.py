@@ -1,23 +1,15 @@
 """Exported embedders: SavedModel, LiteRT, ONNX and retrievers, each compared with the embedder first."""
 
-from tfdml.export.conversion import convert_litert, convert_onnx
-from tfdml.export.exporter import FORMATS, ExportOptions, export_model, export_run
-from tfdml.export.gallery import Gallery, GalleryItem
-from tfdml.export.retriever import Retriever, SearchResult, prune
-from tfdml.export.saved_model import export_saved_model, write_saved_model
-
-__all__ = [
-    "FORMATS",
-    "ExportOptions",
-    "Gallery",
-    "GalleryItem",
-    "Retriever",
-    "SearchResult",
-    "convert_litert",
-    "convert_onnx",
-    "export_model",
-    "export_run",
-    "export_saved_model",
-    "prune",
-    "write_saved_model",
-]
+from tfdml.export.conversion import convert_litert as convert_litert
+from tfdml.export.conversion import convert_onnx as convert_onnx
+from tfdml.export.exporter import FORMATS as FORMATS
+from tfdml.export.exporter import ExportOptions as ExportOptions
+from tfdml.export.exporter import export_model as export_model
+from tfdml.export.exporter import export_run as export_run
+from tfdml.export.gallery import Gallery as Gallery
+from tfdml.export.gallery import GalleryItem as GalleryItem
+from tfdml.export.retriever import Retriever as Retriever
+from tfdml.export.retriever import SearchResult as SearchResult
+from tfdml.export.retriever import prune as prune
+from tfdml.export.saved_model import export_saved_model as export_saved_model
+from tfdml.export.saved_model import write_saved_model as write_saved_model

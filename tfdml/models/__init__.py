@@ -1,34 +1,17 @@
 """The models: an embedder, and the learner that trains it."""
 
-from tfdml.models.alternation import AlternatingOptimizer
-from tfdml.models.embedder import Embedder, Head
-from tfdml.models.ensemble import AttentionEnsemble
-from tfdml.models.learner import MetricLearner
-from tfdml.models.reduced_embedders import (
-    MomentEmbedder,
-    StackedEmbedder,
-    TruncatedEmbedder,
-    WhitenedEmbedder,
-    stack,
-    with_whitening,
-)
-from tfdml.workarounds import multi_worker_strategy
+from tfdml.models.alternation import AlternatingOptimizer as AlternatingOptimizer
+from tfdml.models.embedder import Embedder as Embedder
+from tfdml.models.embedder import Head as Head
+from tfdml.models.ensemble import AttentionEnsemble as AttentionEnsemble
+from tfdml.models.learner import MetricLearner as MetricLearner
+from tfdml.models.reduced_embedders import MomentEmbedder as MomentEmbedder
+from tfdml.models.reduced_embedders import StackedEmbedder as StackedEmbedder
+from tfdml.models.reduced_embedders import TruncatedEmbedder as TruncatedEmbedder
+from tfdml.models.reduced_embedders import WhitenedEmbedder as WhitenedEmbedder
+from tfdml.models.reduced_embedders import stack as stack
+from tfdml.models.reduced_embedders import with_whitening as with_whitening
+from tfdml.workarounds import multi_worker_strategy as multi_worker_strategy
 
 # What embeds images by itself, and is saved, evaluated and exported.
 AnyEmbedder = Embedder | MomentEmbedder | WhitenedEmbedder | TruncatedEmbedder | StackedEmbedder
-
-__all__ = [
-    "AlternatingOptimizer",
-    "AnyEmbedder",
-    "AttentionEnsemble",
-    "Embedder",
-    "Head",
-    "MetricLearner",
-    "MomentEmbedder",
-    "StackedEmbedder",
-    "TruncatedEmbedder",
-    "WhitenedEmbedder",
-    "multi_worker_strategy",
-    "stack",
-    "with_whitening",
-]

@@ -1,57 +1,32 @@
 """The terms of a training loss, as layers from (representations, labels) to a scalar."""
 
-from tfdml.objectives.auto_weight import AutoWeight
+from tfdml.objectives.auto_weight import AutoWeight as AutoWeight
 from tfdml.objectives.base import Calibrated as Calibrated
-from tfdml.objectives.base import Objective
+from tfdml.objectives.base import Objective as Objective
 from tfdml.objectives.base import Observed as Observed
 from tfdml.objectives.base import Stateful as Stateful
 from tfdml.objectives.base import WithStatistics as WithStatistics
-from tfdml.objectives.class_weights import (
-    CurricularFace,
-    InstanceLoss,
-    LearnedMargin,
-    RegularizedSoftTriple,
-    SphereFace2,
-)
-from tfdml.objectives.heads import HeadDivergence, HeadwiseLoss
-from tfdml.objectives.kernel_embedding import JointIntra, JointMMD, JointRepresentationSimilarity
-from tfdml.objectives.memory import CrossBatchMemory, Prism
-from tfdml.objectives.moments import HighOrderMomentLoss
-from tfdml.objectives.mutual_information import RankMI
+from tfdml.objectives.class_weights import CurricularFace as CurricularFace
+from tfdml.objectives.class_weights import InstanceLoss as InstanceLoss
+from tfdml.objectives.class_weights import LearnedMargin as LearnedMargin
+from tfdml.objectives.class_weights import RegularizedSoftTriple as RegularizedSoftTriple
+from tfdml.objectives.class_weights import SphereFace2 as SphereFace2
+from tfdml.objectives.heads import HeadDivergence as HeadDivergence
+from tfdml.objectives.heads import HeadwiseLoss as HeadwiseLoss
+from tfdml.objectives.kernel_embedding import JointIntra as JointIntra
+from tfdml.objectives.kernel_embedding import JointMMD as JointMMD
+from tfdml.objectives.kernel_embedding import JointRepresentationSimilarity as JointRepresentationSimilarity
+from tfdml.objectives.memory import CrossBatchMemory as CrossBatchMemory
+from tfdml.objectives.memory import Prism as Prism
+from tfdml.objectives.moments import HighOrderMomentLoss as HighOrderMomentLoss
+from tfdml.objectives.mutual_information import RankMI as RankMI
 from tfdml.objectives.mutual_information import divergence_loss as divergence_loss
-from tfdml.objectives.regularizers import (
-    DensityAdaptivity,
-    EnergyConfusion,
-    EntropySpread,
-    GlobalOrthogonal,
-    IntraClassPenalty,
-)
-from tfdml.objectives.wrappers import Matryoshka, MatryoshkaProxyLoss, MetricLoss, ProxyLoss
-
-__all__ = [
-    "AutoWeight",
-    "CrossBatchMemory",
-    "CurricularFace",
-    "DensityAdaptivity",
-    "EnergyConfusion",
-    "EntropySpread",
-    "GlobalOrthogonal",
-    "HeadDivergence",
-    "HeadwiseLoss",
-    "HighOrderMomentLoss",
-    "InstanceLoss",
-    "IntraClassPenalty",
-    "JointIntra",
-    "JointMMD",
-    "JointRepresentationSimilarity",
-    "LearnedMargin",
-    "Matryoshka",
-    "MatryoshkaProxyLoss",
-    "MetricLoss",
-    "Objective",
-    "Prism",
-    "ProxyLoss",
-    "RankMI",
-    "RegularizedSoftTriple",
-    "SphereFace2",
-]
+from tfdml.objectives.regularizers import DensityAdaptivity as DensityAdaptivity
+from tfdml.objectives.regularizers import EnergyConfusion as EnergyConfusion
+from tfdml.objectives.regularizers import EntropySpread as EntropySpread
+from tfdml.objectives.regularizers import GlobalOrthogonal as GlobalOrthogonal
+from tfdml.objectives.regularizers import IntraClassPenalty as IntraClassPenalty
+from tfdml.objectives.wrappers import Matryoshka as Matryoshka
+from tfdml.objectives.wrappers import MatryoshkaProxyLoss as MatryoshkaProxyLoss
+from tfdml.objectives.wrappers import MetricLoss as MetricLoss
+from tfdml.objectives.wrappers import ProxyLoss as ProxyLoss

@@ -1,7 +1,7 @@
 """Reports that a person looks at: what one run achieved, and several runs side by side."""
 
-from tfdml.report.comparison import write_comparison
-from tfdml.report.run_report import write_report, write_run_report
-from tfdml.report.runs import Run, read_run
-
-__all__ = ["Run", "read_run", "write_comparison", "write_report", "write_run_report"]
+from tfdml.report.comparison import write_comparison as write_comparison
+from tfdml.report.run_report import write_report as write_report
+from tfdml.report.run_report import write_run_report as write_run_report
+from tfdml.report.runs import Run as Run
+from tfdml.report.runs import read_run as read_run

@@ -1,50 +1,25 @@
 """Searching embeddings: exactly, by an index, by codes, re-ranked, or in a database (LanceDB, PostgreSQL, Qdrant)."""
 
-from tfdml.retrieval.address import SCHEMES, is_gallery
-from tfdml.retrieval.confusable import confusable_classes
-from tfdml.retrieval.database import GalleryDatabase, Neighbours, connect
-from tfdml.retrieval.exact import nearest_neighbours, neighbour_blocks
-from tfdml.retrieval.faiss_index import (
-    GalleryIndex,
-    IndexRecall,
-    build_index,
-    index_recall,
-    load_index,
-    rescore,
-)
-from tfdml.retrieval.indexing import EmbeddingsToIndex, index_embeddings
-from tfdml.retrieval.reranking import (
-    Augmented,
-    Whitening,
-    augment_gallery,
-    csls_densities,
-    expand_queries,
-    fit_whitening,
-    k_reciprocal_neighbours,
-)
-
-__all__ = [
-    "SCHEMES",
-    "Augmented",
-    "EmbeddingsToIndex",
-    "GalleryDatabase",
-    "GalleryIndex",
-    "IndexRecall",
-    "Neighbours",
-    "Whitening",
-    "augment_gallery",
-    "build_index",
-    "confusable_classes",
-    "connect",
-    "csls_densities",
-    "expand_queries",
-    "fit_whitening",
-    "index_embeddings",
-    "index_recall",
-    "is_gallery",
-    "k_reciprocal_neighbours",
-    "load_index",
-    "nearest_neighbours",
-    "neighbour_blocks",
-    "rescore",
-]
+from tfdml.retrieval.address import SCHEMES as SCHEMES
+from tfdml.retrieval.address import is_gallery as is_gallery
+from tfdml.retrieval.confusable import confusable_classes as confusable_classes
+from tfdml.retrieval.database import GalleryDatabase as GalleryDatabase
+from tfdml.retrieval.database import Neighbours as Neighbours
+from tfdml.retrieval.database import connect as connect
+from tfdml.retrieval.exact import nearest_neighbours as nearest_neighbours
+from tfdml.retrieval.exact import neighbour_blocks as neighbour_blocks
+from tfdml.retrieval.faiss_index import GalleryIndex as GalleryIndex
+from tfdml.retrieval.faiss_index import IndexRecall as IndexRecall
+from tfdml.retrieval.faiss_index import build_index as build_index
+from tfdml.retrieval.faiss_index import index_recall as index_recall
+from tfdml.retrieval.faiss_index import load_index as load_index
+from tfdml.retrieval.faiss_index import rescore as rescore
+from tfdml.retrieval.indexing import EmbeddingsToIndex as EmbeddingsToIndex
+from tfdml.retrieval.indexing import index_embeddings as index_embeddings
+from tfdml.retrieval.reranking import Augmented as Augmented
+from tfdml.retrieval.reranking import Whitening as Whitening
+from tfdml.retrieval.reranking import augment_gallery as augment_gallery
+from tfdml.retrieval.reranking import csls_densities as csls_densities
+from tfdml.retrieval.reranking import expand_queries as expand_queries
+from tfdml.retrieval.reranking import fit_whitening as fit_whitening
+from tfdml.retrieval.reranking import k_reciprocal_neighbours as k_reciprocal_neighbours

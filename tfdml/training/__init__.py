@@ -1,39 +1,17 @@
 """Experiments: from settings to a run folder."""
 
-from tfdml.training.optimizers import (
-    PyTorchAdam,
-    PyTorchAdamW,
-    PyTorchSGD,
-    averaged,
-    build_optimizer,
-    rate_schedule,
-    step_schedule,
-)
-from tfdml.training.run.trainer import train
-from tfdml.training.run_folder import RunFolder
-from tfdml.training.settings import (
-    DataSettings,
-    EvaluationSettings,
-    Experiment,
-    ModelSettings,
-    OptimizationSettings,
-    RunSettings,
-)
-
-__all__ = [
-    "DataSettings",
-    "EvaluationSettings",
-    "Experiment",
-    "ModelSettings",
-    "OptimizationSettings",
-    "PyTorchAdam",
-    "PyTorchAdamW",
-    "PyTorchSGD",
-    "RunFolder",
-    "RunSettings",
-    "averaged",
-    "build_optimizer",
-    "rate_schedule",
-    "step_schedule",
-    "train",
-]
+from tfdml.training.optimizers import PyTorchAdam as PyTorchAdam
+from tfdml.training.optimizers import PyTorchAdamW as PyTorchAdamW
+from tfdml.training.optimizers import PyTorchSGD as PyTorchSGD
+from tfdml.training.optimizers import averaged as averaged
+from tfdml.training.optimizers import build_optimizer as build_optimizer
+from tfdml.training.optimizers import rate_schedule as rate_schedule
+from tfdml.training.optimizers import step_schedule as step_schedule
+from tfdml.training.run.trainer import train as train
+from tfdml.training.run_folder import RunFolder as RunFolder
+from tfdml.training.settings import DataSettings as DataSettings
+from tfdml.training.settings import EvaluationSettings as EvaluationSettings
+from tfdml.training.settings import Experiment as Experiment
+from tfdml.training.settings import ModelSettings as ModelSettings
+from tfdml.training.settings import OptimizationSettings as OptimizationSettings
+from tfdml.training.settings import RunSettings as RunSettings

@@ -17,6 +17,7 @@ from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.base import Jaccard, Relation, SameLabel, named_miners, shares_a_label
 from tfdml.objectives import AutoWeight, CrossBatchMemory, MetricLoss, Objective, Prism, ProxyLoss
+from tfdml.objectives.base import Calibrated, Observed, Stateful, WithStatistics
 from tfdml.training.expressions import AUTO, Call, parse_terms, shortened
 
 _ALIASES = {
@@ -36,8 +37,8 @@ _ALIASES = {
 # Each makes the graph of a training step larger; nobody has weighed so many against each other.
 _MOST_TERMS = 20
 _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
-# What the package gives besides terms.
-_NO_TERMS = (*_WRAPPERS, AutoWeight)
+# What the packages have besides terms.
+_NO_TERMS = (*_WRAPPERS, AutoWeight, PairLoss, ClassSimilarityLoss, Calibrated, Observed, Stateful, WithStatistics)
 
 
 def snake_case(name: str) -> str:
@@ -53,8 +54,7 @@ def snake_case(name: str) -> str:
 
 def known() -> dict[str, type]:
     """Return the losses and objectives that `--objectives` can name."""
-    classes = [getattr(losses, name) for name in losses.__all__]
-    classes += [getattr(objectives, name) for name in objectives.__all__]
+    classes = [value for package in (losses, objectives) for value in vars(package).values() if inspect.isclass(value)]
     return {snake_case(cls.__name__): cls for cls in classes if cls not in _NO_TERMS}
 
 
