@@ -16,7 +16,6 @@ Three parts, on the test images of Cars-196 by turns until there are enough of t
   bare loop held in memory. Queries are every other photograph, the gallery all copies of the others.
 """
 
-import argparse
 import csv
 import os
 import pathlib
@@ -24,6 +23,10 @@ import statistics
 import tempfile
 import threading
 import time
+
+from tools.numbers import Results, command_line
+
+KINDS = {"driver": "the command itself", "Ray": "Ray's own processes", "actors": "the actors"}
 
 
 def resident(pid):
@@ -166,7 +169,7 @@ def in_bulk(model, source, out, actors, args, memory=None):
     return count / (last[1] - first[1]), count / (last[2] - first[2]), first[1] - begun
 
 
-def speed(args, paths, labels, folder):
+def speed(args, paths, labels, folder, results):
     """The table of the bare loop and the actors."""
     source = written(repeated(paths, labels, args.images), folder / "speed.csv")
     rows = [path for path, _ in repeated(paths, labels, args.images)]
@@ -178,11 +181,8 @@ def speed(args, paths, labels, folder):
             else:
                 out = str(folder / f"{number}-{contender}")
                 rates[contender].append(in_bulk(args.model, source, out, contender, args))
-    print(
-        f"| {args.images:,} images, {args.rounds} rounds | images/s | of the bare loop | images/s of a processor |",
-        end="",
-    )
-    print(" of the bare loop | until the first part, s |\n|---|---|---|---|---|---|")
+    columns = ("images/s", "of the bare loop", "images/s of a processor", "of the bare loop", "until the first part, s")
+    row = results.table("rates", f"{args.images:,} images, {args.rounds} rounds", *columns)
     for contender, found in rates.items():
         name = contender if contender == "bare loop" else f"{contender} actor{'s' * (contender > 1)}"
         cells = []
@@ -191,10 +191,10 @@ def speed(args, paths, labels, folder):
             ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
             cells += [f"{statistics.median(mine):,.0f}", f"{ratio:.2f}"]
         start = statistics.median(rate[2] for rate in found)
-        print(f"| {name} | " + " | ".join(cells) + f" | {start:.1f} |", flush=True)
+        row(name, *cells, f"{start:.1f}")
 
 
-def long_pass(args, paths, labels, folder):
+def long_pass(args, paths, labels, folder, results):
     """The memory along a long pass, and what is read back of it."""
     import numpy as np
 
@@ -206,17 +206,17 @@ def long_pass(args, paths, labels, folder):
     memory.start()
     rate, _, _ = in_bulk(args.model, source, str(folder / "long"), args.actors, args, memory)
     memory.stop()
-    print(f"\n{args.long:,} images by {args.actors} actor(s): {rate:,.0f} a second\n")
-    print("| resident MiB, peak | " + " | ".join(f"{20 * part + 20} %" for part in range(5)) + " |")
-    print("|---|---|---|---|---|---|")
-    for kind in ("driver", "Ray", "actors"):
+    print(f"\n{args.long:,} images by {args.actors} actor(s): {rate:,.0f} a second")
+    shares = [f"{20 * part + 20} %" for part in range(5)]
+    row = results.table("memory", f"{args.long:,} images, {args.actors} actor(s), peak resident MiB", *shares)
+    for kind, name in KINDS.items():
         peaks = []
         for part in range(5):
             within = [
                 sums.get(kind, 0) for done, sums in memory.samples if part <= 5 * done / args.long - 1e-9 < part + 1
             ]
             peaks.append(f"{max(within):,.0f}" if within else "")
-        print(f"| {kind} | " + " | ".join(peaks) + " |")
+        row(name, *peaks)
     read = read_embeddings(folder / "long")
     *_, vectors = bare_loop(args.model, paths, args.batch_size)
     photograph = np.arange(args.long) % len(paths)
@@ -238,7 +238,7 @@ def long_pass(args, paths, labels, folder):
 
 def main():
     """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", required=True, help="a SavedModel, a .tflite file, a run")
     parser.add_argument("--data_dir", required=True, help="Cars-196")
     parser.add_argument("--images", type=int, default=20_000, help="of the part on speed")
@@ -258,9 +258,10 @@ def main():
     dataset = data.load("cars196", args.data_dir, "test")
     paths = [os.path.abspath(dataset.images.name(row)) for row in range(len(dataset))]
     with tempfile.TemporaryDirectory(dir=args.folder or None) as folder:
+        parts = (args, paths, dataset.labels, pathlib.Path(folder), Results(args.json))
         if args.rounds:
-            speed(args, paths, dataset.labels, pathlib.Path(folder))
-        differs = long_pass(args, paths, dataset.labels, pathlib.Path(folder)) if args.long else False
+            speed(*parts)
+        differs = long_pass(*parts) if args.long else False
     raise SystemExit(differs)
 
 

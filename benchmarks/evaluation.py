@@ -18,7 +18,7 @@ Products, 60,502 and 11,316) or on those of --embeddings (what tfdml embed write
   and AMI are of the clusters found here, so that they measure the same; with --peer_kmeans also of its own;
 - index: a gallery on disk, memory-mapped, into an approximate index: seconds to build and save it, and for each
   effort milliseconds a query and the recall of the ten nearest against exact search, on a sample of queries. Like
-  those of trained networks, the embeddings vary mostly in a few directions (--gallery_rank).
+  those of trained networks, the embeddings vary mostly in a few directions (--ranks).
 
 Ends with status 1 if a figure differs from a peer's by more than the tolerance that its row shows.
 """
@@ -34,6 +34,7 @@ import time
 
 from benchmarks.evaluation_arrays import Arrays, clocked, held_memory, made_embeddings
 from benchmarks.evaluation_index import index_part
+from tools.numbers import Results, command_line
 
 PARTS = ("exact", "clustering", "peer", "index")
 BUDGET = 256 * 2**20
@@ -46,10 +47,11 @@ PEER_NAMES = {
     "nmi": "NMI",
     "ami": "AMI",
 }
+BARE = "the bare product, in the same blocks"
 CONTENDERS = {
-    "recall at 1, 2, 4, 8": ["recall"],
-    "with map@r, r_precision": ["recall", "map@r", "r_precision"],
-    "map alone": ["map"],
+    "`recall` at 1, 2, 4, 8": ["recall"],
+    "with `map@r` and `r_precision`": ["recall", "map@r", "r_precision"],
+    "`map` alone": ["map"],
 }
 
 
@@ -109,13 +111,13 @@ def peak_memory(folder, metrics):
     return float(done.stdout.split()[-1])
 
 
-def exact_part(args, arrays, folder):
+def exact_part(args, arrays, folder, results):
     """Time and memory of the exact evaluation."""
-    names = [name for name in CONTENDERS if name != "map alone" or args.map]
-    runners = {"bare product": lambda: bare_product(arrays.embeddings)}
+    names = [name for name in CONTENDERS if name != "`map` alone" or args.map]
+    runners = {BARE: lambda: bare_product(arrays.embeddings)}
     runners |= {name: (lambda name=name: evaluation(arrays, CONTENDERS[name])) for name in names}
     if args.ignored:
-        relevance, last = with_ignored(arrays.labels, args.ignored), CONTENDERS["with map@r, r_precision"]
+        relevance, last = with_ignored(arrays.labels, args.ignored), CONTENDERS["with `map@r` and `r_precision`"]
         runners[f"and {args.ignored} ignored a query"] = lambda: evaluation(arrays, last, relevance)
     small = Arrays(*made_embeddings(2000, arrays.embeddings.shape[1], 400))
     bare_product(small.embeddings)
@@ -132,15 +134,15 @@ def exact_part(args, arrays, folder):
     count, dim = arrays.embeddings.shape
     held = arrays.embeddings.nbytes / 2**20
     print(f"\nexact, {count:,} x {dim} ({held:,.0f} MiB), {args.rounds} rounds, {os.cpu_count()} cores")
-    print(f"  {'':<26}{'clock, s':>10}{'of bare':>9}{'processors, s':>15}{'of bare':>9}{'peak beside, MiB':>18}")
+    ratio = "of the bare product"
+    row = results.table("exact", "", "seconds", ratio, "processor seconds", ratio, "peak beside the embeddings")
     for name in runners:
         ratios = [
-            statistics.median(a / b for a, b in zip(times[name], times["bare product"], strict=True))
-            for times in (wall, cpu)
+            statistics.median(a / b for a, b in zip(times[name], times[BARE], strict=True)) for times in (wall, cpu)
         ]
-        text = f"  {name:<26}{statistics.median(wall[name]):>10.1f}{ratios[0]:>8.2f}x"
-        text += f"{statistics.median(cpu[name]):>15.1f}{ratios[1]:>8.2f}x"
-        print(text + (f"{peaks[name]:>18,.0f}" if peaks.get(name) is not None else ""), flush=True)
+        times = [f"{statistics.median(found[name]):.1f}" for found in (wall, cpu)]
+        peak = f"{peaks[name]:,.0f} MiB" if peaks.get(name) is not None else ""
+        row(name, times[0], f"{ratios[0]:.2f}", times[1], f"{ratios[1]:.2f}", peak)
 
 
 def find_clusters(args, arrays):
@@ -163,15 +165,17 @@ def find_clusters(args, arrays):
     return seconds
 
 
-def clustering_part(args, arrays):
-    """Time of k-means, and agreement with scikit-learn."""
+def clustering_part(args, arrays, results):
+    """Time of k-means; returns rows of `agreement` with scikit-learn."""
     import numpy as np
     from sklearn import metrics as sk
 
     from tfdml.evaluation import clustering_agreement
 
     seconds = find_clusters(args, arrays)
-    print(f"  {seconds[0]:.1f} s by the clock, {seconds[1]:.1f} s of the processors")
+    row = results.table("clustering", "", "seconds", "processor seconds", "scikit-learn, seconds")
+    clusters = f"{len(set(arrays.labels.tolist())):,} clusters, {args.iterations} rounds of k-means"
+    row(clusters, *(f"{value:.1f}" for value in seconds), "")
     labels, clusters = arrays.labels, arrays.clusters
 
     def f1(labels, clusters):
@@ -181,28 +185,24 @@ def clustering_part(args, arrays):
     theirs = {"nmi": sk.normalized_mutual_info_score, "ami": sk.adjusted_mutual_info_score, "f1": f1}
     rows = []
     for name, function in theirs.items():
-        ours, seconds, _ = clocked(clustering_agreement, labels, clusters, [name])
+        ours, wall, cpu = clocked(clustering_agreement, labels, clusters, [name])
         other, their_seconds, _ = clocked(function, np.asarray(labels), np.asarray(clusters))
-        rows.append((name, function.__name__, ours[name], float(other), "clustering"))
-        print(f"  {name}: {seconds:.2f} s; scikit-learn {their_seconds:.2f} s")
-    return agreement("scikit-learn", rows)
+        row(f"`{name}` of them", f"{wall:.2f}", f"{cpu:.2f}", f"{their_seconds:.2f}")
+        rows.append((name, f"scikit-learn, `{function.__name__}`", ours[name], float(other), "clustering"))
+    return rows
 
 
-def agreement(peer, rows):
-    """Print a table of figures; returns how many of them disagree."""
-    print(f"\nagreement with {peer}")
-    print(f"  {'':<14}{'there':<32}{'tfdml':>14}{'peer':>14}{'difference':>12}{'tolerance':>11}")
-    wrong = 0
+def agreement(rows, results):
+    """Add the numbers beside those of peers; returns how many differ by more than their tolerance."""
+    add, wrong = results.table("agreement", "here", "there", "tfdml", "difference"), 0
     for name, there, ours, theirs, kind in rows:
-        bad = not abs(ours - theirs) <= TOLERANCE[kind]
-        wrong += bad
-        text = f"  {name:<14}{there:<32}{ours:>14.8f}{theirs:>14.8f}{ours - theirs:>12.1e}{TOLERANCE[kind]:>11.0e}"
-        print(text + ("  DISAGREE" if bad else ""), flush=True)
+        add(f"`{name}`", there, f"{ours:.8f}", f"{ours - theirs:.0e}" if ours != theirs else "0")
+        wrong += not abs(ours - theirs) <= TOLERANCE[kind]
     return wrong
 
 
-def peer_part(args, arrays, folder):
-    """Figures and seconds beside pytorch-metric-learning's."""
+def peer_part(args, arrays, folder, results):
+    """Seconds beside pytorch-metric-learning's; returns rows of `agreement`."""
     import numpy as np
 
     from tfdml.evaluation import clustering_agreement
@@ -217,20 +217,19 @@ def peer_part(args, arrays, folder):
     theirs = json.loads(done.stdout.splitlines()[-1])
     ours, *seconds = clocked(evaluation, arrays, ["recall@1", "map@r", "r_precision"])
     ours |= clustering_agreement(arrays.labels, arrays.clusters, ["nmi", "ami"])
-    rows = [
-        (name, there, ours[name], theirs["figures"][there], "clustering" if name in ("nmi", "ami") else "retrieval")
-        for name, there in PEER_NAMES.items()
-    ]
-    wrong = agreement(f"pytorch-metric-learning {theirs['version']}", rows)
-    wall, cpu = theirs["seconds"]["retrieval"]
-    print("  the three of retrieval, once, one after the other:")
-    print(f"    tfdml                     {seconds[0]:8.1f} s by the clock {seconds[1]:8.1f} s of the processors")
-    print(f"    pytorch-metric-learning   {wall:8.1f} s by the clock {cpu:8.1f} s of the processors", end="")
-    print(f", {theirs['peak_mib']:,.0f} MiB at its peak beside the embeddings" if theirs["peak_mib"] else "")
+    rows = []
+    for name, there in PEER_NAMES.items():
+        kind = "clustering" if name in ("nmi", "ami") else "retrieval"
+        peer = f"pytorch-metric-learning {theirs['version']}, `{there}`"
+        rows.append((name, peer, ours[name], theirs["figures"][there], kind))
+    row = results.table("peer", "retrieval, once, in turns", "seconds", "processor seconds", "peak, MiB")
+    row("tfdml", *(f"{value:.1f}" for value in seconds), "")
+    peak = f"{theirs['peak_mib']:,.0f}" if theirs["peak_mib"] else ""
+    row("pytorch-metric-learning", *(f"{value:.1f}" for value in theirs["seconds"]["retrieval"]), peak)
     if "own_kmeans" in theirs:
         found = ", ".join(f"{name} {value:.4f}" for name, value in theirs["own_kmeans"].items())
-        print(f"    with clusters of its own: {found}, {theirs['seconds']['own_kmeans'][0]:.1f} s")
-    return wrong
+        row(f"with clusters of its own: {found}", f"{theirs['seconds']['own_kmeans'][0]:.1f}", "", "")
+    return rows
 
 
 def arrays_of(args):
@@ -250,7 +249,7 @@ def arrays_of(args):
 
 def main():
     """Parse the command line and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}, with commas")
     parser.add_argument("--images", type=int, default=60_502)
     parser.add_argument("--dim", type=int, default=512)
@@ -265,7 +264,7 @@ def main():
     parser.add_argument("--gallery", type=int, default=1_000_000, help="images of the part index")
     parser.add_argument("--gallery_dim", type=int, default=128)
     parser.add_argument(
-        "--gallery_rank", type=int, default=16, help="directions in which it varies; 0: all, the hardest"
+        "--ranks", type=int, nargs="+", default=[16], help="directions of a gallery; 0: all, the hardest"
     )
     parser.add_argument("--queries", type=int, default=1000, help="queries that its recall is measured on")
     parser.add_argument("--kinds", default="ivf", help="ivf, hnsw or both with a comma")
@@ -282,7 +281,7 @@ def main():
     if "peer" in parts and not args.torch_python:
         print("peer: left out, no --torch_python")
         parts.remove("peer")
-    wrong = 0
+    rows, results = [], Results(args.json)
     with tempfile.TemporaryDirectory() as folder:
         if set(parts) - {"index"}:
             import numpy as np
@@ -291,15 +290,15 @@ def main():
             np.save(f"{folder}/embeddings.npy", arrays.embeddings)
             np.save(f"{folder}/labels.npy", arrays.labels)
         if "exact" in parts:
-            exact_part(args, arrays, folder)
+            exact_part(args, arrays, folder, results)
         if "clustering" in parts:
-            wrong += clustering_part(args, arrays)
+            rows += clustering_part(args, arrays, results)
         if "peer" in parts:
-            wrong += peer_part(args, arrays, folder)
+            rows += peer_part(args, arrays, folder, results)
         if "index" in parts:
-            index_part(args, folder)
-    if wrong:
-        raise SystemExit(f"{wrong} figures disagree")
+            index_part(args, folder, results)
+    if wrong := agreement(rows, results) if rows else 0:
+        raise SystemExit(f"{wrong} numbers disagree")
 
 
 if __name__ == "__main__":

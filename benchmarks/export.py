@@ -11,11 +11,12 @@ process; a figure is the median of the rounds. LiteRT and ONNX use as many threa
 does. Recall@1 is that of all test images (or of --images, as whole classes), each contender embedding them itself.
 """
 
-import argparse
 import os
 import pathlib
 import statistics
 import time
+
+from tools.numbers import Results, command_line
 
 BATCH = 32
 
@@ -76,18 +77,18 @@ def saved_model(path):
 def contenders(embedder, version):
     """By table, then by name: the function, and the bytes of what is shipped."""
     graph = [version / "saved_model.pb", *(version / "variables").glob("*")]
-    from_bytes = {"Keras, by hand": (keras_from_bytes(embedder), None)}
+    from_bytes = {"Keras by hand: decode in a `tf.function`, `predict_on_batch`": (keras_from_bytes(embedder), None)}
     if graph[0].is_file():
         from_bytes["SavedModel"] = (saved_model(version), sum(part.stat().st_size for part in graph))
-    from_views = {"Keras predict": (lambda views: embedder.predict_on_batch(views), None)}
+    from_views = {"Keras `predict_on_batch`": (lambda views: embedder.predict_on_batch(views), None)}
     for precision in ("float32", "float16", "dynamic_range", "int8"):
         path = version / "litert" / f"{precision}.tflite"
         if path.is_file():
-            from_views[f"LiteRT {precision}"] = (interpreter(path), path.stat().st_size)
+            from_views[f"LiteRT {precision.replace('_', ' ')}"] = (interpreter(path), path.stat().st_size)
     path = version / "onnx" / "model.onnx"
     if path.is_file():
-        from_views["ONNX"] = (onnx_session(path), path.stat().st_size)
-    return {"encoded images": from_bytes, "views": from_views}
+        from_views["ONNX (onnxruntime)"] = (onnx_session(path), path.stat().st_size)
+    return {"encoded": from_bytes, "views": from_views}
 
 
 def seconds(function, images, batch_size, calls):
@@ -135,7 +136,7 @@ def embed_all(function, images):
 
 def main():
     """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--run_dir", required=True, help="the run that was exported")
     parser.add_argument("--model", required=True, type=pathlib.Path, help="the version, e.g. models/cars/1")
     parser.add_argument("--data_dir", default="", help="where the run's data set lies, if it has moved")
@@ -157,27 +158,31 @@ def main():
     test = whole_classes(test, args.images)
     batches = data.evaluation_batches(test, EvaluationTransform.of(embedder), BATCH)
     inputs = {
-        "encoded images": [encoded_image(test.images, row) for row in range(len(test))],
+        "encoded": [encoded_image(test.images, row) for row in range(len(test))],
         "views": np.concatenate([images.numpy() for images, _ in batches]),
     }
     float32 = args.model / "litert" / "float32.tflite"
     whole = float32.stat().st_size if float32.is_file() else None
+    results = Results(args.json)
     for table, runners in contenders(embedder, args.model).items():
-        figures = measure(runners, inputs[table], args.rounds, args.calls)
-        reference = figures[next(iter(runners))]
-        print(f"\nfrom {table}; {os.cpu_count()} cores, {args.rounds} rounds; Recall@1 on {len(test):,} images")
-        head = f"  {'':<22}{'batch 1, ms':>12}{'':>8}{'batch 32, /s':>14}{'':>8}"
-        print(f"{head}{'MB':>9}{'of float32':>12}{'Recall@1':>10}")
+        rates = measure(runners, inputs[table], args.rounds, args.calls)
+        reference = rates[next(iter(runners))]
+        print(f"\n{os.cpu_count()} cores, {args.rounds} rounds; Recall@1 on {len(test):,} images")
+        columns = ["batch 1, ms", "", "batch 32, images/s", "", "MB", "Recall@1"]
+        columns += ["of float32", "cosine, min", "mean"] if table == "views" else []
+        row = results.table(table, f"from {table if table == 'views' else 'encoded images'}", *columns)
+        first = None
         for name, (function, size) in runners.items():
-            recall = evaluate_dataset(embed_all(function, inputs[table]), test, ks=(1,), metrics=("recall",))[
-                "recall@1"
-            ]
-            latency, rate = figures[name]
-            ratios = f"{latency / reference[0]:>7.2f}x", f"{rate / reference[1]:>7.2f}x"
-            text = f"  {name:<22}{latency:>12.2f}{ratios[0]}{rate:>14,.0f}{ratios[1]}"
-            text += f"{size / 1e6:>9.2f}" if size else f"{'':>9}"
-            text += f"{size / whole:>12.0%}" if size and whole else f"{'':>12}"
-            print(f"{text}{100 * recall:>9.1f} %", flush=True)
+            vectors = embed_all(function, inputs[table])
+            first = vectors if first is None else first
+            cosine = np.sum(vectors * first, axis=1)
+            recall = evaluate_dataset(vectors, test, ks=(1,), metrics=("recall",))["recall@1"]
+            latency, rate = rates[name]
+            cells = [f"{latency:.2f}", f"{latency / reference[0]:.2f}x", f"{rate:,.0f}", f"{rate / reference[1]:.2f}x"]
+            cells += [f"{size / 1e6:.2f}" if size else "", f"{100 * recall:.1f}"]
+            share = f"{100 * size / whole:.0f} %" if size and whole else ""
+            cosines = [f"{cosine.min():.4f}", f"{cosine.mean():.4f}"] if size else ["", ""]
+            row(name, *cells, *([share, *cosines] if table == "views" else []))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ import time
 import numpy as np
 
 from benchmarks.evaluation_arrays import make_gallery
+from tools.numbers import Results, command_line
 
 NEAREST = 10
 ASKED = 20
@@ -158,7 +159,7 @@ def address(database, folder):
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="at least 1,000")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--rank", type=int, default=16, help="directions in which the embeddings vary")
@@ -177,8 +178,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         make_gallery(f"{folder}/gallery.npy", arguments.rows, arguments.dim, arguments.rank)
         print(f"{arguments.rows:,} x {arguments.dim}, classes of ten, rank {arguments.rank}; {ASKED} queries a call")
-        print("\n| database | search | rows | Recall@10 | queries a second | written, s | index built, s |")
-        print("|---|---|---|---|---|---|---|", flush=True)
+        columns = ("search", "rows", "Recall@10", "queries a second", "written, s", "index built, s")
+        row = Results(arguments.json).table("table", "database", *columns)
         for database in ["exact search", *arguments.databases.split(",")]:
             missing = [name for name in PACKAGES.get(database, ()) if importlib.util.find_spec(name) is None]
             if missing:
@@ -187,9 +188,9 @@ def main():
             with address(database, folder) as uri:
                 found = measured(database, uri, arguments, folder)
             for line in found.values():
-                cells = [database, line["index"], f"{line['rows']:,}", f"{line['recall']:.4f}", f"{line['rate']:,.0f}"]
-                cells += [f"{line[name]:,.0f}" if name in line else "" for name in ("written", "built")]
-                print(f"| {' | '.join(cells)} |", flush=True)
+                times = [f"{line[name]:,.0f}" if name in line else "" for name in ("written", "built")]
+                rates = f"{line['recall']:.4f}", f"{line['rate']:,.0f}"
+                row(database, line["index"], f"{line['rows']:,}", *rates, *times)
 
 
 if __name__ == "__main__":

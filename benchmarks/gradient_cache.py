@@ -17,7 +17,6 @@ A batch of B needs its images and the B x B matrices of its pairs whatever the c
 are.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -25,6 +24,8 @@ import statistics
 import subprocess
 import sys
 import time
+
+from tools.numbers import Results, command_line
 
 VARIANTS = ("base", "small", "double", "large", "cached")
 
@@ -85,19 +86,9 @@ def memory_there_is():
     return float("inf") if on_gpu() else free_memory() / 1e6
 
 
-def row(name, batch, found, reference, base, note=""):
-    """A line of the table."""
-    more, small_more = found["peak_mb"] - base, reference["peak_mb"] - base
-    line = f"{name:7} {batch:6} images   peak {found['peak_mb']:8.0f} MB, {more:+8.0f} MB: {more / small_more:6.2f} x"
-    if "seconds" in found:
-        each, small_each = found["seconds"] / batch, reference["each"]
-        line += f"   {found['seconds']:8.2f} s a step, {1e3 * each:7.2f} ms an image: {each / small_each:5.2f} x"
-    return line + note
-
-
 def main():
     """Measure every variant, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--backbone", default="mobilenetv2(alpha=0.35)", help="as in tfdml train")
     parser.add_argument("--objectives", default="contrastive", help="as in tfdml train")
     for name, default in (("size", 96), ("small", 128), ("large", 4096), ("steps", 3)):
@@ -112,20 +103,20 @@ def main():
     line = found["small"]["peak_mb"] + slope * (arguments.large - arguments.small)
     fits = line < memory_there_is()
     found["large"] = in_own_process("large", sys.argv[1:]) if fits else None
-    note = "" if found["large"] else "   (did not run: by the line through the two above)"
+    if not fits:
+        print("the large step does not fit; its memory is on the line through two smaller ones")
     found["large"] = found["large"] or {"peak_mb": line}
     found["cached"] = in_own_process("cached", sys.argv[1:])
-    base = found["base"]["peak_mb"]
-    reference = {**found["small"], "each": found["small"]["seconds"] / arguments.small}
+    columns = ("images", "peak memory", "above a step on two images", "time an image")
+    row = Results(arguments.json).table("table", "", *columns)
     for variant in VARIANTS[1:]:
         batch, chunk = sizes(arguments, variant)
-        said = f"   (in chunks of {chunk})" if chunk else note if variant == "large" else ""
-        print(row(variant, batch, found[variant], reference, base, said))
+        peak, seconds = found[variant]["peak_mb"], found[variant].get("seconds")
+        memory = f"{peak:,.0f} MB", f"{peak - found['base']['peak_mb']:,.0f} MB"
+        name = f"in chunks of {chunk}" if chunk else "plain"
+        row(name, f"{batch:,}", *memory, f"{1e3 * seconds / batch:.1f} ms" if seconds else "")
     images, matrix = arguments.large * arguments.size**2 * 3 / 1e6, 4 * arguments.large**2 / 1e6
-    print(f"of which for {arguments.large} images: {images:.0f} MB images, {matrix:.0f} MB each matrix of pairs")
-    more = (found["cached"]["peak_mb"] - base) / (found["small"]["peak_mb"] - base)
-    times = found["cached"]["seconds"] / arguments.large / reference["each"]
-    print(f"cached / small: {more:.2f} of the memory beside the base, {times:.2f} of the time per image")
+    print(f"\nof which for {arguments.large} images: {images:.0f} MB images, {matrix:.0f} MB each matrix of pairs")
 
 
 if __name__ == "__main__":

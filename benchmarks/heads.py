@@ -11,7 +11,6 @@ has a 95 % interval over classes, the seeds averaged. --features is made of Cars
 features of MobileNetV2, of length 1.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -24,6 +23,8 @@ import tempfile
 import time
 
 import numpy as np
+
+from tools.numbers import Results, command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OBJECTIVES = (
@@ -106,20 +107,20 @@ def measure(arguments):
                 rows["PyTorch"].append(json.loads(done.stdout)["seconds"])
             elif number == 0:
                 print(f"PyTorch: {done.stderr.strip().splitlines()[-1]}")
+    row = Results(arguments.json).table("seconds", f"{arguments.count:,} vectors", "seconds")
     for name, seconds in rows.items():
         if seconds:
-            print(f"{name:<28}{statistics.median(seconds):8.1f} s, of {len(seconds)} rounds")
-    return {name: seconds for name, seconds in rows.items() if seconds}
+            row(name, f"{statistics.median(seconds):.1f}")
 
 
 def tabulate(arguments):
-    """Print and return a row for each objective."""
+    """Print a row for each objective."""
     from tfdml.evaluation import QueryValues, paired_differences
 
     if not pathlib.Path(arguments.features).exists():
         write_features(arguments.features, arguments.data_dir, arguments.weights)
-    started, first, rows = time.perf_counter(), None, []
-    print("| objective | Recall@1 | difference | 95 % interval | seconds |\n|---|---|---|---|---|")
+    first, columns = None, ("objective", "Recall@1", "difference", "95 % interval", "seconds")
+    row = Results(arguments.json).table("objectives", *columns)
     for objectives in arguments.objectives or OBJECTIVES:
         with tempfile.TemporaryDirectory() as folder:
             seconds, values = 0.0, []
@@ -131,27 +132,19 @@ def tabulate(arguments):
         first = first or values
         recall = float(np.mean([np.nanmean(one["recall@1"]) for one in values]))
         interval = paired_differences(values, first, queries.labels)["recall@1"]
-        row = {"objectives": objectives, "recall@1": recall, "difference": list(interval[:3]), "seconds": seconds}
-        rows.append(row)
         ends = " to ".join(f"{100 * end:.1f}" for end in interval[1:3])
-        print(
-            f"| `{objectives}` | {100 * recall:.1f} | {100 * interval[0]:+.1f} | {ends} | {seconds:.1f} |", flush=True
-        )
-    total = time.perf_counter() - started
-    print(f"\n{len(rows)} objectives, {arguments.seeds} seeds: {total:.0f} s")
-    return {"features": pathlib.Path(arguments.features).name, "total_seconds": total, "rows": rows}
+        row(f"`{objectives}`", f"{100 * recall:.1f}", f"{100 * interval[0]:+.1f}", ends, f"{seconds:.1f}")
 
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--table", action="store_true", help="a row for each objective")
     parser.add_argument("--features", default="cars_mobilenetv2.npz", help="of --table; see above")
     parser.add_argument("--data_dir", default="", help="Cars-196, where --features are made")
     parser.add_argument("--weights", default="imagenet", help="of MobileNetV2, where --features are made")
     parser.add_argument("--objectives", nargs="*", default=[], help="of --table; by default all")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", default="", help="a file to write")
     parser.add_argument("--head", default="linear")
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=20)
@@ -164,9 +157,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--torch_python", default=sys.executable, help="Python with PyTorch")
     arguments = parser.parse_args()
-    made = tabulate(arguments) if arguments.table else measure(arguments)
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(made, indent=1) + "\n")
+    tabulate(arguments) if arguments.table else measure(arguments)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,18 @@
 
     python -m benchmarks.input --torch_python=/path/to/python/with/torch
     python -m benchmarks.input --dataset=cars196 --data_dir=/data/cars196 --images=4000
-    python -m benchmarks.input --size 341 256                                images that were shrunk beforehand
+    python -m benchmarks.input --sizes 341x256                               images that were shrunk beforehand
     python -m benchmarks.input --images=200 --rounds=1                       a quick try
 
-Without --dataset, JPEGs of --size pixels are made first: shapes and noise at quality 90, by default as large as the
-photographs of common data sets (500 x 375). All contenders run side by side, in turns, for some rounds; a row shows
-the median.
+Without --dataset, JPEGs of --sizes are made first: shapes and noise at quality 90. All contenders run side by side, in
+turns, for some rounds; a row shows the median.
 
-- decode: read and decode in parallel, nothing else: the limit of any input from JPEGs;
+- decoding alone: read and decode in parallel, nothing else: the limit of any input from JPEGs;
 - by hand: the same with the transform as one would write it, `tf.image.resize` with antialiasing;
 - at least: the same with the part of the image that is needed decoded alone and resized without antialiasing, the
   cheapest that TensorFlow offers; its pixels are not those of the others, and no other format or EXIF is looked for;
 - tfdml: `tfdml.data.training_batches`, sampling, augmentation and batching included;
-- tfdml cached: the same with `cache=True`, the images being decoded before the clock starts;
+- tfdml, cached: the same with `cache=True`, the images being decoded before the clock starts;
 - DataLoader: PyTorch's, with Pillow doing the same transform in as many worker processes as there are cores. It runs
   in the environment of --torch_python, or in this one where torch can be imported.
 
@@ -22,7 +21,6 @@ All decode with libjpeg's accurate integer transform. Views: crop of 224 at a ra
 (`random_crop`), or a random part resized to 224 (`random_resized_crop`); every second image is mirrored.
 """
 
-import argparse
 import importlib.util
 import json
 import math
@@ -37,6 +35,7 @@ import time
 
 RESIZE, CROP = 256, 224
 KINDS = ("random_crop", "random_resized_crop")
+NAMES = ("decoding alone", "by hand", "at least", "tfdml", "tfdml, cached", "DataLoader")
 
 
 def make_jpegs(folder, count, size):
@@ -190,22 +189,22 @@ def contenders(args, dataset, paths, list_file, kind):
     """What is compared, by name: functions that return images per second."""
     count, size = args.images, args.batch_size
     found = {
-        "decode (limit)": lambda: drain(bare_batches(paths, size, None), count, size),
+        "decoding alone": lambda: drain(bare_batches(paths, size, None), count, size),
         "by hand": lambda: drain(bare_batches(paths, size, kind), count, size),
         "at least": lambda: drain(least_batches(paths, size, kind), count, size),
         "tfdml": lambda: drain(tfdml_batches(dataset, size, kind, cache=False), count, size),
     }
     if not args.no_cache:
         cached = tfdml_batches(dataset, size, kind, cache=True)
-        found["tfdml cached"] = lambda: drain(cached, count, size)
+        found["tfdml, cached"] = lambda: drain(cached, count, size)
     python = args.torch_python or (sys.executable if importlib.util.find_spec("torch") else None)
     if python:
         found["DataLoader"] = lambda: torch_rate_elsewhere(python, list_file, args, kind)
     return found
 
 
-def compare(args, dataset, paths, list_file):
-    """Run all contenders of every view in turns and print their table."""
+def compare(args, size, dataset, paths, list_file, row):
+    """Run all contenders of every view in turns and add their rows."""
     for kind in args.kinds:
         runners = contenders(args, dataset, paths, list_file, kind)
         rates = {name: [] for name in runners}
@@ -214,57 +213,53 @@ def compare(args, dataset, paths, list_file):
             first = number % len(runners)
             for name in [*list(runners)[first:], *list(runners)[:first]]:
                 rates[name].append(runners[name]())
-        medians = {name: statistics.median(values) for name, values in rates.items()}
-        print(f"\n{kind}, {args.images} images a round, {args.rounds} rounds, {os.cpu_count()} cores")
-        print(f"  {'':<16}{'images/s':>10}{'lowest':>10}{'highest':>10}{'of limit':>10}{'tfdml is':>10}")
-        for name, rate in medians.items():
-            low, high = min(rates[name]), max(rates[name])
-            share, ours = rate / medians["decode (limit)"], medians["tfdml"] / rate
-            print(f"  {name:<16}{rate:>10,.0f}{low:>10,.0f}{high:>10,.0f}{share:>10.0%}{ours:>9.2f}x", flush=True)
-        if "DataLoader" not in medians:
-            print("  DataLoader: not measured, no torch here; name a Python that has it with --torch_python=PATH")
+        row(size, f"`{kind}`", *(f"{statistics.median(rates[name]):,.0f}" if name in rates else "" for name in NAMES))
 
 
 def main():
     """Parse the command line and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if "--torch_role" in sys.argv:
+        print(torch_rate(**json.loads(sys.argv[-1])))
+        return
+    from tools.numbers import Results, command_line
+
+    parser = command_line(__doc__)
     parser.add_argument("--dataset", help="a name of the catalogue, whose images are files; else JPEGs are made")
     parser.add_argument("--data_dir", help="where it lies")
     parser.add_argument("--images", type=int, default=3000, help="images per round")
     parser.add_argument("--files", type=int, default=1000, help="JPEGs to make, without --dataset")
-    parser.add_argument("--size", nargs=2, type=int, default=(500, 375), help="their width and height")
+    parser.add_argument("--sizes", nargs="+", default=["1024x768", "500x375", "341x256"], help="WIDTHxHEIGHT of them")
     parser.add_argument("--batch_size", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes of the DataLoader")
     parser.add_argument("--torch_python", help="a Python that has torch, numpy and pillow")
     parser.add_argument("--no_cache", action="store_true", help="leave out the cached contender")
-    parser.add_argument("--torch_role", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.torch_role:
-        print(torch_rate(**json.loads(args.torch_role)))
-        return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import numpy as np
 
     from tfdml.data import FileImages, ImageDataset, load
 
-    with tempfile.TemporaryDirectory() as folder:
-        if args.dataset:
-            dataset = load(args.dataset, args.data_dir, "train")
-            if not isinstance(dataset.images, FileImages):
-                raise SystemExit(f"--dataset={args.dataset}: the other contenders read files; choose a set of files")
-            paths = list(dataset.images.paths)
-        else:
-            paths = make_jpegs(folder, args.files, tuple(args.size))
-            labels = np.arange(len(paths)) // 10
-            names = {int(label): f"class {label}" for label in np.unique(labels)}
-            dataset = ImageDataset("made", "train", FileImages(tuple(paths)), labels, names)
-        if not all(path.lower().endswith((".jpg", ".jpeg")) for path in paths):
-            raise SystemExit(f"--dataset={args.dataset}: the bare loops decode JPEGs only")
-        list_file = os.path.join(folder, "paths.txt")
-        pathlib.Path(list_file).write_text("\n".join(paths), encoding="utf-8")
-        compare(args, dataset, paths, list_file)
+    print(f"{args.images} images a round, {args.rounds} rounds, {os.cpu_count()} cores: images a second")
+    row = Results(args.json).table("table", "JPEGs", "view", *NAMES)
+    for size in [args.dataset] if args.dataset else args.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            if args.dataset:
+                dataset = load(args.dataset, args.data_dir, "train")
+                if not isinstance(dataset.images, FileImages):
+                    raise SystemExit(f"--dataset={size}: the other contenders read files; choose a set of files")
+                paths = list(dataset.images.paths)
+            else:
+                paths = make_jpegs(folder, args.files, tuple(int(side) for side in size.split("x")))
+                labels = np.arange(len(paths)) // 10
+                names = {int(label): f"class {label}" for label in np.unique(labels)}
+                dataset = ImageDataset("made", "train", FileImages(tuple(paths)), labels, names)
+            if not all(path.lower().endswith((".jpg", ".jpeg")) for path in paths):
+                raise SystemExit(f"--dataset={size}: the bare loops decode JPEGs only")
+            list_file = os.path.join(folder, "paths.txt")
+            pathlib.Path(list_file).write_text("\n".join(paths), encoding="utf-8")
+            compare(args, size.replace("x", " x "), dataset, paths, list_file, row)
 
 
 if __name__ == "__main__":

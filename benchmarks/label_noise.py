@@ -7,10 +7,8 @@ another class, drawn evenly (symmetric noise). All training classes are trained 
 of it would see labels that a user with wrong labels does not have. The classes measured on keep their own labels.
 """
 
-import argparse
 import dataclasses
 import pathlib
-import statistics
 
 import numpy as np
 
@@ -19,6 +17,7 @@ from tfdml.training.build.components import make_learner
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.run.results import Evaluator
 from tfdml.training.settings import Experiment
+from tools.numbers import Results, command_line
 
 FLAGS = pathlib.Path(__file__).resolve().parents[1] / "configs" / "small" / "omniglot_contrastive.flags"
 PAIRS = "contrastive(margin=1, distance=sqeuclidean, reduction=sum)"
@@ -28,15 +27,16 @@ CLASSES = "scale=20, margin=0.1"
 def rows(noise):
     """The objectives compared; PRISM and the selection are told the share of wrong labels, as their papers do."""
     share = noise or 0.1
+    prism = f"prism(loss={PAIRS}, noise_rate={share}, size=8192, start=100"
     return {
         "contrastive": PAIRS,
-        "contrastive, memory": f"xbm(loss={PAIRS}, size=8192, start=100)",
-        "contrastive, PRISM": f"prism(loss={PAIRS}, noise_rate={share}, size=8192, start=100, pairs=batch)",
-        "contrastive, memory, PRISM": f"prism(loss={PAIRS}, noise_rate={share}, size=8192, start=100)",
+        "contrastive, memory (XBM)": f"xbm(loss={PAIRS}, size=8192, start=100)",
+        "contrastive, PRISM (`pairs=batch`)": f"{prism}, pairs=batch)",
+        "contrastive, memory, PRISM (`pairs=memory`)": f"{prism})",
         "AMSoftmax": f"am_softmax({CLASSES})",
-        "AMSoftmax, smoothing 0.1": f"am_softmax({CLASSES}, label_smoothing=0.1)",
-        "AMSoftmax, highest dropped": f"am_softmax({CLASSES}, drop_highest={share})",
-        "sub-center ArcFace": "sub_center_arc_face(scale=20, margin=0.1)",
+        "AMSoftmax, `label_smoothing=0.1`": f"am_softmax({CLASSES}, label_smoothing=0.1)",
+        "AMSoftmax, `drop_highest`": f"am_softmax({CLASSES}, drop_highest={share})",
+        "sub-center ArcFace, scale 20, margin 0.1": "sub_center_arc_face(scale=20, margin=0.1)",
     }
 
 
@@ -68,7 +68,7 @@ def recall(data_dir, objectives, noise, seed):
 
 def main():
     """Train, and print a row of each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data_dir", required=True, help="Omniglot's folder")
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 0.3], help="shares of wrong labels")
     parser.add_argument("--seeds", type=int, default=3)
@@ -77,12 +77,14 @@ def main():
     unknown = set(arguments.rows) - set(rows(0.0))
     if unknown:
         parser.error(f"--rows: unknown {sorted(unknown)}; there are {', '.join(rows(0.0))}")
-    print("| objective | labels exchanged | Recall@1, by seed | mean |\n|---|---|---|---|", flush=True)
+    columns = [f"{100 * noise:.0f} % of the labels exchanged" if noise else "labels right" for noise in arguments.noise]
+    row = Results(arguments.json).table("table", "objective", *columns)
     for name in arguments.rows or rows(0.0):
+        cells = []
         for noise in arguments.noise:
             found = [recall(arguments.data_dir, rows(noise)[name], noise, seed) for seed in range(arguments.seeds)]
-            by_seed = " / ".join(f"{value:.1f}" for value in found)
-            print(f"| {name} | {noise:.0%} | {by_seed} | {statistics.fmean(found):.1f} |", flush=True)
+            cells.append(" / ".join(f"{value:.1f}" for value in found))
+        row(name, *cells)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes m
 GiB is stopped, and said to fail. A second table has the least and the largest share at each batch.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -24,6 +23,7 @@ import sys
 import time
 
 from benchmarks.losses_peer import made_batch, serve
+from tools.numbers import Results, command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -80,9 +80,9 @@ class Side:
         started, why = time.perf_counter(), ""
         while not why and not select.select([self.process.stdout], [], [], 0.05)[0]:
             if time.perf_counter() - started > self.limit:
-                why = f"more than {self.limit:g} s"
+                why = f"> {1000 * self.limit:,.0f}"
             elif held(self.process.pid) > self.memory:
-                why = f"more than {self.memory:g} GiB"
+                why = "no memory"
         line = "" if why else self.process.stdout.readline()
         if line:
             return json.loads(line)
@@ -178,7 +178,7 @@ def column(answers):
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--torch_python", default=str(ROOT / ".venv-pml" / "bin" / "python"))
     parser.add_argument("--batches", type=int, nargs="*", default=[128, 512, 1024, 4096])
     parser.add_argument("--losses", nargs="*", default=[], help="names there; by default all")
@@ -190,7 +190,6 @@ def main():
     parser.add_argument("--memory", type=float, default=12, help="GiB that a side may hold")
     parser.add_argument("--xla", action="store_true")
     parser.add_argument("--backend", choices=("tensorflow", "torch"), default="tensorflow")
-    parser.add_argument("--json", type=pathlib.Path, help="write the medians here too")
     arguments = parser.parse_args()
     threads = str(arguments.threads)
     on_torch = arguments.backend == "torch"
@@ -199,11 +198,10 @@ def main():
     own = [python, "-m", "benchmarks.losses", *flags, "--serve", threads]
     peer = [arguments.torch_python, str(ROOT / "benchmarks" / "losses_peer.py"), threads]
     sides = [Side(command, arguments.limit, arguments.memory) for command in (own, peer)]
-    columns = ["loss", *(f"{batch:,}" for batch in arguments.batches), f"MiB at {arguments.batches[-1]:,}"]
-    print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|", flush=True)
+    results = Results(arguments.json)
+    columns = [*(f"{batch:,}" for batch in arguments.batches), f"MiB at {arguments.batches[-1]:,}"]
+    row = results.table("table", "loss", *columns)
     shares = {batch: [] for batch in arguments.batches}
-    about = {name: getattr(arguments, name) for name in ("backend", "dim", "per_class", "threads", "rounds")}
-    rows = []
     try:
         for wanted in CASES:
             if arguments.losses and wanted["name"] not in arguments.losses:
@@ -223,31 +221,27 @@ def main():
                             found.append(side.ask(request))
                 sides_found = [column(found) for found in answers]
                 cells.append(beside(sides_found, answers, 0, ",.1f"))
-                ms = dict(zip(("ours_ms", "theirs_ms"), (found and found[0] for found in sides_found), strict=True))
-                values = dict(zip(("ours", "theirs"), (found[-1].get("value") for found in answers), strict=True))
-                rows.append({"loss": wanted["name"], "miner": wanted["miner"], "batch": batch, **ms, "values": values})
                 shares[batch] += [sides_found[0][0] / sides_found[1][0]] if all(sides_found) else []
-            print("| " + " | ".join([*cells, beside(sides_found, answers, 1, ",.0f")]) + " |", flush=True)
-            if arguments.json:
-                arguments.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+            row(*cells, beside(sides_found, answers, 1, ",.0f"))
             # The next loss begins with the memory of a new process.
             for side in sides:
                 side.close()
     finally:
         for side in sides:
             side.close()
-    print("\n| batch | least | most |\n|---|---|---|")
+    row = results.table("shares", "batch", "least", "most")
     for batch, found in shares.items():
-        print(f"| {batch:,} | {min(found):.2f} | {max(found):.2f} |" if found else f"| {batch:,} | | |")
+        row(f"{batch:,}", *(f"{end(found):.2f}" if found else "" for end in (min, max)))
 
 
 def beside(sides, answers, place, unit):
     """A cell: ours / theirs = share, of the time (0) or the memory (1)."""
-    told = [
-        format(found[place], unit) if found else why[-1]["error"] for found, why in zip(sides, answers, strict=True)
+    cells = [
+        format(found[place], unit) if found else why[-1]["error"] * (not place)
+        for found, why in zip(sides, answers, strict=True)
     ]
     share = f" = {sides[0][place] / sides[1][place]:.2f}" if all(sides) and sides[1][place] > 0 else ""
-    return " / ".join(told) + share
+    return (" / ".join(cells) + share).strip()
 
 
 if __name__ == "__main__":

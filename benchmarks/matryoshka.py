@@ -3,17 +3,12 @@
     tfdml train --flagfile=configs/small/cars_contrastive.flags --data_dir=CARS196 --weights=MNV2_035.weights.h5 \
         --embedding_dim=0 --epochs=0 --drop_epochs= --selection=last --holdout_classes=0 --run_dir=runs/features
     tfdml embed --model=runs/features --split=all --out=embeddings/features
-    python -m benchmarks.matryoshka --features=embeddings/features --out=matryoshka.json
+    python -m benchmarks.matryoshka --features=embeddings/features --json=matryoshka.json
 
 Trains linear heads on the features of the training classes: of 128 dimensions by the loss alone, of 128 by the sum over
 prefixes, and of 32 by the loss alone. The unseen classes are measured after the last epoch, at every number of
 dimensions. The differences at 32 dimensions have 95 % intervals over classes, seeds averaged.
 """
-
-import argparse
-import json
-import pathlib
-import time
 
 import keras
 import numpy as np
@@ -25,6 +20,7 @@ from tfdml.evaluation import paired_differences, retrieval_per_query
 from tfdml.layers import L2Normalize
 from tfdml.losses import MultiSimilarityLoss
 from tfdml.objectives import Matryoshka
+from tools.numbers import Results, command_line
 
 SHORT, DIMS = 32, [32, 64, 128]
 ROWS = {"plain": [128], "matryoshka": DIMS, f"plain, head of {SHORT}": [SHORT]}
@@ -55,16 +51,14 @@ def trained_head(x, y, dims, epochs, seed):
 
 def main():
     """Train, measure, and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--features", required=True, help="folder of tfdml embed, with both splits")
-    parser.add_argument("--out", default="matryoshka.json")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     stored = read_embeddings(arguments.features)
     train, test = stored.split("train"), stored.split("test")
     values = {(name, dim): [] for name, lengths in ROWS.items() for dim in DIMS if dim <= lengths[-1]}
-    started = time.perf_counter()
     for seed in range(arguments.seeds):
         for name, lengths in ROWS.items():
             head = trained_head(np.asarray(train.embeddings), train.labels, lengths, arguments.epochs, seed)
@@ -73,29 +67,17 @@ def main():
                 values[name, dim].append(
                     retrieval_per_query(truncate(vectors, dim), test.labels, ks=[1], metrics=METRICS)
                 )
-    means = {
-        row: {metric: [100 * float(np.nanmean(run[metric])) for run in runs] for metric in METRICS}
-        for row, runs in values.items()
-    }
-    print("| head | dimensions | Recall@1, by seed | mean | MAP@R |\n|---|---|---|---|---|")
-    for (name, dim), found in means.items():
-        recalls = found["recall@1"]
-        by_seed = ", ".join(f"{value:.2f}" for value in recalls)
-        print(f"| {name} | {dim} | {by_seed} | {np.mean(recalls):.2f} | {np.mean(found['map@r']):.2f} |")
-    differences = {}
-    for other in (("plain", SHORT), (f"plain, head of {SHORT}", SHORT)):
-        found = paired_differences(values["matryoshka", SHORT], values[other], test.labels)
-        differences[other[0]] = {metric: [100 * part for part in found[metric][:3]] for metric in METRICS}
-        for metric, (mean, low, high) in differences[other[0]].items():
-            print(f"matryoshka - {other[0]}, {SHORT} dimensions: {metric} {mean:+.2f} [{low:+.2f}, {high:+.2f}]")
-    result = {
-        "features": arguments.features,
-        "epochs": arguments.epochs,
-        "seconds": time.perf_counter() - started,
-        "means": [{"head": name, "dim": dim, **found} for (name, dim), found in means.items()],
-        "differences": differences,
-    }
-    pathlib.Path(arguments.out).write_text(json.dumps(result, indent=1) + "\n")
+    results = Results(arguments.json)
+    row = results.table("table", "head", "dimensions", "Recall@1, by seed", "mean", "MAP@R")
+    for (name, dim), runs in values.items():
+        recalls, precisions = ([100 * float(np.nanmean(run[metric])) for run in runs] for metric in METRICS)
+        by_seed = " / ".join(f"{value:.1f}" for value in recalls)
+        row(name, dim, by_seed, f"{np.mean(recalls):.1f}", f"{np.mean(precisions):.1f}")
+    row = results.table("differences", f"`matryoshka` at {SHORT} dimensions less", "Recall@1", "MAP@R")
+    for name in ("plain", f"plain, head of {SHORT}"):
+        found = paired_differences(values["matryoshka", SHORT], values[name, SHORT], test.labels)
+        parts = ([100 * part for part in found[metric][:3]] for metric in METRICS)
+        row(name, *(f"{mean:+.1f} ({low:+.1f} to {high:+.1f})" for mean, low, high in parts))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ and what it exceeds that of the baseline by: the same step, with the same weight
 - K maps: the arithmetic, K x batch x positions x dim x 4 bytes.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -21,6 +20,8 @@ import statistics
 import subprocess
 import sys
 import time
+
+from tools.numbers import Results, command_line
 
 VARIANTS = ("baseline", "naive", "streamed")
 
@@ -93,7 +94,7 @@ def in_own_process(variant, argv):
 
 def main():
     """Measure every variant, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     for name, default in (("batch", 40), ("size", 8), ("channels", 1024), ("dim", 8192), ("orders", 5), ("steps", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--jit", action="store_true", help="compile the step with XLA")
@@ -105,14 +106,11 @@ def main():
     found = {variant: in_own_process(variant, sys.argv[1:]) for variant in VARIANTS}
     base = found["baseline"]["peak_mb"]
     maps = arguments.orders * arguments.batch * arguments.size**2 * arguments.dim * 4 / 1e6
+    row = Results(arguments.json).table("table", "", "peak, MB", "above the baseline, MB", "seconds a step")
     for variant in VARIANTS:
-        peak, seconds = found[variant]["peak_mb"], found[variant]["seconds"]
-        print(f"{variant:10} peak {peak:7.0f} MB, {peak - base:+7.0f} MB beside the baseline; {seconds:6.2f} s a step")
-    print(f"{'K maps':10} {maps:12.0f} MB")
-    more = {variant: found[variant]["peak_mb"] - base for variant in VARIANTS}
-    print(f"streamed / naive: {more['streamed'] / more['naive']:.2f} of the memory, ", end="")
-    print(f"{found['streamed']['seconds'] / found['naive']['seconds']:.2f} of the time")
-    print(f"streamed / K maps: {more['streamed'] / maps:.2f} of the memory")
+        peak = found[variant]["peak_mb"]
+        row(variant, f"{peak:,.0f}", f"{peak - base:,.0f}", f"{found[variant]['seconds']:.2f}")
+    row("the K maps", "", f"{maps:,.0f}", "")
     difference = abs(found["streamed"]["loss"] - found["naive"]["loss"])
     print(f"loss after {arguments.steps + 1} steps: naive {found['naive']['loss']:.6f}, differs by {difference:.1e}")
 

@@ -6,13 +6,13 @@ python -m benchmarks.policies --policies rand_augment color_jitter --size 96
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
 import tensorflow as tf
 
 from tfdml.data import Policy, Step, policies
+from tools.numbers import Results, command_line
 
 
 def measure(name: str, size: int, seconds: float) -> tuple[float, float]:
@@ -32,15 +32,15 @@ def measure(name: str, size: int, seconds: float) -> tuple[float, float]:
 
 def main() -> None:
     """Prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--policies", nargs="+", choices=policies.names(), default=policies.names())
     parser.add_argument("--size", type=int, default=224, help="pixels of a side")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each policy")
     arguments = parser.parse_args()
-    print("| policy | images / s | images / CPU s |\n|---|---|---|")
+    row = Results(arguments.json).table("table", "policy", "images / s", "images / CPU s")
     for name in arguments.policies:
         rate, cpu_rate = measure(name, arguments.size, arguments.seconds)
-        print(f"| {name} | {rate:,.0f} | {cpu_rate:,.0f} |")
+        row(name, f"{rate:,.0f}", f"{cpu_rate:,.0f}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ A backbone is NAME:SIZE:BATCH, size in pixels. A row is the median of the rounds
 plain way's; the first step, which compiles, is stated by itself. The loss is AMSoftmax with --objectives otherwise.
 """
 
-import argparse
 import statistics
 import time
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from benchmarks.learners import make_learner
 from tfdml.training.terms import build_objectives
+from tools.numbers import Results, command_line
 
 BACKBONES = (
     "conv4:32:100",
@@ -63,20 +63,19 @@ def compared(backbone, size, batch, objectives, rounds):
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--backbones", nargs="*", default=BACKBONES, help="NAME:SIZE:BATCH")
     parser.add_argument("--objectives", default="am_softmax")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    print("| backbone, px, batch | " + " | ".join(f"{way}, ms" for way in WAYS) + " | first steps, s |")
-    print("|---" * (len(WAYS) + 2) + "|")
+    add = Results(arguments.json).table("table", "backbone, px, batch", *WAYS, "first steps, s")
     for text in arguments.backbones:
         backbone, size, batch = text.rsplit(":", 2)
         row = compared(backbone, int(size), int(batch), arguments.objectives, arguments.rounds)
         plain = row["plain"][1]
         cells = [f"{1000 * median:,.0f} ({median / plain:.2f})" for _, median in row.values()]
         first = " / ".join(f"{seconds:.0f}" for seconds, _ in row.values())
-        print(f"| `{backbone}`, {size}, {batch} | " + " | ".join(cells) + f" | {first} |", flush=True)
+        add(f"`{backbone}`, {size}, {batch}", *cells, first)
         keras.utils.clear_session()
 
 

@@ -18,11 +18,7 @@ and MAP@R on the test classes, and the difference with its interval over classes
 epoch counts: nothing is chosen.
 """
 
-import argparse
 import dataclasses
-import json
-import pathlib
-import time
 
 import keras
 import numpy as np
@@ -33,6 +29,7 @@ from tfdml.evaluation import paired_differences, read_embeddings, retrieval_per_
 from tfdml.losses import MarginLoss
 from tfdml.models import AlternatingOptimizer, MetricLearner
 from tfdml.objectives import LearnedMargin, MetricLoss, RankMI
+from tools.numbers import Results, command_line
 
 METRICS = ("recall@1", "map@r")
 
@@ -66,8 +63,8 @@ class Condition:
 
 
 CONDITIONS = (
-    Condition("the paper's: 24 x 5, margin 0.2, k = 1"),
-    Condition("beside a learned boundary", learned=True),
+    Condition("the paper's: 24 x 5, margin 0.2, k = 1, distance-weighted negatives"),
+    Condition("beside a margin loss whose boundary is learned", learned=True),
     Condition("all negatives within the margin", negatives="all"),
     Condition("margin 0.1", margin=0.1),
     Condition("margin 0.4", margin=0.4),
@@ -76,7 +73,7 @@ CONDITIONS = (
     Condition("batches of 60 x 2, all negatives", classes=60, images=2, negatives="all"),
     Condition("k = 5", statistics_steps=5),
     Condition("statistics at a tenth of the rate", statistics_rate=1e-4),
-    Condition("warm start of half the updates", warm=0.5),
+    Condition("warm start by the margin loss, half the updates", warm=0.5),
     Condition("warm start, all negatives", warm=0.5, negatives="all"),
 )
 
@@ -126,7 +123,7 @@ def compare(condition, seed, train, test, options):
 
 def main():
     """Print a row for each condition."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--train", required=True, help="embeddings of the training classes, as tfdml embed writes them")
     parser.add_argument("--test", required=True, help="those of the test classes")
     parser.add_argument("--seeds", type=int, default=3)
@@ -134,7 +131,6 @@ def main():
     parser.add_argument("--rate", type=float, default=1e-3, help="the learning rate of the projection")
     parser.add_argument("--embedding_dim", type=int, default=128)
     parser.add_argument("--only", nargs="*", default=[], help="names of conditions, or parts of them")
-    parser.add_argument("--results", type=pathlib.Path, help="a JSON file of the means")
     options = parser.parse_args()
 
     def stored(path):
@@ -148,25 +144,19 @@ def main():
     plain = retrieval_per_query(test[0][:, 0, 0], test[1], metrics=METRICS)
     words = ", ".join(f"{name} {100 * values.mean():.1f}" for name, values in plain.items())
     print(f"{len(train[1]):,} and {len(test[1]):,} images, {train[0].shape[-1]} features; untrained: {words}\n")
-    print("| condition | margin loss | RankMI | difference in Recall@1 | over classes | in MAP@R | seconds a run |")
-    print("|---|---|---|---|---|---|---|")
-    kept = {}
+    columns = ("condition", "margin loss", "RankMI", "difference", "95 % over classes", "in MAP@R")
+    add = Results(options.json).table("table", *columns)
     for condition in CONDITIONS:
         if options.only and not any(part in condition.name for part in options.only):
             continue
-        began = time.perf_counter()
         runs = [compare(condition, seed, train, test, options) for seed in range(options.seeds)]
-        seconds = (time.perf_counter() - began) / (2 * len(runs))
         base, own = ([run[side] for run in runs] for side in (0, 1))
         gain = paired_differences(own, base, test[1])
         recall, precision = gain["recall@1"], gain["map@r"]
         means = [" / ".join(f"{100 * run['recall@1'].mean():.1f}" for run in side) for side in (base, own)]
         words = [f"{100 * found.low:+.1f} to {100 * found.high:+.1f}" for found in (recall, precision)]
-        row = (f"{100 * recall.mean:+.1f}", words[0], f"{100 * precision.mean:+.1f} ({words[1]})", f"{seconds:.0f}")
-        print("| " + " | ".join((condition.name, *means, *row)) + " |", flush=True)
-        kept[condition.name] = {name: [value.mean, value.low, value.high] for name, value in gain.items()}
-    if options.results:
-        options.results.write_text(json.dumps(kept, indent=1) + "\n")
+        gains = f"{100 * recall.mean:+.1f}", words[0], f"{100 * precision.mean:+.1f} ({words[1]})"
+        add(condition.name, *means, *gains)
 
 
 if __name__ == "__main__":

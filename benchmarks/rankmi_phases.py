@@ -8,7 +8,6 @@ which is a forward and a backward pass of the embedder and next to nothing besid
 backward pass, so that with k = 1 two batches cost less than two steps of the contrastive loss.
 """
 
-import argparse
 import statistics
 import time
 
@@ -16,11 +15,12 @@ import numpy as np
 
 from benchmarks.learners import make_learner
 from tfdml import losses, objectives
+from tools.numbers import Results, command_line
 
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--backbone", default="mobilenetv2(alpha=0.35)", help="backbone, with its options")
     parser.add_argument("--size", type=int, default=96, help="height and width of the images")
     parser.add_argument("--batch", type=int, default=120, help="images per batch, five of each class")
@@ -44,9 +44,10 @@ def main():
                 seconds[name].append(time.perf_counter() - started)
     base = statistics.median(seconds["contrastive"])
     print(f"{arguments.backbone}, {arguments.batch} images of {arguments.size} pixels")
+    row = Results(arguments.json).table("table", "step", "ms", "of the contrastive step")
     for name, values in seconds.items():
         median = statistics.median(values)
-        print(f"{name:<20} {1000 * median:8.1f} ms  {median / base:5.2f}")
+        row(name, f"{1000 * median:.0f}", f"{median / base:.2f}")
 
 
 if __name__ == "__main__":

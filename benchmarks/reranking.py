@@ -7,11 +7,11 @@ Embeddings are made, in classes of two images or more; training classes are made
 runs in a process of its own, whose peak memory it states, the embeddings among it; the first line is the plain search.
 """
 
-import argparse
 import concurrent.futures
 import multiprocessing
 
 from benchmarks.evaluation_arrays import held_memory, made_embeddings
+from tools.numbers import Results, command_line
 
 CHAINS = (
     "",
@@ -44,7 +44,7 @@ def measured(chain, images, dim, classes, queries):
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--images", type=int, default=60_502)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--classes", type=int, default=11_316)
@@ -52,18 +52,14 @@ def main():
     parser.add_argument("--chains", nargs="*", default=CHAINS, help="as tfdml evaluate --after; an empty one is plain")
     arguments = parser.parse_args()
     print(f"{arguments.images:,} images, {arguments.dim} dimensions, {arguments.classes:,} classes")
-    print(f"{'':<52}{'Recall@1':>9}{'MAP@R':>7}{'seconds':>9}{'peak, MiB':>11}{'kept, MB':>10}")
+    add = Results(arguments.json).table("cost", "step", "seconds", "peak, MiB", "kept, MB")
     how = multiprocessing.get_context("spawn")
     for chain in arguments.chains:
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=how) as process:
             sizes = (arguments.images, arguments.dim, arguments.classes, arguments.queries)
             row, peak = process.submit(measured, chain, *sizes).result()
-        recall, precision = (100 * row["metrics"][name] for name in ("recall@1", "map@r"))
-        print(
-            f"{row['step']:<52}{recall:>9.2f}{precision:>7.2f}{row['seconds']:>9.1f}{peak or 0:>11,.0f}"
-            f"{row['bytes'] / 1e6:>10,.1f}",
-            flush=True,
-        )
+        name = f"`{chain}`" if chain else "plain"
+        add(name, f"{row['seconds']:.1f}", f"{peak or 0:,.0f}", f"{row['bytes'] / 1e6:,.0f}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ The gallery is made: classes of ten embeddings, which like those of trained netw
 (--rank). Queries are further images of its classes.
 """
 
-import argparse
 import pathlib
 import statistics
 import tempfile
@@ -15,6 +14,7 @@ import tempfile
 import numpy as np
 
 from benchmarks.evaluation_arrays import clocked
+from tools.numbers import Results, command_line
 
 NEAREST = 10
 QUERIES = 512
@@ -32,7 +32,7 @@ def made(count, dim, rank, seed):
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--items", type=int, default=250_000)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--rank", type=int, default=16)
@@ -55,10 +55,9 @@ def main():
             yield GalleryItem(f"item-{row}", embedding=vector, label=row // 10, metadata={"class": str(row // 10)})
 
     print(f"{arguments.items:,} items, {arguments.dim} dimensions")
-    print(
-        f"{'write, s':>10}{'MB':>8}{'load, s':>9}{'1 query, ms':>13}{'32 queries, ms':>16}"
-        f"{'add 1, s':>10}{'remove 1, s':>13}"
-    )
+    columns = ("write, s", "MB", "load, s", "one query, ms", "32 queries, ms")
+    results = Results(arguments.json)
+    row = results.table("table", *columns)
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         built, writing, _ = clocked(Retriever.build, embedder, items(), root)
@@ -74,10 +73,8 @@ def main():
         _, adding, _ = clocked(retriever.add, [GalleryItem("new", embedding=queries[0])])
         assert retriever.search(queries[:1], 1).ids[0, 0] == "new"
         _, removing, _ = clocked(retriever.remove, ["new"])
-        print(
-            f"{writing:>10.1f}{size:>8.0f}{loading:>9.1f}{milliseconds[0]:>13.1f}{milliseconds[1]:>16.1f}"
-            f"{adding:>10.1f}{removing:>13.1f}"
-        )
+        row(f"{writing:.1f}", f"{size:.0f}", *(f"{value:.1f}" for value in (loading, *milliseconds)))
+        results.table("changes", "add one, s", "remove one, s")(f"{adding:.1f}", f"{removing:.1f}")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ import subprocess
 import sys
 import time
 
+from tools.numbers import Results, command_line
+
 SAMPLERS = ("shuffle", "class_balanced", "hierarchical", "whole_classes")
 SUPER_CLASSES = 4
 
@@ -114,7 +116,7 @@ def in_a_process(what, classes, arguments):
 
 def main():
     """Print the table, or, as a child, one row as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--classes", type=int, nargs="+", default=[100, 10_000, 1_000_000])
     parser.add_argument("--naive", type=int, nargs="*", default=[100, 1000], help="classes of the naive way")
     parser.add_argument("--images", type=int, default=10, help="images per class, on average")
@@ -129,17 +131,15 @@ def main():
         return
     size = arguments.classes_per_batch * arguments.images_per_class
     print(f"batches of {size} images")
-    print(f"{'sampler':<15}{'classes':>11}{'images':>12}{'construction':>14}{'first':>11}{'batch':>11}{'memory':>10}")
+    columns = ("classes", "images", "construction, s", "first batch, ms", "a batch, ms", "of the fewest", "MB")
+    add = Results(arguments.json).table("table", "sampler", *columns)
     smallest = {}
     rows = [(what, classes) for what in SAMPLERS for classes in arguments.classes]
     for what, classes in rows + [("naive", classes) for classes in arguments.naive]:
         row = in_a_process(what, classes, arguments)
         ratio = row["batch"] / smallest.setdefault(what, row["batch"])
-        print(
-            f"{what:<15}{classes:>11,}{classes * arguments.images:>12,}{row['construction']:>12.3f} s"
-            f"{1e3 * row['first']:>8.2f} ms{1e3 * row['batch']:>8.3f} ms{row['memory']:>7.0f} MB   x{ratio:.2f}",
-            flush=True,
-        )
+        times = f"{row['construction']:.3f}", f"{1e3 * row['first']:.2f}", f"{1e3 * row['batch']:.3f}"
+        add(what, f"{classes:,}", f"{classes * arguments.images:,}", *times, f"{ratio:.2f}", f"{row['memory']:.0f}")
 
 
 if __name__ == "__main__":

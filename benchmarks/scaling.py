@@ -9,7 +9,6 @@ bandwidth; `ring` compares gathered columns with columns that go round; `predict
 published figures of networks and of a GPU.
 """
 
-import argparse
 import functools
 import json
 import os
@@ -20,8 +19,12 @@ import time
 
 import numpy as np
 
+from tools.numbers import Results, command_line
+
 # Of all that is measured: bytes of a float32.
 FLOAT = 4
+# Batches and dimensions of the table of gathering; the fit counts more.
+SHOWN = [(1024, 64), (4096, 64), (4096, 512), (16384, 512)]
 # Seconds beyond which one run is enough.
 LONG = 1.0
 # Bytes a second that one GPU receives, and seconds until the first. Sources: docs/two_hosts.md.
@@ -69,7 +72,7 @@ def seconds(run, rounds):
     return statistics.median(found)
 
 
-def work(arguments):
+def work(arguments, results):
     """One replica's share, for 1 replica and more: operations, bytes moved and held, seconds."""
     import jax
 
@@ -78,9 +81,10 @@ def work(arguments):
     size, dim = arguments.batch, arguments.dim
     x, y = batch(size, dim)
     print(f"\none replica's share of B = {size}, d = {dim}: value and gradient")
-    print(f"{'':<18}{'replicas':>9}{'GFLOP':>10}{'GB moved':>10}{'MB held':>10}{'ms':>9}")
+    add = results.table("shares", "GFLOP, MB, ms", "whole", "of 2 replicas", "of 4", "of 8")
     counts = {}
     for name, term in terms().items():
+        cells = []
         for replicas in (1, 2, 4, 8):
             rows = None if replicas == 1 else Rows(0, size // replicas)
 
@@ -93,15 +97,11 @@ def work(arguments):
             cost, held = compiled.cost_analysis(), compiled.memory_analysis().temp_size_in_bytes
             cost = cost[0] if isinstance(cost, list) else cost
             took = seconds(functools.partial(_run, compiled, x, y), arguments.rounds)
-            figures = (cost["flops"], cost["bytes accessed"], held)
             if replicas == 1:
                 # Of every pair of images: operations beside d, passes over a matrix, matrices alive.
-                counts[name] = [value / size**2 for value in figures]
-            print(
-                f"{name:<18}{replicas:>9}{figures[0] / 1e9:>10.2f}{figures[1] / 1e9:>10.3f}{held / 1e6:>10.1f}"
-                f"{1000 * took:>9.1f}",
-                flush=True,
-            )
+                counts[name] = [value / size**2 for value in (cost["flops"], cost["bytes accessed"], held)]
+            cells.append(f"{cost['flops'] / 1e9:.2f}, {held / 1e6:.1f}, {1000 * took:.0f}")
+        add(f"`{name}`", *cells)
     return counts
 
 
@@ -111,20 +111,23 @@ def _run(function, *arguments):
     jax.block_until_ready(function(*arguments))
 
 
-def gather(arguments):
+def gather(arguments, results):
     """Seconds to gather embeddings and to send their gradient back, against bytes; the fit."""
-    for title, processes in (("two devices of a process", 1), ("two processes on loopback", 2)):
+    columns = [f"{size:,} x {dim} ({size * dim * FLOAT / 1e6:.3g} MB)" for size, dim in SHOWN]
+    add = results.table("gather", "between", "fit", *columns)
+    for title, processes in (("two devices of a process", 1), ("two processes on loopback (Gloo)", 2)):
         found = _in_children(arguments, processes)
         moved = np.array([size * dim * FLOAT for size, dim, _ in found])
         took = np.array([value for *_, value in found])
         # Weighted by 1 / seconds: a small batch counts as much as a large one.
         columns = np.stack([np.ones_like(moved), moved], axis=1) / took[:, None]
         latency, per_byte = np.linalg.lstsq(columns, np.ones_like(took), rcond=None)[0]
-        print(f"\ngather and its gradient, {title}: {1e3 * latency:.2f} ms + bytes / {1e-9 / per_byte:.2f} GB/s")
-        print(f"{'B':>8}{'d':>6}{'MB':>8}{'ms':>9}{'fit':>9}")
-        for (size, dim, value), size_in_bytes in zip(found, moved, strict=True):
-            fitted = latency + per_byte * size_in_bytes
-            print(f"{size:>8}{dim:>6}{size_in_bytes / 1e6:>8.2f}{1e3 * value:>9.2f}{1e3 * fitted:>9.2f}")
+        fit = f"{1e3 * latency:.2f} ms + bytes / {1e-9 / per_byte:.2g} GB/s"
+        add(
+            title,
+            fit,
+            *(f"{1e3 * value:,.{0 if value > 0.01 else 2}f} ms" for size, dim, value in found if (size, dim) in SHOWN),
+        )
 
 
 def _in_children(arguments, processes):
@@ -170,14 +173,17 @@ def child(arguments):
     print("FOUND" + json.dumps(found))
 
 
-def ring(arguments):
+def ring(arguments, results):
     """The contrastive loss by gathered columns and by columns that go round, on two and four devices."""
     flags = "--xla_force_host_platform_device_count=4"
     environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     command = [sys.executable, "-m", "benchmarks.scaling", "--parts=ring_child", f"--rounds={arguments.rounds}"]
     command += [f"--batch={arguments.batch}", f"--dim={arguments.dim}"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    print("\n" + done.stdout.strip())
+    print(f"\nthe contrastive loss and its gradient, B = {arguments.batch}, d = {arguments.dim}")
+    add = results.table("held", "", "replicas", "MB held by each", "ms")
+    for cells in json.loads(done.stdout.rpartition("FOUND")[2]):
+        add(*cells)
 
 
 def ring_child(arguments):
@@ -187,43 +193,47 @@ def ring_child(arguments):
 
     x, y = batch(arguments.batch, arguments.dim)
     by_rows = PartitionSpec("batch")
-    print(f"contrastive loss and its gradient, B = {arguments.batch}, d = {arguments.dim}")
-    print(f"{'columns':<22}{'replicas':>9}{'MB held by each':>17}{'ms':>9}{'largest difference':>20}")
+    table = _divided_by_xla(arguments, x, y)
     for replicas in (2, 4):
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:replicas]), ("batch",))
         place = NamedSharding(mesh, by_rows)
         rows, labels = jax.device_put(x, place), jax.device_put(y, place)
         gradients = {}
-        for name, loss in (("gathered", _gathered), ("in a ring", _ring)):
+        for name, loss in (("gathered columns", _gathered), ("ring", _ring)):
             local = functools.partial(loss, replicas=replicas)
             whole = jax.shard_map(local, mesh=mesh, in_specs=(by_rows, by_rows), out_specs=PartitionSpec())
             compiled = jax.jit(jax.grad(whole)).lower(rows, labels).compile()
             held = compiled.memory_analysis().temp_size_in_bytes
             took = seconds(functools.partial(_run, compiled, rows, labels), arguments.rounds)
             gradients[name] = np.asarray(compiled(rows, labels))
-            gap = np.abs(gradients[name] - gradients["gathered"]).max() / np.abs(gradients["gathered"]).max()
-            print(f"{name:<22}{replicas:>9}{held / 1e6:>17.1f}{1e3 * took:>9.1f}{gap:>20.1e}", flush=True)
-    _divided_by_xla(arguments, x, y)
+            table.append(_held(name, replicas, held, took, gradients[name], gradients["gathered columns"]))
+    print("FOUND" + json.dumps(sorted(table, key=lambda row: row[0] == "ring")))
+
+
+def _held(name, replicas, held, took, gradient, expected):
+    """Return a row of the table `held`; the gradient must be the expected one."""
+    np.testing.assert_allclose(gradient, expected, atol=1e-4 * np.abs(expected).max())
+    return name, replicas, f"{held / 1e6:.1f}", f"{1e3 * took:,.0f}"
 
 
 def _divided_by_xla(arguments, x, y):
-    """The library's loss as it is, on a batch that lies on several devices."""
+    """Return rows of the library's loss as it is, on a batch that lies on several devices."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
     from tfdml import losses
 
     gradient = jax.jit(jax.grad(lambda x, y: losses.ContrastiveLoss()(y, x)))
-    whole = np.asarray(gradient(x, y))
+    whole, found = np.asarray(gradient(x, y)), []
     for replicas in (1, 2, 4):
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:replicas]), ("batch",))
         rows, labels = jax.device_put((x, y), NamedSharding(mesh, PartitionSpec("batch")))
         compiled = gradient.lower(rows, labels).compile()
         held = compiled.memory_analysis().temp_size_in_bytes
         took = seconds(functools.partial(_run, compiled, rows, labels), arguments.rounds)
-        gap = np.abs(np.asarray(compiled(rows, labels)) - whole).max() / np.abs(whole).max()
-        name = "tfdml, shared by XLA"
-        print(f"{name:<22}{replicas:>9}{held / 1e6:>17.1f}{1e3 * took:>9.1f}{gap:>20.1e}", flush=True)
+        name = "tfdml, shared out by XLA" if replicas > 1 else "tfdml, one device"
+        found.append(_held(name, replicas, held, took, np.asarray(compiled(rows, labels)), whole))
+    return found
 
 
 def _block(rows, columns, labels, others):
@@ -259,35 +269,35 @@ def _ring(rows, labels, replicas):
     return jax.lax.psum(values.sum(), "batch")
 
 
-def predict(arguments, counts):
-    """Milliseconds a step on 8, 64 and 512 GPUs."""
+def predict(arguments, counts, results):
+    """Milliseconds a step on many GPUs."""
     local, dim = arguments.local_batch, arguments.dim
     print(f"\npredicted for {local} images a GPU, d = {dim}, float32: ms a step and MB held")
-    print(f"{'':<18}{'GPUs':>6}{'B':>8}{'whole ms':>10}{'MB':>10}{'divided ms':>12}{'MB':>9}{'ring MB':>9}")
+    add = results.table("predicted", "", "GPUs", "B", "whole: ms", "GB held", "divided: ms", "MB held")
     for name, (operations, moved, held) in counts.items():
-        for gpus in (8, 64, 512):
+        for gpus in (64, 512):
             size = gpus * local
-            whole = size**2 * (operations / FLOPS + moved / MEMORY)
-            print(
-                f"{name:<18}{gpus:>6}{size:>8}{1e3 * whole:>10.2f}{size**2 * held / 1e6:>10.1f}"
-                f"{1e3 * whole / gpus:>12.3f}{size**2 * held / gpus / 1e6:>9.1f}{local**2 * held / 1e6:>9.2f}"
-            )
+            whole = 1e3 * size**2 * (operations / FLOPS + moved / MEMORY)
+            divided = f"{whole / gpus:.3f}", f"{size**2 * held / gpus / 1e6:.1f}"
+            add(f"`{name}`", gpus, f"{size:,}", f"{whole:.2f}", f"{size**2 * held / 1e9:.3g}", *divided)
     print(f"\ngathering B x {dim} and sending the gradient back, ms (the ring: columns twice, their gradient once)")
-    print(f"{'':<42}{'GPUs':>6}{'MB':>8}{'gather':>9}{'ring':>9}")
+    columns = [f"{way}, {gpus} GPUs" for way in ("gather", "ring") for gpus in (8, 64, 512)]
+    add = results.table("predicted gather", "", *columns)
     for name, (bandwidth, latency) in NETWORKS.items():
+        once, around = [], []
         for gpus in (8, 64, 512):
-            received = (gpus - 1) * local * dim * FLOAT
+            seconds_received = (gpus - 1) * local * dim * FLOAT / bandwidth
             # NCCL's ring algorithm passes gpus - 1 times; within a tree the latency grows with the logarithm.
-            once = latency * np.log2(gpus) + received / bandwidth
-            around = 3 * ((gpus - 1) * latency + received / bandwidth)
-            print(f"{name:<42}{gpus:>6}{received / 1e6:>8.1f}{2e3 * once:>9.2f}{1e3 * around:>9.2f}")
+            once.append(f"{2e3 * (latency * np.log2(gpus) + seconds_received):.2f}")
+            around.append(f"{3e3 * ((gpus - 1) * latency + seconds_received):.2f}")
+        add(name, *once, *around)
 
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--parts", default="work,gather,ring,predict", help="which, with commas")
-    parser.add_argument("--batch", type=int, default=2048, help="images of the global batch, for work and ring")
+    parser.add_argument("--batch", type=int, default=1024, help="images of the global batch, for work and ring")
     parser.add_argument("--dim", type=int, default=512, help="size of the embeddings")
     parser.add_argument("--local_batch", type=int, default=64, help="images a GPU, for predict")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each time")
@@ -302,12 +312,13 @@ def main():
         if name in parts:
             globals()[name](arguments)
             return
-    counts = work(arguments) if "work" in parts or "predict" in parts else {}
-    for name in ("gather", "ring"):
+    results = Results(arguments.json)
+    counts = work(arguments, results) if "work" in parts or "predict" in parts else {}
+    for name in ("ring", "gather"):
         if name in parts:
-            globals()[name](arguments)
+            globals()[name](arguments, results)
     if "predict" in parts:
-        predict(arguments, counts)
+        predict(arguments, counts, results)
 
 
 if __name__ == "__main__":

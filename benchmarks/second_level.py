@@ -9,7 +9,6 @@ classes, lambda and the H-divergence between seen and unseen classes. Prints bot
 property with the gain of each idea; the same command goes on where it stopped.
 """
 
-import argparse
 import itertools
 import json
 import pathlib
@@ -24,6 +23,7 @@ from benchmarks.second_level_data import VARIANTS, write
 from benchmarks.study import ROOT, keep, run_folder, train
 from benchmarks.study_rows import SECOND_LEVEL
 from benchmarks.study_table import gains
+from tools.numbers import Results, command_line
 
 MEASURED_ON = "contrastive"
 PROPERTIES = {"unseen_overlap": "overlap of d+ and d-", "lambda": "lambda", "h_divergence": "H-divergence"}
@@ -72,26 +72,22 @@ def table(found):
     return rows
 
 
-def lines(rows):
-    """Both tables, in Markdown."""
+def show(rows, results):
+    """Add both tables."""
     ideas = list(next(iter(rows.values()))[1])
     columns = {**COUNTED, **PROPERTIES}
-    yield "| data set | " + " | ".join([*columns.values(), *ideas]) + " |"
-    yield "|---" * (1 + len(columns) + len(ideas)) + "|"
+    add = results.table("table", "data set", *columns.values(), *ideas)
     for name, (properties, by_idea) in rows.items():
-        figures = [f"{properties[column]:.3g}" for column in columns]
-        told = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*by_idea[idea]) if idea in by_idea else "" for idea in ideas]
-        yield f"| {name} | " + " | ".join([*figures, *told]) + " |"
-    yield ""
-    yield "| rank correlation of the gain with | " + " | ".join(ideas) + " |"
-    yield "|---" * (1 + len(ideas)) + "|"
+        gained = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*by_idea[idea]) if idea in by_idea else "" for idea in ideas]
+        add(name, *(f"{properties[column]:.3g}" for column in columns), *gained)
+    add = results.table("correlations", "rank correlation of the gain with", *ideas)
     for column, words in columns.items():
-        told = []
+        cells = []
         for idea in ideas:
             pairs = [(properties[column], by_idea[idea][0]) for properties, by_idea in rows.values() if idea in by_idea]
             differ = len({value for value, _ in pairs}) > 1
-            told.append(f"{stats.spearmanr(*zip(*pairs, strict=True)).statistic:+.2f}" if differ else "")
-        yield f"| {words} | " + " | ".join(told) + " |"
+            cells.append(f"{stats.spearmanr(*zip(*pairs, strict=True)).statistic:+.2f}" if differ else "")
+        add(words, *cells)
 
 
 def draw(rows, path):
@@ -124,7 +120,7 @@ def draw(rows, path):
 
 def main():
     """Train what is missing, then print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--results", type=pathlib.Path, required=True, help="the JSON file")
     parser.add_argument("--omniglot", help="the folder of Omniglot; without it nothing is trained")
     parser.add_argument("--seeds", type=int, default=3)
@@ -143,7 +139,7 @@ def main():
             for variant in VARIANTS:
                 run(variant, seed, chosen, *places, found, arguments.results)
     rows = table(found)
-    print("\n".join(lines(rows)))
+    show(rows, Results(arguments.json))
     if arguments.plot:
         draw(rows, arguments.plot)
 

@@ -11,7 +11,6 @@ requests that are bad. An answer is wrong where a good image has an error or ano
 one has no error, or a search finds other items than a search by hand. The exit status is 1 where one is.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import importlib.util
@@ -26,6 +25,8 @@ import time
 import zlib
 
 import numpy as np
+
+from tools.numbers import Results, command_line
 
 TOLERANCE = 1e-5
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -91,17 +92,14 @@ class Tally:
         for field in ("requests", "good", "bad", "wrong", "refused", "notes", "seconds"):
             setattr(self, field, getattr(self, field) + getattr(other, field))
 
-    def row(self, name):
-        """A line of the table."""
-        middle, slow = np.percentile(1e3 * np.array(self.seconds), [50, 95])
-        return (
-            f"{name:<28}{self.requests:>10,}{self.good:>9,}{self.bad:>9,}{self.refused:>9,}{self.wrong:>7,}"
-            f"{middle:>10.1f}{slow:>10.1f}{self.good / self.elapsed:>10.0f}"
-        )
+    def cells(self):
+        """Return those of the table, without the name."""
+        counts = (self.requests, self.good, self.bad, self.refused, self.wrong)
+        times = np.percentile(1e3 * np.array(self.seconds), [50, 95])
+        return [f"{value:,}" for value in counts] + [f"{value:.0f}" for value in times]
 
 
-HEADER = f"{'':<28}{'requests':>10}{'good':>9}{'bad':>9}{'refused':>9}{'wrong':>7}"
-HEADER += f"{'p50, ms':>10}{'p95, ms':>10}{'images/s':>10}"
+COLUMNS = ("requests", "good images", "bad", "requests refused as a whole", "wrong", "p50, ms", "p95, ms")
 
 
 class Load:
@@ -245,7 +243,7 @@ def offline_embeddings(path, images):
 
 def main():
     """Parse the command line, serve, load, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", required=True, help="an exported version, or a folder of them")
     parser.add_argument("--images", required=True, help="a folder of images, at any depth")
     parser.add_argument("--offline", default="", help="what embeds offline: a run, a .keras file; by default the model")
@@ -269,7 +267,7 @@ def main():
         models["retriever"] = {1: stored.path}
         gallery = (stored.gallery().embeddings, list(stored.gallery().ids))
     load = Load(client_module(), images, offline_embeddings(args.offline or args.model, images), gallery)
-    print(HEADER, flush=True)
+    row = Results(args.json).table("table", "", *COLUMNS)
     wrong = 0
     with contextlib.ExitStack() as stack:
         if args.url:
@@ -280,12 +278,12 @@ def main():
             double = stack.enter_context(serving(models))
             grpc = [f"grpc://127.0.0.1:{double.grpc_port}/{name}" for name in models]
             rest = [f"http://127.0.0.1:{double.rest_port}/v1/models/{name}" for name in models]
-            runs = {"gRPC, double": grpc, "REST, double": rest}
+            runs = {"gRPC": grpc, "REST": rest}
         for name, urls in runs.items():
-            for each, how in ((True, ", image by image"), (False, ", halving")):
+            for each, how in ((True, ", `embed_each`, `search_each`"), (False, ", `serving_default` and halving")):
                 tally = load.run(urls, args.clients, args.requests, each=each)
                 wrong += tally.wrong
-                print(tally.row(name + how), flush=True)
+                row(name + how, *tally.cells())
                 for note in tally.notes[:5]:
                     print(f"  wrong: {note}")
     return 1 if wrong else 0

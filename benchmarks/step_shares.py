@@ -9,7 +9,6 @@ backwards and its update, is measured on two batches that fit the memory, and co
 batch: its time is an affine function of the number of images.
 """
 
-import argparse
 import statistics
 import time
 
@@ -21,14 +20,15 @@ from tfdml import backbones
 from tfdml.models import MetricLearner
 from tfdml.training.expressions import parse_call
 from tfdml.training.terms import build_objectives
+from tools.numbers import Results, command_line
 
 # Dimensions and batches of the papers: images of a class.
 IDEAS = {
-    "AMSoftmax alone (JRD's base)": (512, 2, "am_softmax(scale=20, margin=0.05)"),
+    "AMSoftmax alone": (512, 2, "am_softmax(scale=20, margin=0.05)"),
     "JRD": (512, 2, "am_softmax(scale=20, margin=0.05) + jrs"),
     "ECAML": (512, 2, "binomial_deviance(reduction=sum) + 0.13 * ecaml(reduction=sum)"),
     "DML-DA": (128, 10, "contrastive(margin=1, distance=sqeuclidean, reduction=sum) + 10 * density(constraint=none)"),
-    "RankMI, its two steps": (128, 5, "rank_mi(margin=0.2, statistics_steps=1)"),
+    "RankMI, mean of its two steps": (128, 5, "rank_mi(margin=0.2, statistics_steps=1)"),
     "HORDE, 5 orders of 8,192": (512, 8, "binomial_deviance + horde(loss=binomial_deviance, orders=5, dim=8192)"),
 }
 
@@ -86,7 +86,7 @@ def rest_seconds(shape, batch, dim, per_class, objectives, rounds):
 
 def main():
     """Print a row for each idea."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--backbone", default="resnet50", help="backbone, with its options")
     parser.add_argument("--size", type=int, default=224, help="height and width of the images")
     parser.add_argument("--batch", type=int, default=120, help="images of a step")
@@ -107,14 +107,14 @@ def main():
     print(
         f"{options.backbone}, {options.batch} images of {options.size} px: {whole:.2f} s, forward alone {forward:.2f} s"
     )
-    print("| idea | outside the backbone, ms a step | share of the step |")
-    print("|---|---|---|")
+    columns = ("outside the backbone, ms a step", "share of the step")
+    row = Results(options.json).table("table", "regularizer", *columns)
     for name, (dim, per_class, objectives) in IDEAS.items():
         if options.only and not any(part in name for part in options.only):
             continue
         rest = rest_seconds(shape, options.batch, dim, per_class, objectives, options.rounds)
         backbone = (whole + forward) / 2 if "two steps" in name else whole
-        print(f"| {name} | {1000 * rest:,.0f} | {rest / (rest + backbone):.1%} |", flush=True)
+        row(name, f"{1000 * rest:,.0f}", f"{100 * rest / (rest + backbone):.1f} %")
         keras.backend.clear_session()
 
 

@@ -8,7 +8,6 @@ A row shows the median of the rounds and how many percent it lies above the base
 of a forward pass alone, then the embedder; the row is the mean of the two, the time of a batch.
 """
 
-import argparse
 import statistics
 import time
 
@@ -17,15 +16,19 @@ import numpy as np
 
 from benchmarks.learners import make_learner
 from tfdml.training.terms import build_objectives
+from tools.numbers import Results, command_line
 
 CONTRASTIVE = "contrastive(margin=1, distance=sqeuclidean)"
 PAIRS = {
     "JRD": ("am_softmax", "am_softmax + jrs"),
-    "HORDE, 5 orders of 8,192": ("binomial_deviance", "binomial_deviance + horde(loss=binomial_deviance, orders=5)"),
     "HORDE, 3 orders of 512": (CONTRASTIVE, f"{CONTRASTIVE} + horde(loss={CONTRASTIVE}, orders=3, dim=512)"),
+    "HORDE, 5 orders of 8,192 (the paper's)": (
+        "binomial_deviance",
+        "binomial_deviance + horde(loss=binomial_deviance, orders=5)",
+    ),
     "ECAML": ("binomial_deviance", "binomial_deviance + 0.1 * ecaml"),
-    "DML-DA": (CONTRASTIVE, f"{CONTRASTIVE} + density(constraint=none)"),
-    "RankMI": ("margin", "rank_mi"),
+    "DML-DA, without its constraint": (CONTRASTIVE, f"{CONTRASTIVE} + density(constraint=none)"),
+    "RankMI (mean of its two phases)": ("margin", "rank_mi"),
 }
 WARM_UP = 4
 
@@ -52,7 +55,7 @@ def compare(arguments, base, idea):
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--backbone", default="mobilenetv2(alpha=0.35)", help="backbone, with its options")
     parser.add_argument("--size", type=int, default=96, help="height and width of the images")
     parser.add_argument("--batch", type=int, default=100, help="images per batch")
@@ -66,9 +69,10 @@ def main():
     pairs = {"as asked": (arguments.base, arguments.idea)} if arguments.base else PAIRS
 
     print(f"{arguments.backbone}, {arguments.batch} images of {arguments.size} pixels, ms a step")
+    row = Results(arguments.json).table("table", "regularizer", "base, ms", "with it, ms", "more")
     for name, (base, idea) in pairs.items():
         alone, together = compare(arguments, base, idea)
-        print(f"{name:<26}{1000 * alone:9.1f}{1000 * together:9.1f}{together / alone - 1:+9.1%}", flush=True)
+        row(name, f"{1000 * alone:.0f}", f"{1000 * together:,.0f}", f"{100 * (together / alone - 1):+,.0f} %")
         keras.backend.clear_session()
 
 

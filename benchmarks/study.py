@@ -9,7 +9,6 @@ the unseen classes, by class, in one JSON file that is written after every run. 
 stopped; a run that was interrupted is resumed. With --rows only some are run. Without --study nothing is trained.
 """
 
-import argparse
 import hashlib
 import json
 import pathlib
@@ -20,9 +19,10 @@ import sys
 import numpy as np
 
 from benchmarks.study_rows import STUDIES
-from benchmarks.study_table import KEPT, draw, lines
+from benchmarks.study_table import COLUMNS, KEPT, draw, tables
 from tfdml.evaluation import QueryValues
 from tfdml.io.files import write_whole
+from tools.numbers import Results, command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -73,14 +73,14 @@ def keep(found, path):
 
 def main():
     """Train what is missing, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--results", type=pathlib.Path, required=True, help="the JSON file")
     parser.add_argument("--study", choices=sorted(STUDIES))
     parser.add_argument("--data_dir")
     parser.add_argument("--weights", default="", help="of the backbone, where the study starts from some")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--first_seed", type=int, default=0)
-    parser.add_argument("--rows", nargs="*", default=[], help="their names; by default all")
+    parser.add_argument("--rows", nargs="*", default=[], help="to train and to print; by default all")
     parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/study"), help="where they train")
     parser.add_argument("--beside", default="", help="a row that all others are judged beside, in place of their bases")
     parser.add_argument("--plot", type=pathlib.Path, help="a PNG of the gains")
@@ -107,8 +107,12 @@ def main():
                 kept = runs["seeds"][str(seed)]
                 found = kept.get("ended") or f"{kept['metrics']['recall@1']:.2%}"
                 print(f"{row.name}, seed {seed}: {found}", flush=True)
-    for line in lines(study, arguments.beside):
-        print(line)
+    results = Results(arguments.json)
+    for key, rows in tables(study, arguments.beside).items():
+        chosen = [row for row in rows if not arguments.rows or row[0] in arguments.rows]
+        add = results.table(key, *COLUMNS) if chosen else None
+        for row in chosen:
+            add(*row)
     if arguments.plot:
         draw(study, arguments.plot)
 

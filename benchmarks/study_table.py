@@ -51,31 +51,24 @@ def gains(study, beside=""):
         }
 
 
-def lines(study, beside=""):
-    """Two tables, in Markdown: of the rows with several seeds, and of the others; see `gains`."""
+def tables(study, beside=""):
+    """Rows of two tables: of what has several seeds, and of the others; see `gains`."""
     found = list(gains(study, beside))
-    ended = [
-        (name, row["base"], [f"seed {seed}: {run['ended']}" for seed, run in row["seeds"].items() if "ended" in run])
-        for name, row in study["rows"].items()
-    ]
-    for several in (True, False):
-        yield "| " + " | ".join(COLUMNS) + " |"
-        yield "|---" * len(COLUMNS) + "|"
-        yield from (_line(row) for row in found if bool(row["over_seeds"]) == several)
-        if several:
-            yield ""
-    for name, base, reasons in ended:
-        if reasons:
-            yield f"| {name} | {base} | {'; '.join(reasons)} |" + " |" * (len(COLUMNS) - 3)
+    several, one = ([_cells(row) for row in found if bool(row["over_seeds"]) == many] for many in (True, False))
+    for name, row in study["rows"].items():
+        ended = [f"seed {seed}: {run['ended']}" for seed, run in row["seeds"].items() if "ended" in run]
+        if ended:
+            one.append((name, row["base"], "; ".join(ended), *[""] * (len(COLUMNS) - 3)))
+    return {"table": several, "one seed": one}
 
 
-def _line(row):
+def _cells(row):
     """A row: percent, on the unseen classes."""
     recall, precision = row["gain"]["recall@1"], row["gain"]["map@r"]
     own, others = (" / ".join(f"{100 * pair[i]:.1f}" for pair in row["seeds"]) for i in (0, 1))
     seeds = _interval(row["over_seeds"]) if row["over_seeds"] else ""
     cells = (row["name"], row["base"], own, others, f"{100 * recall.mean:+.1f}", _interval(recall), seeds)
-    return f"| {' | '.join(cells)} | {100 * precision.mean:+.1f} ({_interval(precision)}) |"
+    return *cells, f"{100 * precision.mean:+.1f} ({_interval(precision)})"
 
 
 def _interval(found):

@@ -5,13 +5,12 @@
 
 Tells why a term brings little, or drowns the others, before a day is spent on training with another weight. Embedder
 and objectives are as the run's last checkpoint has them; with --objectives the embedder alone is, the terms are new.
-Gradients are of the weighted terms, with respect to the projection and to the backbone: their length, their length
-beside that of --beside, by default the term whose gradient is the largest at the projection (medians over the batches),
-and the mean cosine between the two. A cosine near 0 means that a term asks for something else, one below 0 that it
+Gradients are of the weighted terms, with respect to the projection and to the backbone: their length beside that of
+--beside, by default the term whose gradient is the largest at the projection (medians over the batches), and the mean
+cosine between the two. A cosine near 0 means that a term asks for something else, one below 0 that it
 works against it.
 """
 
-import argparse
 import statistics
 
 import keras
@@ -26,6 +25,7 @@ from tfdml.training.build.components import make_learner
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import Experiment
+from tools.numbers import Results, command_line
 
 PARTS = ("projection", "backbone")
 
@@ -50,34 +50,25 @@ def gradients(learner, images, labels):
 
 
 def compared(pairs):
-    """Three columns of a row, from the gradients of a term and of the one beside it, batch by batch."""
+    """Two columns of a row, from the gradients of a term and of the one beside it, batch by batch."""
     sizes = [(np.linalg.norm(own), np.linalg.norm(other)) for own, other in pairs]
     share = statistics.median(own / other if other else float("nan") for own, other in sizes)
     products = [float(own @ other) for own, other in pairs]
     cosine = statistics.fmean(dot / (a * b) if a * b else 0.0 for dot, (a, b) in zip(products, sizes, strict=True))
-    return f"{statistics.median(own for own, _ in sizes):>12.4g}{share:>16.2%}{cosine:>8.2f}"
+    return f"{100 * share:.2g} %", f"{cosine:.2f}"
 
 
-def main():
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run_dir", required=True, help="folder of the run")
-    parser.add_argument("--objectives", default="", help="other terms, as in tfdml train")
-    parser.add_argument("--beside", default="", help="the name of the term that the others are compared with")
-    parser.add_argument("--data_dir", default="", help="where the run's data set lies, if it has moved")
-    parser.add_argument("--batches", type=int, default=5, help="how many batches")
-    arguments = parser.parse_args()
-
+def measured(arguments, parser, objectives):
+    """Return the row of each term: its name, its gradients beside the largest, and its cosines."""
     run = RunFolder(arguments.run_dir)
-    changes = {name: getattr(arguments, name) for name in ("objectives", "data_dir") if getattr(arguments, name)}
+    changes = {"objectives": objectives, "data_dir": arguments.data_dir}
+    changes = {name: value for name, value in changes.items() if value}
     experiment = Experiment.from_flags(run.load_experiment().as_flags(), run_dir=arguments.run_dir, **changes)
-    data, seed = experiment, experiment.seed
-    transform, view = make_transforms(data)
-    train = load_splits(data, seed).train
-    sampler = make_sampler(data, train, seed)
-    steps = experiment.steps_per_epoch or 1
-    learner = make_learner(experiment, view, train.num_classes, steps)
-    if arguments.objectives:
+    transform, view = make_transforms(experiment)
+    train = load_splits(experiment, experiment.seed).train
+    sampler = make_sampler(experiment, train, experiment.seed)
+    learner = make_learner(experiment, view, train.num_classes, experiment.steps_per_epoch or 1)
+    if objectives:
         if learner.auto_weights is not None:
             parser.error("--objectives: only training measures auto; write numbers")
         # What a term measures before training, it measures before the trained weights come.
@@ -85,22 +76,37 @@ def main():
         learner.embedder.set_weights(load_embedder(run.embedder).get_weights())
     elif checkpoints.restore_latest(run.checkpoints, learner) is None:
         parser.error(f"there is no checkpoint in {run.checkpoints}")
-    batches = training_batches(train, sampler, transform, seed, num_steps=arguments.batches)
-    measured = [gradients(learner, images, labels) for images, labels in batches]
+    batches = training_batches(train, sampler, transform, experiment.seed, num_steps=arguments.batches)
+    found = [gradients(learner, images, labels) for images, labels in batches]
 
     names = [objective.name for objective in learner.objectives]
-    sizes = [[np.linalg.norm(terms[number][1]["projection"]) for terms in measured] for number in range(len(names))]
+    sizes = [[np.linalg.norm(terms[number][1]["projection"]) for terms in found] for number in range(len(names))]
     beside = arguments.beside or names[int(np.argmax(np.median(sizes, axis=1)))]
     if beside not in names:
         parser.error(f"--beside must be one of {', '.join(names)}, not {beside!r}")
-    header = "".join(f"{part:>12}{'of ' + beside:>16}{'cosine':>8}" for part in PARTS)
-    print(f"{'term':<14}{'weight':>9}{'value':>11}{header}")
     for number, objective in enumerate(learner.objectives):
-        value = statistics.fmean(terms[number][0] for terms in measured)
-        row = f"{objective.name:<14}{learner.term_weights()[objective.name]:>9.4g}{value:>11.4g}"
-        for part in PARTS:
-            row += compared([(terms[number][1][part], terms[names.index(beside)][1][part]) for terms in measured])
-        print(row)
+        pairs = {
+            part: [(terms[number][1][part], terms[names.index(beside)][1][part]) for terms in found] for part in PARTS
+        }
+        (share, cosine), (backbone_share, backbone_cosine) = (compared(pairs[part]) for part in PARTS)
+        weight = f"{learner.term_weights()[objective.name]:.4g}"
+        yield f"`{weight} * {objective.name}`", share, backbone_share, cosine, backbone_cosine
+
+
+def main():
+    """Measure and print."""
+    parser = command_line(__doc__)
+    parser.add_argument("--run_dir", required=True, help="folder of the run")
+    parser.add_argument("--objectives", nargs="+", default=[""], help="other terms, as in tfdml train; several sums")
+    parser.add_argument("--beside", default="", help="the name of the term that the others are compared with")
+    parser.add_argument("--data_dir", default="", help="where the run's data set lies, if it has moved")
+    parser.add_argument("--batches", type=int, default=5, help="how many batches")
+    arguments = parser.parse_args()
+    columns = ("size relative to the base, projection", "backbone", "cosine, projection", "cosine, backbone")
+    add = Results(arguments.json).table("table", "term", *columns)
+    for objectives in arguments.objectives:
+        for row in measured(arguments, parser, objectives):
+            add(*row)
 
 
 if __name__ == "__main__":

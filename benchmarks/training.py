@@ -11,7 +11,6 @@ sides read the batches, augmented once, from the disk. Steps are taken in turns,
 side trains by itself, and embeds the classes that it has never seen, which tfdml measures.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -27,6 +26,7 @@ import tensorflow as tf
 import tfdml
 from tfdml.interop import from_pml
 from tfdml.training import build_optimizer, step_schedule
+from tools.numbers import Results, command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIZE, RATE, STEPS = 96, 3e-4, 64
@@ -68,7 +68,7 @@ def write_inputs(folder, arguments, learner, drop_step):
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data_dir", required=True)
     parser.add_argument("--weights", required=True)
     parser.add_argument("--torch_python", default=str(ROOT / ".venv-pml" / "bin" / "python"))
@@ -103,15 +103,16 @@ def main():
             for found, second in zip(seconds, [*taken, answer["seconds"]], strict=True):
                 found.extend([second] * (turn >= 3))
         ours, theirs = (1000 * statistics.median(found) for found in seconds)
-        print(f"a step of 100 images: {ours:.0f} ms, PyTorch {theirs:.0f} ms: {ours / theirs:.2f}")
+        row = Results(arguments.json).table("table", "", "tfdml", "PyTorch", "ratio")
+        row("a step, ms, in turns", f"{ours:.0f}", f"{theirs:.0f}", f"{ours / theirs:.2f}")
         print(f"losses of the first steps: {values[0][:3]}, PyTorch {values[1][:3]}", flush=True)
         if arguments.epochs:
-            whole(arguments, folder, drop_step, test_labels, ask)
+            whole(arguments, folder, drop_step, test_labels, ask, row)
         peer.stdin.close()
         peer.wait()
 
 
-def whole(arguments, folder, drop_step, test_labels, ask):
+def whole(arguments, folder, drop_step, test_labels, ask, row):
     """Both trainings, one after the other, and what their embeddings find."""
     learner = make_learner(arguments.weights, drop_step)
     images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
@@ -128,12 +129,11 @@ def whole(arguments, folder, drop_step, test_labels, ask):
     theirs = ask("train")["seconds"]
     test = np.load(folder / "test.npy")
     embedded = {"tfdml": learner.predict(test, batch_size=100, verbose=0), "PyTorch": np.load(folder / "theirs.npy")}
-    for name, taken in (("tfdml", ours), ("PyTorch", theirs)):
-        found = tfdml.evaluation.evaluate_retrieval(embedded[name], test_labels)
-        print(
-            f"{name}: {labels.size / taken:,.0f} images a second, Recall@1 {found['recall@1']:.2%}, "
-            f"MAP@R {found['map@r']:.2%}"
-        )
+    rates = [labels.size / taken for taken in (ours, theirs)]
+    row("images a second of the whole training", *(f"{rate:,.0f}" for rate in rates), f"{rates[0] / rates[1]:.2f}")
+    found = [tfdml.evaluation.evaluate_retrieval(vectors, test_labels) for vectors in embedded.values()]
+    for metric, name in (("recall@1", "Recall@1 on the unseen classes"), ("map@r", "MAP@R")):
+        row(name, *(f"{100 * values[metric]:.1f}" for values in found), "")
 
 
 if __name__ == "__main__":

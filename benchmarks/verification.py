@@ -1,13 +1,12 @@
 """Time verification over all pairs, and count how often calibrated thresholds keep to their intervals.
 
     python -m benchmarks.verification
-    python -m benchmarks.verification --embeddings=vectors.npz
+    python -m benchmarks.verification --embeddings "Cars-196, classes 99 to 196=cars.npz" Omniglot=omniglot.npz
 
-Without `--embeddings`: seconds and memory of 60,000 made embeddings of 128 dimensions. With an .npz file (`embeddings`,
-`labels`): the threshold comes from one random half of the classes, the rates from the other.
+Without `--embeddings`: seconds and memory of 60,000 made embeddings of 128 dimensions. With .npz files (`embeddings`,
+`labels`), each after a name: the threshold comes from one random half of the classes, the rates from the other.
 """
 
-import argparse
 import resource
 import time
 
@@ -15,9 +14,10 @@ import numpy as np
 
 from tfdml.evaluation import calibrate, verification
 from tfdml.evaluation.verification import accepted_rates
+from tools.numbers import Results, command_line
 
 
-def time_all_pairs(images, dim):
+def time_all_pairs(images, dim, results):
     """Print how long all pairs take, and how much memory."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(images // 5), 5)
@@ -27,11 +27,12 @@ def time_all_pairs(images, dim):
     result = verification(embeddings, labels)
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     pairs = result.num_same + result.num_different
-    print(f"{pairs:,} pairs: {time.perf_counter() - start:.0f} s, {memory:.0f} MiB more than before")
+    row = results.table("pairs", "pairs", "seconds", "MiB more than before")
+    row(f"{pairs:,}", f"{time.perf_counter() - start:.0f}", f"{memory:,.0f}")
 
 
-def count_covered(embeddings, labels, splits, far):
-    """Print in how many random halves of the classes the rates lie in their intervals."""
+def covered_splits(embeddings, labels, splits, far):
+    """Return the classes of a half, and in how many random halves of the classes the rates lie in their intervals."""
     rng, classes = np.random.default_rng(1), np.unique(labels)
     covered = dict.fromkeys(("far", "tar", "precision"), 0)
     for _ in range(splits):
@@ -41,19 +42,22 @@ def count_covered(embeddings, labels, splits, far):
         for name in covered:
             interval = getattr(calibration, name)
             covered[name] += interval.low <= getattr(found, name).mean <= interval.high
-    print(", ".join(f"{name} in its interval {count} of {splits}" for name, count in covered.items()))
+    return len(classes) // 2, *(f"{count} of {splits}" for count in covered.values())
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--images", type=int, default=60_000)
     parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--embeddings", default="", help="an .npz file with embeddings and labels")
+    parser.add_argument("--embeddings", nargs="*", default=[], metavar="NAME=FILE", help="with embeddings and labels")
     parser.add_argument("--splits", type=int, default=100)
     parser.add_argument("--far", type=float, default=1e-3)
     options = parser.parse_args()
     if options.embeddings:
-        with np.load(options.embeddings) as file:
-            count_covered(file["embeddings"], file["labels"], options.splits, options.far)
+        columns = [f"{name} in its interval" for name in ("FAR", "TAR", "precision")]
+        row = Results(options.json).table("table", "data", "classes in each half", *columns)
+        for name, _, path in (text.rpartition("=") for text in options.embeddings):
+            with np.load(path) as file:
+                row(name, *covered_splits(file["embeddings"], file["labels"], options.splits, options.far))
     else:
-        time_all_pairs(options.images, options.dim)
+        time_all_pairs(options.images, options.dim, Results(options.json))

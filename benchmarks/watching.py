@@ -8,10 +8,10 @@ run that is at --watch_every.
 """
 
 import statistics
-import sys
 import time
 
 from tfdml.cli.train import FLAGS, given_settings
+from tools.numbers import Results, command_line
 
 _TIMES = 15
 
@@ -22,7 +22,8 @@ def main():
     from tfdml.training.build.components import build_components
     from tfdml.training.watching import GradientSampler, pair_distances, sampled_batches, spread
 
-    FLAGS.parse(sys.argv[1:])
+    arguments, flags = command_line(__doc__).parse_known_args()
+    FLAGS.parse(flags)
     experiment = Experiment(**given_settings(FLAGS))
     parts = build_components(experiment)
     images, labels = next(sampled_batches(experiment.seed, parts)(0, 1))
@@ -40,10 +41,9 @@ def main():
         looks.append(time.perf_counter() - start)
     step, look = (statistics.median(values[1:]) for values in (steps, looks))
     share = look / (step * experiment.watch_every + look)
-    print(
-        f"a step {1000 * step:,.0f} ms, a look {1000 * look:,.0f} ms, the first one {looks[0]:.1f} s: "
-        f"{100 * share:.2f} % of a run at --watch_every={experiment.watch_every}"
-    )
+    columns = ("a step, ms", "a look, ms", "the first look, s", f"of a run at --watch_every={experiment.watch_every}")
+    row = Results(arguments.json).table("table", *columns)
+    row(f"{1000 * step:,.0f}", f"{1000 * look:,.0f}", f"{looks[0]:.1f}", f"{100 * share:.2f} %")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.study import run_folder
 from benchmarks.study_rows import SECOND_LEVEL, STUDIES, Row
-from benchmarks.study_table import draw, gains, lines
+from benchmarks.study_table import draw, gains, tables
 from tfdml.training import Experiment
 from tfdml.training.expressions import parse_terms
-from tools.numbers import NUMBERS, lookup, tables
+from tools.numbers import NUMBERS, lookup
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROWS = {**STUDIES, "second_level": SECOND_LEVEL}
@@ -68,7 +68,7 @@ def test_the_published_table_has_the_rows_and_their_bases(study):
         )
         return
     bases = {row.name: row.base for row in ROWS[study]}
-    published = [row for part in ("table", "table 2") for row in lookup(f"{study}/{part}")["rows"]]
+    published = [row for part in ("table", "one seed") for row in lookup(f"{study}/{part}")["rows"]]
     assert len(published) > 20
     assert all(bases[row[0]] == row[1] for row in published)
 
@@ -86,9 +86,9 @@ def test_the_table_of_a_study(tmp_path):
     [row] = gains(study)
     assert row["gain"]["recall@1"].mean == pytest.approx(0.1)
     study["rows"]["+ once"] = {**better, "seeds": {"0": better["seeds"]["0"]}}
-    table, once = tables("\n".join(lines(study)))
-    assert [row[0] for row in table["rows"]] == ["+ term"]
-    assert [row[0] for row in once["rows"]] == ["+ once", "+ other"]
-    assert table["rows"][0][2:5] == ["40.0 / 41.0", "30.0 / 31.0", "+10.0"]
+    several, once = tables(study).values()
+    assert [row[0] for row in several] == ["+ term"]
+    assert [row[0] for row in once] == ["+ once", "+ other"]
+    assert list(several[0][2:5]) == ["40.0 / 41.0", "30.0 / 31.0", "+10.0"]
     draw(study, tmp_path / "gains.png")
     assert (tmp_path / "gains.png").stat().st_size

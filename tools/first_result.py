@@ -1,6 +1,6 @@
 """Measures the time from an empty environment to a printed Recall@1, as installed from the wheel, and the size.
 
-    python -m tools.numbers --record=first_result -- python -m tools.first_result
+    python -m tools.first_result --json=docs/numbers/first_result.json
 
 Builds the wheel of this checkout, makes an empty environment in a temporary folder, installs the wheel with the
 versions of `constraints.txt`, and trains the quickstart there, from an empty folder. Packages come from where pip is
@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 
+from tools.numbers import Results, command_line
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -29,6 +31,7 @@ def _run(*command: object, cwd: pathlib.Path) -> tuple[float, str]:
 
 def main() -> None:
     """Entry point."""
+    results = Results(command_line(__doc__ or "").parse_args().json)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         _run(sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT, cwd=folder)
@@ -43,13 +46,14 @@ def main() -> None:
         }
         took, printed = _run(*train, cwd=empty)
         seconds |= {"train, and print Recall@1": took, "together": sum(seconds.values()) + took}
-        print("| step | seconds |\n|---|---|")
-        print("".join(f"| {step} | {value:.0f} |\n" for step, value in seconds.items()))
-        print("| installed | MB |\n|---|---|")
+        add = results.table("steps", "step", "seconds")
+        for step, value in seconds.items():
+            add(step, f"{value:.0f}")
+        add = results.table("installed", "installed", "MB")
         site = next((environment / "lib").glob("python*/site-packages"))
         for part in (environment, site / "tensorflow", site / "pyarrow"):
             size = sum(path.lstat().st_size for path in part.rglob("*"))
-            print(f"| {'all' if part == environment else part.name} | {size / 1e6:,.0f} |")
+            add("all" if part == environment else part.name, f"{size / 1e6:,.0f}")
         print("\n" + "\n".join(line for line in printed.splitlines() if "->" in line))
 
 

@@ -2,7 +2,7 @@
 
     python -m tools.numbers             fill the pages
     python -m tools.numbers --check     print the pages that differ, as `make lint` does
-    python -m tools.numbers --record=losses -- python -m benchmarks.losses    run it, and keep its tables
+    python -m benchmarks.losses --json=docs/numbers/losses.json    measure again
 
 A place is text between `<!--=NAME/KEY-->` and `<!--=-->`, on one line or around a block. A key leads through objects
 by name, and through a table by the first cell of a row and the name of a column: `training/table/MAP@R/tfdml`.
@@ -18,9 +18,9 @@ import os
 import pathlib
 import platform
 import re
-import subprocess
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -83,18 +83,45 @@ def faults() -> Iterator[str]:
     yield from (f"docs/numbers/{path.name}: on no page" for path in NUMBERS.glob("*.json") if path.stem not in used)
 
 
-def tables(text: str) -> list[dict]:
-    """Return the Markdown tables in what a command printed."""
-    found = re.findall(r"^\|.*\n\|[-:|]+\n(?:\|.*\n?)*", text, re.MULTILINE)
-    split = [[[cell.strip() for cell in line[1:-1].split("|")] for line in each.splitlines()] for each in found]
-    return [{"columns": lines[0], "rows": lines[2:]} for lines in split]
+def command_line(text: str) -> argparse.ArgumentParser:
+    """Return the command line of a module that measures, with `--json`, described by its docstring."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", default="", help="also write the tables as docs/numbers has them")
+    return parser
 
 
-def write(name: str, command: str, values: dict, folder: pathlib.Path = NUMBERS) -> None:
-    """Write `NAME.json`: the values, with the command, the machine, the versions and the date."""
-    packages = ("tfdml", "keras", "tensorflow", "numpy")
+class Results:
+    """Tables that are printed row by row, and written after every row.
+
+    Args:
+        path: The file of `--json`; empty to print only.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self.path = path
+        self.tables: dict[str, dict] = {}
+
+    def table(self, key: str, *columns: str) -> Callable[..., None]:
+        """Begin a table, and return the function that adds the cells of a row."""
+        rows: list[list[str]] = []
+        self.tables[key] = {"columns": list(columns), "rows": rows}
+        print(f"\n| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|", flush=True)
+
+        def add(*cells: object) -> None:
+            rows.append([str(cell) for cell in cells])
+            print(f"| {' | '.join(rows[-1])} |", flush=True)
+            if self.path:
+                write(self.path, self.tables)
+
+        return add
+
+
+def write(path: str | os.PathLike, values: dict) -> None:
+    """Write values as JSON, with the command, the machine, the versions and the date."""
+    spec, packages = sys.modules["__main__"].__spec__, ("tfdml", "keras", "tensorflow", "numpy")
+    words = [word for word in sys.argv[1:] if not word.startswith("--json")]
     about = {
-        "command": command,
+        "command": shlex.join(["python", "-m", spec.name if spec else sys.argv[0], *words]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": f"Python {platform.python_version()}, "
         + ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages),
@@ -103,35 +130,14 @@ def write(name: str, command: str, values: dict, folder: pathlib.Path = NUMBERS)
     text = json.dumps({**about, **values}, indent=1, ensure_ascii=False)
     # A row of a table is a line.
     text = re.sub(r"\[\n\s+([^\[\]{}]*?)\n\s+\]", lambda found: "[" + re.sub(r"\n\s+", " ", found[1]) + "]", text)
-    (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-
-
-def record(name: str, command: list[str]) -> None:
-    """Run a command, and keep the tables that it prints: `table`, `table 2`, ...; of text without one, the lines."""
-    printed = []
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout or ():
-            print(line, end="", flush=True)
-            printed.append(line)
-    if process.returncode:
-        sys.exit(f"{' '.join(command)}: ended with status {process.returncode}")
-    found = tables("".join(printed))
-    values: dict[str, Any] = {f"table {i}" if i > 1 else "table": table for i, table in enumerate(found, 1)}
-    if not found:
-        values = {"output": "".join(printed).splitlines()}
-    write(name, " ".join([pathlib.Path(command[0]).name, *command[1:]]), values)
+    pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument("--record", metavar="NAME", help="of the file; the command follows")
-    parser.add_argument("command", nargs="*")
-    arguments = parser.parse_args()
-    if arguments.record:
-        record(arguments.record, arguments.command)
-    if arguments.check:
+    if parser.parse_args().check:
         print("\n".join(differ := list(faults())))
         sys.exit(bool(differ))
     for page in pages():

@@ -10,13 +10,12 @@ The files are assets of a release, as they are larger than what the repository h
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import pathlib
 import sys
 import urllib.request
 
-from tools.numbers import lookup
+from tools.numbers import Results, command_line, lookup
 
 #: The address of the assets, such as https://github.com/OWNER/tfdml/releases/download/v0.1.0; empty until it is known.
 RELEASE = ""
@@ -42,16 +41,16 @@ def fetch(source: str, out: pathlib.Path, expected: dict[str, str]) -> None:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--source", default=RELEASE)
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
     if arguments.list:
-        print("| file | kB | SHA-256 |\n|---|---|---|")
+        add = Results(arguments.json).table("table", "file", "kB", "SHA-256")
         for path in sorted(arguments.out.glob("*.json")):
             data = path.read_bytes()
-            print(f"| {path.name} | {len(data) / 1e3:.0f} | {hashlib.sha256(data).hexdigest()} |")
+            add(path.name, f"{len(data) / 1e3:.0f}", hashlib.sha256(data).hexdigest())
     elif not arguments.source:
         parser.error("the address of the release is not known yet; name a folder or an address by --source")
     else:

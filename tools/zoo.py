@@ -13,7 +13,6 @@ started again: trained models are not trained twice.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gzip
 import json
@@ -41,6 +40,7 @@ from tfdml.io.files import (
 )
 from tfdml.io.manifests import Kinds, fields, objects, read_json
 from tfdml.version import __version__
+from tools.numbers import Results, command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTING = "zoo.json"
@@ -345,7 +345,7 @@ def build(name: str, entry: Entry, given: list[str], runs: Path, out: Path) -> d
         return pack(version, run, name, entry, out)
 
 
-def zoo(models: str, data: str, weights: str, runs: Path, out: Path, dry_run: bool) -> None:
+def zoo(models: str, data: str, weights: str, runs: Path, out: Path, dry_run: bool, json: str = "") -> None:
     """Train, export and pack models of the zoo.
 
     Args:
@@ -355,6 +355,7 @@ def zoo(models: str, data: str, weights: str, runs: Path, out: Path, dry_run: bo
         runs: The folder of the runs.
         out: The folder of the archives.
         dry_run: Only print what would be made.
+        json: Also write the table of the archives to this file.
 
     Raises:
         UserError: A model is unknown, data or weights are missing, or training or export failed.
@@ -381,17 +382,15 @@ def zoo(models: str, data: str, weights: str, runs: Path, out: Path, dry_run: bo
     for name, entry in chosen.items():
         entries[name] = build(name, entry, given[name], runs, out)
         write_listing(out, entries)
-    print()
-    for known in entries.values():
+    add = Results(json).table("table", "model", "archive", "Recall@1")
+    for name, known in entries.items():
         size, recall = known["bytes"] / 1e6, 100 * known["recall@1"]
-        print(f"{out / known['archive']}   {size:.1f} MB   Recall@1 {recall:.1f} %   {known['title']}")
+        add(f"`{name}`", f"{size:.1f} MB", f"{recall:.1f} %")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        "python -m tools.zoo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__ or "")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the archives")
     parser.add_argument("--models", default="glyphs", help="names with commas (default: %(default)s)")
     parser.add_argument("--data", default="", help="folders of data sets, NAME:FOLDER, with commas")
