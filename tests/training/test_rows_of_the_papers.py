@@ -8,10 +8,23 @@ import pytest
 from tests.experiments import ROOT, experiment_of, terms_of
 
 SECTIONS = (ROOT / "docs" / "methods.md").read_text().split("\n## ")
+
+
+def expanded(row):
+    """A row with braces as those that it stands for: the first of each braces, the second of each, ..."""
+    braces = re.findall(r"\{([^}]*)\}", " ".join(row))
+    for values in zip(*(found.split(",") for found in braces), strict=True):
+        rest = iter(values)
+        yield tuple(re.sub(r"\{[^}]*\}", lambda _, rest=rest: next(rest), text) for text in row)
+    if not braces:
+        yield row
+
+
 ROWS = [
-    (re.search(r"JRD|HORDE|ECAML|DML-DA|RankMI|$", section.partition("\n")[0]).group(), name, command)
+    (re.search(r"JRD|HORDE|ECAML|DML-DA|RankMI|$", section.partition("\n")[0]).group(), *row)
     for section in SECTIONS
-    for name, command in re.findall(r"^\| ([^|]+) \| `(--flagfile=[^`]+)` \|$", section, re.MULTILINE)
+    for found in re.findall(r"^\| ([^|]+) \| `(--flagfile=[^`]+)` \|$", section, re.MULTILINE)
+    for row in expanded(found)
 ]
 # How many rows each table has, on all data sets together; a dagger of HORDE's is a row.
 TABLES = {
