@@ -23,10 +23,8 @@ LONGEST = (
     "training/run/test_recall_improves.py",
     "training/run/test_kills.py",
     "cli/test_wrong_commands.py",
-    "cli/test_records_equal_files.py",
     "docs/test_examples.py",
     "training/run/test_trainer.py",
-    "training/run/test_random_kills.py",
     "training/distributed/test_worker_runs.py",
     "test_workarounds.py",
     "training/distributed/test_jax_processes.py",
@@ -34,7 +32,6 @@ LONGEST = (
     "docs/test_site.py",
     "cli/test_evaluate.py",
     "cli/test_train.py",
-    "cli/test_broken_files.py",
 )
 
 

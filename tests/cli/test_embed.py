@@ -15,9 +15,6 @@ from tests.cli.many import run_many
 from tfdml.embeddings.reader import read_embeddings, read_names
 from tfdml.errors import UserError
 
-GLYPHS = ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32"]
-FLAGS = ["--split=all", "--batch_size=16", "--rows_per_file=64"]
-
 
 @pytest.fixture(scope="module")
 def embedded(finished_run, command, tmp_path_factory):
@@ -141,21 +138,3 @@ def test_what_is_embedded_measures_as_the_model_does(embedded, finished_run, tmp
     intervals = {name: one.pop("intervals") for name, one in numbers.items() if "intervals" in one}
     assert intervals["run"] == intervals["folder"]
     assert numbers["run"] == numbers["folder"]
-
-
-@pytest.mark.slow
-def test_wrong_input_is_one_clear_line(commands, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cases = [
-        (["--out=x"], "--model is missing"),
-        (["--model=x"], "--out is missing"),
-        (["--model=.", "--out=x"], "--dataset is missing"),
-        (["--model=nowhere", "--out=x", *GLYPHS], "--model=nowhere: there is no such file or folder"),
-        (["--model=grpc://nowhere", "--out=x", *GLYPHS], "write http://host:port/v1/models/NAME"),
-        (["--model=x", "--out=x", "--split=best"], "--split"),
-    ]
-    for flags, says in cases:
-        status, _, error = commands.run("embed", *flags)
-        assert status == 2
-        assert says in next(line for line in error.splitlines() if "error:" in line)
-    assert not list(tmp_path.iterdir())

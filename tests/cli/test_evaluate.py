@@ -81,13 +81,6 @@ def vectors(tmp_path_factory):
     points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype("float32")
     np.savez(folder / "good.npz", embeddings=points, labels=labels)
     np.savez(folder / "roles.npz", embeddings=points, labels=labels, is_query=np.arange(240) % 2 == 0)
-    np.savez(folder / "bare.npz", embeddings=points)
-    np.savez(folder / "short.npz", embeddings=points, labels=labels[:-1])
-    np.savez(folder / "keys.npz", vectors=points, labels=labels)
-    points[7, 3] = np.nan
-    np.savez(folder / "nan.npz", embeddings=points, labels=labels)
-    (folder / "text.npz").write_text("no archive")
-    (folder / "folder").mkdir()
     return folder
 
 
@@ -127,41 +120,6 @@ def test_an_archive_is_measured_as_its_arrays_are(vectors):
         name: list(value) for name, value in part_protocol(points, labels, metrics=["recall@1"]).items()
     }
     assert found["generalisation"]["unseen_recall@1"] == found["recall@1"]
-
-
-@pytest.mark.slow
-def test_wrong_input_is_one_clear_line(commands, vectors, monkeypatch):
-    monkeypatch.chdir(vectors)
-    cases = [
-        (["--model=nowhere.npz"], "there is no file nowhere.npz"),
-        (["--model=text.npz"], "text.npz cannot be read as .npz"),
-        (["--model=keys.npz"], "keys.npz has no array embeddings; it holds vectors, labels"),
-        (["--model=bare.npz"], "has no labels"),
-        (["--model=short.npz"], "240 embeddings but labels of shape (239,)"),
-        (["--model=nan.npz"], "1 of 240 rows hold NaN or infinite values (the first is row 7)"),
-        (["--model=good.npz", *DATA], "holds 240 embeddings, but glyphs (test) has 428 images"),
-        (["--model=good.npz", "--metrics=recal"], "recal"),
-        (["--model=good.npz", "--report=x/y.html"], "its folder does not exist"),
-        (["--model=good.npz", "--json=folder"], "--json=folder is a folder: name a file to write"),
-        (["--model=good.npz", "--json=gs://bucket/x.json"], "--json=gs://bucket/x.json: only local"),
-        (["--model=good.npz", "--json=/dev/full"], "/dev/full cannot be written: the disk is full"),
-        (["--model=good.npz", "--report=y.html"], "name their --dataset"),
-        (["--model=roles.npz", "--intervals=parts"], "these images have roles"),
-        (["--model=http://127.0.0.1:1/v1/models/cars", *DATA], "cannot be reached, in 5 attempts"),
-        (["--model=grpc://localhost:8500/cars", *DATA], "write http://host:port/v1/models/NAME"),
-        (["--model=x.tflite", *DATA], "--model=x.tflite: there is no such file"),
-        (["--compare=a,b"], "a is no folder"),
-        (["--compare=a,b", "--report=c.html"], "a is no folder"),
-        (["--compare=a,b", "--model=c"], "--compare takes the place of --model"),
-    ]
-    before = sorted(path.name for path in vectors.iterdir())
-    for flags, says in cases:
-        status, _, error = commands.run("evaluate", *flags)
-        (line,) = [line for line in error.splitlines() if line.startswith("evaluate: error:")]
-        assert says in line, (flags, error)
-        assert status == 2
-        assert "Traceback" not in error
-    assert sorted(path.name for path in vectors.iterdir()) == before
 
 
 @pytest.mark.slow
@@ -214,17 +172,6 @@ def test_two_runs_on_one_page(finished_run, command, tmp_path):
     text = page.read_text(encoding="utf-8")
     assert all(name in text for name in ("plain", "regularised", "Recall@1"))
     assert not list(tmp_path.glob(".partial*"))
-
-
-@pytest.mark.slow
-def test_a_folder_without_a_result_is_refused_and_nothing_is_written(finished_run, commands, tmp_path):
-    (tmp_path / "unfinished").mkdir()
-    page = tmp_path / "comparison.html"
-    runs = f"--compare={finished_run},{tmp_path / 'unfinished'}"
-    status, _, errors = commands.run("evaluate", runs, f"--report={page}")
-    assert status == 2
-    assert "unfinished" in errors.splitlines()[-1]
-    assert not page.exists()
 
 
 def test_rows_of_stored_embeddings(commands, vectors, tmp_path):
@@ -301,6 +248,8 @@ def test_nearest_images_classify_stored_embeddings(commands, vectors, tmp_path):
         (["--after=whitening(dim=9)", "--split=train"], "split"),
         (["--after=csls", "--metrics=map"], "--metrics=map ranks the whole gallery"),
         (["--after=csls", "--metrics=recall@240"], "needs 240 gallery images"),
+        (DATA, "holds 240 embeddings, but glyphs (test) has 428 images"),
+        (["--json=/dev/full"], "/dev/full cannot be written: the disk is full"),
     ],
 )
 def test_what_is_wrong_is_one_line(commands, vectors, flags, says):
@@ -308,26 +257,6 @@ def test_what_is_wrong_is_one_line(commands, vectors, flags, says):
     assert status == 2
     assert says in errors
     assert errors.count("\n") == 1
-
-
-def test_not_beside_compare(commands, tmp_path):
-    status, _, errors = commands.run("evaluate", "--compare=a,b", f"--report={tmp_path / 'p.html'}", "--after=csls")
-    assert (status, "--after=csls has no effect: it needs --model in place of --compare" in errors) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--run_dir=x", "--whitening=dims=3"], "--whitening has no argument 'dims'; it has dim, power, shrinkage"),
-        (["--run_dir=x", "--whitening=power=2"], "--whitening: power must be at least 0 and at most 1, not 2"),
-        (["--run_dir=x", "--whitening=dim 3"], "--whitening='dim 3': it cannot be read"),
-        (["--embedder=x", "--gallery=y", "--whitening=dim=3"], "it needs --run_dir in place of --embedder"),
-    ],
-)
-def test_a_whitening_that_cannot_be_is_one_line(commands, flags, says):
-    status, _, errors = commands.run("export", "--out=models", *flags)
-    assert (status, errors.count("\n")) == (2, 1)
-    assert says in errors
 
 
 @pytest.mark.slow

@@ -74,19 +74,3 @@ def check_orders(result, run, printed):
     for text in ("Each order of moments by itself", "order 3", "all, side by side"):
         assert text in page
     assert f"{100 * orders['3']['recall@1']:.1f} % by order 3 alone" in printed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--moment_embedder"], "needs horde(...) in --objectives"),
-        (["--evaluate_orders=epochs"], "--evaluate_orders=epochs has no effect: it needs horde(...)"),
-        ([HORDE, "--moment_embedder", "--selection=test"], "--selection=last"),
-    ],
-)
-def test_it_needs_the_moments_of_the_last_epoch(flags, says, commands, tiny_flags, tmp_path):
-    status, _, errors = commands.run("train", *tiny_flags, *flags, f"--run_dir={tmp_path / 'run'}")
-    assert status == 2
-    assert says in errors.splitlines()[-1]
-    assert not (tmp_path / "run").exists()

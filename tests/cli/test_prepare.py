@@ -88,30 +88,6 @@ def test_bad_images_are_listed(photos, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ([], "--dataset is missing"),
-        (["--dataset=glyphs"], "--out is missing"),
-        (["--verify"], "--out is missing"),
-        (["--verify", "--out=nowhere"], "no finished record files"),
-        (["--dataset=glyphs", "--out=x", "--splits=train,query"], "--splits=train,query"),
-        (["--dataset=glyphs", "--out=x", "--shrink=-1"], "--shrink=-1"),
-        (["--dataset=glyphs", "--out=x", "--splits="], "--splits= names no split"),
-        (["--dataset=cars196", "--download", "--data_dir=x"], "taken the files down"),
-        (["--dataset=cub", "--download"], "--data_dir is missing"),
-        (["--dataset=folder", "--data_dir=nowhere", "--out=x"], "nowhere"),
-    ],
-)
-def test_wrong_flags_are_one_clear_line(commands, flags, says, tmp_path):
-    arguments = [flag.replace("=x", f"={tmp_path / 'x'}") for flag in flags]
-    status, _, errors = commands.run("prepare", *arguments)
-    assert (status, errors.count("error:")) == (2, 1)
-    assert says in errors
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
 def test_a_kill_and_a_second_one_at_once(command, tmp_path):
     out = tmp_path / "out"
     flags = ["--dataset=glyphs", "--dataset_options=size=64,images_per_class=6", f"--out={out}", "--shard_mb=1"]

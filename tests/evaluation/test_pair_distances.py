@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy import stats
 from scipy.spatial.distance import jensenshannon
 from sklearn.metrics import roc_auc_score
 
@@ -165,15 +164,6 @@ def test_histograms_that_do_not_fit_are_refused(measure):
         measure([1, 2], [1, 2, 3])
     with pytest.raises(UserError, match="hold a pair"):
         measure([0, 0], [1, 2])
-
-
-def test_normal_distributions_give_their_known_overlap():
-    rng = np.random.default_rng(1)
-    positive, negative = rng.normal(0, 1, 400_000), rng.normal(1, 1, 400_000)
-    edges = np.linspace(-5, 6, 101)
-    counts = [np.histogram(d, edges)[0] for d in (positive, negative)]
-    assert overlap_coefficient(*counts) == pytest.approx(2 * stats.norm.cdf(-0.5), abs=5e-3)
-    assert probability_nearer(*counts) == pytest.approx(stats.norm.cdf(2**-0.5), abs=5e-3)
 
 
 @pytest.mark.parametrize(("pairs", "bins"), [(1, 2), (8, 4), (1000, 20), (10**6, 100)])

@@ -220,16 +220,6 @@ def test_without_classes_intervals_are_over_queries():
             evaluate_retrieval(points, relevance=relevance, **arguments)
 
 
-def test_rows_are_looked_up_by_block():
-    relevance = Relevance.lists([[4, 2], [], [0]], ignored=[[0], [1, 3], []])
-    rows = np.array([[4, -1, 2, 0], [1, 3, -1, 4]])
-    assert relevance.of(slice(0, 2), rows).tolist() == [[True, False, True, False], [False] * 4]
-    assert relevance.ignored(slice(0, 2), rows).tolist() == [[False] * 3 + [True], [True, True, False, False]]
-    assert relevance.of(np.array([2]), rows[:1]).tolist() == [[False, False, False, True]]
-    assert relevance.matches.tolist() == [2, 0, 1]
-    assert relevance.most_ignored == 2
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

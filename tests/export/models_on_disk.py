@@ -1,16 +1,15 @@
 """One small embedder in every form, and images to embed with it."""
 
 import dataclasses
-import io
 import json
 import pathlib
 
 import keras
 import numpy as np
 import tensorflow as tf
-from PIL import Image
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
+from tests.export.networks import picture
 from tfdml import backbones
 from tfdml.data import EncodedImages, ImageDataset
 from tfdml.export import export_saved_model
@@ -53,15 +52,6 @@ def tflite(embedder, batch=None):
     # Without the constants frozen here, the converter would leave the weights out.
     frozen = convert_variables_to_constants_v2(function.get_concrete_function())
     return tf.lite.TFLiteConverter.from_concrete_functions([frozen]).convert()
-
-
-def picture(seed, height=50, width=70, form="JPEG"):
-    """The bytes of a smooth random image."""
-    small = np.random.default_rng(seed).integers(0, 255, (6, 6, 3)).astype(np.uint8)
-    image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
-    buffer = io.BytesIO()
-    image.save(buffer, form)
-    return buffer.getvalue()
 
 
 def pictures(count=11, broken=()):

@@ -98,16 +98,6 @@ def test_the_bad_image_of_a_batch_is_named(name, served):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_image_alone_is_an_error(name, served):
-    bad, says = BAD[name]
-    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
-        embed(served, [bad])
-    # What only decoding finds is told in the decoder's words.
-    assert says == "damaged" or f"image_bytes[0] of 1: {says}" in str(raised.value) or "no size" in says
-
-
-@pytest.mark.slow
 def test_the_server_goes_on_after_every_bad_image(served):
     good = [picture(seed) for seed in range(3)]
     before = embed(served, good)["embedding"].numpy()
@@ -184,24 +174,6 @@ def test_a_wrong_type_or_rank_is_an_error(signature, wrong, served):
     name = next(iter(wrong))
     with pytest.raises((TypeError, ValueError, tf.errors.InvalidArgumentError), match=r"(?s).+"):
         served.signatures[signature](**{name: tf.constant(wrong[name])})
-
-
-@pytest.mark.slow
-def test_the_graph_runs_in_a_session_too_as_servers_run_it(served, version):
-    """TF Serving loads a version into a session, where functions are found by other means than in Python."""
-    images = [picture(seed) for seed in range(4)]
-    expected = embed(served, images)["embedding"].numpy()
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        signatures = tf.compat.v1.saved_model.load(session, ["serve"], str(version)).signature_def
-
-        def run(signature, batch):
-            spec = signatures[signature]
-            return session.run(spec.outputs["embedding"].name, {spec.inputs["image_bytes"].name: batch})
-
-        for signature in ("serving_default", "embed_each"):
-            np.testing.assert_allclose(run(signature, images), expected, atol=1e-6)
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[1\] of 2: no bytes"):
-            run("serving_default", [images[0], b""])
 
 
 def in_python(data):

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -21,24 +19,6 @@ from tfdml.export import GalleryItem, Retriever, prune, search_graph
 from tfdml.export.gallery import embedded, items_of_dataset
 from tfdml.export.search_graph import MAX_NEIGHBOURS
 from tfdml.export.versions import version_numbers
-
-ALONE = """
-import sys
-# A machine without them: importing a module that is None fails.
-for name in ("keras", "tf_keras", "tfdml", "faiss"):
-    sys.modules[name] = None
-import numpy as np
-import tensorflow as tf
-served = tf.saved_model.load(sys.argv[1])
-images = np.load(sys.argv[2], allow_pickle=True)["images"].tolist()
-vectors = served.signatures["serving_default"](image_bytes=tf.constant(images))["embedding"].numpy()
-decided = served.signatures["classify"](image_bytes=tf.constant(images), k=tf.constant(3))
-assert decided["classes"].numpy().tolist() == [b"class 1", b"unknown"], decided
-by_bytes = served.signatures["search_bytes"](image_bytes=tf.constant(images), k=tf.constant(4))
-by_vector = served.signatures["search_embedding"](embedding=tf.constant(vectors), k=tf.constant(4))
-assert all((by_bytes[key].numpy() == by_vector[key].numpy()).all() for key in ("indices", "ids", "metadata"))
-np.savez(sys.argv[3], vectors=vectors, **{key: value.numpy() for key, value in by_bytes.items() if key != "metadata"})
-"""
 
 
 @pytest.fixture(scope="module")
@@ -270,21 +250,6 @@ def test_an_answer_of_too_many_results_is_refused(shop, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_process_with_tensorflow_alone_searches(shop, tmp_path):
-    # One of the gallery's, and one that no class has.
-    foreign = tf.io.encode_png(np.zeros((40, 40, 3), np.uint8)).numpy()
-    queries = [shop.images[4], foreign]
-    np.savez(tmp_path / "in.npz", images=np.array(queries, object))
-    paths = [str(shop.retriever / "1"), str(tmp_path / "in.npz"), str(tmp_path / "out.npz")]
-    subprocess.run([sys.executable, "-c", ALONE, *paths], check=True, timeout=300, cwd=tmp_path)
-    found = np.load(tmp_path / "out.npz", allow_pickle=True)
-    rows, distances = by_hand(found["vectors"], shop.embeddings, 4)
-    np.testing.assert_array_equal(found["indices"], rows)
-    np.testing.assert_allclose(found["distances"], distances, atol=1e-6)
-    np.testing.assert_array_equal(found["same"], found["distances"] <= CALIBRATION.threshold)
-
-
-@pytest.mark.slow
 def test_the_graph_runs_in_a_session_as_servers_run_it(shop, retriever):
     """TF Serving loads a version into a session, where variables are restored by other means than in Python."""
     expected = retriever.search(list(shop.images[:2]), 3)
@@ -310,21 +275,6 @@ def test_the_warm_up_requests_are_ones_that_the_signatures_answer(shop, signatur
             assert not any(found["error"].numpy())
         asked.add(name)
     assert asked == set(signatures)
-
-
-@pytest.mark.slow
-def test_saved_model_cli_shows_and_runs_it(shop, tmp_path):
-    import os
-
-    tool = os.path.join(os.path.dirname(sys.executable), "saved_model_cli")
-    common = ["--dir", str(shop.retriever / "1"), "--tag_set", "serve", "--signature_def", "search_embedding"]
-    shown = subprocess.run([tool, "show", *common], capture_output=True, text=True, check=True, timeout=300).stdout
-    assert "inputs['k'] tensor_info" in shown
-    assert "DT_INT32" in shown
-    np.save(tmp_path / "q.npy", shop.embeddings[5:6])
-    inputs = ["--inputs", f"embedding={tmp_path / 'q.npy'}", "--input_exprs", "k=2"]
-    run = subprocess.run([tool, "run", *common, *inputs], capture_output=True, text=True, check=True, timeout=300)
-    assert "item 5" in run.stdout
 
 
 @pytest.mark.slow
@@ -501,12 +451,6 @@ def change(path, **values):
 def test_a_malformed_manifest_is_refused(values, says, version):
     change(version / "retriever.json", **values)
     one_line(lambda: Retriever.load(version), says)
-
-
-@pytest.mark.slow
-def test_deep_json_is_refused(version):
-    (version / "retriever.json").write_text("[" * 100_000)
-    one_line(lambda: Retriever.load(version), "nested more than")
 
 
 @pytest.mark.slow

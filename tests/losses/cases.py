@@ -148,8 +148,15 @@ GROUPS = [
     cases(losses.RecallAtKLoss, references.recall_at_k, (1, 3), 0.2, 0.5),
     cases(losses.RecallAtKLoss, references.recall_at_k, K, 0.01, 1.0, steep=True),
 ]
-CASES = {name: case for group in GROUPS for name, case in group.items()}
-MEANS = {name: case for name, case in CASES.items() if case.loss.reduction != "sum"}
+MEANS = {name: case for group in GROUPS for name, case in group.items() if case.loss.reduction != "sum"}
+#: Of each class and mining the first sum: other arguments take the same path to it.
+SUMS = {
+    (type(case.loss), case.loss.mining): (name, case)
+    for group in reversed(GROUPS)
+    for name, case in group.items()
+    if case.loss.reduction == "sum"
+}
+CASES = {**MEANS, **dict(SUMS.values())}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 

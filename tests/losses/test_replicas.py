@@ -2,9 +2,6 @@
 
 import functools
 import inspect
-import subprocess
-import sys
-import textwrap
 
 import keras
 import numpy as np
@@ -70,61 +67,3 @@ def test_every_replica_keeps_the_values_of_its_own_images(name):
     values = [keras.ops.convert_to_numpy(value) for value in play(loss.call, *parts)]
     assert [len(value) for value in values] == [3, 1, 6]
     assert_close(np.concatenate(values), loss.call(labels, x))
-
-
-CHILD = """
-    import numpy as np
-    import tensorflow as tf
-
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-
-    from tfdml import losses
-
-    makers = list(public_classes(losses).values())
-    makers = [make for make in makers if issubclass(make, (losses.PairLoss, losses.ProxyAnchorLoss))]
-    makers = [make for make in makers if make not in (losses.TripletLoss, losses.ContrastiveLoss)]
-    for mining in ("all", "hard", "semi_hard", "distance_weighted"):
-        makers.append(lambda mining=mining, **options: losses.TripletLoss(0.5, mining, **options))
-
-    generator = np.random.default_rng(0)
-    labels = generator.integers(0, 4, 10)
-    x = generator.uniform(-1, 1, (10, 4)).astype("float32")
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    splits = [(0, 6), (6, 10)]
-
-    def part(array):
-        def of(context):
-            first, last = splits[context.replica_id_in_sync_group]
-            return tf.constant(array[first:last])
-        return strategy.experimental_distribute_values_from_function(of)
-
-    for make in makers:
-        for reduction in ("sum", "sum_over_batch_size"):
-            loss = make(reduction=reduction)
-
-            def gradient(y, e):
-                with tf.GradientTape() as tape:
-                    tape.watch(e)
-                    value = loss(y, e)
-                return value, tape.gradient(value, e)
-
-            value, expected = gradient(labels, tf.constant(x))
-            values, parts = tf.function(strategy.run, autograph=False)(gradient, (part(labels), part(x)))
-            total = sum(v.numpy() for v in strategy.experimental_local_results(values))
-            actual = np.concatenate([p.numpy() for p in strategy.experimental_local_results(parts)])
-            if reduction == "sum":
-                # A mean is reported as Keras's logs expect it: the replicas' means, whatever their sizes.
-                np.testing.assert_allclose(total, value, rtol=1e-5, err_msg=loss.name)
-            scale = float(np.abs(expected).max())
-            np.testing.assert_allclose(actual, expected, atol=1e-5 * scale, err_msg=loss.name)
-    print("equal")
-"""
-
-
-@pytest.mark.slow
-def test_replicas_of_unequal_size_equal_one_device():
-    """In a process of its own: logical devices must be set before TensorFlow starts."""
-    command = [sys.executable, "-c", textwrap.dedent(CHILD)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert "equal" in result.stdout, result.stderr[-3000:]

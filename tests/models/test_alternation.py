@@ -7,13 +7,12 @@ import tensorflow as tf
 
 from tests.marks import first_quick
 from tests.mathematics import assert_close, dtype_policy
-from tests.models.networks import SIZE, coloured_batch, images, tiny_embedder, values
+from tests.models.networks import SIZE, coloured_batch, tiny_embedder, values
 from tfdml import losses
 from tfdml.models import MetricLearner
 from tfdml.models.alternation import EMBEDDER, STATISTICS, AlternatingOptimizer
 from tfdml.objectives import MetricLoss, ProxyLoss, RankMI
 from tfdml.pairs import pairs_by_name
-from tfdml.training import checkpoints
 from tfdml.training.optimizers import build_optimizer, step_schedule
 
 
@@ -149,31 +148,6 @@ def test_statistics_phase_sees_what_the_embedders_phase_sees():
         assert_close(fixed[name], value, 1e-6)
 
 
-def operations(learner, phase):
-    """How often each kind of operation stands in the graph of one phase's step."""
-    labels, x = coloured_batch()
-    with learner.in_phase(phase):
-        graph = (
-            tf.function(learner.train_step, autograph=False)
-            .get_concrete_function((tf.constant(x), tf.constant(labels)))
-            .graph
-        )
-    kinds = [operation.type for operation in graph.get_operations()]
-    return {kind: kinds.count(kind) for kind in set(kinds)}
-
-
-@pytest.mark.slow
-def test_statistics_phase_runs_the_embedder_forward_only():
-    learner = make([rank_mi()])
-    one_step(learner)
-    embedder, statistics = operations(learner, EMBEDDER), operations(learner, STATISTICS)
-    assert embedder["Conv2D"] == statistics["Conv2D"] == 1
-    assert embedder["Conv2DBackpropFilter"] == 1
-    assert "Conv2DBackpropFilter" not in statistics
-    assert "ReluGrad" in embedder
-    assert "ReluGrad" not in statistics
-
-
 @pytest.mark.slow
 def test_jit_compilation_does_not_change_the_updates():
     labels, x = coloured_batch()
@@ -225,27 +199,6 @@ def test_saves_and_loads_and_goes_on_as_if_it_had_not(tmp_path):
         np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.slow
-def test_checkpoint_holds_everything(tmp_path):
-    def fresh():
-        learner = make([rank_mi(2)])
-        learner.compile(build_optimizer("adam", learner, 0.01, {"objectives": 0.001}), run_eagerly=True)
-        return learner
-
-    learner = fresh()
-    for _ in range(4):
-        one_step(learner)
-    checkpoints.save(tmp_path, learner, checkpoints.TrainingState(4, []))
-    again = fresh()
-    one_step(again)
-    assert checkpoints.restore_latest(tmp_path, again).step == 4
-    for model in (learner, again):
-        for _ in range(4):
-            one_step(model)
-    for actual, expected in zip(values(again.variables), values(learner.variables), strict=True):
-        np.testing.assert_array_equal(actual, expected)
-
-
 def test_each_part_and_phase_has_its_rate():
     learner = make([rank_mi()])
     rates = {"backbone": 0.005, "projection": 0.02, "objectives": 0.1}
@@ -292,18 +245,6 @@ def test_learner_without_a_statistics_phase_keeps_its_optimiser():
     learner = make([losses.ContrastiveLoss()])
     assert type(learner.optimizer) is keras.optimizers.Adam
     assert type(learner) is MetricLearner
-
-
-@pytest.mark.slow
-def test_train_on_batch_alternates():
-    labels, x = coloured_batch()
-    learner = make()
-    phases = []
-    for _ in range(4):
-        before = groups(learner)
-        learner.train_on_batch(x, labels)
-        phases.append(changed(before, groups(learner)))
-    assert phases == [{"embedder"}, {"statistics"}] * 2
 
 
 class Phases(keras.callbacks.Callback):
@@ -357,17 +298,6 @@ def test_statistics_may_read_what_another_objective_provides():
     assert learner.objectives[1].seen.shape == expected.shape
 
 
-@pytest.mark.slow
-def test_rank_mi_separates_coloured_images():
-    labels, x = coloured_batch(per_class=6)
-    learner = make([rank_mi()])
-    first = one_step(learner, (labels, x))
-    history = learner.fit(x, labels, batch_size=len(x), epochs=120, verbose=0).history
-    bounds = [bound for bound in history["rank_mi_jsd"] if bound]
-    assert bounds[-1] > max(0.4, bounds[0] + 0.2)
-    assert history["d_neg"][-1] / history["d_pos"][-1] > 4 * first["d_neg"][0] / first["d_pos"][0]
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -379,11 +309,3 @@ def test_rank_mi_separates_coloured_images():
 def test_what_does_not_go_with_alternation_is_refused(function, message):
     with pytest.raises(ValueError, match=message):
         function()
-
-
-def test_images_of_any_kind_go_through_the_fixed_embedder():
-    learner = make([rank_mi()])
-    with learner.in_phase(STATISTICS):
-        assert learner(images(dtype="uint8"), training=True)["embedding"].shape == (8, 5)
-        # Evaluation and prediction are no steps of a phase.
-        assert_close(learner(images(), training=False)["embedding"], learner.embedder(images()), 1e-6)

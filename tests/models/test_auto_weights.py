@@ -210,15 +210,6 @@ def test_measured_steps_are_a_tenth_apart_and_the_weights_stay_after_the_last():
     assert not measurement.due
 
 
-def test_an_epoch_reports_the_weight_that_it_ends_with():
-    learner = made(terms(steps=3))
-    labels, x = coloured_batch()
-    x, labels = np.tile(x, (5, 1, 1, 1)), np.tile(labels, 5)
-    history = learner.fit(x, labels, batch_size=12, verbose=0, callbacks=[AutoWeights()]).history
-    assert history["energy_confusion_weight"] == [learner.term_weights()["energy_confusion"]]
-    assert history["entropy_spread_weight"][0] > 0
-
-
 def test_an_interrupted_fit_does_not_count_steps_twice():
     class Interrupting(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

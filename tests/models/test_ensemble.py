@@ -3,12 +3,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.marks import first_quick
 from tests.mathematics import assert_close
 from tests.models.ensembles import cuttable_backbone, ensemble_learner, tiny_ensemble
 from tests.models.networks import SIZE, coloured_batch, config_of, images, values
-from tfdml import UserError, backbones, losses, objectives
-from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
+from tfdml import UserError, backbones
+from tfdml.models import AttentionEnsemble, Embedder
 from tfdml.training import Experiment
 from tfdml.training.build.components import make_embedder
 from tfdml.training.build.images import make_transforms
@@ -141,24 +140,6 @@ def test_batch_norm_mode_holds_for_the_attention_network_too(batch_norm, trainin
         assert np.array_equal(now[3], variance) != moving
 
 
-@pytest.mark.slow
-def test_an_ensemble_learns():
-    learner = ensemble_learner(batch_norm="train")
-    learner.compile(optimizer=keras.optimizers.Adam(0.01))
-    labels, x = coloured_batch()
-    history = learner.fit(x, labels, batch_size=len(x), epochs=15, verbose=0).history
-    assert history["loss"][-1] < 0.8 * history["loss"][0]
-    assert {"headwise_contrastive_loss", "head_divergence", "high_order_moment"} <= set(history)
-
-
-@pytest.mark.slow
-def test_heads_diverge():
-    learner = MetricLearner(tiny_ensemble(dim=12), [objectives.HeadDivergence(margin=0.0, pairs="image")])
-    learner.compile(optimizer=keras.optimizers.Adam(0.03))
-    history = learner.fit(images(), np.arange(8), batch_size=8, epochs=30, verbose=0).history["head_divergence"]
-    assert history[-1] < 0.5 * history[0]
-
-
 def test_one_dense_layer_on_the_embedder_gets_its_masks_at_one_head():
     ensemble = tiny_ensemble(heads=1, dim=5)
     x = images()
@@ -219,57 +200,6 @@ def test_saves_and_loads(tmp_path, cut, policy):
     assert [v.path for v in again.trainable_variables] == [v.path for v in ensemble.trainable_variables]
 
 
-def test_weights_file_round_trip(tmp_path):
-    source, target = tiny_ensemble(seed=0), tiny_ensemble(seed=1)
-    x = images()
-    assert np.abs(numpy(source(x)) - numpy(target(x))).max() > 1e-3
-    source.save_weights(tmp_path / "x.weights.h5")
-    target.load_weights(tmp_path / "x.weights.h5")
-    np.testing.assert_array_equal(target(x), source(x))
-
-
-@pytest.mark.slow
-def test_a_trained_learner_saves_and_loads(tmp_path):
-    learner = ensemble_learner()
-    learner.compile(optimizer="adam")
-    labels, x = coloured_batch()
-    learner.fit(x, labels, batch_size=len(x), verbose=0)
-    learner.save(tmp_path / "learner.keras")
-    again = keras.saving.load_model(tmp_path / "learner.keras")
-    np.testing.assert_array_equal(again.predict(x, verbose=0), learner.predict(x, verbose=0))
-
-
-@pytest.mark.slow
-def test_the_exported_model_gives_the_ensembles_vectors(tmp_path):
-    import tensorflow as tf
-
-    from tests.export.networks import difference
-    from tfdml.export import export_saved_model
-
-    ensemble = tiny_ensemble(resize=16)
-    ensemble(images())
-    version = export_saved_model(ensemble, tmp_path / "model")
-    encoded = [tf.io.encode_png(image).numpy() for image in images(dtype="uint8")]
-    assert difference(ensemble, version, encoded) <= 1e-5
-
-
-def test_works_inside_a_functional_model():
-    ensemble = tiny_ensemble()
-    inputs = keras.Input((SIZE, SIZE, 3), dtype="uint8")
-    model = keras.Model(inputs, ensemble(inputs))
-    assert model.output_shape == (None, 6)
-    assert_close(model(images(dtype="uint8")), ensemble(images()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("jit", first_quick([False, True]))
-def test_trains_compiled(jit):
-    learner = ensemble_learner()
-    learner.compile(optimizer="sgd", jit_compile=jit)
-    labels, x = coloured_batch()
-    assert np.isfinite(learner.fit(x, labels, batch_size=len(x), verbose=0).history["loss"][0])
-
-
 FLAGS = {"run_dir": "run", "backbone": "conv4(width=8)", "embedding_dim": 16, "image_size": 32, "resize": 32}
 
 
@@ -286,16 +216,6 @@ def test_an_experiment_makes_an_ensemble():
     assert type(made()) is Embedder
 
 
-def test_the_terms_of_an_ensemble_by_flags():
-    from tfdml.training.terms import build_objectives
-
-    text = "headwise(loss=contrastive(margin=0.5, distance=cosine)) + 0.5 * head_divergence(pairs=image)"
-    headwise, divergence = build_objectives(text, 10)
-    assert isinstance(headwise, objectives.HeadwiseLoss)
-    assert headwise.loss.margin == 0.5
-    assert (divergence.weight, divergence.pairs) == (0.5, "image")
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -309,10 +229,3 @@ def test_the_terms_of_an_ensemble_by_flags():
 def test_flags_that_make_no_sense_are_refused(flags, message):
     with pytest.raises(UserError, match=message):
         made(**flags)
-
-
-def test_a_loss_on_the_whole_embedding_is_fine_too():
-    learner = MetricLearner(tiny_ensemble(), [losses.ContrastiveLoss()])
-    learner.compile(optimizer="sgd")
-    labels, x = coloured_batch()
-    assert np.isfinite(learner.fit(x, labels, batch_size=len(x), verbose=0).history["loss"][0])

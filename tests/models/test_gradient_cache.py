@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import ops
 
 from tests.losses.test_replicas import MAKE, make
+from tests.marks import first_quick
 from tests.mathematics import assert_close, public_classes, random_batch
 from tests.models.networks import SIZE, Taking, coloured_batch, config_of, images, tiny_embedder, values
 from tests.models.test_learner import TERMS, learner
@@ -114,7 +115,7 @@ NOT_BUILT = {
 }
 
 
-@pytest.mark.parametrize("name", NOT_BUILT)
+@pytest.mark.parametrize("name", first_quick(NOT_BUILT))
 def test_a_learner_is_built_by_its_first_step(name):
     labels, x = coloured_batch()
     made = []
@@ -164,7 +165,7 @@ def by_one_tape(model, x, labels):
     return [v.value if g is None else tf.convert_to_tensor(g) for v, g in zip(variables, through, strict=True)]
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph of unknown size", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", first_quick(["eager", "graph of unknown size", "xla"]))
 def test_random_layers_draw_the_same_in_both_passes_and_chunks_are_virtual_batches(mode):
     labels, x = coloured_batch()
     reference, model = random_learner(few=mode == "xla"), random_learner(few=mode == "xla")
@@ -392,6 +393,7 @@ def test_in_a_graph(compiled):
         assert_close(actual, gradient, floor=1e-7)
 
 
+@pytest.mark.slow
 def test_a_step_by_chunks_makes_no_matrix_of_all_pairs():
     terms = [
         losses.ContrastiveLoss(),

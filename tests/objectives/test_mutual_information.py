@@ -1,11 +1,7 @@
-import math
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests import references
 from tests.mathematics import (
@@ -138,27 +134,6 @@ def test_margins_drop_easy_pairs(margin, root):
     )
 
 
-@pytest.mark.slow
-@settings(max_examples=30, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    size=st.integers(1, 12),
-    classes=st.integers(1, 12),
-    dim=st.integers(1, 6),
-    margin=st.floats(0, 2, width=32),
-    root=st.floats(0, 2, width=32),
-)
-def test_any_batch_equals_the_paper(seed, size, classes, dim, margin, root):
-    objective = make(seed, root, margin=margin)
-    labels, x = random_batch(seed, size, min(classes, size), dim)
-    beta, v = beta_of(objective), v_of(objective)
-    edges = np.abs(np.abs(slow.distances(x) - beta) - margin)
-    # Where rounding decides about a pair.
-    if np.min(edges) > 1e-5:
-        assert_close(call(objective, labels, x), slow.violating_pairs(labels, x, v, beta, margin), floor=2e-6)
-    assert_close(of_statistics(objective, labels, x), slow.all_pairs(labels, x, v), floor=2e-6)
-
-
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("phase", ["embedder", "statistics"])
 @pytest.mark.parametrize(
@@ -192,87 +167,6 @@ def test_minus_half_the_loss_of_the_best_v_is_the_jensen_shannon_divergence():
     for seed in range(5):
         other = values + 0.3 * np.random.default_rng(seed).normal(size=4).astype("float32")
         assert -0.5 * float(divergence_loss(other, 100 * p, 100 * q)) < divergence
-
-
-def test_distances_that_are_apart_reach_ln_2():
-    values = np.array([30.0, -30.0], "float32")
-    assert_close(-0.5 * divergence_loss(values, np.array([1, 0]), np.array([0, 1])), math.log(2))
-
-
-# The triplet and quadruplet losses as special cases, sec. 3.4
-
-
-def fixed_v(x):
-    """Eq. 13."""
-    return np.where(x < 0, np.log(np.expm1(np.abs(x))), -np.log(np.expm1(np.abs(x))))
-
-
-def quadruplets(distances, labels, gamma):
-    """Eq. 12's term with every quadruplet: the mean of d+ - d- + gamma, all of them positive."""
-    values = [
-        distances[p] - distances[n] + gamma
-        for p in references.positive_pairs(labels)
-        for n in references.negative_pairs(labels)
-    ]
-    assert min(values) > 0
-    return references.mean(values)
-
-
-def test_the_fixed_v_of_equation_13_is_not_the_quadruplet_loss_of_the_same_distances():
-    """The printed claim does not hold for V of the distance d > 0 itself, as eq. 7 has it.
-
-    There softplus(-V(d)) = d, the quadruplet's positive term; but softplus(V(d)) = -log(1 - e^-d), not a constant - d.
-    """
-    labels, x = random_batch(0, 8, 3, 4)
-    distances = slow.distances(x)
-    values = fixed_v(distances + np.eye(8)).astype("float32")
-    positive, negative = (np.array([[p in pairs for p in row] for row in pairs_of(8)]) for pairs in both(labels))
-    for d in (0.1, 0.7, 1.9):
-        assert references.softplus(-float(fixed_v(d))) == pytest.approx(d)
-        assert references.softplus(float(fixed_v(d))) == pytest.approx(-math.log(1 - math.exp(-d)))
-    loss = float(divergence_loss(values, positive, negative)) + 2 * math.log(2)
-    pulls = references.mean([distances[p] for p in references.positive_pairs(labels)])
-    pushes = references.mean([-math.log(1 - math.exp(-distances[n])) for n in references.negative_pairs(labels)])
-    assert loss == pytest.approx(pulls + pushes, rel=1e-5)
-
-
-@pytest.mark.parametrize("gamma", [2.5, 4.0])
-def test_it_is_where_negatives_enter_below_zero(gamma):
-    """With d - gamma for negatives, gamma above every distance, softplus(V) = gamma - d: quadruplets, less 2 ln 2.
-
-    This is the reading in which "a sufficiently large margin that retains all quadruplets" makes the two equal.
-    """
-    labels, x = random_batch(0, 8, 3, 4)
-    distances = slow.distances(x)
-    positive, negative = (np.array([[p in pairs for p in row] for row in pairs_of(8)]) for pairs in both(labels))
-    values = fixed_v(np.where(negative, distances - gamma, distances + np.eye(8))).astype("float32")
-    loss = float(divergence_loss(values, positive, negative))
-    assert loss == pytest.approx(quadruplets(distances, labels, gamma) - 2 * math.log(2), rel=1e-5)
-
-
-def test_a_triplet_is_a_quadruplet_whose_pairs_share_the_anchor():
-    """Eq. 11 is eq. 12 with i = k, so pairs weigh as often as they stand in a triplet."""
-    labels, x = random_batch(1, 9, 3, 4)
-    distances, gamma = slow.distances(x), 2.5
-    positive, negative = np.zeros((9, 9)), np.zeros((9, 9))
-    triplets = []
-    for i, j in references.positive_pairs(labels):
-        for anchor, k in references.negative_pairs(labels):
-            if anchor == i:
-                triplets.append(distances[i, j] - distances[i, k] + gamma)
-                positive[i, j] += 1
-                negative[i, k] += 1
-    values = fixed_v(np.where(negative > 0, distances - gamma, distances + np.eye(9))).astype("float32")
-    loss = float(divergence_loss(values, positive, negative))
-    assert loss == pytest.approx(references.mean(triplets) - 2 * math.log(2), rel=1e-5)
-
-
-def pairs_of(size):
-    return [[(i, j) for j in range(size)] for i in range(size)]
-
-
-def both(labels):
-    return set(references.positive_pairs(labels)), set(references.negative_pairs(labels))
 
 
 # Negatives

@@ -1,15 +1,12 @@
 """Density adaptivity, energy confusion, entropy, orthogonality, intra-class."""
 
 import functools
-import math
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import references as plain_references
-from tests.marks import first_quick
 from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
 from tests.models.networks import coloured_batch, images, tiny_embedder, values
 from tests.objectives import references_classes as references
@@ -272,13 +269,6 @@ def test_the_hard_constraint_holds_exactly():
     assert_close(targets[~known], [TARGETS[0]], 1e-6)
 
 
-def test_the_soft_constraint_vanishes_where_the_hard_one_holds():
-    labels, x = random_batch(3, 10, 4, 5)
-    targets = values([make(constraint="hard").targets()])[0]
-    soft, none = (on_embedding(targets=targets, constraint=name)(labels, x) for name in ("soft", None))
-    assert_close(soft, none, 1e-6)
-
-
 def test_targets_and_densities_grow():
     labels, x = np.repeat([0, 1], 5), random_batch(3, 10, 2, 5)[1] * np.float32(0.1)
     objective = make()
@@ -376,19 +366,6 @@ def make_learner(base, **options):
     return learner
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("base", first_quick(BASES))
-def test_learner_steps_with_the_base_losses_of_the_paper(base):
-    labels, x = coloured_batch()
-    learner = make_learner(base)
-    density = learner.objectives[1]
-    density.calibrate(np.asarray(learner(x, training=False)["pooled"]), labels)
-    learner.compile(optimizer=keras.optimizers.Adam(0.01))
-    history = learner.fit(x, labels, batch_size=len(x), epochs=3, verbose=0).history
-    assert np.all(np.isfinite(history["loss"]))
-    assert np.all(values([density.target_density])[0] != 0.5)
-
-
 def test_mixed_precision():
     labels, x = coloured_batch()
     learner = make_learner("contrastive", dtype="mixed_bfloat16")
@@ -450,14 +427,6 @@ def gradients(learner, labels, x):
     return tape.gradient(loss, {part: [v.value for v in variables] for part, variables in parts.items()})
 
 
-@every_form
-def test_descending_pulls_classes_together(form):
-    labels, x = random_batch(3, 12, 3, 5)
-    _, (gradient,) = value_and_gradients(lambda e: of(EnergyConfusion(form))(labels, e), x)
-    moved = x - 0.1 * gradient / np.abs(gradient).max()
-    assert references.energy_confusion(labels, moved, "plain") < references.energy_confusion(labels, x, "plain")
-
-
 @pytest.mark.parametrize("representation", ["embedding", "projection"])
 def test_the_gradient_reaches_the_projection_and_no_other_layer(representation):
     labels, x = coloured_batch()
@@ -480,19 +449,6 @@ def test_beside_a_base_loss_the_backbone_sees_the_base_alone(base):
         assert np.any(before)
         assert_close(after, before, 1e-5)
     assert np.any(np.abs(both["projection"][0] - alone["projection"][0]) > 1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("base", first_quick(ENERGY_BASES))
-def test_energy_learner_steps_with_the_base_losses_of_the_paper(base):
-    labels, x = coloured_batch()
-    learner = energy_learner([ENERGY_BASES[base](), EnergyConfusion(reduction="sum", weight=WEIGHTS[base])])
-    learner.compile(optimizer="adam")
-    before = values(learner.trainable_variables)
-    history = learner.fit(x, labels, batch_size=len(x), epochs=3, verbose=0).history
-    assert np.all(np.isfinite(history["loss"]))
-    assert np.all(np.array(history["energy_confusion"]) > 0)
-    assert any(np.any(old != new) for old, new in zip(before, values(learner.trainable_variables), strict=True))
 
 
 def test_two_of_them_share_a_learner_and_a_detached_form_is_read_where_there_is_one():
@@ -535,51 +491,8 @@ def test_observes_the_mean_energy_of_pairs_of_classes(form):
 # Entropy, orthogonality and the intra-class penalty
 
 
-def test_entropy_of_pairs_is_largest_at_the_threshold():
-    x = np.array([[0.0, 0.0], [1.0, 0.0]], "float32")
-    assert_close(EntropySpread(threshold=1.0)({"embedding": x}, [0, 1]), -math.log(2), 1e-6)
-    far = EntropySpread(threshold=1.0)({"embedding": 100 * x}, [0, 1])
-    assert -1e-6 < far <= 0.0
-
-
-@pytest.mark.parametrize("form", ["pairs", "nearest"])
-def test_labels_do_not_count(form):
-    labels, x = random_batch(2, 10, 3, 5)
-    function = of(EntropySpread(form))
-    np.testing.assert_array_equal(function(labels, x), function(np.zeros_like(labels), x))
-
-
-@pytest.mark.parametrize("objective", [EntropySpread(), EntropySpread("nearest"), GlobalOrthogonal()])
-def test_descending_spreads_a_bundle(objective):
-    labels = np.arange(12) % 3
-    x = np.ones((12, 5)) + 0.1 * np.random.default_rng(0).normal(size=(12, 5))
-    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype("float32")
-    _, (gradient,) = value_and_gradients(lambda e: of(objective)(labels, e), x)
-    moved = x - 0.01 * gradient / np.abs(gradient).max()
-    moved /= np.linalg.norm(moved, axis=1, keepdims=True)
-
-    def near(x):
-        cosines = x @ x.T - 2 * np.eye(12)
-        return cosines.max(axis=1).mean() if objective.name == "entropy_spread" else cosines.mean()
-
-    assert near(moved) < near(x)
-
-
-def test_orthogonality_looks_at_angles_alone():
-    labels, x = random_batch(2, 10, 3, 5)
-    lengths = np.linspace(0.5, 3.0, 10, dtype="float32")[:, None]
-    assert_close(of(GlobalOrthogonal())(labels, lengths * x), references.global_orthogonal(labels, x))
-
-
 def test_neighbours_at_a_small_distance_keep_their_digits():
     x = np.eye(4, dtype="float32")
     x = np.concatenate([x, x + np.float32(1e-3)])
     expected = references.nearest_entropy(np.arange(8), x.astype("float64"))
     assert_close(of(EntropySpread("nearest"))(np.arange(8), x), expected)
-
-
-def test_every_class_counts_once_whatever_its_size():
-    labels = [0] * 5 + [1] * 2
-    x = np.array([[0.0], [1.0], [2.0], [3.0], [4.0], [0.0], [0.5]], "float32")
-    alone = [of(IntraClassPenalty(reduction="sum"))([c] * len(part), part) for c, part in ((0, x[:5]), (1, x[5:]))]
-    assert_close(of(IntraClassPenalty(reduction="sum"))(labels, x), sum(float(value) for value in alone))

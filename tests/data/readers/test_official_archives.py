@@ -1,10 +1,8 @@
 """The published data sets from small trees in their layouts: splits, boxes, and damage named by file and line."""
 
-import dataclasses
 import io
 import shutil
 import tempfile
-import time
 import warnings
 import zipfile
 from pathlib import Path
@@ -107,14 +105,6 @@ def test_missing_images_are_counted_and_the_first_named(two_tables):
         official_archives.read_cars196(two_tables, "train", check_counts=False)
 
 
-def test_missing_image_folder_is_found(two_tables):
-    for path in (two_tables / "cars_test").iterdir():
-        path.unlink()
-    (two_tables / "cars_test").rmdir()
-    with pytest.raises(UserError, match=r"2 of 4 images are missing, the first is \S*cars_test/00001\.jpg"):
-        official_archives.read_cars196(two_tables, "test", check_counts=False)
-
-
 def test_missing_table_is_named_of_cars196(two_tables):
     (two_tables / "devkit" / "cars_test_annos_withlabels.mat").unlink()
     with pytest.raises(UserError, match=r"found no cars_test_annos_withlabels\.mat"):
@@ -134,13 +124,6 @@ def test_table_without_labels_is_refused(two_tables):
     table["fname"][0, 0] = "00001.jpg"
     scipy.io.savemat(path, {"annotations": table})
     with pytest.raises(UserError, match=r"has no annotations\.class; .*with labels"):
-        official_archives.read_cars196(two_tables)
-
-
-def test_class_out_of_range_is_refused(two_tables):
-    table = two_tables / "devkit" / "cars_train_annos.mat"
-    _save_annotations(table, "fname", ["00001.jpg", "00002.jpg"], [5, 197])
-    with pytest.raises(UserError, match=r"cars_train_annos\.mat, row 2: class is 197; expected a whole number from 1"):
         official_archives.read_cars196(two_tables)
 
 
@@ -166,11 +149,7 @@ def _save_rows(path, names, classes):
 @pytest.mark.parametrize(
     ("names", "classes", "message"),
     [
-        (
-            ["a.jpg", "b.jpg"],
-            [1, 2.5],
-            r"row 2: class is (np\.float64\()?2\.5\)?; expected a whole number from 1 to 196",
-        ),
+        (["a.jpg", "b.jpg"], [1, 2.5], r"row 2: class is .*2\.5\)?; expected a whole number from 1 to 196"),
         (["a.jpg", "b.jpg"], [1, float("nan")], r"row 2: class is .*nan"),
         (["a.jpg", "b.jpg"], [1, "two"], r"row 2: class is .*'two'"),
         (["a.jpg", "b.jpg"], [-1, 2], r"row 1: class is -1;"),
@@ -297,18 +276,20 @@ def test_wrong_count_says_expected_and_found_and_what_to_do(birds):
         official_archives.read_cub200(birds)
 
 
-def test_missing_image_is_named_of_cub200(birds):
-    (birds / "images" / "100.Brown_Pelican" / "c.jpg").unlink()
-    with pytest.raises(UserError, match=r"1 of 2 images are missing, the first is \S*/100\.Brown_Pelican/c\.jpg; unp"):
-        official_archives.read_cub200(birds, check_counts=False)
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (official_archives.read_cub200, r"no images\.txt in {0} or {0}/CUB_200_2011;"),
+        (official_archives.read_inshop, r"found no list_eval_partition\.txt in {0} or its Eval/ or Anno/"),
+        (official_archives.read_sop, r"sop: found no Ebay_train\.txt in"),
+    ],
+)
+def test_missing_tables_are_named_with_the_places_searched(tmp_path, read, message):
+    with pytest.raises(UserError, match=message.format(tmp_path)):
+        read(tmp_path)
 
 
-def test_missing_folder_names_both_places(tmp_path):
-    with pytest.raises(UserError, match=rf"no images\.txt in {tmp_path} or {tmp_path}/CUB_200_2011;"):
-        official_archives.read_cub200(tmp_path)
-
-
-def test_missing_table_is_named_of_cub200(birds):
+def test_a_table_that_lacks_is_named(birds):
     (birds / "image_class_labels.txt").unlink()
     with pytest.raises(UserError, match=r"image_class_labels\.txt is missing"):
         official_archives.read_cub200(birds)
@@ -320,63 +301,23 @@ def test_missing_table_is_named_of_cub200(birds):
         ("images.txt", "1 a.jpg\n2\n", r"images\.txt, line 2: expected 2 columns \(image_id path\), found 1: '2'"),
         ("images.txt", "\n \n", r"images\.txt has no row"),
         ("images.txt", "x a.jpg\n", r"images\.txt, line 1: image_id is 'x'; expected a whole number"),
-        (
-            "images.txt",
-            "2 a.jpg\n4 b.jpg\n2 c.jpg\n",
-            r"images\.txt, lines 1 and 3: image_id '2' comes twice \(1 rows repeat",
-        ),
+        ("images.txt", "2 a.jpg\n4 b.jpg\n2 c.jpg\n", r"lines 1 and 3: image_id '2' comes twice \(1 rows repeat"),
         ("images.txt", "2 a\n4 b\n7 c\n9 d\n", r"image 9 is in \S*images\.txt but not in \S*image_class_labels\.txt"),
         ("images.txt", "2 a.jpg\n\n4 b.jpg\n7 a.jpg\n", r"images\.txt, lines 1 and 4: path 'a\.jpg' comes twice"),
         ("images.txt", "2 a.jpg\n4 b.j", r"images\.txt but not|image 7 is in \S*labels\.txt but not in \S*images\.txt"),
-        (
-            "images.txt",
-            "2 a b.jpg\n4 c.jpg\n7 d.jpg\n",
-            r"images\.txt, line 1: expected 2 columns .*, found 3: '2 a b\.jpg'",
-        ),
         ("images.txt", "2 a.jpg\n4\0 b.jpg\n7 d.jpg\n", r"images\.txt, line 2: a NUL byte"),
-        ("image_class_labels.txt", "2 1\n\n4 -3\n7 3\n", r"labels\.txt, line 3: class is '-3'"),
         ("image_class_labels.txt", "2 1\n4 1.5\n7 3\n", r"labels\.txt, line 2: class is '1\.5'"),
         ("image_class_labels.txt", "2 1\n4 201\n7 3\n", r"labels\.txt, line 2: class is '201'; .* from 1 to 200"),
         ("image_class_labels.txt", "2 1\n4 0\n7 3\n", r"labels\.txt, line 2: class is '0'"),
         ("image_class_labels.txt", "2 1\n4 1_0\n7 3\n", r"labels\.txt, line 2: class is '1_0'"),
         ("image_class_labels.txt", "2 1\n4 ٣\n7 3\n", r"labels\.txt, line 2: class is '٣'"),
-        (
-            "image_class_labels.txt",
-            f"2 1\n4 {'9' * 5000}\n7 3\n",
-            r"labels\.txt, line 2: class is '999\d+\.\.\.; expected",
-        ),
+        ("image_class_labels.txt", f"2 1\n4 {'9' * 5000}\n7 3\n", r"line 2: class is '999\d+\.\.\.; expected"),
     ],
 )
 def test_a_faulty_table_is_named(birds, file, text, message):
     (birds / file).write_text(text)
     with pytest.raises(UserError, match=message):
         official_archives.read_cub200(birds, check_counts=False)
-
-
-def test_text_in_another_encoding_names_the_line(birds):
-    (birds / "classes.txt").write_bytes(b"1 a\n2 \xe9\n")
-    with pytest.raises(UserError, match=r"classes\.txt, line 2: not UTF-8"):
-        official_archives.read_cub200(birds, check_counts=False)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    file=st.sampled_from(["images.txt", "image_class_labels.txt", "classes.txt"]),
-    data=st.binary(max_size=40) | st.text("0123456789 \n\r\t.a\x85\x00", max_size=40).map(str.encode),
-)
-def test_any_bytes_are_read_or_refused_in_one_line_of_cub200(file, data):
-    with tempfile.TemporaryDirectory() as folder:
-        root = _write_of_cub200(Path(folder))
-        (root / file).write_bytes(data)
-        try:
-            labels = official_archives.read_cub200(root, check_counts=False).labels
-        except UserError as error:
-            message = str(error)
-        else:
-            assert set(labels.tolist()) <= set(range(100))
-            return
-    assert len(message.splitlines()) == 1
-    assert message.startswith("cub200: ")
 
 
 def test_the_real_tables(shared_data, tmp_path, monkeypatch):
@@ -394,34 +335,6 @@ def test_the_real_tables(shared_data, tmp_path, monkeypatch):
     for dataset in (train, test):
         folders = [int(Path(path).parent.name.split(".")[0]) for path in dataset.images.paths]
         np.testing.assert_array_equal(dataset.labels + 1, folders)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.permutations(range(3)), st.permutations(range(3)))
-def test_shuffled_rows_give_the_same_ids_of_cub200(images, labels):
-    with tempfile.TemporaryDirectory() as folder:
-        root = _write_of_cub200(Path(folder))
-        expected = official_archives.read_cub200(root, check_counts=False)
-        for file, order in (("images.txt", images), ("image_class_labels.txt", labels)):
-            lines = (root / file).read_text().splitlines()
-            (root / file).write_text("\n".join(lines[i] for i in order))
-        found = official_archives.read_cub200(root, check_counts=False)
-    assert found.images == expected.images
-    np.testing.assert_array_equal(found.labels, expected.labels)
-
-
-def test_the_real_tables_with_placeholders_for_the_images(shared_data, tmp_path):
-    root = tmp_path / "CUB_200_2011"
-    shutil.copytree(shared_data / "data" / "annotations" / "CUB_200_2011", root)
-    for line in (root / "images.txt").read_text().splitlines():
-        path = root / "images" / line.split()[1]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    train, test = (catalogue.load("cub200", tmp_path, split) for split in ("train", "test"))
-    assert (len(train), len(test), train.num_classes, test.num_classes) == (5_864, 5_924, 100, 100)
-    path.unlink()
-    with pytest.raises(UserError, match=f"1 of 5924 images are missing, the first is {path}"):
-        official_archives.read_cub200(tmp_path, "test")
 
 
 INSHOP_HEADER = "image_name item_id evaluation_status"
@@ -513,36 +426,17 @@ def test_counts_of_every_part_are_checked(shop, monkeypatch):
         official_archives.read_inshop(shop, "test")
 
 
-def test_missing_image_is_named_of_inshop(shop):
-    (shop / INSHOP_ROWS[4][0]).unlink()
-    with pytest.raises(
-        UserError, match=rf"1 of 4 images are missing, the first is {shop}/{INSHOP_ROWS[4][0]}; unpack img\.z"
-    ):
-        official_archives.read_inshop(shop, "test", check_counts=False)
-
-
-def test_missing_list_is_named_of_inshop(tmp_path):
-    with pytest.raises(UserError, match=rf"found no list_eval_partition\.txt in {tmp_path} or its Eval/ or Anno/"):
-        official_archives.read_inshop(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", r"line 2: expected the header 'image_name item_id evaluation_status', found ''"),
         (f"{INSHOP_HEADER}\n{' '.join(INSHOP_ROWS[0])}\n", r"line 2: expected the header"),
         (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001\n", r"line 3: expected 3 columns .*, found 2"),
-        (
-            f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001 val\n",
-            r"line 3: evaluation_status is 'val'; expected train, query or gal",
-        ),
+        (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001 val\n", r"'val'; expected train, query or gal"),
         (f"1\n{INSHOP_HEADER}\nimg/a.jpg 1 train\n", r"line 3: item_id is '1'; expected the like of id_00000002"),
         (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_-0000001 train\n", r"line 3: item_id is 'id_-0000001'"),
         (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_{'9' * 19} train\n", r"line 3: item_id is 'id_9{19}'"),
-        (
-            f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\n\nimg/a.jpg id_1 train\n",
-            r"lines 3 and 5: image_name 'img/a\.jpg' comes twice",
-        ),
+        (f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\n\nimg/a.jpg id_1 train\n", r"lines 3 and 5: .* comes twice"),
         (
             f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\nimg/b.jpg id_1 query\nimg/c.jpg id_1 gallery\n",
             r"lines 3 and 4: item 1 has split train and test",
@@ -551,10 +445,7 @@ def test_missing_list_is_named_of_inshop(tmp_path):
             f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n",
             r"queries and gallery have no class in common \(the first query: line 3, id_1\)",
         ),
-        (
-            f"3\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\nimg/b.jpg id_1 train\n",
-            r"line 1: the list should have '3' rows, found 2",
-        ),
+        (f"3\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\nimg/b.jpg id_1 train\n", r"should have '3' rows, found 2"),
         ("1\n" + "\0".join(INSHOP_HEADER), r"line 2: a NUL byte"),
     ],
 )
@@ -562,19 +453,6 @@ def test_a_faulty_list_is_named_of_inshop(shop, text, message):
     (shop / "Eval" / "list_eval_partition.txt").write_text(text)
     with pytest.raises(UserError, match=message):
         official_archives.read_inshop(shop)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    start=st.sampled_from([b"", f"1\n{INSHOP_HEADER}\n".encode(), f"1\n{INSHOP_HEADER}\nimg/a.jpg id_3 ".encode()]),
-    data=st.binary(max_size=40) | st.text("train id_019\n\r\t./\x85\x00", max_size=40).map(str.encode),
-)
-def test_any_bytes_are_read_or_refused_in_one_line_of_inshop(start, data):
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "list_eval_partition.txt").write_bytes(start + data)
-        with pytest.raises(UserError) as raised:
-            official_archives.read_inshop(folder, check_counts=False)
-    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_the_real_split(shared_data, tmp_path, monkeypatch):
@@ -825,18 +703,6 @@ def test_image_and_class_counts_are_checked(products, monkeypatch):
         official_archives.read_sop(products)
 
 
-def test_missing_image_is_named_of_sop(products):
-    (products / "bicycle_final" / "222_1.JPG").unlink()
-    with pytest.raises(UserError, match=r"1 of 3 images are missing, the first is \S*222_1\.JPG"):
-        official_archives.read_sop(products, check_counts=False)
-
-
-def test_missing_list_is_named_of_sop(products):
-    (products / "Ebay_test.txt").unlink()
-    with pytest.raises(UserError, match=r"sop: found no Ebay_test\.txt in"):
-        official_archives.read_sop(products, "test")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -859,37 +725,32 @@ def test_a_faulty_list_is_named_of_sop(products, text, message):
         official_archives.read_sop(products, check_counts=False)
 
 
-@settings(max_examples=60, deadline=None)
+TABLES = {
+    "images.txt": (official_archives.read_cub200, b""),
+    "image_class_labels.txt": (official_archives.read_cub200, b""),
+    "classes.txt": (official_archives.read_cub200, b""),
+    "list_eval_partition.txt": (official_archives.read_inshop, f"1\n{INSHOP_HEADER}\nimg/a.jpg id_3 ".encode()),
+    "Ebay_train.txt": (official_archives.read_sop, SOP_HEADER.encode() + b"\n"),
+}
+
+
+@settings(max_examples=100, deadline=None)
 @given(
-    header=st.sampled_from([b"", SOP_HEADER.encode() + b"\n"]),
-    data=st.binary(max_size=40) | st.text("0123456789 \n\r\t.a\x85\x00", max_size=40).map(str.encode),
+    file=st.sampled_from(sorted(TABLES)),
+    headed=st.booleans(),
+    data=st.binary(max_size=40) | st.text("train id_0123456789 \n\r\t./\x85\x00", max_size=40).map(str.encode),
 )
-def test_any_bytes_are_read_or_refused_in_one_line_of_sop(header, data):
+def test_any_bytes_are_read_or_refused_in_one_line(file, headed, data):
+    read, header = TABLES[file]
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "Ebay_train.txt").write_bytes(header + data)
-        with pytest.raises(UserError) as raised:
-            official_archives.read_sop(folder, check_counts=False)
-    assert len(str(raised.value).splitlines()) == 1
-
-
-def test_a_list_of_the_full_size_is_read_in_no_time(tmp_path, monkeypatch):
-    numbers = np.arange(120_053)
-    rows = [f"{i + 1} {i // 6 + 1} {i // 6 % 12 + 1} folder_{i % 12}/{i // 6:012d}_{i % 6}.JPG" for i in numbers]
-    (tmp_path / "Ebay_train.txt").write_text("\n".join([SOP_HEADER, *rows]))
-    listings = {str(tmp_path / f"folder_{k}"): [] for k in range(12)}
-    for row in rows:
-        folder, name = row.split()[-1].split("/")
-        listings[str(tmp_path / folder)].append(name)
-    monkeypatch.setattr("os.listdir", lambda folder: listings.get(folder, []))
-    started = time.process_time()
-    dataset = official_archives.read_sop(tmp_path, check_counts=False)
-    assert time.process_time() - started < 2  # a third of a second where nothing else runs
-    assert len(dataset) == 120_053
-    assert dataset.num_classes == 20_009
-
-
-@pytest.mark.parametrize("field", ["super_labels", "is_query", "groups"])
-def test_a_field_of_another_length_is_refused(products, field):
-    train = official_archives.read_sop(products, check_counts=False)
-    with pytest.raises(UserError, match=rf"sop: 3 images but {field} of shape \(2,\)"):
-        dataclasses.replace(train, **{field: np.zeros(2, int)})
+        _write_of_cub200(Path(folder))
+        Path(folder, file).write_bytes(header * headed + data)
+        try:
+            labels = read(folder, check_counts=False).labels
+        except UserError as error:
+            message = str(error)
+        else:
+            assert set(labels.tolist()) <= set(range(100))
+            return
+    assert len(message.splitlines()) == 1
+    assert message.startswith(("cub200: ", "inshop: ", "sop: "))

@@ -245,14 +245,6 @@ def test_images_of_both_splits_are_checked_as_the_flags_say(photos):
     assert (len(splits.train), len(splits.test)) == (4, 3)
 
 
-def test_training_classes_are_numbered_from_zero():
-    glyphs = dataclasses.replace(TINY, dataset="glyphs", dataset_options="images_per_class=1, size=16")
-    splits = load_splits(dataclasses.replace(glyphs, holdout_classes=0.3), seed=0)
-    assert splits.train.classes.tolist() == list(range(splits.train.num_classes))
-    assert splits.validation is not None
-    assert not set(splits.train.class_names.values()) & set(splits.validation.class_names.values())
-
-
 def test_lora_has_its_flag():
     with pytest.raises(UserError, match="--lora_rank=4: LoRA changes attention layers, and conv4 has none"):
         made(lora_rank=4)

@@ -111,25 +111,6 @@ def test_generalisation_needs_seen_classes():
         experiment(generalisation_every=2)
 
 
-def test_the_views_are_those_of_the_flags():
-    settings = experiment(
-        resize=48,
-        resize_mode="pad",
-        augmentation="random_resized_crop",
-        min_scale=0.3,
-        min_resolution=0.5,
-        max_resolution=2.5,
-    )
-    train, evaluation = make_transforms(settings)
-    assert (train.augmentation, train.resize_mode) == ("random_resized_crop", "pad")
-    assert (train.resize, train.image_size) == (48, 28)
-    assert (train.scale, train.resolutions, train.flip, train.policy) == ((0.3, 1.0), (0.5, 2.5), False, None)
-    assert (evaluation.resize, evaluation.image_size, evaluation.resize_mode) == (48, 28, "pad")
-    # Nothing smaller than the crop can be cut.
-    train, evaluation = make_transforms(dataclasses.replace(settings, resize=20))
-    assert train.resize == evaluation.resize == 28
-
-
 def test_images_of_a_run_are_told_from_others():
     splits = Splits(noise("train", 3, 0), None, noise("test", 2, 1))
     before = splits.describe()
@@ -208,20 +189,6 @@ def test_the_colour_of_the_padding_and_dropout_reach_every_view_and_the_embedder
     assert train.pad_color == evaluation.pad_color == (255, 255, 255)
     assert EvaluationTransform.of(embedder) == evaluation
     assert embedder.drop.rate == 0.25
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"pad_color": "grey"}, "`pad_color='grey'`: write black, white"),
-        ({"dropout": 1.0}, "--dropout=1.0: out of range"),
-        ({"optimizer_form": "caffe"}, "--optimizer_form=caffe: must be one of keras, pytorch"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_the_name_of_its_flag(changes, says):
-    with pytest.raises(UserError) as caught:
-        experiment(**changes)
-    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -376,12 +343,6 @@ def test_the_sampler_of_the_flags(settings, expected):
 def test_flags_say_what_is_wrong(settings, message):
     with pytest.raises(UserError, match=message):
         make_sampler(batches_of(**settings), made(), seed=0, replicas=2)
-
-
-def test_hierarchical_batches_need_super_classes():
-    data = dataclasses.replace(made(), super_labels=None)
-    with pytest.raises(UserError, match="hierarchical sampling needs super-classes, and made has none"):
-        make_sampler(batches_of(sampling="hierarchical"), data, seed=0)
 
 
 def test_splits_without_labels_have_each_image_twice_where_nothing_else_is_the_same(tmp_path):

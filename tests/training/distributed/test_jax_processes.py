@@ -177,10 +177,3 @@ def test_what_jax_has_trained_is_exported_by_tensorflow(folders):
     done = fork_server().run("export", f"--run_dir={folders / 'resumed'}", f"--out={folders / 'models'}", "--images=40")
     assert done.returncode == 0, done.stderr[-2000:]
     assert (folders / "models" / "1" / "saved_model.pb").is_file()
-
-
-def test_a_run_goes_on_where_it_began(folders):
-    (folders / "resumed" / "result.json").unlink()
-    done = fork_server().run("train", "--resume", f"--run_dir={folders / 'resumed'}")
-    assert done.returncode == 2
-    assert "--resume: the run was started on jax and this is tensorflow" in done.stderr
