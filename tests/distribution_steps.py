@@ -2,7 +2,7 @@
 
     python -m tests.distribution_steps FILE.npz CASE ...
 
-A case is "what/rows", e.g. "jrd/10" or "contrastive sum/9". For each the file holds its updates under
+A case is "what/rows", e.g. "horde/19". For each the file holds its updates under
 "case|devices|index", the loss that `evaluate` reports under "case|devices|loss", and what objectives observed under
 "case|devices|observed name".
 """
@@ -24,12 +24,7 @@ from tfdml.training import averaged, build_optimizer
 # 5 + 5 images and one on 5 + 4, and "11" a last step on 1 + 0.
 BATCH = 10
 
-PLAIN = {
-    "contrastive": lambda r: losses.ContrastiveLoss(1.3, "euclidean", reduction=r),
-    "contrastive all": lambda r: losses.ContrastiveLoss(1.0, "cosine", "all", reduction=r),
-    "binomial": lambda r: losses.BinomialDevianceLoss(reduction=r),
-    "am": lambda r: losses.AMSoftmaxLoss(reduction=r),
-}
+PLAIN = {"contrastive": losses.ContrastiveLoss(1.3, "euclidean"), "am": losses.AMSoftmaxLoss()}
 
 
 def plain(loss, classes):
@@ -97,12 +92,6 @@ def rank_mi(k, **options):
 
 LEARNERS = {
     "jrd": lambda: learner(jrd()),
-    "jrd sum": lambda: learner(
-        [
-            objectives.ProxyLoss(losses.AMSoftmaxLoss(reduction="sum"), 3, weight=0.1),
-            objectives.JointRepresentationSimilarity(reduction="sum", weight=0.05),
-        ]
-    ),
     "jrd regularised": regularised,
     "jrd tuned": tuned,
     "metric": lambda: learner(losses.ContrastiveLoss(1.3, "euclidean")),
@@ -125,7 +114,6 @@ LEARNERS = {
             objectives.EnergyConfusion("log_of_mean", "projection", weight=0.1, name="of_mean"),
         ]
     ),
-    "energy sum": lambda: learner([objectives.EnergyConfusion("plain", reduction="sum", weight=0.05)]),
     "auto": lambda: learner(
         [
             losses.ContrastiveLoss(1.3, "euclidean"),
@@ -163,7 +151,6 @@ LEARNERS = {
         ]
     ),
     "rank_mi cached": lambda: cached([rank_mi(1), *jrd()]),
-    "rank_mi": lambda: learner([rank_mi(1), losses.ContrastiveLoss(1.3, "euclidean")]),
     "rank_mi twice": lambda: learner([rank_mi(2, monotonicity=0.1)]),
     "curricular": lambda: learner(
         [
@@ -181,8 +168,7 @@ def make(what):
     keras.utils.set_random_seed(3)
     if what in LEARNERS:
         return LEARNERS[what]()
-    name, reduction = (what[:-4], "sum") if what.endswith(" sum") else (what, "sum_over_batch_size")
-    return plain(PLAIN[name](reduction), classes=3 if name == "am" else None)
+    return plain(PLAIN[what], classes=3 if what == "am" else None)
 
 
 def step(what, rows, strategy):

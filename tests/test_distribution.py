@@ -11,43 +11,18 @@ import pytest
 from tests.distribution_steps import BATCH
 from tests.mathematics import assert_close
 
-PLAIN = (
-    "contrastive/10",
-    "contrastive/11",
-    "contrastive all/19",
-    "contrastive sum/19",
-    "binomial/19",
-    "binomial sum/10",
-    "am/10",
-    "am/11",
-    "am/19",
-    "am sum/19",
-)
+PLAIN = ("contrastive/11", "contrastive/19", "am/19")
 LEARNERS = (
-    "jrd/10",
-    "jrd/19",
-    "jrd sum/10",
     "jrd regularised/19",
-    "metric/19",
     "jrd tuned/19",
-    "horde/10",
     "horde/19",
-    "horde random/19",
-    "horde classes/19",
-    "energy/19",
-    "energy sum/10",
     "auto/29",
-    "density/19",
     "density hard/10",
-    "spread/19",
-    "joint norms/19",
     "ensemble/10",
     "curricular/19",
     "learned/19",
     "memory/19",
     "rank_mi cached/40",
-    "rank_mi/19",
-    "rank_mi/40",
     "rank_mi twice/60",
 )
 
@@ -85,10 +60,7 @@ def check(arrays, case):
     largest = max(np.abs(value).max() for key, value in one.items() if "loss" not in key and "observed" not in key)
     assert largest > 1e-3
     for key, expected in one.items():
-        what, _, rows = case.partition("/")
-        if key.endswith("loss") and "sum" in what and rows != "10":
-            # Keras logs a mean of the replicas' sums, which is not the sum where they hold unequal numbers of images.
-            continue
+        rows = case.partition("/")[2]
         # A bias that all embeddings share moves no distance: what is left of its gradient is the rounding of terms that
         # cancel, as large as those of the other weights. An update is a difference of stored weights, up to 2 here,
         # which each step rounds by up to half a unit on either side.
@@ -105,6 +77,5 @@ def test_two_devices_update_a_plain_model_as_one_does(plain, case):
 def test_two_devices_update_a_learner_as_one_does(learners, case):
     check(learners, case)
     observed = sum("observed" in key for key in learners if key.startswith(f"{case}|1|"))
-    expected = {"energy": 2, "energy sum": 1, "auto": 3, "density": 2, "density hard": 2, "curricular": 1}
-    expected["memory"] = 1
+    expected = {"auto": 3, "density hard": 2, "curricular": 1, "memory": 1}
     assert observed == expected.get(case.split("/")[0], 0)

@@ -137,13 +137,15 @@ def test_another_size_keeps_every_weight_but_the_positions(presets, family):
     assert np.isfinite(np.array(larger(images(size=2 * SIZE) / 255))).all()
 
 
-def test_positions_are_interpolated_by_cubic_convolution():
-    def cubic(t):  # Keys 1981, a = -1/2
-        t = abs(t)
-        if t <= 1:
-            return 1.5 * t**3 - 2.5 * t**2 + 1
-        return -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2 if t < 2 else 0.0
+def cubic(t):
+    """The kernel of Keys 1981, a = -1/2."""
+    t = abs(t)
+    if t <= 1:
+        return 1.5 * t**3 - 2.5 * t**2 + 1
+    return -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2 if t < 2 else 0.0
 
+
+def test_positions_are_interpolated_by_cubic_convolution():
     table = np.random.default_rng(0).normal(size=(1, 2 + 16, 3)).astype("float32")
     grid, expected = table[0, 2:].reshape(4, 4, 3).astype("float64"), np.zeros((6, 6, 3))
     # Inside, away from where the edge decides.
@@ -160,12 +162,6 @@ def test_positions_are_interpolated_by_cubic_convolution():
 
 
 def test_positions_are_smoothed_where_the_preset_says_so():
-    def cubic(t):  # Keys 1981, a = -1/2
-        t = abs(t)
-        if t <= 1:
-            return 1.5 * t**3 - 2.5 * t**2 + 1
-        return -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2 if t < 2 else 0.0
-
     # From 8 to 4 rows: the kernel is twice as wide, over the rows that there are.
     centres = (np.arange(4) + 0.5) * 2 - 0.5
     weights = np.array([[cubic((row - centre) / 2) for row in range(8)] for centre in centres])

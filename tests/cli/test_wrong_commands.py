@@ -199,6 +199,10 @@ WRONG += [
         (["--out=gs://bucket/embeddings"], "only local folders can be used here"),
     ]
 ]
+WRONG += [
+    ("embed", ["--model=x", "--out=x", "--cluster=local"], "--input is missing"),
+    ("embed", ["--model=x", "--out=x", "--actors=2"], "--actors=2 has no effect: it needs --cluster"),
+]
 # Before it is asked where the images are.
 WRONG += [
     (command, ["--model=no/such", *out], "--model=no/such: there is no such file or folder")

@@ -295,16 +295,7 @@ def test_over_ray_it_is_what_one_process_writes(models, photos, tmp_path):
 @pytest.mark.slow
 def test_the_command_shows_our_lines_alone(models, photos, tmp_path):
     flags = [f"--model={models.saved_model}", "--cluster=local", f"--input={photos}/list.csv", "--actors=1"]
-    wrong = [
-        (["--model=x", "--out=x", "--cluster=local"], "--input is missing"),
-        (["--model=x", "--out=x", "--input=*.jpg"], "--cluster is missing"),
-        (
-            [*flags, "--out=x", "--dataset=glyphs"],
-            "--dataset=glyphs has no effect: it needs a command without --cluster",
-        ),
-        (["--model=x", "--out=x", "--actors=2"], "--actors=2 has no effect: it needs --cluster"),
-    ]
-    answers = run_many("embed", tmp_path, [[*flags, "--out=out"], *(line for line, _ in wrong)])
+    answers = run_many("embed", tmp_path, [[*flags, "--out=out"]])
     status, output, error = answers[0]
     assert status == 0, error
     assert all(re.fullmatch(r"\d+ of 23 images, \d+ images a second", line) for line in error.splitlines()), error
@@ -312,7 +303,3 @@ def test_the_command_shows_our_lines_alone(models, photos, tmp_path):
     assert first.startswith(f"20 embeddings of {models.embedder.embedding_dim} dimensions in out, by ")
     assert second == "3 images could not be read: out/bad_images.csv"
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["count"] == 20
-    for (status, _, error), (_, says) in zip(answers[1:], wrong, strict=True):
-        assert status == 2, error
-        assert "Traceback" not in error
-        assert says in error

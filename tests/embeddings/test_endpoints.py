@@ -127,17 +127,6 @@ def test_requests_of_many_megabytes(server):
     assert connect(address(server)).embed(dataset, 2).shape == (2, 6)
 
 
-def test_a_request_beyond_the_servers_limit(server):
-    endpoint = connect(address(server))
-    failure = endpoint._failure(413, "too long", 3)
-    assert "lower `batch_size`" in str(failure)
-
-
-def test_other_failures_keep_their_name(server):
-    failure = connect(address(server))._failure(501, "not for you", 3)
-    assert "answers 501: not for you" in str(failure)
-
-
 @pytest.mark.parametrize(
     "text",
     ["grpc://host:8500/cars", "rest://host:8501/cars", "http://host/v1/models/x", "http://host:1/cars", "ftp://h:1/x"],

@@ -50,11 +50,6 @@ def test_a_malformed_manifest_is_refused(values, says, folder):
     refused(lambda: read_embeddings(folder), says)
 
 
-def test_deep_json_is_refused(folder):
-    (folder / "manifest.json").write_text("[" * 100_000)
-    refused(lambda: read_embeddings(folder), "nested more than")
-
-
 def npy(header):
     text = header.encode().ljust(118) + b"\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text

@@ -258,13 +258,6 @@ def test_losses_know_miners_by_name():
         losses.TripletLoss(mining="batch_soft")
 
 
-def test_named_ones_are_their_strategies():
-    assert (BatchHardMiner().positives, BatchHardMiner().negatives) == ("hard", "hard")
-    assert (EasyPositiveMiner().positives, EasyPositiveMiner("all").negatives) == ("easy", "all")
-    assert EasyPositiveMiner("hard").get_config() == {"negatives": "hard"}
-    assert BatchHardMiner().get_config() == {}
-
-
 @pytest.mark.parametrize("pair", [("semi_hard", "semi_hard"), ("all", "semi_hard"), ("semi_hard", "all")])
 def test_what_gives_no_bound_does_not_go_with_semi_hard(pair):
     with pytest.raises(ValueError, match="do not go together"):

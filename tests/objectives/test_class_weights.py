@@ -159,17 +159,6 @@ def test_one_centre_has_no_regulariser():
     assert np.isfinite(objective({"embedding": x}, labels))
 
 
-def test_the_regulariser_merges_centres():
-    objective = soft_triple()
-    before = float(objective.regularizer())
-    with tf.GradientTape() as tape:
-        value = objective.regularizer()
-    proxies = objective.class_proxies.proxies
-    gradient = tape.gradient(value, proxies.value)
-    proxies.assign(proxies - 0.1 * gradient)
-    assert float(objective.regularizer()) < before
-
-
 @pytest.mark.slow
 def test_learner_trains_boundaries_and_centres_and_is_saved_with_them(tmp_path):
     labels, x = coloured_batch()

@@ -138,11 +138,6 @@ def test_half_precision_heads_give_a_float32_value(dtype):
         assert_close(value, type(objective).from_config(objective.get_config())({"heads": exact}, labels))
 
 
-def test_defaults_are_those_of_hordes_code():
-    objective = HeadDivergence()
-    assert (objective.margin, objective.pairs, objective.average, objective.weight) == (0.5, "all", "active", 0.5)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

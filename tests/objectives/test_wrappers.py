@@ -121,12 +121,6 @@ def test_matryoshka_on_replicas_is_that_of_the_global_batch():
         assert_close(one, other)
 
 
-def test_weight_is_the_learner_s_business():
-    labels, x = random_batch(2, 8, 3, 5)
-    values = [float(MetricLoss(losses.ContrastiveLoss(), weight=w)({"embedding": x}, labels)) for w in (1.0, 7.0)]
-    assert values[0] == values[1]
-
-
 def test_any_keras_loss_works_image_by_image():
     x = random_batch(2, 8, 3, 3)[1]
     objective = MetricLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True), representation="class")
@@ -219,11 +213,6 @@ def test_proxy_loss_of_a_degenerate_batch_is_finite(batch):
     assert_close(value, references.am_softmax(labels, references.class_similarities(x, proxies_of(objective))))
     assert np.all(np.isfinite(gradient))
     np.testing.assert_array_equal(gradient[np.all(x == 0, axis=1)], 0)
-
-
-def test_proxies_are_the_weights_of_the_objective():
-    objective = proxy_loss()
-    assert [weight.path.split("/")[-1] for weight in objective.trainable_variables] == ["proxies"]
 
 
 def test_proxies_are_created_on_first_use():
@@ -342,12 +331,6 @@ def test_a_model_with_fewer_outputs_than_classes_is_refused():
             model.fit(x, wrong, verbose=0)
         with pytest.raises(ValueError, match=ADVICE):
             losses.AMSoftmaxLoss()(wrong, np.zeros((4, 3), "float32"))
-
-
-def test_missing_class_similarities_point_to_the_proxies():
-    objective = MetricLoss(losses.AMSoftmaxLoss(), representation="class")
-    with pytest.raises(ValueError, match="comes from a ProxyLoss"):
-        objective({"embedding": np.eye(2, dtype="float32")}, [0, 1])
 
 
 @pytest.mark.parametrize(

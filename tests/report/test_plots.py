@@ -191,14 +191,6 @@ def test_what_a_run_has_not_is_not_drawn():
     assert [e["text"] for e in Page(text).all("h3")] == ["Density of the classes, all images"]
 
 
-def test_a_name_of_an_objective_is_no_markup():
-    records = [{"epoch": 1, "train": {EVIL: 0.5, f"{EVIL}_energy": 1.0}}]
-    page = Page(objectives_html(records))
-    assert page.all("h3")[0]["text"] == f"Energy between classes in training batches {EVIL}"
-    assert f"training batches, {EVIL}, per epoch" in page.all("svg", role="img")[0]["aria-label"]
-    assert not page.all("script")
-
-
 def corners(text, style):
     """The corners of the lines or shapes that are drawn with this style, in the units of their figures."""
     paths = re.findall(rf'<path d="([^"]+)"[^>]* style="[^"]*{style}', text)

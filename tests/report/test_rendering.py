@@ -2,14 +2,12 @@
 
 import dataclasses
 import json
-import pathlib
 import re
 
 import numpy as np
 import pytest
 from markupsafe import Markup
 
-import tfdml.report
 from tests.report.pages import EVIL, check_page, embedded, made
 from tfdml.report import Run, write_comparison, write_report
 from tfdml.report.rendering import render, write_page
@@ -100,9 +98,3 @@ def test_what_a_template_lacks_is_an_error_and_writes_nothing(tmp_path):
     with pytest.raises(Exception, match="is undefined"):
         write_page(tmp_path / "page.html", "report.html")
     assert not list(tmp_path.iterdir())
-
-
-def test_no_template_turns_escaping_off():
-    templates = pathlib.Path(tfdml.report.__file__).parent / "templates"
-    for path in templates.glob("*.html"):
-        assert not re.search(r"\|\s*safe\b|autoescape|\bMarkup\b", path.read_text("utf-8")), path.name

@@ -7,7 +7,7 @@ import pytest
 from tfdml.errors import UserError
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval import build_index, faiss_index, load_index, nearest_neighbours, rescore
-from tfdml.retrieval.faiss_index import KINDS, STORAGES, GalleryIndex, index_recall
+from tfdml.retrieval.faiss_index import KINDS, GalleryIndex, index_recall
 
 # Enough to search every list, or keep every image of the small galleries here.
 EVERYTHING = 10_000
@@ -173,13 +173,6 @@ def centres(index):
     return index.index.quantizer.reconstruct_n(0, index.lists)
 
 
-@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
-def test_an_index_keeps_its_vectors_as_its_storage_says(gallery, storage):
-    index = build_index(gallery, lists=20, storage=storage)
-    step = {"float32": 0, "float16": 2e-3, "int8": np.ptp(gallery) / 255}[storage]
-    assert np.abs(index.index.reconstruct_n(0, len(index)) - gallery).max() <= 2 * step
-
-
 def test_the_seed_decides_the_lists(gallery):
     first, again, other = (centres(build_index(gallery, lists=20, seed=seed)) for seed in (0, 0, 1))
     np.testing.assert_allclose(first, again, rtol=1e-5, atol=1e-6)
@@ -195,9 +188,7 @@ def test_one_image():
 @pytest.mark.parametrize(
     ("gallery", "arguments", "message"),
     [
-        (np.zeros((0, 4)), {}, "neither of them 0"),
         (np.zeros(4), {}, r"shape \(4,\)"),
-        (np.array([["a"]]), {}, "real numbers"),
         (np.ones((9, 4)), {"kind": "tree"}, "unknown kind 'tree'; one of ivf, hnsw"),
         (np.ones((9, 4)), {"distance": "manhattan"}, "unknown distance 'manhattan'"),
         (np.ones((9, 4)), {"storage": "bits"}, "unknown storage 'bits'; one of float32"),
@@ -234,18 +225,6 @@ def test_bad_rows_are_named_with_their_block(gallery, monkeypatch):
 def test_bad_searches_say_what_is_wrong(gallery, arguments, message):
     with pytest.raises(UserError, match=message):
         build_index(gallery, lists=4).search(**arguments)
-
-
-def test_every_storage_has_a_name_that_faiss_knows():
-    for storage, name in STORAGES.items():
-        assert faiss.index_factory(8, name if storage == "binary" else f"IVF4,{name}").d == 8
-
-
-def test_a_file_of_faiss_alone_is_refused(gallery, tmp_path):
-    index = build_index(gallery, lists=40, distance="sqeuclidean")
-    faiss.write_index(index.index, str(tmp_path / "plain"))
-    with pytest.raises(UserError, match="not an index that was saved here"):
-        load_index(tmp_path / "plain")
 
 
 def test_a_graph_in_the_place_of_lists_is_refused(gallery, tmp_path):
@@ -383,14 +362,6 @@ def test_rescoring_all_images_is_the_exact_search(gallery, distance, dtype, tmp_
     expected = nearest_neighbours(gallery[:40], np.asarray(mapped, np.float32), k=7, distance=distance)
     np.testing.assert_array_equal(found[0], expected[0])
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
-
-
-def test_rescoring_reads_whole_vectors_of_images_found_by_a_prefix(gallery):
-    unit = gallery / np.linalg.norm(gallery, axis=1, keepdims=True)
-    rows, _ = build_index(unit[:, :4], kind="flat").search(unit[:20, :4], k=30)
-    found, _ = rescore(unit[:20], unit, rows, k=1)
-    exact, _ = nearest_neighbours(unit[:20], unit, k=1)
-    np.testing.assert_array_equal(found, exact)
 
 
 def test_rescoring_leaves_missing_candidates_at_the_end_and_equal_ones_in_order():

@@ -23,15 +23,12 @@ from tools import zoo
     [
         ([], "required: --out"),
         (["--out=zoo", "--models=lions"], "--models=lions: must be of glyphs, omniglot, cars_small"),
-        (["--out=zoo", "--models="], "--models=: must be of glyphs"),
         (["--out=zoo", "--models=omniglot"], "name it by --data=omniglot:FOLDER"),
         (["--out=zoo", "--models=omniglot", "--data=omniglot:/no/such"], "--data=omniglot:/no/such: there is no such"),
         (["--out=zoo", "--data=birds:/data"], "--data=birds:/data: write NAME:FOLDER, with one of cars196, omniglot"),
-        (["--out=zoo", "--data=omniglot"], "write NAME:FOLDER"),
         (["--out=zoo", "--models=cars_small", "--data=cars196:."], "--weights is missing"),
         (["--out=zoo", "--models=cars_small", "--data=cars196:.", "--weights=no.h5"], "--weights=no.h5: there is no"),
         (["--out=zoo", "--data=omniglot:."], "--data=omniglot:. has no effect"),
-        (["--out=zoo", "--weights=imagenet"], "--weights=imagenet has no effect"),
         (["--out=gs://bucket/zoo"], "`out=gs:/bucket/zoo`: only local"),
     ],
 )
