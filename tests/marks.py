@@ -1,6 +1,11 @@
-"""Marks of parametrised tests."""
+"""Marks of tests."""
+
+import importlib.util
 
 import pytest
+
+# KerasHub is imported by the tests that need it: it takes 150 MB.
+has_keras_hub = pytest.mark.skipif(not importlib.util.find_spec("keras_hub"), reason="pip install 'tfdml[hub]'")
 
 
 def first_quick(values):

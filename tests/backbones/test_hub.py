@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.backbones.hub_networks import FAMILIES, OFFSET, PATCH, SCALE, SIZE, TRANSFORMERS, WIDTH, network, preset
+from tests.marks import has_keras_hub
 from tfdml import UserError, backbones, losses, objectives
 from tfdml.backbones.hub import interpolate_positions, resized
 from tfdml.backbones.lora import plain_weights
@@ -18,7 +19,7 @@ from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.training import checkpoints
 from tfdml.training.optimizers import depths
 
-pytest.importorskip("keras_hub", reason="pip install 'tfdml[hub]'")
+pytestmark = has_keras_hub
 # The others take the same way, and seconds.
 QUICK = ("dinov2", "siglip")
 SOME = [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]

@@ -6,11 +6,12 @@ import pytest
 
 from tests.backbones.hub_networks import SIZE, preset
 from tests.export.networks import difference, picture
+from tests.marks import has_keras_hub
 from tfdml import backbones
 from tfdml.export import convert_litert, convert_onnx, write_saved_model
 from tfdml.models import Embedder
 
-pytest.importorskip("keras_hub", reason="pip install 'tfdml[hub]'")
+pytestmark = has_keras_hub
 OWN = {"dinov2": "cls", "dinov3": "avg", "siglip": "attention", "swin": "gem"}
 
 

@@ -1,14 +1,17 @@
 """What a Qdrant server is asked for."""
 
 import pytest
-from qdrant_client import QdrantClient
 
-from tfdml.retrieval import connect, qdrant_gallery
+from tfdml.retrieval import connect
 
 
 @pytest.mark.filterwarnings("ignore:Local mode performs exact")
 def test_a_qdrant_server_gets_the_graph_and_the_effort_of_the_address(monkeypatch, few):
     """Of a client that answers from memory, as its server would."""
+    from qdrant_client import QdrantClient  # 40 MB, which other processes of the tests need not take
+
+    from tfdml.retrieval import qdrant_gallery
+
     asked = {}
 
     class Recorded(QdrantClient):
