@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.backbones.hub_networks import FAMILIES, OFFSET, PATCH, SCALE, SIZE, TRANSFORMERS, WIDTH, network, preset
 from tests.marks import has_keras_hub
-from tfdml import UserError, backbones, losses, objectives
+from tfdml import UserError, backbones, losses
 from tfdml.backbones.hub import interpolate_positions, resized
 from tfdml.backbones.lora import plain_weights
 from tfdml.backbones.tokens import TokenBackbone
@@ -304,23 +304,6 @@ def test_lora_of_swin_changes_queries_keys_and_values_together():
     np.testing.assert_allclose(merged(x), embeddings, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_lora_of_a_mixed_network_is_merged_for_export(presets):
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        embedder = Embedder(backbones.resolve(presets("dinov3")[0], SIZE), embedding_dim=8, image_size=SIZE)
-        embedder.build((None, SIZE, SIZE, 3))
-        embedder.enable_lora(3)
-    finally:
-        keras.config.set_dtype_policy("float32")
-    for variable in embedder.backbone.trainable_variables:
-        variable.assign(np.random.default_rng(2).normal(size=variable.shape, scale=0.3))
-    exported = in_float32(embedder)
-    assert exported.compute_dtype == "float32"
-    cosines = (np.array(exported(images())) * np.array(embedder(images()))).sum(axis=1)
-    assert cosines.min() > 0.995
-
-
 def test_lora_of_a_network_without_attention_is_refused():
     with pytest.raises(ValueError, match="LoRA changes attention layers, and conv4 has none"):
         Embedder(backbones.resolve("conv4", SIZE, width=4), embedding_dim=8, image_size=SIZE).enable_lora(4)
@@ -342,22 +325,6 @@ def test_a_block_is_one_layer_to_the_decay_of_rates(presets, family):
     first, second = sorted(block for block in by_block if block != "before")
     assert min(by_block["before"]) > min(by_block[first])
     assert min(by_block[first]) > min(by_block[second])
-
-
-@pytest.mark.slow
-def test_horde_jrs_and_an_ensemble_take_the_map(presets):
-    x, labels = images(4), np.array([0, 0, 1, 1])
-    terms = [
-        objectives.HighOrderMomentLoss(losses.ContrastiveLoss(), orders=2, dim=16),
-        objectives.JointRepresentationSimilarity(levels=["pooled", "embedding"]),
-    ]
-    embedder = Embedder(backbones.resolve(presets("dinov2")[0], SIZE), embedding_dim=8, image_size=SIZE)
-    assert np.isfinite(learner_of(embedder, *terms).train_on_batch(x, labels)).all()
-    ensemble = AttentionEnsemble(
-        backbones.resolve(presets("dinov2")[0], SIZE), heads=2, embedding_dim=8, image_size=SIZE, pooling="gem"
-    )
-    assert np.isfinite(learner_of(ensemble, objectives.HeadDivergence()).train_on_batch(x, labels)).all()
-    assert ensemble.masks(x).shape == (4, 2, 4, 4, WIDTH)
 
 
 def test_a_class_token_is_refused_where_there_is_none():

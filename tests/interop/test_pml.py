@@ -39,12 +39,8 @@ RESOLVED = [
         {"distance": "CosineSimilarity", "pos_margin": 1, "neg_margin": 0.25},
         losses.ContrastiveLoss(0.75, "cosine"),
     ),
-    ("LiftedStructureLoss", {"pos_margin": 0.25}, NormalizedLoss(losses.LiftedStructureLoss(0.75))),
-    ("MultiSimilarityLoss", {"base": 0.4}, losses.MultiSimilarityLoss(base=0.4, mining_epsilon=None)),
     ("MultiSimilarityLoss", {"miner": "MultiSimilarityMiner"}, losses.MultiSimilarityLoss()),
     ("MarginLoss", {"miner": "DistanceWeightedMiner"}, NormalizedLoss(losses.MarginLoss())),
-    ("HistogramLoss", {"delta": 0.1}, losses.HistogramLoss(20)),
-    ("NTXentLoss", {"temperature": 0.2}, losses.NTXentLoss(0.2)),
     (
         "NTXentLoss",
         {"miner": from_pml("BatchEasyHardMiner", neg_strategy="all")},
@@ -70,7 +66,6 @@ RESOLVED = [
         {"pos_margin": 0.25},
         NormalizedLoss(losses.GeneralizedLiftedStructureLoss(1, 0.25)),
     ),
-    ("FastAPLoss", {"num_bins": 20, "reducer": "SumReducer"}, losses.FastAPLoss(20, reduction="sum")),
 ]
 
 

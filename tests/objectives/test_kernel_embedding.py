@@ -303,7 +303,6 @@ def test_kernels_are_matched_with_their_levels(given):
         ({"levels": ("embedding",), "kernels": {"pooled": kernels.Laplace()}}, "the levels are"),
         ({"reduction": "max"}, "'mean' or 'sum'"),
         ({"levels": ("embedding",), "unit_length": "pooled"}, "unit_length=.'pooled'., but the levels are"),
-        ({"weight": float("nan")}, "finite"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, message):

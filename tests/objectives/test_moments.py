@@ -260,7 +260,6 @@ def test_command_line_builds_it_of_a_nested_loss():
         ({"mode": "linear"}, "mode"),
         ({"reduce_to": 0}, "reduce_to"),
         ({"embedding_dim": 0}, "embedding_dim"),
-        ({"weight": float("nan")}, "finite"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, message):

@@ -290,7 +290,6 @@ def test_large_ids_do_not_collide(base):
         ({"cutoff": 1.5}, "cutoff < nonzero_loss_cutoff"),
         ({"monotonicity": -1.0}, "monotonicity must not be negative"),
         ({"hidden": 0}, "hidden must be a positive integer"),
-        ({"weight": float("inf")}, "finite"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, message):

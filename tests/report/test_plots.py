@@ -9,7 +9,6 @@ from tfdml.evaluation import evaluate_retrieval
 from tfdml.evaluation.pair_distances import PairHistogram
 from tfdml.report import Run, write_report
 from tfdml.report.plots import (
-    STYLES,
     curves_html,
     histogram_html,
     objectives_html,
@@ -99,22 +98,6 @@ def test_figures_of_degenerate_data_are_finite():
         assert min(places) >= 0
 
 
-def test_curves_differ_without_colour():
-    curves = {f"run {i}": {0: i, 1: 2 * i} for i in range(STYLES)}
-    text = curves_html("n", curves, "epoch", "y")
-    page = Page(text)
-    # Each is drawn twice, with its key: alike in colour, dashes and marks.
-    dashes = r"(?:stroke-dasharray: ([\d. ,]+); stroke-dashoffset: 0; )?"
-    lines = re.findall(rf"fill: none; {dashes}stroke: (var\(--s\d\))", text)
-    assert {colour for _, colour in lines} == {f"var(--s{i})" for i in range(STYLES)}
-    assert len({dashes for dashes, _ in lines}) == STYLES
-    shapes = {re.sub(r"\s+", " ", shape) for shape in re.findall(r'<path id="m\w+" d="([^"]+)"', text)}
-    assert len(shapes) >= STYLES
-    assert {f"run {i}" for i in range(STYLES)} <= {e["text"] for e in page.all("text")}
-    label = page.all("svg", role="img")[0]["aria-label"]
-    assert all(f"run {i}: {i} at epoch 0" in label for i in range(STYLES))
-
-
 def test_colours_are_those_of_the_style_sheet_and_ids_are_unique():
     x = np.random.default_rng(0).random(50)
     figures = curves_html("a", {"x": {0: 1, 1: 2}, EVIL: {0: 2, 1: 1}}, "epoch", "y")
@@ -189,39 +172,6 @@ def test_what_a_run_has_not_is_not_drawn():
     assert objectives_html(plain) == ""
     text = objectives_html([{"epoch": 0, "generalisation": {"unseen_d_avg_mean": 0.5}}])
     assert [e["text"] for e in Page(text).all("h3")] == ["Density of the classes, all images"]
-
-
-def corners(text, style):
-    """The corners of the lines or shapes that are drawn with this style, in the units of their figures."""
-    paths = re.findall(rf'<path d="([^"]+)"[^>]* style="[^"]*{style}', text)
-    return [np.array(re.findall(r"([-\d.]+) ([-\d.]+)", path), float) for path in paths]
-
-
-def test_losses_cross_and_histograms_stand_over_the_same_distances():
-    text = str(statistics_html(STATISTICS))
-    page = Page(text)
-    losses, histogram = page.all("svg", role="img")
-    assert "the same of both kinds at 0.8" in losses["aria-label"]
-    assert "mean d⁺ 0.41, mean d⁻ 1.3, β 0.8" in histogram["aria-label"]
-    table = {row[0]: row[1:] for row in rows_of(text, "Loss of a pair by its distance, the same of both kinds at 0.8")}
-    assert table["0.8"] == ["0", "0"]
-    (negative,) = corners(text, r"fill: url")
-    left, right = negative[:, 0].min(), negative[:, 0].max()
-    # β stands at 0.8 of 0 .. 2 in the histogram, whose bins end at 0.5 and 1.
-    beta = corners(text, r"stroke-dasharray: 7.4,3.2; stroke-dashoffset: 0; stroke: var\(--soft\)")[-1]
-    np.testing.assert_allclose((beta[:, 0] - left) / (right - left), 0.4, atol=1e-4)
-    np.testing.assert_allclose(np.unique((negative[:, 0] - left) / (right - left)), [0, 0.25, 0.5, 1], atol=1e-4)
-    # The negatives' densities: 0, 10 / 40 in half a unit, 30 / 40 in one. The positives' highest is 6 / 8 in half one.
-    (positive,) = corners(text, r"fill: var\(--s0\); fill-opacity: 0.38")
-    bottom = negative[:, 1].max()
-    highest = bottom - positive[:, 1].min()
-    heights = np.unique((bottom - negative[:, 1]) / highest * 1.5)
-    np.testing.assert_allclose(heights, [0, 0.5, 0.75], atol=1e-4)
-    text = "".join(e["text"] for e in page.all("p"))
-    assert "0.250 nats" in text
-    assert "within the margins: 0.125" in text
-    assert "no root" not in text
-    assert "V had no root in the end" in statistics_html({**STATISTICS, "has_root": False})
 
 
 def test_they_are_on_the_page_of_a_run(tmp_path):

@@ -42,11 +42,6 @@ def test_histories_are_those_of_the_orders_beyond_the_embedding():
     assert [(entry["epoch"], entry["recall@1"]) for entry in found["order 2"]] == [(0, 0.559), (2, 0.6)]
 
 
-@pytest.mark.parametrize("history", [[], [{"epoch": 3, "orders": ORDERS}], [{"epoch": 1, "orders": {}}] * 2])
-def test_one_measurement_is_no_curve(history):
-    assert list(Run("r", {"metrics": {}}, history).histories) == ["this run"]
-
-
 def test_seen_classes_are_a_history_of_their_own():
     history = [{"epoch": 0, "test": {"recall@1": 0.4}, "seen": {"recall@1": 0.5}}, {"epoch": 1}]
     found = Run("r", {"metrics": {}}, history).histories
