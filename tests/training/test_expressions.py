@@ -78,7 +78,24 @@ def test_a_word_that_python_keeps_for_itself_is_a_word_here():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a +", "a(1)", "a(**b)", "a.b", "1 + 2", "a * b", "true * a", "a(b=c+d)", "a[0]", "lambda: 0", "(", "a; b"],
+    [
+        *(
+            "",
+            "a +",
+            "a(1)",
+            "a(**b)",
+            "a.b",
+            "1 + 2",
+            "a * b",
+            "true * a",
+            "a(b=c+d)",
+            "a[0]",
+            "lambda: 0",
+            "(",
+            "a; b",
+        ),
+        pytest.param("+".join(["a"] * 5000), id="long"),
+    ],
 )
 def test_what_cannot_be_read_is_one_line_that_names_the_flag(text):
     with pytest.raises(UserError) as caught:
