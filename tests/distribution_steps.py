@@ -71,16 +71,7 @@ def tuned():
     model.build((None, 12, 12, 3))
     rates = {"projection": 0.05, "objectives": 0.1}
     model.compile(
-        optimizer=build_optimizer(
-            "sgd",
-            model,
-            0.3,
-            rates,
-            weight_decay=0.1,
-            clip_norm=0.2,
-            layer_decay=0.9,
-            ema=0.5,
-        )
+        optimizer=build_optimizer("sgd", model, 0.3, rates, weight_decay=0.1, clip_norm=0.2, layer_decay=0.9, ema=0.5)
     )
     return model
 

@@ -106,10 +106,7 @@ def test_unknown_name_lists_the_known(name):
 
 @pytest.mark.parametrize(
     ("name", "options", "parts"),
-    [
-        ("mobilenetv2", {"alpha": -1.0}, ("cannot build", "mobilenetv2")),
-        ("conv4", {"width": 0}, ("cannot build",)),
-    ],
+    [("mobilenetv2", {"alpha": -1.0}, ("cannot build", "mobilenetv2")), ("conv4", {"width": 0}, ("cannot build",))],
 )
 def test_options_that_do_not_fit_are_refused(name, options, parts):
     with pytest.raises(UserError) as error:

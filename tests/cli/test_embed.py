@@ -44,11 +44,7 @@ def test_what_is_written(embedded, finished_run):
     assert len(set(read_names(embedded))) == 1280
     assert stored.manifest["view"] == {"resize": 32, "image_size": 28, "resize_mode": "shorter"}
     assert stored.manifest["model"]["source"] == str(finished_run)
-    assert stored.manifest["dataset"] == {
-        "name": "glyphs",
-        "options": "images_per_class=4, size=32",
-        "split": "all",
-    }
+    assert stored.manifest["dataset"] == {"name": "glyphs", "options": "images_per_class=4, size=32", "split": "all"}
 
 
 @pytest.mark.slow

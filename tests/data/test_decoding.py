@@ -179,11 +179,7 @@ def test_unsupported_kinds_say_so():
         decode(animated)
 
 
-@given(
-    st.sampled_from(["JPEG", "PNG", "WEBP"]),
-    st.integers(0, 400),
-    st.binary(min_size=1, max_size=8),
-)
+@given(st.sampled_from(["JPEG", "PNG", "WEBP"]), st.integers(0, 400), st.binary(min_size=1, max_size=8))
 @settings(max_examples=150, deadline=None)
 def test_damaged_bytes_give_an_image_or_a_plain_error(file_format, at, junk):
     data = encoded(COLOUR, file_format)
@@ -208,11 +204,7 @@ def test_decodes_inside_a_saved_model(tmp_path):
     tf.saved_model.save(Decoder(), str(tmp_path))
     exif = Image.Exif()
     exif[0x0112] = 6
-    batch = [
-        encoded(COLOUR, "JPEG", exif=exif),
-        encoded(SEE_THROUGH, "PNG"),
-        encoded(SEE_THROUGH, "WEBP"),
-    ]
+    batch = [encoded(COLOUR, "JPEG", exif=exif), encoded(SEE_THROUGH, "PNG"), encoded(SEE_THROUGH, "WEBP")]
     means = tf.saved_model.load(str(tmp_path))(tf.constant(batch))["means"]
     np.testing.assert_allclose(means, [as_seen(data).mean((0, 1)) for data in batch], atol=1e-2)
 

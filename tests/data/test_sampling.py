@@ -74,10 +74,7 @@ def test_permutations_of_a_few_are_uniform(size):
 
 
 @given(
-    st.lists(st.integers(1, 9), min_size=2, max_size=40),
-    st.integers(1, 6),
-    st.integers(1, 7),
-    st.integers(0, 10**6),
+    st.lists(st.integers(1, 9), min_size=2, max_size=40), st.integers(1, 6), st.integers(1, 7), st.integers(0, 10**6)
 )
 @settings(max_examples=100, deadline=None)
 def test_class_balanced_batches(counts, classes_per_batch, images_per_class, step):

@@ -219,10 +219,7 @@ def test_what_is_prepared_is_prepared_once(kind):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: EvaluationTransform(resize=200, image_size=224),
-            "but is 224, and resize is 200",
-        ),
+        (lambda: EvaluationTransform(resize=200, image_size=224), "but is 224, and resize is 200"),
         (lambda: EvaluationTransform(image_size=0), "but is 0"),
         (lambda: EvaluationTransform(resize_mode="longer"), "shorter, squash, not 'longer'"),
         (lambda: TrainTransform("colour"), "random_crop, random_resized_crop, none, not 'colour'"),

@@ -39,11 +39,7 @@ SLOW = {
     "tfdml.training.run.dry_run",
     "tfdml.training.build.initial_weights",
 }
-CONTEXTS = (
-    stand_ins.short_training,
-    stand_ins.untrained_exports,
-    files.as_many_images,
-)
+CONTEXTS = (stand_ins.short_training, stand_ins.untrained_exports, files.as_many_images)
 DOCUMENTED = [module for module in examples.MODULES if examples.has_examples(module)]
 
 

@@ -207,10 +207,7 @@ def test_errors_are_those_of_nearest_neighbour_classifiers(labelled, monkeypatch
     assert figures["joint_error_seen"] + figures["joint_error_unseen"] == pytest.approx(figures["lambda"])
     assert figures["domain_error"] == pytest.approx(1 - divergences.mean())
     assert figures["proxy_a_distance"] == pytest.approx(2 * (1 - 2 * (1 - divergences.mean())))
-    assert (figures["held_out_seen"], figures["held_out_unseen"]) == (
-        (~drawn[0][:56]).sum(),
-        (~drawn[0][56:]).sum(),
-    )
+    assert (figures["held_out_seen"], figures["held_out_unseen"]) == ((~drawn[0][:56]).sum(), (~drawn[0][56:]).sum())
     low, high = stats.t.interval(0.95, 2, lambdas.mean(), stats.sem(lambdas))
     assert figures["lambda_ci95"] == pytest.approx((high - low) / 2)
     low, high = stats.t.interval(0.95, 2, divergences.mean(), stats.sem(divergences))

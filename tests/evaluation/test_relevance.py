@@ -97,11 +97,7 @@ def test_market_1501_by_its_own_rule():
     labels, gallery_labels = rng.integers(1, 9, 25), rng.integers(-1, 9, 140)
     cameras, gallery_cameras = rng.integers(1, 5, 25), rng.integers(1, 5, 140)
     relevance = Relevance.classes(
-        labels,
-        gallery_labels,
-        not_same=cameras,
-        gallery_not_same=gallery_cameras,
-        junk=gallery_labels == -1,
+        labels, gallery_labels, not_same=cameras, gallery_not_same=gallery_cameras, junk=gallery_labels == -1
     )
     found = retrieval_per_query(points, gallery=gallery, relevance=relevance, metrics=METRICS)
 

@@ -103,8 +103,7 @@ def test_same_decides_as_the_calibration(shop, retriever, signatures):
     assert 0 < np.count_nonzero(found["same"]) < 6
     np.testing.assert_allclose(found["probabilities"], retriever.calibration.probability(distances), atol=1e-6)
     bad = signatures["same"](
-        image_bytes=tf.constant([first[0], b"", first[1]]),
-        other_image_bytes=tf.constant([b"text", first[0], first[1]]),
+        image_bytes=tf.constant([first[0], b"", first[1]]), other_image_bytes=tf.constant([b"text", first[0], first[1]])
     )
     assert bad["error"].numpy()[1:].tolist() == [b"image_bytes: no bytes", b""]
     assert bad["error"].numpy()[0].startswith(b"other_image_bytes: not a JPEG")

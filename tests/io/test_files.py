@@ -223,17 +223,7 @@ def tree(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    [
-        "*.jpg",
-        "**/*.jpg",
-        "x/**/*",
-        "*/*.jpg",
-        "**/y/*",
-        "**/*(1)/*",
-        "*/y/?.png",
-        "none/*x",
-    ],
+    "pattern", ["*.jpg", "**/*.jpg", "x/**/*", "*/*.jpg", "**/y/*", "**/*(1)/*", "*/y/?.png", "none/*x"]
 )
 def test_a_pattern_names_what_the_shell_would(pattern, tree):
     expected = [path for path in glob.glob(f"{tree}/{pattern}", recursive=True) if os.path.isfile(path)]

@@ -270,11 +270,7 @@ def cases():
     plain = {"scale": 3.0, "margin": 0.1, "balance": 0.5, "adjustment": 1.0}
     return {
         "curricular": (face, [face.class_proxies.proxies], lambda y, x, p: curricular(y, x, p, 0.3, 4.0)),
-        "curricular wide": (
-            steep,
-            [steep.class_proxies.proxies],
-            lambda y, x, p: curricular(y, x, p, 0.9, 16.0, 1.2),
-        ),
+        "curricular wide": (steep, [steep.class_proxies.proxies], lambda y, x, p: curricular(y, x, p, 0.9, 16.0, 1.2)),
         "sphere face 2": (
             two,
             [two.class_proxies.proxies, two.bias],

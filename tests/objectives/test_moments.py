@@ -7,14 +7,7 @@ from tests import references
 from tests import references_moments as slow
 from tests.losses.references import soft_triple
 from tests.marks import first_quick
-from tests.mathematics import (
-    DEGENERATE,
-    MODES,
-    assert_close,
-    degenerate_batches,
-    finite_differences,
-    random_batch,
-)
+from tests.mathematics import DEGENERATE, MODES, assert_close, degenerate_batches, finite_differences, random_batch
 from tests.models.networks import SIZE, coloured_batch, config_of, images, tiny_embedder, values
 from tfdml import UserError, losses
 from tfdml.models import MetricLearner

@@ -302,10 +302,7 @@ def test_a_batch_of_a_thousand():
     labels = np.random.default_rng(0).integers(0, 200, 1024)
     x = random_batch(0, 1024, 1, 16)[1]
     objective = make(negatives="distance_weighted")
-    for function in (
-        lambda e: call(objective, labels, e),
-        lambda e: of_statistics(objective, labels, e),
-    ):
+    for function in (lambda e: call(objective, labels, e), lambda e: of_statistics(objective, labels, e)):
         value, (gradient,) = value_and_gradients(function, x, mode="graph")
         assert np.isfinite(value)
         assert np.all(np.isfinite(gradient))

@@ -6,13 +6,7 @@ from tfdml.errors import UserError
 from tfdml.kernels import Exponential, GaussianMixture, Laplace, Polynomial
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.mining import GivenPairs, shares_a_label
-from tfdml.objectives import (
-    AutoWeight,
-    CrossBatchMemory,
-    JointRepresentationSimilarity,
-    MetricLoss,
-    ProxyLoss,
-)
+from tfdml.objectives import AutoWeight, CrossBatchMemory, JointRepresentationSimilarity, MetricLoss, ProxyLoss
 from tfdml.training.terms import build_objectives, check_objectives, known
 
 

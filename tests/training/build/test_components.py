@@ -392,12 +392,7 @@ def test_weights_that_are_published_as_a_checkpoint_are_to_be_converted():
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"batch_norm": "train"},
-        {"weights": "imagenet"},
-        {"weights": "mobilenet.weights.h5"},
-        {"start_from": "runs/old"},
-    ],
+    [{"batch_norm": "train"}, {"weights": "imagenet"}, {"weights": "mobilenet.weights.h5"}, {"start_from": "runs/old"}],
 )
 def test_what_is_meant_is_not(mobilenet, settings):
     assert model_warnings(ModelSettings(**{"backbone": "mobilenetv2", **settings}), mobilenet) == []

@@ -143,10 +143,7 @@ def folders(tmp_path_factory):
             finished(start(*train, "--resume", f"--run_dir={folder / name}", environment=environment))
             continue
         port = 20000 + os.getpid() % 20000
-        cluster = {
-            "KERAS_DISTRIBUTION_JOB_ADDRESSES": f"localhost:{port}",
-            "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
-        }
+        cluster = {"KERAS_DISTRIBUTION_JOB_ADDRESSES": f"localhost:{port}", "KERAS_DISTRIBUTION_NUM_PROCESSES": "2"}
         resume = (*train, "--resume", f"--run_dir={folder / name}")
         finished(
             *[start(*resume, environment=JAX | cluster | {"KERAS_DISTRIBUTION_PROCESS_ID": str(i)}) for i in (0, 1)]

@@ -66,12 +66,7 @@ def _copy(run_dir: str, to: str):
     return act
 
 
-def _one(
-    flags: list[str],
-    kill: list | None = None,
-    copies: list | None = None,
-    cores: int | None = None,
-) -> int:
+def _one(flags: list[str], kill: list | None = None, copies: list | None = None, cores: int | None = None) -> int:
     child = os.fork()
     if child == 0:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
