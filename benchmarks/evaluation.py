@@ -135,7 +135,7 @@ def exact_part(args, arrays, folder, results):
     held = arrays.embeddings.nbytes / 2**20
     print(f"\nexact, {count:,} x {dim} ({held:,.0f} MiB), {args.rounds} rounds, {os.cpu_count()} cores")
     ratio = "of the bare product"
-    row = results.table("exact", "", "seconds", ratio, "processor seconds", ratio, "peak beside the embeddings")
+    row = results.table("exact", "", "seconds", ratio, "processor seconds", ratio, "peak besides the embeddings")
     for name in runners:
         ratios = [
             statistics.median(a / b for a, b in zip(times[name], times[BARE], strict=True)) for times in (wall, cpu)

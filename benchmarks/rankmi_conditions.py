@@ -64,7 +64,7 @@ class Condition:
 
 CONDITIONS = (
     Condition("the paper's: 24 x 5, margin 0.2, k = 1, distance-weighted negatives"),
-    Condition("beside a margin loss whose boundary is learned", learned=True),
+    Condition("compared with a margin loss whose boundary is learned", learned=True),
     Condition("all negatives within the margin", negatives="all"),
     Condition("margin 0.1", margin=0.1),
     Condition("margin 0.4", margin=0.4),

@@ -36,7 +36,7 @@ class RetrievalEvaluation(keras.callbacks.Callback):
     Embeds the images with the weights that the epoch ended with and calls `evaluate_retrieval`. Works with any
     `keras.Model` that gives embeddings, and with a `MetricLearner`, on Keras's TensorFlow and JAX backends.
 
-    The metrics are for other callbacks to monitor. Larger is better, and Keras cannot tell that from their names, so
+    The metrics are for other callbacks to monitor. Larger is better, and Keras cannot infer that from their names, so
     say `mode="max"`:
 
         model.fit(x, y, epochs=50, callbacks=[

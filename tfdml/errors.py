@@ -11,7 +11,7 @@ _LONGEST = 60
 class UserError(ValueError):
     """Something that the user can mend: a path, a file, a flag, a value.
 
-    The message says what was wrong, where, and what to do about it. Arguments are named in backticks, as Python has
+    The message says what was wrong, where, and what to do about it. Arguments are named in backticks, as in Python
     them (`` `batch_size=0` must be positive ``); the subcommands of `tfdml` print the message as one line without a
     traceback, with flags in their place (`--batch_size=0`), and exit with status 2.
     """
@@ -46,7 +46,7 @@ def short_message(
     Args:
         error: The exception, or what it says.
         keep: Which of its lines: all, joined; the first; or, for exceptions of TensorFlow, what an assertion says or
-            else the last line before it tells of its graph.
+            else the last line before the description of its graph.
         named: Whether the exception's type comes first.
         longest: Characters of the line that are kept.
 

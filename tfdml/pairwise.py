@@ -186,10 +186,10 @@ def cosine_similarities(x, y=None):
 def squared_distances(x, y=None):
     """Compute the matrix of |x_i - y_j|^2: (B, D), (B', D) -> (B, B'); `y` defaults to `x`.
 
-    What rounding cannot tell from 0 is 0: below 8 units of float32's rounding of |x_i|^2 + |y_j|^2. On some processors
-    the product of duplicates depends on where they are in the matrix. Without `y` the diagonal is exactly 0 too. Both
-    sides are first shifted by the mean of `y`, which changes no distance and keeps the rounding error small for
-    features that share a large offset.
+    A distance within the rounding error is 0: below 8 units of float32's rounding of |x_i|^2 + |y_j|^2. On some
+    processors the product of duplicates depends on where they are in the matrix. Without `y` the diagonal is exactly 0
+    too. Both sides are first shifted by the mean of `y`, which changes no distance and keeps the rounding error small
+    for features that share a large offset.
     """
     x = ops.cast(x, "float32")
     y = None if y is None else ops.cast(y, "float32")

@@ -26,7 +26,7 @@ def layers_of(model: keras.Model) -> list:
 def producer_of(tensor: keras.KerasTensor) -> tuple[Any, list]:
     """Return the operation that made a symbolic tensor, and the tensors that it was called with.
 
-    Keras 3.15: an operation may have been called several times, and only private attributes tell the calls apart.
+    Keras 3.15: an operation may have been called several times, and only private attributes distinguish the calls.
     """
     operation, node, _ = tensor._keras_history
     return operation, operation._inbound_nodes[node].input_tensors

@@ -164,7 +164,7 @@ def test_two_runs_on_one_page(finished_run, command, tmp_path):
         "evaluate", f"--compare={first},{second}", f"--report={page}", f"--json={tmp_path / 'c.json'}", *DATA
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    same = "regularised and plain are not told apart by Recall@1: the difference is +0.0 points"
+    same = "regularised and plain are not distinguished by Recall@1: the difference is +0.0 points"
     assert f"{same} (95 % interval over classes 0.0 to 0.0; one seed each)" in done.stdout.splitlines()
     (difference,) = json.loads((tmp_path / "c.json").read_text())["differences"]
     assert difference["run"] == "regularised"

@@ -36,7 +36,7 @@ def test_metrics_of_the_neighbors_are_those_of_the_search():
     for metric, message in (("recall@13", "need 13 neighbors"), ("map", "some are beyond the 12 neighbors")):
         with pytest.raises(UserError, match=message):
             few.metrics([metric])
-    with pytest.raises(UserError, match="nothing tells which neighbors are relevant"):
+    with pytest.raises(UserError, match="nothing defines which neighbors are relevant"):
         RetrievalResults.search(points, k=2).metrics()
 
 

@@ -315,11 +315,14 @@ def test_a_frozen_weight_stays_with_a_new_optimiser(tmp_path):
 @pytest.mark.parametrize(
     ("objectives", "message"),
     [
-        (lambda: [EntropySpread(weight=AutoWeight())], "beside the terms whose weights are numbers, and none is above"),
+        (
+            lambda: [EntropySpread(weight=AutoWeight())],
+            "relative to the terms whose weights are numbers, and none",
+        ),
         (lambda: [MetricLoss(losses.ContrastiveLoss(), weight=0.0), *terms()[1::2]], "none is above 0"),
         (lambda: [*terms()[:2], EntropySpread(weight=AutoWeight(steps=7))], r"the same steps, not \[7, 100\]"),
         (lambda: [RankMI(), EntropySpread(weight=AutoWeight())], "do not go with rank_mi, whose steps alternate"),
-        (lambda: [CrossBatchMemory(losses.ContrastiveLoss()), terms()[1]], "whose loss goes on changing as its memory"),
+        (lambda: [CrossBatchMemory(losses.ContrastiveLoss()), terms()[1]], "whose loss keeps changing as its memory"),
         (lambda: [*terms(), ProxyLoss(losses.AMSoftmaxLoss(), 3, name="entropy_spread_weight")], "two objectives"),
     ],
 )

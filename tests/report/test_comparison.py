@@ -278,7 +278,7 @@ def test_what_is_said_of_a_difference():
         "b is worse than a by 2.4 points of MAP@R (95 % interval over classes"
     )
     assert "classes 1.1 to 3.6;" in said(-0.024, -0.036, -0.011)
-    unsure = "b and a are not told apart by MAP@R: the difference is +2.4 points (95 % interval over classes "
+    unsure = "b and a are not distinguished by MAP@R: the difference is +2.4 points (95 % interval over classes "
     assert said(0.024, -0.01, 0.05) == f"{unsure}−1.0 to 5.0; one seed each)"
     # Sure of these networks, not of others with other seeds.
     assert said(0.024, 0.011, 0.036, (-0.01, 0.05)) == f"{unsure}1.1 to 3.6, over 3 and 3 seeds −1.0 to 5.0)"

@@ -132,7 +132,7 @@ def test_a_look_that_does_not_fit_the_memory_leaves_the_run_unwatched(tmp_path, 
     train(tmp_path / "run", watch_every=2)
     assert not (tmp_path / "run" / "watch.json").exists()
     assert [r.message for r in caplog.records if "unwatched" in r.message] == [
-        "a look at a batch does not fit the memory beside the training: the run goes on unwatched"
+        "a look at a batch does not fit the memory: the run continues unwatched"
     ]
 
 

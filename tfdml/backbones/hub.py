@@ -160,7 +160,7 @@ def resized(network: keras.Model, image_size: int) -> keras.Model:
     by_name = {variable.name: variable for variable in network.variables}
     for old, new in zip(network.variables, made.variables, strict=True):
         if new.name == "interpolated_position_embeddings":
-            old = by_name["position_embeddings"]  # DINOv2 keeps the table that was trained beside the one in use
+            old = by_name["position_embeddings"]  # DINOv2 keeps the table that was trained next to the one in use
         if tuple(old.shape) == tuple(new.shape):
             new.assign(old)
         elif any(part in _POSITIONS for part in new.path.split("/")):

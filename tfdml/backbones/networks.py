@@ -1,4 +1,4 @@
-"""Networks that keras.applications lacks: conv4, GoogLeNet, BN-Inception, and ResNet-50 as torchvision has it."""
+"""Networks that keras.applications lacks: conv4, GoogLeNet, BN-Inception, and torchvision's ResNet-50."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def resnet50_v1_5(input_shape=(None, None, 3), name: str = "resnet50_v1_5") -> k
     """ResNet-50 v1.5 without its classifier: (B, H, W, 3) -> (B, H/32, W/32, 2048).
 
     The version of torchvision and of most PyTorch checkpoints: the 3 x 3 convolution of a block has its stride. In
-    `keras.applications.ResNet50`, as in Caffe, the first 1 x 1 convolution has it, so that weights of one are not
+    `keras.applications.ResNet50`, as in Caffe, the first 1 x 1 convolution holds it, so that weights of one are not
     weights of the other, although every shape agrees. Layers are called as in keras.applications: `conv1_conv`,
     `conv2_block1_1_conv` ... `conv5_block3_out`. Convolutions have no bias; batch normalisation has epsilon 1e-5.
 

@@ -86,7 +86,7 @@ class TokenBackbone(keras.Model):
     The tokens of the patches, after the network's last normalisation, row by row as they lie in the image; class,
     distillation and register tokens are kept apart. What the network itself makes of a whole image is its class token,
     or in SigLIP the output of its attention head: `own_pooling` says which (`"cls"`, `"attention"` or `""` for none),
-    and `with_vector` gives it beside the map.
+    and `with_vector` gives it next to the map.
 
     It is a functional model of the network's own layers, so that `tfdml.backbones.cut` works on it; everything passes
     through the layer `patch_map`.

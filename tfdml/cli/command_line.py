@@ -123,7 +123,7 @@ class Command:
         """Set the flags from a command line without the command; refuse flags without an effect.
 
         Raises:
-            UserError: As `Flags.parse`, or a flag on the command line has no effect beside the others.
+            UserError: As `Flags.parse`, or a flag on the command line has no effect next to the others.
             absl.flags.Error: As `Flags.parse`.
         """
         self.flags.parse(words)
@@ -208,7 +208,7 @@ class Formatter(logging.Formatter):
 def read_flag_files(words: Sequence[str], including: tuple[str, ...] = ()) -> list[str]:
     """Arguments in which the flags of a flag file stand in the place of its name.
 
-    A file that a flag file names is looked for beside it, and then from the working folder. `configs/...` that is not
+    A file that a flag file names is looked for next to it, and then from the working folder. `configs/...` that is not
     there is one of the files that come with the package.
 
     Args:

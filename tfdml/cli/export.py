@@ -30,7 +30,7 @@ Export the embedder of a run.
 Writes the next version below --out, e.g. models/cars/1, atomically; earlier versions stay. Formats:
 saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or litert for the four; onnx; all.
 Each is loaded in a fresh process and compared with the Keras embedder on images of the run's test split; where one
-differs by more than its tolerance, nothing is written and the exit status is 2. model_card.json has the figures.
+differs by more than its tolerance, nothing is written and the exit status is 2. model_card.json has the numbers.
 
 --calibrate chooses the distance up to which two images are the same, on these images, for each format by its own
 vectors. The SavedModel then has the signature same, and a retriever also classify, with "unknown" beyond the threshold.

@@ -26,7 +26,7 @@ _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if
 def run(command: Command, words: Sequence[str]) -> None:
     """Parse the flags, do the command's work, and exit.
 
-    The status is 0; 2 for what the user can mend; 128 and the signal's number where the process was told to end (130,
+    The status is 0; 2 for what the user can mend; 128 and the signal's number where a signal ended the process (130,
     143, 129 for SIGINT, SIGTERM, SIGHUP), once what it was writing is cleaned up.
 
     Args:

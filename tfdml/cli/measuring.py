@@ -55,7 +55,7 @@ class EmbeddedSplit:
         dataset: The images themselves; None where only embeddings are known.
         source: The model; None likewise.
         choice: Where to read other splits from; None likewise.
-        stored: All that lies beside the embeddings on disk; None for a model.
+        stored: All that lies next to the embeddings on disk; None for a model.
     """
 
     values: Flags
@@ -87,7 +87,7 @@ class EmbeddedSplit:
             UserError: There are no labels, the data set's images are others, or a page is asked for without them.
         """
         if values.report and not values.dataset:
-            raise UserError("--report shows images: name their --dataset and --data_dir beside the embeddings")
+            raise UserError("--report shows images: name their --dataset and --data_dir next to the embeddings")
         everything = read_embeddings(values.model)
         part = everything.split(values.split)
         dataset, choice = None, None
@@ -204,7 +204,7 @@ class EmbeddedSplit:
         return result
 
     def classification(self) -> dict[str, Any]:
-        """Print how well nearest images classify the split, and tell classes that the gallery lacks; return it."""
+        """Print how well nearest images classify the split, and name classes that the gallery lacks; return it."""
         labels = np.asarray(self.images.labels)
         order = np.argsort(labels, kind="stable")
         _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)

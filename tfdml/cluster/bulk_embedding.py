@@ -47,7 +47,7 @@ def images_of(source: str) -> pa.Table:
             between; or a list, see `tfdml.data.readers.own_images.read_list`, of which only `path` is required.
 
     Returns:
-        `id`, `path`, `label`, `class` and `role` of each, null where nothing is known, and `group` where a list has it.
+        `id`, `path`, `label`, `class` and `role` of each, null where nothing is known, and `group` of a list with it.
 
     Raises:
         UserError: It names no image, or the list is not as it should be.

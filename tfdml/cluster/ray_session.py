@@ -116,7 +116,7 @@ def as_user_error(error: BaseException) -> UserError | None:
 
 
 class Outbox:
-    """What the workers tell whoever has started the run; an actor."""
+    """What the workers report to the process that started the run; an actor."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -136,7 +136,7 @@ class Outbox:
         self._told.setdefault(name, value)
 
     def read(self, name: str) -> Any:
-        """Return what was told; None where nothing was."""
+        """Return what was reported; None where nothing was."""
         return self._told.get(name)
 
 

@@ -127,7 +127,7 @@ class PairList:
         return scored[scored[:, 2] >= self.threshold, :2].astype(np.int64)
 
     def checksum(self) -> str:
-        """Return what tells these pairs from others."""
+        """Return what identifies these pairs."""
         return hashlib.sha256(self.scored().tobytes()).hexdigest()
 
     def take(self, indices: np.ndarray, size: int) -> PairList:

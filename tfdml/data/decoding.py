@@ -22,7 +22,7 @@ class Format:
     """An image format.
 
     Args:
-        name: As the feature `image/format` of record files has it.
+        name: As in the feature `image/format` of record files.
         start: The bytes that a file begins with.
         extensions: Of file names, in lower case.
         brand: The bytes from the ninth on; empty for any.

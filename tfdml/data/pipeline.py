@@ -548,7 +548,7 @@ def contact_sheet(
 ) -> Image.Image:
     """Draws the images of a batch, a row per class in the order in which the classes occur, its name at the left.
 
-    At most 40 classes and 10 images of each are shown; how many more there are is written beside them.
+    At most 40 classes and 10 images of each are shown; how many more there are is written next to them.
 
     Args:
         images: (B, H, W, 3) uint8, the views.

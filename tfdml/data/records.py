@@ -515,7 +515,7 @@ def one_line(text: str) -> str:
 DUPLICATES = "copies.json"
 BAD_IMAGES = "bad_images.txt"
 _MEGABYTE = 2**20
-# Images of a part where no shards are written; it bounds what lies in memory.
+# Images of a part where no shards are written; it bounds what is in memory.
 _BLOCK = 256
 
 

@@ -435,7 +435,7 @@ class TrainTransform:
         flip: Whether to mirror every second image, at random, left to right.
         resolutions: Smallest and largest longer side for `"multi_resolution"`, as multiples of `image_size`.
         policy: What happens to the finished crops, such as colour jitter; None for nothing.
-        pad_color: Of what lies around an image with `resize_mode="pad"` or `"multi_resolution"`; see
+        pad_color: Of the area around an image with `resize_mode="pad"` or `"multi_resolution"`; see
             `EvaluationTransform`.
 
     The papers' views: `("random_crop", 256, 224)` and `("random_resized_crop", image_size=224)` (JRD and its authors'

@@ -107,7 +107,7 @@ def view_of_card(path: Path) -> dict[str, Any] | None:
 
 
 def compare_with_card(model: Path) -> None:
-    """Compare the files of a model with the checksums in the card beside it, or in the folder above.
+    """Compare the files of a model with the checksums in the card next to it, or in the folder above.
 
     What the card does not list is not compared, and nothing is where there is no card.
 

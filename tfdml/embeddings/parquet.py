@@ -220,7 +220,7 @@ def _vectors(path: Path, batch: Any) -> np.ndarray:
 
 
 def _column(files: Sequence[Path], opened: Sequence[Any], name: str) -> np.ndarray | None:
-    """All of a column, (N,); None where no file has it, or no value."""
+    """All of a column, (N,); None where it is in no file, or no value."""
     parts, nulls = [], 0
     if not all(name in file.schema_arrow.names for file in opened):
         return None

@@ -43,7 +43,7 @@ _UNIT = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """Where steps find what they need beside the embeddings.
+    """Where steps find what they need next to the embeddings.
 
     Args:
         train: Called with the views (None: one) for embeddings of training classes (M, D); None: there are none.
@@ -252,7 +252,7 @@ def measure_chains(
         gallery_labels: (G,) class ids of the gallery.
         chains: The steps of each chain, see `steps_of`.
         relevance: As `evaluate_retrieval`.
-        sources: What the steps need beside the embeddings.
+        sources: What the steps need next to the embeddings.
         ks: The K of `recall`.
         metrics: As `retrieval_per_query`, without `map`.
         distance: Of the plain search.
@@ -261,7 +261,7 @@ def measure_chains(
     Returns:
         A row for `plain`, one for `length 1` where the embeddings have other lengths, and one for each step of each
         chain: `step` (the chain up to it), `metrics` (fractions), `gain` of each on `plain`, `seconds` of the step and
-        the search after it, `bytes` that are kept to search in (vectors of the gallery and what is beside them), and
+        the search after it, `bytes` that are kept to search in (vectors of the gallery and what is next to them), and
         `hubness`.
 
     Raises:

@@ -139,7 +139,7 @@ def class_density(embeddings: Any, labels: Any) -> ClassDensity:
 
         D_avg(c) = 1/n_c sum_{i in c} |f_i - mu_c|^2,   mu_c = 1/n_c sum_{i in c} f_i
 
-    as `tfdml.objectives.DensityAdaptivity` has it of a batch, here of the whole data set, in float64. With unit vectors
+    as `tfdml.objectives.DensityAdaptivity` of a batch, here of the whole data set, in float64. With unit vectors
     D_avg(c) = 1 - |mu_c|^2. The mean of few images lies closer to them than that of the class: for images drawn from a
     distribution of variance s, D_avg is s (1 - 1/n_c) on average, so compare models on the same images, or classes of
     one size. The paper states no figure for how far classes spread from each other; the squared distances between the
@@ -233,7 +233,7 @@ def evaluate_divergence(
 
     Classes of the two sides are different classes even where their ids coincide. Cost: one search of all images in all
     (four times that of one side), whatever `repeats` is; 60,000 + 60,000 images of 512 dimensions take some minutes on
-    two cores, and about four copies of the embeddings beside 256 MB.
+    two cores, and about four copies of the embeddings next to 256 MB.
 
     Args:
         seen: (N, d) embeddings of the classes trained on.
@@ -249,7 +249,7 @@ def evaluate_divergence(
     Returns:
         Fractions, means over the splits: `lambda` (0 .. 2), `joint_error_seen` and `joint_error_unseen`, whose sum it
         is, and `joint_error`, their mean; `h_divergence` and `domain_error`, its e*; `lambda_plus_h_divergence`;
-        `proxy_a_distance`, 2 (1 - 2 e*), as the field on domain adaptation has it. `lambda_ci95`, `joint_error_ci95`,
+        `proxy_a_distance`, 2 (1 - 2 e*), as in domain adaptation. `lambda_ci95`, `joint_error_ci95`,
         `h_divergence_ci95` and `lambda_plus_h_divergence_ci95` where there are several splits. The counts
         `held_out_seen`, `held_out_unseen` and `splits`.
 

@@ -63,7 +63,7 @@ def count_pair_distances(
 
     The bins are equal and cover every distance that embeddings of these lengths can have. Distances come from float32
     products, tile by tile of the matrix, of the embeddings shifted to their mean: with an error of some 1e-7 of the
-    largest squared length, so that copies may seem up to 1e-3 of the largest length apart. Beside the embeddings it
+    largest squared length, so that copies may seem up to 1e-3 of the largest length apart. Besides the embeddings it
     takes two copies of them and some 30 MB; 60,502 images of 512 dimensions take about a minute on two cores.
 
     Args:

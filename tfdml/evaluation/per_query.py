@@ -1,6 +1,6 @@
 """Retrieval metrics of every query: computed from neighbours or whole rankings, and kept in a file.
 
-Beside right and wrong, a ranking can be measured by graded relevance: H-AP, ASI and nDCG of the levels of a hierarchy.
+Besides right and wrong, a ranking can be measured by graded relevance: H-AP, ASI and nDCG of the levels of a hierarchy.
 GAP measures all queries at once, by the confidence of their nearest images.
 """
 
@@ -145,7 +145,7 @@ def retrieval_task(
         UserError: As `evaluate_retrieval`, for its arrays.
     """
     if relevance is None and labels is None:
-        raise UserError("nothing tells what is relevant: give labels, or a Relevance")
+        raise UserError("nothing defines what is relevant: give labels, or a Relevance")
     if relevance is None and (gallery is None) != (gallery_labels is None):
         raise UserError("gallery and gallery_labels go together: give both (query/gallery) or none (all-to-all)")
     embeddings, gallery, own_rows = check_sides(embeddings, gallery, own_rows)
@@ -594,7 +594,7 @@ def whole_rankings(
     Args:
         task: The queries and the gallery.
         distance: As `nearest_neighbours`.
-        memory_budget: Bytes that a block may take, beside about three copies of the gallery.
+        memory_budget: Bytes that a block may take, next to about three copies of the gallery.
         progress: Called after every block with ("full ranking", queries done, queries).
 
     Yields:

@@ -108,7 +108,7 @@ class RetrievalResults:
 
         Args:
             embeddings: As `evaluate_retrieval`.
-            labels: As `evaluate_retrieval`; without labels and relevance nothing tells which neighbors are right.
+            labels: As `evaluate_retrieval`; without labels and relevance nothing defines which neighbors are right.
             gallery: As `evaluate_retrieval`.
             gallery_labels: As `evaluate_retrieval`.
             k: How many neighbors; all there are, where there are fewer.
@@ -204,7 +204,7 @@ class RetrievalResults:
             UserError: It is not known which neighbors are relevant, or a metric needs more neighbors.
         """
         if "relevant" not in self.table.column_names:
-            raise UserError("nothing tells which neighbors are relevant: search with labels or a relevance")
+            raise UserError("nothing defines which neighbors are relevant: search with labels or a relevance")
         names = requested(ks, metrics, PER_QUERY_METRICS)
         whole = [name for name in names if name in WHOLE_RANKING_METRICS]
         near = [name for name in names if name not in whole]
@@ -261,7 +261,7 @@ class RetrievalResults:
         """Write all relevant images of each query, found or not, as TREC's qrels: query, 0, id, 1.
 
         Raises:
-            UserError: These results were read, or nothing tells what is relevant.
+            UserError: These results were read, or nothing defines what is relevant.
         """
         task = self._task
         if task is None or self._names is None:

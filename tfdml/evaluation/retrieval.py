@@ -76,7 +76,7 @@ def evaluate_retrieval(
     - `minp`: the mean over queries of R divided by the rank of the last relevant image (Ye et al., 2021, AGW).
     - `mrr`: the mean over queries of 1 divided by the rank of the first relevant image.
     - `ndcg`, `h_ap`, `asi`: of graded relevance (`hierarchical_average_precision` and the like). With levels each has
-      a value over all of them, without a suffix, beside those of the levels, which take each as right or wrong.
+      a value over all of them, without a suffix, next to those of the levels, which take each as right or wrong.
     - `gap`: global average precision of the nearest images as predictions, with the negative distance as confidence
       (`global_average_precision`); queries with R = 0 count as wrong predictions. `gap_known` leaves them out.
     - `nmi`, `ami`, `f1`: agreement of the classes with k-means clusters of the query embeddings, as many as there

@@ -49,7 +49,7 @@ class OperatingPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """How well a threshold on the distance tells pairs of one class from pairs of different classes.
+    """How well a threshold on the distance separates pairs of one class from pairs of different classes.
 
     Attributes:
         distance: The distance.

@@ -125,7 +125,7 @@ def write_saved_model(
 
 def same_signature(embed_each: Callable[..., dict[str, tf.Tensor]], calibration: Calibration) -> Any:
     """Return the signature `same` on what embeds images, see `write_saved_model`."""
-    # Beyond the last knot the curve is flat, as `numpy.interp` has it.
+    # Beyond the last knot the curve is flat, as in `numpy.interp`.
     knots = np.append(calibration.distances, calibration.distances[-1] + 1)
     values = np.append(calibration.probabilities, calibration.probabilities[-1])
 

@@ -20,7 +20,7 @@ class NewVersion:
     """A version that is being written.
 
     Attributes:
-        folder: Where to write its files: hidden, beside the finished versions.
+        folder: Where to write its files: hidden, next to the finished versions.
         path: Its place; there is none before it is finished.
     """
 

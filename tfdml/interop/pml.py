@@ -281,7 +281,7 @@ LOSSES = {
 }
 #: Arguments of every loss there that must be left out, and what to use instead.
 _INSTEAD = {
-    "embedding_regularizer": "another term beside the loss, such as `tfdml.objectives.GlobalOrthogonal()`",
+    "embedding_regularizer": "another term next to the loss, such as `tfdml.objectives.GlobalOrthogonal()`",
     "weight_regularizer": "`tfdml.objectives.RegularizedSoftTriple`, or `weight_decay` of the optimiser",
     "weight_init_func": "`objective.class_proxies.proxies.assign(...)` after the first call",
 }

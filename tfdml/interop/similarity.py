@@ -91,7 +91,7 @@ def read_indexer(indexer: Any) -> tuple[np.ndarray, np.ndarray]:
     `tfdml.evaluation.read_embeddings` read.
 
     Args:
-        indexer: One that keeps its items in memory, as all do that are not told otherwise; `Indexer.load(folder)`
+        indexer: One that keeps its items in memory, as all do by default; `Indexer.load(folder)`
             reads one from disk.
 
     Raises:

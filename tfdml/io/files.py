@@ -630,7 +630,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def unwritable(path: str | os.PathLike, error: BaseException, size: int = 0) -> UserError:
-    """Return what to tell of a file that could not be written.
+    """Return the message on a file that could not be written.
 
     Args:
         path: The file.

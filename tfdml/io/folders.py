@@ -206,7 +206,7 @@ class ResumableFolder:
 
 @contextlib.contextmanager
 def _token_lock(folder: str, argument: str) -> Iterator[None]:
-    """Hold the lock of a folder in an object store without locks: of two that wrote at once the later has it."""
+    """Hold the lock of a folder in an object store without locks: of two that wrote at once the later holds it."""
     path, owner = f"{folder}/{LOCK}", {"token": uuid.uuid4().hex}
     if not is_file(path):
         write_json(path, owner)

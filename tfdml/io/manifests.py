@@ -138,7 +138,7 @@ def objects(value: Any, where: str) -> dict[str, dict[str, Any]]:
 def compare_files(folder: str | os.PathLike, files: Any, where: str, remedy: str) -> None:
     """Compare files with the checksums that a manifest has of them.
 
-    This tells damage, not forgery: whoever can change a file can change its manifest.
+    This detects damage, not forgery: whoever can change a file can change its manifest.
 
     Args:
         folder: The manifest's folder.

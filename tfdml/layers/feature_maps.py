@@ -12,7 +12,7 @@ from tfdml.saving import SavedByArguments
 
 _IMAGENET_MEAN = (123.675, 116.28, 103.53)
 _IMAGENET_STD = (58.395, 57.12, 57.375)
-# Caffe models: blue, green, red, with these means taken off (keras.applications' own figures, and those of the
+# Caffe models: blue, green, red, with these means taken off (keras.applications' own values, and those of the
 # published GoogLeNet and BN-Inception).
 _MEANS_BGR = {
     "caffe": (103.939, 116.779, 123.68),

@@ -110,7 +110,7 @@ class PrincipalComponents(SavedByArguments, keras.layers.Layer):
             directions.
         power: 1: all components vary alike; 0.5: half-way there; 0: as if not whitened.
         shrinkage: How far the variances are drawn to their mean, 0 .. 1: above 0 directions in which the vectors hardly
-            differ, and which few vectors tell badly, are enlarged less.
+            differ, and which few vectors estimate badly, are enlarged less.
 
     Raises:
         ValueError: `dim` is not positive, or `power` or `shrinkage` is out of range.

@@ -57,7 +57,7 @@ class ClassSimilarityLoss(LabelledLoss):
     """A softmax cross-entropy over scaled class similarities; subclasses give `logits`.
 
     A subclass that is no cross-entropy gives `class_losses` instead. `proxies_per_class` says how many proxies the
-    command line makes for each class unless told. With a `label_smoothing` of e the target is 1 - e + e / C at the own
+    command line makes for each class by default. With a `label_smoothing` of e the target is 1 - e + e / C at the own
     class and e / C at the others: the value is L + e (z_y - mean of z), of logits z.
 
     A label outside 0 .. C - 1 has no proxy: it is refused (see `refuse_unknown_classes`), and its value is NaN.

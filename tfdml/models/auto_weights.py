@@ -247,7 +247,7 @@ def weights(ratios, shares) -> np.ndarray:
     """Return the weights by what has been measured: see `WeightMeasurement`.
 
     Args:
-        ratios: (samples, terms, parts), the length of a term's gradient beside the base's; 0 does not count.
+        ratios: (samples, terms, parts), the length of a term's gradient relative to the base's; 0 does not count.
         shares: (terms,), how long the weighted terms' gradients are to be.
 
     Returns:
@@ -274,8 +274,8 @@ def _check(objectives, autos: list[str], gradient_cache: int) -> None:
         )
     if not any(objective.weight for objective in objectives if objective.name not in autos):
         raise ValueError(
-            "auto weights are measured beside the terms whose weights are numbers, and none is above 0: give one a "
-            "number"
+            "auto weights are measured relative to the terms whose weights are numbers, and none is above 0: give one "
+            "a number"
         )
     for objective in objectives:
         if isinstance(objective, WithStatistics):
@@ -285,7 +285,7 @@ def _check(objectives, autos: list[str], gradient_cache: int) -> None:
             )
         if isinstance(objective, CrossBatchMemory):
             raise ValueError(
-                f"auto weights do not go with {objective.name}, whose loss goes on changing as its memory fills: write "
+                f"auto weights do not go with {objective.name}, whose loss keeps changing as its memory fills: write "
                 "numbers, or leave the memory out"
             )
 
@@ -303,7 +303,7 @@ def _lengths(tape, value, parts: list):
 
 
 def _beside(lengths, base):
-    """Return the one beside the other by parts; 0 where either is zero or not finite."""
+    """Return the ratio of the two by parts; 0 where either is zero or not finite."""
     import tensorflow as tf
 
     ratio = tf.math.divide_no_nan(lengths, base)

@@ -26,10 +26,10 @@ class InstanceLoss(ReducedObjective):
     L = -log( e^{w_y.x + b_y} / sum_j e^{w_j.x + b_j} ), averaged over the batch.
 
     In the paper every instance (an image with its descriptions) is a class of its own, so that images of one class are
-    told apart by what is their own: give it labels of instances (`labels = arange(N)`) and as many classes. With labels
-    of classes it is the plain softmax loss. `NormSoftmaxLoss` is the same with vectors x and w_j of length 1, no bias,
-    and a fixed scale in the place of the lengths. On unit embeddings, as an `Embedder` gives them, the lengths of the
-    w_j are the scale, and are learned; `representation="projection"` reads embeddings before normalisation.
+    distinguished by what is their own: give it labels of instances (`labels = arange(N)`) and as many classes. With
+    labels of classes it is the plain softmax loss. `NormSoftmaxLoss` is the same with vectors x and w_j of length 1,
+    no bias, and a fixed scale in the place of the lengths. On unit embeddings, as an `Embedder` gives them, the lengths
+    of the w_j are the scale, and are learned; `representation="projection"` reads embeddings before normalisation.
 
     Args:
         num_classes: C, the number of instances or classes; labels must lie in 0 .. C - 1.

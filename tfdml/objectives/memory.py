@@ -137,7 +137,7 @@ class CrossBatchMemory(Stateful):
         self._memorise(labels[-self.size :], x[-self.size :], known)
 
     def _memorise(self, labels, x, known):
-        """Let the memory be these `size` vectors, of which the last `known` are vectors of images."""
+        """Let the memory be these `size` vectors, the last `known` of them of images."""
         self.memory.assign(ops.reshape(x, self.memory.shape))
         self.memory_labels.assign(ops.reshape(labels, self.memory_labels.shape))
         self.filled.assign(ops.where(self.steps < self.start, 0, ops.minimum(known, self.size)))
@@ -162,19 +162,19 @@ class CrossBatchMemory(Stateful):
 
 @keras.saving.register_keras_serializable("tfdml")
 class Prism(Observed, CrossBatchMemory):
-    """A loss over pairs with a memory, without the images whose labels look wrong beside what the memory holds.
+    """A loss over pairs with a memory, without the images whose labels look wrong compared with what the memory holds.
 
     P_i = exp(w_y . x_i) / sum over classes k in the memory of exp(w_k . x_i),   y the label of image i
 
     where w_k is the mean of the unit embeddings of class k in the memory. Of a batch of n images those count whose P_i
     is above the mean of the last `window` values of Q, where Q of a batch is its floor(noise_rate n)-th smallest P. If
     none is, or there is no Q yet, all but the floor(noise_rate n) of smallest P count. Images of a class that the
-    memory does not hold have P = 1 and count. The others are in no pair, neither as anchors nor beside others, and are
+    memory does not hold have P = 1 and count. The others are in no pair, neither as anchors nor as others, and are
     not remembered: the memory becomes cleaner than the labels.
 
     What a `CrossBatchMemory` is said to be holds here too: pairs of the batch with batch and memory, an empty memory at
     first (so that the first batches count whole), the state saved with the learner. A loss that is a mean over images
-    still divides by all n. Logged beside the value: `<name>_kept`, the share of images that count.
+    still divides by all n. Logged next to the value: `<name>_kept`, the share of images that count.
 
     Args:
         loss: As `CrossBatchMemory` takes it.

@@ -62,7 +62,7 @@ class RankMI(WithStatistics):
     pair cost the same. Where V has no root in 0 .. 2, beta stays as it was: V moves little in a step, whereas
     either end of the interval would at once drop nearly all positives or all negatives.
 
-    Logged by the learner beside the value itself, over the steps of V: `<name>_jsd`, the lower bound on the
+    Logged by the learner next to the value itself, over the steps of V: `<name>_jsd`, the lower bound on the
     Jensen-Shannon divergence between the distances of positives and negatives in nats (ln 2 when they are apart);
     `<name>_beta`; and `<name>_no_root`, the share of V's states that had no root.
 
@@ -72,7 +72,7 @@ class RankMI(WithStatistics):
         statistics_steps: k, the steps of V for each step of the embedder.
         hidden: Width of V's layers.
         depth: V's number of square layers.
-        negatives: `"distance_weighted"`, drawn without replacement as `tfdml.mining.negative_probabilities` has it, or
+        negatives: `"distance_weighted"`, drawn without replacement as in `tfdml.mining.negative_probabilities`, or
             `"all"` within the margin.
         cutoff: Nearer negatives are drawn as if they were at this distance.
         nonzero_loss_cutoff: Negatives at this distance or beyond are not drawn, unless an image has no nearer one.

@@ -71,7 +71,7 @@ class DensityAdaptivity(ReducedObjective, Calibrated, Observed):
     R is in squared units of the features, so that the weight of the constraint depends on the backbone:
     `normalize_reference` divides R by its mean.
 
-    Logged by the learner beside the value itself, as means over the classes of the batches: `<name>_d_avg`, D_c, and
+    Logged by the learner next to the value itself, as means over the classes of the batches: `<name>_d_avg`, D_c, and
     `<name>_target`, a_c.
 
     A class with one image in the batch has D_c = 0, as in the formula: sample several images of each class. A label
@@ -88,7 +88,7 @@ class DensityAdaptivity(ReducedObjective, Calibrated, Observed):
         normalize_reference: Divide R by its mean over the classes; the paper does not.
         representation: The representation whose density it is.
         reduction: `"mean"`, the formula above and the paper's; `"sum"` leaves 1/C and 1/C^2 out.
-        weight: lambda; the paper uses 10, beside base losses that are sums.
+        weight: lambda; the paper uses 10, with base losses that are sums.
         name: The term's name in logs.
 
     Raises:
@@ -246,7 +246,7 @@ class EnergyConfusion(ReducedObjective, Observed):
 
     with mu the mean of a class and v its mean squared distance to it, so that the cost is O(B^2) and no pair of images
     is visited. Classes are *pulled together*: the term contradicts the metric loss that it is added to, so that the
-    network cannot rest on the few traits that tell the training classes apart most easily. It has to stay the weaker
+    network cannot rest on the few traits that separate the training classes most easily. It has to stay the weaker
     of the two:
 
         objectives = [MetricLoss(BinomialDevianceLoss(reduction="sum")), EnergyConfusion(reduction="sum", weight=0.13)]
@@ -260,7 +260,7 @@ class EnergyConfusion(ReducedObjective, Observed):
     images (`form="log_of_mean"`) of the embedding before normalisation (`representation="projection"`), estimated from
     10 random partners of each image, where this objective takes the expectation over the draw and no draw.
 
-    Logged by the learner beside the value itself: `<name>_energy`, the mean of E_IJ over the pairs of classes of the
+    Logged by the learner next to the value itself: `<name>_energy`, the mean of E_IJ over the pairs of classes of the
     batches, whatever the form.
 
     Args:
@@ -268,7 +268,7 @@ class EnergyConfusion(ReducedObjective, Observed):
             |x_i - x_j|^2 over all pairs of images of different classes, one value for the batch.
         representation: `"embedding"` or `"projection"`, the embedding before normalisation.
         reduction: `"mean"` over the pairs of classes, or `"sum"`, the paper's. `"log_of_mean"` knows no difference.
-        weight: lambda. The paper's, beside losses that are sums: 0.02 with triplet, 0.3 with N-pair, 0.13 with
+        weight: lambda. The paper's, with losses that are sums: 0.02 with triplet, 0.3 with N-pair, 0.13 with
             binomial deviance on CUB and CARS, a tenth of that on SOP and In-Shop; 64 classes of 2 images.
         name: The term's name in logs.
 

@@ -66,7 +66,7 @@ def write_comparison(
     Example:
         >>> pairs = write_comparison("comparison.html", ["runs/cars_am", "runs/cars_jrd"])
         >>> pairs[0].sentence("recall@1")
-        'cars_jrd and cars_am are not told apart by Recall@1: the difference is +0.0 points ...'
+        'cars_jrd and cars_am are not distinguished by Recall@1: the difference is +0.0 points ...'
     """
     read = read_runs(runs, names)
     if (dataset is None) != (embeddings is None):
@@ -152,7 +152,7 @@ class Paired:
             )
         else:
             start = (
-                f"{self.name} and {self.reference} are not told apart by {metric_name(metric)}: the difference is "
+                f"{self.name} and {self.reference} are not distinguished by {metric_name(metric)}: the difference is "
                 f"{self.change(metric)} points"
             )
         intervals = f"95 % interval over classes {_ends(metric, self.classes[metric], sign)}"

@@ -58,7 +58,7 @@ def plain_intervals(intervals: Intervals | None, metrics: Mapping[str, Any]) -> 
         intervals = metrics.get("intervals") or {}
     ends = {}
     for key, value in intervals.items():
-        # Beside its ends an interval may hold the mean before them and the standard error after them.
+        # Besides its ends an interval may hold the mean before them and the standard error after them.
         low, high = (value[0], value[1]) if len(value) == 2 else (value[1], value[2])
         ends[key] = (float(low), float(high))
     return ends

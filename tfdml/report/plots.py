@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # slow to import, so only where something is drawn
 Records = Sequence[Mapping[str, Any]]
 Curve = Mapping[float, float]
 
-# Kinds of points and lines, told apart by colour, shape and dashes.
+# Kinds of points and lines, distinguished by colour, shape and dashes.
 STYLES = 8
 MARKS = "os^vDPX*"
 _DASHES = (

@@ -1,4 +1,4 @@
-"""What a page says of a run: its result, history, flags and environment; read from its folder without TensorFlow."""
+"""What a report shows of a run: its result, history, flags and environment; read from its folder without TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Run:
     Args:
         name: What a page calls it.
         result: What `result.json` holds: `metrics` as `evaluate_retrieval` gives them, fractions, with `intervals` of
-            `confidence_intervals` among them or beside them; if measured, `metrics_before` the training,
+            `confidence_intervals` among them or next to them; if measured, `metrics_before` the training,
             `metrics_moments` of a `MomentEmbedder`, `metrics_orders` by order of HORDE's moments; among the metrics
-            `parts` as `part_protocol` gives them; among or beside them `generalisation` as `evaluate_generalisation`
+            `parts` as `part_protocol` gives them; among or next to them `generalisation` as `evaluate_generalisation`
             does; `dataset`, `protocol` and `selection` in words.
         history: One mapping per epoch, what `metrics.jsonl` holds: `epoch`, metrics of unseen classes as `test`, and
             perhaps of `seen` classes, `orders`, `generalisation`, and what `fit` reports as `train`; empty where there

@@ -75,7 +75,7 @@ class Address:
         password: Its password or key; in no text that is made of this.
         path: A file or folder, or the name of a database on the server.
         table: The table, collection or file that holds the gallery.
-        distance: What near means; None: as the gallery has it, and `euclidean` where it is new.
+        distance: What near means; None: as in the gallery, and `euclidean` where it is new.
         index: The kind of approximate index; empty for exact search.
         options: The index's parameters, integers.
         further: Options of the database's own.

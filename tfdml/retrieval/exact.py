@@ -194,7 +194,7 @@ def nearest_neighbours(
         distance: `"euclidean"`: |q - g|; `"sqeuclidean"`: |q - g|^2; `"cosine"`: 1 - cos(q, g), where a zero
             vector has cosine 0 with everything; `"dot"`: -<q, g>.
         own_rows: (N,) the gallery row that holds each query itself, for queries that are a part of the gallery.
-        memory_budget: Bytes that a block may take, beside about three copies of the gallery; of one that is
+        memory_budget: Bytes that a block may take, next to about three copies of the gallery; of one that is
             memory-mapped, three copies of a chunk of about this size.
 
     Returns:

@@ -1,4 +1,4 @@
-"""From a folder of embeddings into a gallery, batch by batch; begun again, it goes on."""
+"""From a folder of embeddings into a gallery, batch by batch; begun again, it continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdml.errors import UserError
 from tfdml.io.files import sha256_of
 from tfdml.retrieval.database import GalleryDatabase, checked_ids
 
-# The attribute that tells of which embeddings a row is.
+# The attribute with the embeddings that a row belongs to.
 SOURCE = "source"
 
 
@@ -31,7 +31,7 @@ class EmbeddingsToIndex:
         stored: The embeddings.
         names: What the images are called.
         ids: N ids, each once.
-        source: What tells these embeddings from others: of their checksums.
+        source: What identifies these embeddings: of their checksums.
         truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they are.
     """
 
@@ -125,7 +125,7 @@ def index_embeddings(
 
     Rows are written in their order, `gallery.batch_rows` at a time, with the attributes `path`, `label`, `role` and
     `source`. So what an earlier call has left, killed at any moment, shows in how many rows of the source are there:
-    this call goes on at the last whole batch. Where rows were deleted since, all are written again.
+    this call continues at the last whole batch. Where rows were deleted since, all are written again.
 
     Args:
         gallery: Where to.

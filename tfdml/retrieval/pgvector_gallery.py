@@ -1,4 +1,4 @@
-"""PostgreSQL with the extension vector: a gallery beside an application's other tables."""
+"""PostgreSQL with the extension vector: a gallery next to an application's other tables."""
 
 from __future__ import annotations
 

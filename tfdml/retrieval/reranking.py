@@ -69,7 +69,7 @@ class Search:
         leave_one_out: Whether query i is row i of the gallery, and left out of its own search.
         distance: As `nearest_neighbours`; `"cosine"` until a step scores otherwise.
         augmented: How the gallery was moved; None: it was not, or no query lies in it.
-        extra_bytes: What a step keeps beside the gallery's vectors.
+        extra_bytes: What a step keeps next to the gallery's vectors.
     """
 
     queries: np.ndarray
@@ -86,7 +86,7 @@ class Search:
 
     @property
     def bytes(self) -> int:
-        """What is kept to search in: the gallery's vectors and what a step has put beside them."""
+        """What is kept to search in: the gallery's vectors and what a step has put next to them."""
         return self.gallery.nbytes + self.extra_bytes
 
     def neighbours(self, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -307,7 +307,7 @@ def augment_gallery(gallery: Any, *, k: int = 10, alpha: float = 3.0) -> Augment
         alpha: The exponent; 0: all weigh as much as the image.
 
     Returns:
-        The augmented `vectors` (G, d), and what tells how they would be without one of the images.
+        The augmented `vectors` (G, d), and how they would be without one of the images.
 
     Raises:
         ValueError: `k` or `alpha` is out of range.

@@ -160,7 +160,7 @@ def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], 
 def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | None = None) -> TrainingState | None:
     """Load the newest checkpoint that can be used into the learner and its optimiser; None if there is none.
 
-    Newer ones, which cannot, are renamed, so that they are not taken for the newest when the run goes on.
+    Newer ones, which cannot, are renamed, so that they are not taken for the newest when the run continues.
 
     Args:
         folder: The checkpoint folder, that of the chief.

@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind: what lies where, and who may write there."""
+"""The folder that a run leaves behind: its files, and who may write there."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class RunFolder:
         return self.read_result() is not None and all(path.is_file() for path in wanted)
 
     def how_far(self) -> str:
-        """How far the run in this folder has come, and how it goes on, in words."""
+        """How far the run in this folder has come, and how to continue it, in words."""
         if not self.flags.is_file():
             return "nothing was written"
         steps = [step_of(path) for path in list_checkpoints(self.checkpoints)]
@@ -178,10 +178,10 @@ class RunFolder:
     def describe(self, data: dict[str, Any], devices: list[str]) -> None:
         """Write what the run's data and environment are; for a run that is continued, see that the data is the same.
 
-        Where cores, devices or arithmetic are others than at the start, a line says that the bits will be, too.
+        Where cores, devices or arithmetic are others than at the start, a line is printed that the bits will be, too.
 
         Args:
-            data: By split, what `building.Splits.describe` tells.
+            data: By split, what `building.Splits.describe` returns.
             devices: What the run trains on.
 
         Raises:

@@ -528,7 +528,7 @@ class EvaluationSettings(Settings):
             epochs where Recall@1 is saturated. Of given pairs auc, of graded ones spearman, of triplets
             triplet_accuracy.
         refit: With --selection=validation: then train again, from the same start, on all training classes (held-out
-            ones too) for as many epochs as were best; that embedder and its figures are the run's.
+            ones too) for as many epochs as were best; that embedder and its metrics are the run's.
         moment_embedder: With horde: also write and measure moments.keras, which searches with all orders, reduced by a
             PCA.
         evaluate_orders: With one horde: measure the embedding of each order of moments by itself, and all side by side,
@@ -589,7 +589,7 @@ class EvaluationSettings(Settings):
 _MOST_SEEDS = 1000
 #: What a run is watched for.
 ALARMS = ("collapse", "explosion", "nan")
-#: Libraries that may be told of the epochs: extras of the same names.
+#: Libraries that may log the epochs: extras of the same names.
 LOGGERS = ("wandb", "mlflow")
 
 
@@ -611,7 +611,7 @@ class RunSettings(Settings):
             alarms; 0: never.
         stop_on: Which alarms end the run, with a checkpoint and status 3: collapse, explosion, with commas. What is
             not finite (nan) always ends it.
-        log_to: Tell another library of each epoch too: wandb:PROJECT or mlflow:URI.
+        log_to: Log each epoch to another library too: wandb:PROJECT or mlflow:URI.
 
     Raises:
         UserError: A value is out of range, or the folder is not named.

@@ -337,7 +337,7 @@ def explosion(sample: Mapping[str, Any], earlier: Samples) -> str:
 
     Args:
         sample: With `gradient_norm`, by part.
-        earlier: The samples before; fewer than three tell nothing.
+        earlier: The samples before; fewer than three are not enough.
     """
     last = earlier[-MEDIAN_OF:]
     if len(last) < MEDIAN_FROM:
@@ -438,12 +438,12 @@ class Watcher:
         except Exception as error:
             if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, tf.errors.ResourceExhaustedError):
                 raise
-            logging.warning("a look at a batch does not fit the memory beside the training: the run goes on unwatched")
+            logging.warning("a look at a batch does not fit the memory: the run continues unwatched")
             self._too_large = True
             return []
         embeddings = found.embeddings
         if not np.isfinite(embeddings).all():
-            return []  # the step itself will tell, with all of its batch
+            return []  # the step itself will raise, with all of its batch
         d_pos, d_neg = pair_distances(embeddings, labels, self._learner.positives)
         sample: dict[str, Any] = {
             "step": step,
@@ -577,12 +577,12 @@ class Logger:
             raise UserError(f"--log_to={target}: {service} refuses: {error}") from error
 
     def begin(self, learner: keras.Model) -> None:
-        """Tell of the model."""
+        """Record the model."""
         self._callback.set_model(learner)
         self._callback.on_train_begin()
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Record an epoch, as `metrics.jsonl` has it."""
+        """Record an epoch, as in `metrics.jsonl`."""
         numbers = {self._name(name): value for name, value in flat(record).items()}
         self._callback.on_epoch_end(int(record["epoch"]), numbers)
 

@@ -156,7 +156,7 @@ def test_large_batches_have_their_flags(monkeypatch):
         ({"gradient_cache": 16}, "do not go with `gradient_cache=16`, whose chunks"),
         (
             {"objectives": "xbm(loss=contrastive, size=16) + auto * gor"},
-            "do not go with xbm, whose loss goes on changing",
+            "do not go with xbm, whose loss keeps changing",
         ),
         ({"objectives": "rank_mi + auto * gor"}, "do not go with rank_mi, whose steps alternate"),
         ({"objectives": "contrastive + auto(steps=5) * gor + auto * ecaml"}, r"the same steps, not \[5, 100\]"),

@@ -84,7 +84,7 @@ def read_cars196(data_dir: str | os.PathLike, split: str = "train", *, check_cou
         files.check_count("cars196", f"{split} images", NUM_IMAGES["cars196"][split], len(rows), str(root))
     labels, known = classes[rows] - 1, _car_names(root)
     class_names = {int(c): known.get(int(c), f"class {c + 1}") for c in np.unique(labels)}
-    advice = "unpack the image archives again beside devkit/"
+    advice = "unpack the image archives again next to devkit/"
     return files.images_in_files("cars196", split, [paths[row] for row in rows], labels, class_names, advice)
 
 

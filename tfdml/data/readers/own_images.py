@@ -191,7 +191,7 @@ def read_list(
       query's class and group, which are too easy to find.
     - `labels`: a label set, a list in Parquet and JSON and `cat|dog` in CSV. Images belong together if they share a
       label. Without a column `label` the class is the first of them.
-    - `id`: a name of the image for `pairs`, beside its path.
+    - `id`: a name of the image for `pairs`, next to its path.
 
     With `pairs`, the column `label` may be missing: classes are then what similar pairs link, which matters for splits
     alone, and right for a query are the images that are similar to it.

@@ -136,7 +136,7 @@ def images_memory(view: TrainTransform, batch_size: int) -> float:
 
 
 def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> None:
-    """Refuse a run whose steps need more memory than is free; of a GPU's memory, the GPU tells so itself.
+    """Refuse a run whose steps need more memory than is free; a GPU raises an error itself.
 
     Args:
         embedder: The built embedder.
@@ -177,7 +177,7 @@ def weights_within_memory() -> Iterator[None]:
             )
         return next_creator(**arguments)
 
-    # A GPU has memory of its own, and tells when it is full.
+    # A GPU has memory of its own, and raises when it is full.
     guard = contextlib.nullcontext() if devices.on_gpu() else tf.variable_creator_scope(create)
     try:
         with guard:

@@ -62,7 +62,7 @@ class Splits:
         return {name: split for name, split in splits.items() if split is not None}
 
     def describe(self, directory: str = "") -> dict[str, dict[str, Any]]:
-        """Return what tells a run's images from others: how many there are, their names, labels and content.
+        """Return what identifies a run's images: how many there are, their names, labels and content.
 
         Args:
             directory: Where the data set lies; names count from there.

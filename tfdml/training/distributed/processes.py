@@ -1,4 +1,4 @@
-"""The processes that train together: which of them this is, and what they have to tell one another."""
+"""The processes that train together: which of them this is, and what they exchange."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Interrupted(KeyboardInterrupt):
 
     Args:
         number: The signal.
-        left: What of the run is on disk and how it goes on, in words.
+        left: What of the run is on disk and how to continue it, in words.
 
     Example:
         >>> str(Interrupted(signal.SIGTERM, "nothing was written"))

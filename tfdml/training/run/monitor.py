@@ -31,7 +31,7 @@ class TrainingMonitor(keras.callbacks.Callback):
     """Evaluates, writes metrics.jsonl and TensorBoard, keeps the selected embedder, and checkpoints.
 
     One callback rather than several, because the order matters: a checkpoint holds the records of its epoch, so that a
-    resumed run writes the same history as an unbroken one; the embedder that it selects is there before it.
+    resumed run writes the same history as an uninterrupted one; the embedder that it selects is there before it.
 
     Args:
         folder: The run folder.
@@ -65,7 +65,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._interruption, self._processes, self._watcher = interruption, processes, watcher
         self._selection = experiment.selection, experiment.selection_metric
         self._checkpoint_steps, self._keep = experiment.checkpoint_steps, experiment.keep_checkpoints
-        #: Told of each epoch, on the chief, while the run is under way.
+        #: Receives each epoch, on the chief, while the run is under way.
         self.logger: Logger | None = None
         self.records: list[dict] = []
         self.step = 0
@@ -183,7 +183,7 @@ class TrainingMonitor(keras.callbacks.Callback):
             with averaged(self.model), self.measuring():
                 record.update(self._evaluate(epoch + 1))
         except Interrupted:
-            # The resumed run closes this epoch before it goes on.
+            # The resumed run closes this epoch before it continues.
             self.checkpoint()
             raise
         self.train_seconds += seconds

@@ -132,7 +132,7 @@ class Evaluator:
         return measured
 
     def _generalisation(self, embeddings: dict[str, np.ndarray]) -> dict[str, float | int | bool]:
-        """How the unseen classes lie beside the seen ones; see `evaluate_generalisation`."""
+        """How the unseen classes lie compared with the seen ones; see `evaluate_generalisation`."""
         assert self.splits.seen is not None
         return evaluate_generalisation(
             embeddings["test"],
