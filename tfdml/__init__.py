@@ -2,7 +2,7 @@
 
 The backend-free part (`losses`, `mining`, `kernels`, `layers`, `objectives`, `backbones`, `models`, `interop`) is
 imported with the package; what needs TensorFlow itself or is heavy (`data`, `training`, `embeddings`, `evaluation`,
-`callbacks`, `report`, `export`, `retrieval`, `cluster`) on first use.
+`callbacks`, `explain`, `report`, `export`, `retrieval`, `cluster`) on first use.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from tfdml.errors import UserError
 from tfdml.version import __version__
 
 if TYPE_CHECKING:  # so that type checkers and editors know what is in them
-    from tfdml import callbacks, cluster, data, embeddings, evaluation, export, report, retrieval, training
+    from tfdml import callbacks, cluster, data, embeddings, evaluation, explain, export, report, retrieval, training
     from tfdml.index import Index
 
 _ON_FIRST_USE = (
@@ -22,6 +22,7 @@ _ON_FIRST_USE = (
     "data",
     "embeddings",
     "evaluation",
+    "explain",
     "export",
     "report",
     "retrieval",
@@ -38,6 +39,7 @@ __all__ = [
     "data",
     "embeddings",
     "evaluation",
+    "explain",
     "export",
     "interop",
     "kernels",
