@@ -8,10 +8,11 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
+from tensorflow_similarity.indexer import Indexer
 from tensorflow_similarity.samplers import MultiShotMemorySampler
 
 import tfdml
-from tfdml.interop import build_indexer, read_indexer, sampler_dataset
 
 
 def images(classes, each, seed):
@@ -47,19 +48,20 @@ def main(path):
     embedder = tfdml.models.Embedder(backbone, embedding_dim=16, image_size=16)
     learner = tfdml.models.MetricLearner(embedder, [tfdml.losses.MultiSimilarityLoss()])
     learner.compile(keras.optimizers.Adam(0.003))
-    dataset = sampler_dataset(sampler)
+    specs = tuple(tf.TensorSpec((None, *part.shape[1:]), part.dtype) for part in sampler[0])
+    batches = tf.data.Dataset.from_generator(lambda: map(sampler.__getitem__, range(len(sampler))), output_signature=specs)
     learner.build((None, *x.shape[1:]))
     before = recall_at_1(learner.predict(test, verbose=0), test_labels)
-    history = learner.fit(dataset, epochs=6, verbose=0).history
+    history = learner.fit(batches, epochs=6, verbose=0).history
     embeddings = learner.predict(test, verbose=0)
 
-    indexer = build_indexer(embeddings, test_labels)
+    indexer = Indexer(embeddings.shape[1])
+    indexer.batch_add(embeddings, labels=test_labels.tolist(), verbose=0)
     looked_up = indexer.batch_lookup(embeddings, k=3, verbose=0)
     ranks = np.argsort(-embeddings @ embeddings.T, axis=1)[:, :3]
-    stored, stored_labels = read_indexer(indexer)
+    stored, stored_labels = np.stack(indexer.kv_store.embeddings), indexer.kv_store.labels
     found = {
         "loss": history["loss"],
-        "steps an epoch": int(dataset.cardinality()),
         "recall@1 before": before,
         "recall@1 after": recall_at_1(embeddings, test_labels),
         "neighbours": [[item.label for item in row] for row in looked_up],

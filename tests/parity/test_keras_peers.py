@@ -228,4 +228,3 @@ def test_the_sampler_of_similarity_trains_our_embedder_and_its_indexer_finds_as_
     assert found["recall@1 after"] > found["recall@1 before"] + 0.1
     assert found["neighbours"] == found["expected neighbours"]
     assert found["read back"] is True
-    assert found["steps an epoch"] == 10
