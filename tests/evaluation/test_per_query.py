@@ -205,14 +205,13 @@ def test_why_queries_are_not_the_same():
 def test_a_damaged_file_is_refused(tmp_path):
     path = tmp_path / "queries.npz"
     one = QueryValues.of(pages.made(LABELS), values())
-    arrays = {"ids": one.ids, "labels": LABELS, "images": np.array("x"), "metrics": np.array(["m"])}
+    arrays = {"ids": one.ids, "labels": LABELS, "images": np.array("x")}
     for content in (
         {"ids": one.ids},
-        {**arrays, "values": np.ones((1, 11))},
-        {**arrays, "values": np.ones((2, 12))},
-        {**arrays, "values": np.ones(12)},
-        {**arrays, "values": np.array(["x"])},
-        {**arrays, "values": np.array([None])},
+        {**arrays, "recall@1": np.ones(11)},
+        {**arrays, "recall@1": np.ones((2, 12))},
+        {**arrays, "recall@1": np.array(["x"] * 12)},
+        {**arrays, "recall@1": np.array([None] * 12)},
     ):
         np.savez(path, **content)
         with pytest.raises(UserError):

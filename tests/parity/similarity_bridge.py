@@ -49,7 +49,9 @@ def main(path):
     learner = tfdml.models.MetricLearner(embedder, [tfdml.losses.MultiSimilarityLoss()])
     learner.compile(keras.optimizers.Adam(0.003))
     specs = tuple(tf.TensorSpec((None, *part.shape[1:]), part.dtype) for part in sampler[0])
-    batches = tf.data.Dataset.from_generator(lambda: map(sampler.__getitem__, range(len(sampler))), output_signature=specs)
+    batches = tf.data.Dataset.from_generator(
+        lambda: map(sampler.__getitem__, range(len(sampler))), output_signature=specs
+    )
     learner.build((None, *x.shape[1:]))
     before = recall_at_1(learner.predict(test, verbose=0), test_labels)
     history = learner.fit(batches, epochs=6, verbose=0).history

@@ -735,17 +735,11 @@ class QueryValues:
         try:
             require_regular(path)
             with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in ("ids", "labels", "images", "metrics", "values")}
+                ids, labels, images = (file[name] for name in ("ids", "labels", "images"))
+                names = [name for name in file.files if name not in ("ids", "labels", "images")]
+                return cls(ids, labels, str(images), {name: file[name].astype(np.float64) for name in names})
         except Exception as error:  # whatever NumPy raises on a damaged file
             raise UserError(f"{path} cannot be read: {short_message(error)}") from error
-        metrics, values = arrays["metrics"], arrays["values"]
-        kinds = {name: array.dtype.kind for name, array in arrays.items()}
-        if kinds != {"ids": "u", "labels": "i", "images": "U", "metrics": "U", "values": "f"} or values.ndim != 2:
-            raise UserError(f"{path} is damaged or of something else")
-        if metrics.shape != values.shape[:1]:
-            raise UserError(f"{path} is damaged: {metrics.shape} metrics for values of shape {values.shape}")
-        columns = dict(zip(metrics.tolist(), values.astype(np.float64), strict=True))
-        return cls(arrays["ids"], arrays["labels"], str(arrays["images"]), columns)
 
     def write(self, path: Path) -> None:
         """Write them as a compressed .npz, values in single precision.
@@ -753,15 +747,9 @@ class QueryValues:
         Args:
             path: The file.
         """
-        arrays: dict[str, Any] = {
-            "ids": self.ids,
-            "labels": self.labels,
-            "images": np.array(self.images),
-            "metrics": np.array(list(self.values)),
-            "values": np.stack(list(self.values.values())).astype(np.float32),
-        }
+        columns = {name: values.astype(np.float32) for name, values in self.values.items()}
         with atomic_write(path) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, **arrays)
+            np.savez_compressed(file, ids=self.ids, labels=self.labels, images=self.images, **columns)
 
     def difference_to(self, other: QueryValues) -> str:
         """Why the values of another run are not of the same queries, in words; empty where they are.

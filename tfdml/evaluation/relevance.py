@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from tfdml.errors import UserError
 from tfdml.pairwise import integer_labels
-
-# Keys of a query and a gallery row in one int64: the row is in the lower bits.
-_ROW_BITS = 40
 
 
 def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
@@ -29,86 +27,65 @@ def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _SameId:
-    """A set of gallery rows for each query: those that share its id, which is not negative."""
+class _Shared:
+    """The gallery rows of each query: those under one of its keys, such as its class or its labels.
 
-    queries: np.ndarray
-    gallery: np.ndarray
+    Attributes:
+        keys: (N, C) 1 where a query has a key.
+        images: (C, G) 1 where a gallery row is under a key.
+    """
 
-    @functools.cached_property
-    def _order(self) -> tuple[np.ndarray, np.ndarray]:
-        order = np.argsort(self.gallery, kind="stable")
-        return order, self.gallery[order]
-
-    def counts(self) -> np.ndarray:
-        return np.bincount(self.gallery + 1, minlength=self.queries.max() + 2)[self.queries + 1]
-
-    def part(self, block: slice) -> _SameId:
-        return _SameId(self.queries[block], self.gallery)
-
-    def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
-        return (rows >= 0) & (self.gallery[rows] == self.queries[block, None])
-
-    def rows(self, query: int) -> np.ndarray:
-        order, ids = self._order
-        return order[slice(*np.searchsorted(ids, [self.queries[query], self.queries[query] + 1]))]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _SharesLabel:
-    """A set of gallery rows for each query: those that have a label in common with it, of rows of 0 and 1."""
-
-    queries: np.ndarray
-    gallery: np.ndarray
-
-    def counts(self) -> np.ndarray:
-        return np.array([np.count_nonzero(self.gallery @ row) for row in self.queries])
-
-    def part(self, block: slice) -> _SharesLabel:
-        return _SharesLabel(self.queries[block], self.gallery)
-
-    def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
-        return (rows >= 0) & (np.einsum("bkl,bl->bk", self.gallery[rows], self.queries[block]) > 0)
-
-    def rows(self, query: int) -> np.ndarray:
-        return np.flatnonzero(self.gallery @ self.queries[query])
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Listed:
-    """A set of gallery rows for each query: all of them, in ascending keys of list and row."""
-
-    size: int
-    keys: np.ndarray
+    keys: sparse.csr_array
+    images: sparse.csr_array
 
     @classmethod
-    def of(cls, lists: Sequence[Any], what: str) -> _Listed:
-        keys = [np.zeros(0, np.int64)]
+    def of_ids(cls, queries: np.ndarray, gallery: np.ndarray, hidden: np.ndarray) -> _Shared:
+        """Keys are ids from 0, one for each query and for each gallery row that is not hidden."""
+        count, shown = 1 + max(queries.max(), gallery.max()), np.flatnonzero(~hidden)
+        keys = _ones(np.arange(len(queries)), queries, (len(queries), count))
+        return cls(keys, _ones(gallery[shown], shown, (count, len(gallery))))
+
+    @classmethod
+    def of_lists(cls, lists: Sequence[Any], what: str) -> _Shared:
+        """Each query has a key of its own, and a list of gallery rows under it."""
+        found = [np.zeros(0, np.int64)]
         for query, rows in enumerate(lists):
             array = np.asarray(rows)
             if array.size and (array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0):
                 raise UserError(f"{what} of query {query} must be rows of the gallery, integers of at least 0")
-            keys.append((query << _ROW_BITS) + np.unique(array).astype(np.int64))
-        return cls(len(lists), np.concatenate(keys))
+            found.append(np.unique(array).astype(np.int64))
+        row, own = np.concatenate(found), np.arange(len(lists))
+        key = np.repeat(own, [len(rows) for rows in found[1:]])
+        size = int(row.max(initial=0)) + 1
+        return cls(_ones(own, own, (len(lists), len(lists))), _ones(key, row, (len(lists), size)))
+
+    @functools.cached_property
+    def _of_image(self) -> sparse.csr_array:
+        return self.images.T.tocsr()
 
     def counts(self) -> np.ndarray:
-        return np.bincount(self.keys >> _ROW_BITS, minlength=self.size)
+        if np.diff(self.keys.indptr).max(initial=0) <= 1:
+            return self.keys @ np.diff(self.images.indptr).astype(np.int64)
+        return np.array([len(self.rows(query)) for query in range(self.keys.shape[0])])
 
-    def part(self, block: slice) -> _Listed:
-        ends = np.array([block.start, block.stop]) << _ROW_BITS
-        return _Listed(block.stop - block.start, self.keys[slice(*np.searchsorted(self.keys, ends))] - ends[0])
+    def part(self, block: slice) -> _Shared:
+        return _Shared(self.keys[block], self.images)
 
     def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
-        asked = np.arange(self.size)[block]
-        keys = (asked[:, None] << _ROW_BITS) + rows
-        # Of a block of queries all lists lie together: few keys, which stay in the processor's cache.
-        ends = [asked.min(initial=self.size) << _ROW_BITS, (asked.max(initial=-1) + 1) << _ROW_BITS]
-        known = np.append(self.keys[slice(*np.searchsorted(self.keys, ends))], -1)
-        return (rows >= 0) & (known[np.searchsorted(known[:-1], keys)] == keys)
+        found = (rows >= 0) & (rows < self.images.shape[1])
+        query, column = np.nonzero(found)
+        shared = self.keys[block][query].multiply(self._of_image[rows[query, column]])
+        found[query, column] = np.diff(shared.tocsr().indptr) > 0
+        return found
 
     def rows(self, query: int) -> np.ndarray:
-        first = int(query) << _ROW_BITS
-        return self.keys[slice(*np.searchsorted(self.keys, [first, first + (1 << _ROW_BITS)]))] - first
+        keys = self.keys.indices[slice(*self.keys.indptr[query : query + 2])]
+        lists = [self.images.indices[slice(*self.images.indptr[key : key + 2])] for key in keys]
+        return lists[0] if len(lists) == 1 else np.unique(np.concatenate([[], *lists]).astype(np.int64))
+
+
+def _ones(row: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> sparse.csr_array:
+    return sparse.csr_array((np.ones(len(row), np.int32), (row, column)), shape=shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -188,7 +165,7 @@ class Relevance:
         hidden = np.zeros(size, bool) if junk is None else np.asarray(junk)
         if hidden.shape != (size,) or hidden.dtype != bool:
             raise UserError(f"junk must be one boolean per gallery image, {size}; got {hidden.dtype} {hidden.shape}")
-        relevant = _SameId(ids[0], np.where(hidden, -1, ids[-1]))
+        relevant = _Shared.of_ids(ids[0], ids[-1], hidden)
         matches, most, ignored = relevant.counts(), int(hidden.sum()), None
         if (gallery_not_same is None) != (not_same is None or gallery_labels is None):
             raise UserError("gallery_not_same goes with gallery_labels and not_same: give all three or not_same")
@@ -199,7 +176,7 @@ class Relevance:
             of_group = _common_ids(groups)
             count = max(int(side.max()) for side in of_group) + 1
             pairs = _common_ids([own * count + group for own, group in zip(ids, of_group, strict=True)])
-            ignored = _SameId(pairs[0], np.where(hidden, -1, pairs[-1]))
+            ignored = _Shared.of_ids(pairs[0], pairs[-1], hidden)
             counts = ignored.counts()
             matches, most = matches - counts, most + int(counts.max())
         return cls(labels, matches, most, relevant, ignored, np.flatnonzero(hidden), size)
@@ -219,16 +196,15 @@ class Relevance:
             >>> Relevance.lists([[4, 2], []], ignored=[[0], [1, 3]]).matches
             array([2, 0])
         """
-        relevant = _Listed.of(positives, "positives")
+        relevant = _Shared.of_lists(positives, "positives")
         if ignored is None:
             return cls(None, relevant.counts(), 0, relevant)
         if len(ignored) != len(positives):
             raise UserError(f"there are {len(positives)} lists of positives and {len(ignored)} of ignored images")
-        left_out = _Listed.of(ignored, "ignored images")
-        both = np.intersect1d(relevant.keys, left_out.keys)
-        if len(both):
-            query, row = divmod(int(both[0]), 1 << _ROW_BITS)
-            raise UserError(f"query {query}: row {row} of the gallery is relevant and ignored")
+        left_out = _Shared.of_lists(ignored, "ignored images")
+        for query in range(len(positives)):
+            if len(both := np.intersect1d(relevant.rows(query), left_out.rows(query))):
+                raise UserError(f"query {query}: row {both[0]} of the gallery is relevant and ignored")
         return cls(None, relevant.counts(), int(left_out.counts().max(initial=0)), relevant, left_out)
 
     @classmethod
@@ -247,7 +223,8 @@ class Relevance:
             array([2, 3, 2])
         """
         sides = [_columns(side, "label sets") for side in (labels, gallery_labels) if side is not None]
-        relevant = _SharesLabel((sides[0] > 0).astype(np.float32), (sides[-1] > 0).astype(np.float32))
+        keys, images = (sparse.csr_array((side > 0).astype(np.int32)) for side in (sides[0], sides[-1].T))
+        relevant = _Shared(keys, images)
         return cls(None, relevant.counts(), 0, relevant, _size=len(sides[-1]))
 
     @classmethod
@@ -332,10 +309,8 @@ class Relevance:
         if self._size is not None and self._size != gallery:
             raise UserError(f"relevance is of {self._size} gallery images; there are {gallery}")
         for rows in (self._relevant, self._ignored):
-            if isinstance(rows, _Listed) and len(rows.keys):
-                last = int((rows.keys & ((1 << _ROW_BITS) - 1)).max())
-                if last >= gallery:
-                    raise UserError(f"relevance names row {last} of a gallery of {gallery} images")
+            if rows is not None and rows.images.shape[1] > gallery:
+                raise UserError(f"relevance names row {rows.images.shape[1] - 1} of a gallery of {gallery} images")
 
 
 def _common_ids(sides: Sequence[np.ndarray]) -> list[np.ndarray]:
