@@ -11,7 +11,7 @@ from scipy import sparse
 from tfdml.arguments import integer, number
 from tfdml.errors import UserError
 from tfdml.layers import PrincipalComponents
-from tfdml.retrieval.exact import check_embeddings, check_sides, nearest_neighbours, unit_rows
+from tfdml.retrieval.exact import check_embeddings, check_sides, nearest_neighbours, neighbour_blocks, unit_rows
 
 # Numbers of the gathered neighbours that are held at once: 64 MB.
 _GATHERED_AT_ONCE = 2**24
@@ -116,37 +116,36 @@ class Search:
     def _neighbours_without_own(self, augmented: Augmented, k: int) -> tuple[np.ndarray, np.ndarray]:
         """As `neighbours`, where some gallery images differ from query to query.
 
-        Those that a query's own image has moved are measured as they are without it; the rest come from one search,
-        deep enough to hold k of them. Queries are taken by how many they have moved, for hubs move many.
+        Those that a query's own image has moved are measured as they are without it. The rest come from a search that
+        ignores them.
         """
         moved, starts = augmented.seeing()
-        counts = np.diff(starts)
-        rows = np.empty((len(self.queries), k), np.int64)
-        similarities = np.empty((len(self.queries), k), np.float32)
-        sizes = np.ceil(np.log2(np.maximum(counts, 1))).astype(int)
-        for size in np.unique(sizes):
-            members, most = np.flatnonzero(sizes == size), int(2**size)
-            deepest = min(k + most, self.available)
-            # Their vectors, and the comparisons of lists that find them.
-            held = most * self.gallery.shape[1] + 2 * (deepest + most) * (augmented.k + 8)
-            for piece in blocks(len(members), held):
-                own = members[piece]
-                near, distances = nearest_neighbours(
-                    self.queries[own], self.gallery, k=deepest, distance="cosine", own_rows=own
-                )
-                distances[augmented.saw(near, own)] = np.inf
-                query = np.repeat(np.arange(len(own)), counts[own])
-                column = np.arange(len(query)) - np.repeat(np.cumsum(counts[own]) - counts[own], counts[own])
-                image = moved[starts[own][query] + column]
-                others = np.full((len(own), most), len(self.gallery), np.int64)
-                far = np.full((len(own), most), np.inf, np.float32)
-                others[query, column] = image
-                vectors = augmented.without(image, own[query])
-                far[query, column] = 1 - np.einsum("pd,pd->p", vectors, self.queries[own[query]])
-                near, distances = np.concatenate([near, others], axis=1), np.concatenate([distances, far], axis=1)
-                order = np.lexsort((near, distances), axis=-1)[:, :k]
-                rows[own] = np.take_along_axis(near, order, axis=1)
-                similarities[own] = 1 - np.take_along_axis(distances, order, axis=1)
+        counts, every = np.diff(starts), np.arange(len(self.queries))
+        rows = np.empty((len(every), k), np.int64)
+        similarities = np.empty((len(every), k), np.float32)
+        unmoved = neighbour_blocks(
+            self.queries,
+            self.gallery,
+            k=k,
+            distance="cosine",
+            own_rows=every,
+            ignored=lambda block, near: augmented.saw(near, every[block]),
+            most_ignored=int(counts.max()),
+        )
+        for block, near, distances in unmoved:
+            own = every[block]
+            query = np.repeat(np.arange(len(own)), counts[own])
+            column = np.arange(len(query)) - np.repeat(np.cumsum(counts[own]) - counts[own], counts[own])
+            image = moved[starts[own][query] + column]
+            others = np.full((len(own), counts[own].max()), len(self.gallery), np.int64)
+            far = np.full(others.shape, np.inf, np.float32)
+            others[query, column] = image
+            vectors = augmented.without(image, own[query])
+            far[query, column] = 1 - np.einsum("pd,pd->p", vectors, self.queries[own[query]])
+            near, distances = np.concatenate([near, others], axis=1), np.concatenate([distances, far], axis=1)
+            order = np.lexsort((near, distances), axis=-1)[:, :k]
+            rows[block] = np.take_along_axis(near, order, axis=1)
+            similarities[block] = 1 - np.take_along_axis(distances, order, axis=1)
         return rows, similarities
 
 
