@@ -30,7 +30,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
 from benchmarks.evaluation_arrays import Arrays, clocked, held_memory, made_embeddings
 from benchmarks.evaluation_index import index_part
@@ -153,15 +152,9 @@ def find_clusters(args, arrays):
 
     if arrays.clusters is not None:
         return 0.0, 0.0
-    count, started = len(np.unique(arrays.labels)), time.perf_counter()
-
-    def tell(what, done, of):
-        print(f"  {what}: {done} of {of} after {time.perf_counter() - started:.0f} s", flush=True)
-
+    count = len(np.unique(arrays.labels))
     print(f"\n{count:,} clusters of {len(arrays.embeddings):,} x {arrays.embeddings.shape[1]}")
-    arrays.clusters, *seconds = clocked(
-        lambda: kmeans(arrays.embeddings, count, iterations=args.iterations, progress=tell)
-    )
+    arrays.clusters, *seconds = clocked(lambda: kmeans(arrays.embeddings, count, iterations=args.iterations))
     return seconds
 
 

@@ -151,22 +151,6 @@ def test_intervals_come_with_the_metrics_of_the_same_search():
     assert result == evaluate_retrieval(points, labels, metrics=metrics, seed=3)
 
 
-def test_progress_tells_what_is_done():
-    calls = []
-    labels = np.repeat(np.arange(5), 6)
-    points = np.random.default_rng(6).normal(size=(30, 3))
-    evaluate_retrieval(
-        points, labels, metrics=["map@r", "map", "nmi"], memory_budget=4000, progress=lambda *call: calls.append(call)
-    )
-    done = {stage: [call[1:] for call in calls if call[0] == stage] for stage, _, _ in calls}
-    assert list(done) == ["neighbours", "full ranking", "k-means"]
-    for stage in ("neighbours", "full ranking"):
-        assert len(done[stage]) > 1
-        assert [count for count, _ in done[stage]] == sorted({count for count, _ in done[stage]})
-        assert done[stage][-1] == (30, 30)
-    assert done["k-means"] == [(i, 20) for i in range(1, 21)]
-
-
 def test_queries_that_are_part_of_the_gallery():
     """With own_rows the subset scores exactly as it does within the whole."""
     rng = np.random.default_rng(2)

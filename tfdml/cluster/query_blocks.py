@@ -11,7 +11,6 @@ import numpy as np
 from tfdml.cluster.ray_session import as_user_error, ray_session
 from tfdml.evaluation.per_query import RetrievalTask, check_depth, search_depth, values_per_query
 from tfdml.memory import require_memory
-from tfdml.retrieval.exact import Progress
 
 # A block costs a pass over the gallery to prepare it: of fewer queries it would mostly do that.
 _LEAST_QUERIES = 4096
@@ -36,9 +35,7 @@ def values_over_ray(cluster: str = "local", workers: int = 0) -> Callable[..., d
         0.555
     """
 
-    def values(
-        task: RetrievalTask, names: Sequence[str], distance: str, memory_budget: int, progress: Progress | None = None
-    ) -> dict[str, np.ndarray]:
+    def values(task: RetrievalTask, names: Sequence[str], distance: str, memory_budget: int) -> dict[str, np.ndarray]:
         check_depth(task, names)
         depth, queries = search_depth(task, names), len(task.queries)
         # Ray shares plain arrays between processes, and maps of files it does not.
@@ -47,7 +44,6 @@ def values_over_ray(cluster: str = "local", workers: int = 0) -> Callable[..., d
         size = task.queries.nbytes + (0 if gallery is None else gallery.nbytes)
         require_memory(size, f"a copy of {queries:,} queries and their gallery for Ray", "leave out `cluster`")
         result: dict[str, np.ndarray] = {}
-        done = 0
         with ray_session(cluster, cpus=workers or None, object_store_bytes=2 * size + 2**27) as ray:
             cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
             count = min(workers or cpus, cpus)
@@ -66,9 +62,6 @@ def values_over_ray(cluster: str = "local", workers: int = 0) -> Callable[..., d
                 block = waiting.pop(ready)
                 for name, column in found.items():
                     result.setdefault(name, np.full(queries, np.nan))[block] = column
-                done += block.stop - block.start
-                if progress is not None:
-                    progress("neighbours", done, queries)
         return result
 
     return values

@@ -15,8 +15,6 @@ from tfdml.models.inference import compiled
 def embed(
     embedder: Callable[[Any], Any] | keras.Model,
     batches: Iterable[Any],
-    *,
-    progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
     """Return the embeddings of all images, in the order in which they come.
 
@@ -28,7 +26,6 @@ def embed(
             embeddings, or to a dict with the key `embedding`. Each row must depend on its image alone.
         batches: A `tf.data.Dataset` or any iterable, of images or of tuples that begin with images, such as
             (images, labels).
-        progress: Called after every batch with the number of images done.
 
     Returns:
         (N, d) float32.
@@ -42,13 +39,7 @@ def embed(
         >>> embed(lambda x: 2 * x, [images[:3], images[3:]]).shape
         (5, 2)
     """
-    parts: list[np.ndarray] = []
-    done = 0
-    for vectors in embed_batches(embedder, batches):
-        parts.append(vectors)
-        done += len(vectors)
-        if progress is not None:
-            progress(done)
+    parts = list(embed_batches(embedder, batches))
     if not parts:
         raise UserError("there is no image to embed")
     return np.concatenate(parts)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError
-from tfdml.retrieval.exact import Progress, check_embeddings, unit_rows
+from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 CLUSTERING_METRICS = ("nmi", "ami", "f1")
 # Of a block of embeddings that is assigned to clusters at once, where they are not all held in memory.
@@ -24,7 +24,6 @@ def kmeans(
     iterations: int = 20,
     seed: int = 0,
     sample: int = 0,
-    progress: Progress | None = None,
 ) -> np.ndarray:
     """Cluster ids by Lloyd's k-means (faiss) on every embedding, started at a seeded random choice of them.
 
@@ -38,7 +37,6 @@ def kmeans(
         iterations: Rounds of assignment and update, at least 1.
         seed: Of the initial centroids; the same seed gives the same clusters on the same machine.
         sample: How many embeddings are held in memory and find the centroids; 0, or as many as there are: all.
-        progress: Called after every round with ("k-means", rounds done, rounds).
 
     Returns:
         (N,) int64 ids in 0 .. num_clusters - 1. Some ids may not occur where embeddings coincide.
@@ -70,15 +68,12 @@ def kmeans(
     model = faiss.Kmeans(
         points.shape[1],
         num_clusters,
-        niter=1,  # a round at a time, from the centroids of the last, is what faiss itself does with more
+        niter=iterations,
         seed=seed,
         min_points_per_centroid=1,
         max_points_per_centroid=len(points),
     )
-    for done in range(iterations):
-        model.train(points, init_centroids=model.centroids)
-        if progress is not None:
-            progress("k-means", done + 1, iterations)
+    model.train(points)
     if not sampled:
         return model.index.search(points, 1)[1][:, 0].astype(np.int64)
     clusters = np.empty(len(embeddings), np.int64)
@@ -151,7 +146,6 @@ def evaluate_clustering(
     iterations: int = 20,
     seed: int = 0,
     sample: int = 0,
-    progress: Progress | None = None,
 ) -> dict[str, float]:
     """Cluster the embeddings into as many clusters as there are classes, and measure the agreement with them.
 
@@ -163,7 +157,6 @@ def evaluate_clustering(
         iterations: As `kmeans`.
         seed: As `kmeans`.
         sample: As `kmeans`.
-        progress: As `kmeans`.
 
     Returns:
         The metrics by name.
@@ -181,7 +174,7 @@ def evaluate_clustering(
         raise UserError(f"{len(embeddings)} embeddings but labels of shape {labels.shape}; one label per embedding")
     num_classes = len(np.unique(labels))
     options: dict[str, Any] = {"distance": distance, "iterations": iterations, "seed": seed, "sample": sample}
-    clusters = kmeans(embeddings, num_classes, **options, progress=progress)
+    clusters = kmeans(embeddings, num_classes, **options)
     return clustering_agreement(labels, clusters, metrics)
 
 

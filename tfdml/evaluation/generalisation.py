@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -347,7 +347,6 @@ def evaluate_generalisation(
     repeats: int = 10,
     share: float = 1 / 6,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
 ) -> dict[str, float | int]:
     """Measure how far an embedding that was trained on some classes carries over to others.
 
@@ -374,7 +373,6 @@ def evaluate_generalisation(
         repeats: Of `evaluate_divergence`: how many splits.
         share: Of `evaluate_scattering`: of the positions.
         seed: Of whatever is drawn.
-        progress: Of `evaluate_scattering`.
 
     Returns:
         Numbers by name, suited to JSON: those of `evaluate_divergence` and `evaluate_scattering` as they are;
@@ -417,9 +415,7 @@ def evaluate_generalisation(
         result |= evaluate_divergence(*sides["seen"], *sides["unseen"], distance=distance, repeats=repeats, seed=seed)
     if "scattering" in measures and embedder is not None and test_batches is not None:
         labels = sides["unseen"][1]
-        result |= evaluate_scattering(
-            embedder, test_batches, labels, share=share, distance=distance, seed=seed, progress=progress
-        )
+        result |= evaluate_scattering(embedder, test_batches, labels, share=share, distance=distance, seed=seed)
     return result
 
 

@@ -26,7 +26,6 @@ from tfdml.evaluation.relevance import Relevance, check_labels
 from tfdml.io.files import atomic_write, require_regular
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval.exact import (
-    Progress,
     block_scores,
     check_sides,
     left_over,
@@ -198,7 +197,6 @@ def retrieval_per_query(
     relevance: Relevance | None = None,
     own_rows: Any = None,
     memory_budget: int = 256 * 2**20,
-    progress: Progress | None = None,
 ) -> dict[str, np.ndarray]:
     """Return the retrieval metrics of each query, whose means `evaluate_retrieval` reports.
 
@@ -213,7 +211,6 @@ def retrieval_per_query(
         relevance: As `evaluate_retrieval`.
         own_rows: As `evaluate_retrieval`.
         memory_budget: Bytes that a block of the search may take.
-        progress: Called after every block with ("neighbours" or "full ranking", queries done, queries).
 
     Returns:
         (N,) float64 by metric name, each in 0 .. 1; NaN for queries without an image of their class to find.
@@ -229,7 +226,7 @@ def retrieval_per_query(
     """
     names = requested(ks, metrics, PER_QUERY_METRICS)
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
-    return values_per_query(task, names, distance, memory_budget, progress)
+    return values_per_query(task, names, distance, memory_budget)
 
 
 def recording(found: dict[str, np.ndarray]) -> Callable[..., dict[str, np.ndarray]]:
@@ -283,7 +280,6 @@ def values_per_query(
     names: Sequence[str],
     distance: str,
     memory_budget: int,
-    progress: Progress | None = None,
     neighbours: NeighbourSearch | None = None,
     depth: int | None = None,
 ) -> dict[str, np.ndarray]:
@@ -294,7 +290,6 @@ def values_per_query(
         names: Of the metrics.
         distance: As `retrieval_per_query`.
         memory_budget: As `retrieval_per_query`.
-        progress: As `retrieval_per_query`.
         neighbours: A search that is measured in place of the exact one; what it has not found is no hit. It is asked
             for the images that are ignored, too.
         depth: For a part of the queries, of which perhaps none can be answered: the `search_depth` of the whole. The
@@ -318,11 +313,9 @@ def values_per_query(
                 hits = level.relevance.of(queries, found[keep])
                 for name, column in metrics_of_hits(near, hits, level.matches[queries]).items():
                     values[name + end][queries] = column
-            if progress is not None:
-                progress("neighbours", block.stop, count)
     graded = [name for name in ranked if name in _GRADED and "" not in levels]
     values |= {name: np.full(count, np.nan) for name in graded}
-    rankings = whole_rankings(task, distance, memory_budget, progress) if ranked else iter(())
+    rankings = whole_rankings(task, distance, memory_budget) if ranked else iter(())
     for query, parts in itertools.groupby(rankings, key=operator.itemgetter(0)):
         by_level = {end: ranks for _, end, ranks in parts}
         for end, ranks in by_level.items():
@@ -579,9 +572,7 @@ def metrics_of_ranks(names: Sequence[str], ranks: np.ndarray) -> dict[str, float
     return {name: float(_OF_RANKS[name](ranks)) for name in names}
 
 
-def whole_rankings(
-    task: RetrievalTask, distance: str, memory_budget: int, progress: Progress | None = None
-) -> Iterator[tuple[int, str, np.ndarray]]:
+def whole_rankings(task: RetrievalTask, distance: str, memory_budget: int) -> Iterator[tuple[int, str, np.ndarray]]:
     """Yield the ranks of all relevant images in the ranking of the whole gallery, for each query that has any.
 
     A rank is the place, from 1, by distance, equal distances by gallery row, without the query itself and without
@@ -595,7 +586,6 @@ def whole_rankings(
         task: The queries and the gallery.
         distance: As `nearest_neighbours`.
         memory_budget: Bytes that a block may take, next to about three copies of the gallery.
-        progress: Called after every block with ("full ranking", queries done, queries).
 
     Yields:
         The query, the level (see `RetrievalTask.by_level`), and (R,) ascending ranks.
@@ -630,8 +620,6 @@ def whole_rankings(
                 relevant = relevant[row[relevant] > -np.inf]
                 if len(relevant):
                     yield query, end, 1 + np.sort(_images_before(row, relevant))
-        if progress is not None:
-            progress("full ranking", block.stop, count)
 
 
 def _copies(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

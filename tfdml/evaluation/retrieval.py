@@ -23,7 +23,7 @@ from tfdml.evaluation.per_query import (
 )
 from tfdml.evaluation.relevance import Relevance, check_labels
 from tfdml.evaluation.verification import evaluate_pairs
-from tfdml.retrieval.exact import Progress, check_embeddings, left_over
+from tfdml.retrieval.exact import check_embeddings, left_over
 from tfdml.retrieval.faiss_index import build_index, rescore
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ def evaluate_retrieval(
     intervals: str | None = None,
     seed: int = 0,
     memory_budget: int = 256 * 2**20,
-    progress: Progress | None = None,
     per_query: Callable[..., dict[str, np.ndarray]] = values_per_query,
     kmeans_sample: int = 0,
 ) -> dict[str, Any]:
@@ -106,8 +105,6 @@ def evaluate_retrieval(
         intervals: `"classes"` or `"queries"` adds 95 % bootstrap intervals over them (`confidence_intervals`).
         seed: Of k-means and of the bootstrap.
         memory_budget: Bytes that a block of the search may take.
-        progress: Called with what is being done (`neighbours`, `full ranking` or `k-means`), how many queries or
-            iterations of it are done, and of how many.
         per_query: What computes the metrics of every query: for one that also records them, or that computes over
             several processes, `tfdml.cluster.query_blocks.values_over_ray`.
         kmeans_sample: See `kmeans`.
@@ -147,7 +144,7 @@ def evaluate_retrieval(
     resampled: dict[str, Interval] = {}
     levels = task.by_level
     if retrieval:
-        values = per_query(task, retrieval, distance, memory_budget, progress)
+        values = per_query(task, retrieval, distance, memory_budget)
         for end, level in {**levels, "": task}.items():  # the values of graded relevance have no end
             of_level = {name: values[name] for name in (name + end for name in retrieval) if name in values}
             result |= {name: float(found[level.answerable].mean()) for name, found in of_level.items()}
@@ -168,7 +165,6 @@ def evaluate_retrieval(
             distance=distance,
             seed=seed,
             sample=kmeans_sample,
-            progress=progress,
         )
         result |= {name + end: value for name, value in measured.items()}
     result |= {"num_queries": len(task.queries), "num_gallery": task.available}

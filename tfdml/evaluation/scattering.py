@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import keras
@@ -44,7 +44,6 @@ def partial_embeddings(
     share: float = SIXTH,
     *,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
 ) -> PartialEmbeddings:
     """Embed every image from a random part of the positions of its feature map.
 
@@ -65,7 +64,6 @@ def partial_embeddings(
         batches: As `tfdml.evaluation.embed`.
         share: Of the positions, above 0 and at most 1; rounded to whole positions, at least one.
         seed: Of the positions.
-        progress: Called after every batch with the number of images done.
 
     Raises:
         UserError: The embedder has no feature map, there is no image, or the share is out of range.
@@ -106,8 +104,6 @@ def partial_embeddings(
         if len(images):
             rows.append(model.predict_on_batch([images, model.orders(range(done, done + len(images)), seed)]))
             done += len(images)
-            if progress is not None:
-                progress(done)
     if model is None or not rows:
         raise UserError("there is no image to embed")
     columns = np.concatenate(rows)
@@ -124,7 +120,6 @@ def evaluate_scattering(
     share: float = SIXTH,
     distance: str = "euclidean",
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
 ) -> dict[str, float | int]:
     """How much of Recall@1 is left when embeddings are made from a part of the deep features, a sixth by default.
 
@@ -138,7 +133,6 @@ def evaluate_scattering(
         share: Of the positions.
         distance: As `evaluate_retrieval`.
         seed: Of the positions.
-        progress: As `partial_embeddings`.
 
     Returns:
         `whole_recall@1` and `part_recall@1`, from all positions and from `part_positions` of `map_positions`;
@@ -158,7 +152,7 @@ def evaluate_scattering(
 
     Source: as `partial_embeddings`.
     """
-    parts = partial_embeddings(embedder, batches, share, seed=seed, progress=progress)
+    parts = partial_embeddings(embedder, batches, share, seed=seed)
     labels = check_labels(labels, len(parts.whole))
     options: dict[str, Any] = {"ks": (1,), "metrics": ("recall",), "distance": distance}
     recall, recall_of_part = (evaluate_retrieval(x, labels, **options)["recall@1"] for x in (parts.whole, parts.part))

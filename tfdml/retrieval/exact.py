@@ -18,8 +18,6 @@ from tfdml.pairwise import DISTANCES
 
 # Called with a slice of B queries and (B, m) rows of the gallery: (B, m) bool, which are left out.
 Ignored = Callable[[slice, np.ndarray], np.ndarray]
-# Called with what is being done, how much of it is done and how much there is.
-Progress = Callable[[str, int, int], None]
 # Candidates taken beyond k, so that rounding in the block product cannot decide what is among the k returned.
 _SPARE = 4
 # Elements of the (queries, candidates, d) differences that are measured at once: 1 MB, which stays in the cache.

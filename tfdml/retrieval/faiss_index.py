@@ -16,7 +16,6 @@ from tfdml.errors import UserError, short_message
 from tfdml.io.manifests import fields, parse_json
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval.exact import (
-    Progress,
     check_embeddings,
     check_own_rows,
     check_sides,
@@ -71,12 +70,11 @@ class GalleryIndex:
         """A sixteenth of the lists; for a graph, 128 images. A flat index ignores it."""
         return max(1, self.lists // 16) if self.kind == "ivf" else 128
 
-    def add(self, gallery: Any, progress: Progress | None = None) -> None:
+    def add(self, gallery: Any) -> None:
         """Append gallery images, whose rows follow those of the index.
 
         Args:
             gallery: (N, d) embeddings; of a memory-mapped array one block is read after another.
-            progress: Called after every block with ("adding", rows done, rows).
 
         Raises:
             UserError: They are not (N, d) or not finite; the blocks before the one that is not are then in the index.
@@ -90,8 +88,6 @@ class GalleryIndex:
         for block in row_blocks(shape):
             what = f"gallery rows {block.start} .. {block.stop - 1}, counted from 0"
             self.index.add(_placed(gallery[block], self.distance, what))
-            if progress is not None:
-                progress("adding", block.stop, shape[0])
 
     def search(
         self, queries: Any, *, k: int, effort: int | None = None, own_rows: Any = None
@@ -182,7 +178,6 @@ def build_index(
     links: int = 32,
     storage: str = "float32",
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> GalleryIndex:
     """Return an index of a gallery, for approximate search.
 
@@ -204,7 +199,6 @@ def build_index(
             a quarter of the memory, whose distances are those of the rounded vectors. Or of `flat`, `"binary"`: the
             sign of each dimension, in d / 8 bytes, compared by the number of bits that differ.
         seed: Of the sample and of k-means.
-        progress: Called with ("training", 0 or 1, 1), and after every block with ("adding", rows done, N).
 
     Returns:
         The index. In memory, 4 N d bytes for `float32`; `hnsw` besides about 8 N `links`. What `int8` and `binary` find
@@ -238,18 +232,14 @@ def build_index(
     metric = faiss.METRIC_INNER_PRODUCT if product else faiss.METRIC_L2
     index = faiss.index_factory(dim, structure + STORAGES[storage], metric)
     if not index.is_trained:
-        if progress is not None:
-            progress("training", 0, 1)
         count = min(size, max(_TRAINING_ROWS_PER_LIST * lists if kind == "ivf" else 0, 2**14))
         chosen = np.sort(np.random.default_rng(seed).choice(size, count, replace=False))
         if kind == "ivf":
             # No warning of few images per list, and no sampling of the sample.
             index.cp.seed, index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = seed, 1, count
         index.train(_placed(gallery[chosen], distance, "a sample of the gallery"))
-        if progress is not None:
-            progress("training", 1, 1)
     made = GalleryIndex(index, distance, kind)
-    made.add(gallery, progress)
+    made.add(gallery)
     return made
 
 
