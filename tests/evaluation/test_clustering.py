@@ -141,27 +141,3 @@ def test_bad_arguments():
         kmeans(np.full((4, 2), np.nan), 2)
     with pytest.raises(UserError, match="4 embeddings but labels of shape \\(3,\\)"):
         evaluate_clustering(np.zeros((4, 2)), [1, 2, 3])
-
-
-@pytest.mark.parametrize("distance", ["euclidean", "cosine"])
-def test_a_sample_finds_the_clusters_and_all_are_assigned(distance, monkeypatch, tmp_path):
-    """From a file that is mapped, in blocks of a few rows; the centroids are the means of the sample's clusters."""
-    rng = np.random.default_rng(0)
-    points = (20 * np.eye(3, 5)[np.arange(300) % 3] + rng.normal(size=(300, 5))).astype(np.float32)
-    np.save(tmp_path / "x.npy", points)
-    monkeypatch.setattr("tfdml.evaluation.clustering._ASSIGNED_BYTES", 7 * 20)
-    found = kmeans(np.load(tmp_path / "x.npy", mmap_mode="r"), 4, distance=distance, sample=60, seed=1, iterations=40)
-    sample = np.sort(np.random.default_rng(1).choice(300, 60, replace=False))
-    of_sample = kmeans(points[sample], 4, distance=distance, seed=1, iterations=40)
-    np.testing.assert_array_equal(found[sample], of_sample)
-    placed = points.astype(np.float64)
-    if distance == "cosine":
-        placed /= np.linalg.norm(placed, axis=1, keepdims=True)
-    means = [placed[sample][of_sample == cluster].mean(axis=0) for cluster in range(4)]
-    for row in range(300):
-        far = sorted((float(((placed[row] - mean) ** 2).sum()), cluster) for cluster, mean in enumerate(means))
-        assert found[row] == far[0][1] or far[1][0] - far[0][0] < 1e-4
-    whole = kmeans(points, 3, distance=distance, seed=1)
-    np.testing.assert_array_equal(whole, kmeans(points, 3, distance=distance, seed=1, sample=300))
-    with pytest.raises(UserError, match="a sample of 2 embeddings"):
-        kmeans(points, 3, sample=2)

@@ -151,6 +151,13 @@ def test_intervals_come_with_the_metrics_of_the_same_search():
     assert result == evaluate_retrieval(points, labels, metrics=metrics, seed=3)
 
 
+def test_clusters_beyond_the_memory_are_refused_before_the_search(monkeypatch):
+    monkeypatch.setattr("tfdml.memory.free_memory", lambda: 1000)
+    monkeypatch.setattr("tfdml.evaluation.retrieval.values_per_query", None)
+    with pytest.raises(UserError, match=r"k-means of the embeddings would take .*: leave out nmi"):
+        evaluate_retrieval(np.zeros((100, 4)), np.arange(100) // 2, metrics=["recall", "nmi"])
+
+
 def test_queries_that_are_part_of_the_gallery():
     """With own_rows the subset scores exactly as it does within the whole."""
     rng = np.random.default_rng(2)

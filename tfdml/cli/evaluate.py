@@ -133,14 +133,11 @@ def _retrieval(
     """Print the retrieval metrics of a split, and return them for JSON."""
     ks = fitting_ks(values, split.images) if "recall" in metrics else ks
     options: dict[str, Any] = {"ks": ks, "metrics": metrics, "distance": values.distance}
-    sample = split.kmeans_sample(metrics)
     over_ray = {}
     if values.cluster:
         over_ray = {"per_query": values_over_ray(values.cluster, values.workers)}
     resampled = values.intervals if values.intervals in ("classes", "queries") else None
-    result = evaluate_dataset(
-        split.embeddings, split.images, intervals=resampled, kmeans_sample=sample, **options, **over_ray
-    )
+    result = evaluate_dataset(split.embeddings, split.images, intervals=resampled, **options, **over_ray)
     if values.intervals == "parts":
         if split.images.is_query is not None or getattr(split.images, "groups", None) is not None:
             raise UserError("--intervals=parts: parts are searched all in all, and these images have roles or groups")

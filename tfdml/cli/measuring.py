@@ -32,10 +32,8 @@ from tfdml.evaluation import (
 from tfdml.evaluation.chains import Step, steps_of
 from tfdml.evaluation.per_query import dataset_roles
 from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol, ks_within
-from tfdml.memory import free_memory, require_memory
 from tfdml.models import Embedder
 from tfdml.report import Run, write_report
-from tfdml.retrieval.exact import is_memory_mapped
 from tfdml.training import RunFolder
 from tfdml.training.build.images import split_training_classes
 from tfdml.training.expressions import parse_sum, shortened
@@ -109,28 +107,6 @@ class EmbeddedSplit:
     def num_classes(self) -> int:
         """How many classes the images are of."""
         return len(np.unique(self.images.labels))
-
-    def kmeans_sample(self, metrics: Sequence[str]) -> int:
-        """How many embeddings k-means is to be trained on where not all fit into memory; 0: all.
-
-        Raises:
-            UserError: Not even as many as there are classes fit.
-        """
-        wanted = sorted(set(metrics) & set(CLUSTERING_METRICS))
-        # Three times over: in memory k-means holds the embeddings, a copy that it moves, and faiss's own.
-        if not wanted or not is_memory_mapped(self.embeddings):
-            return 0
-        free = free_memory()
-        if 3 * self.embeddings.nbytes <= free:
-            return 0
-        row = self.embeddings.nbytes // len(self.embeddings)
-        fitting = int(free / 2) // (3 * row)
-        what, advice = f"{', '.join(wanted)} of {self.name}", "leave them out: --metrics=recall,map@r,r_precision"
-        require_memory(6 * row * self.num_classes, what, advice)
-        logging.warning(
-            "%s: k-means is trained on a sample of %s embeddings, which fit into memory", what, f"{fitting:,}"
-        )
-        return fitting
 
     def generalisation(self) -> dict[str, Any]:
         """Return the measures of generalisation that the training classes, and the model, allow."""

@@ -12,8 +12,6 @@ from tfdml.errors import UserError
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 CLUSTERING_METRICS = ("nmi", "ami", "f1")
-# Of a block of embeddings that is assigned to clusters at once, where they are not all held in memory.
-_ASSIGNED_BYTES = 2**26
 
 
 def kmeans(
@@ -23,12 +21,8 @@ def kmeans(
     distance: str = "euclidean",
     iterations: int = 20,
     seed: int = 0,
-    sample: int = 0,
 ) -> np.ndarray:
     """Cluster ids by Lloyd's k-means (faiss) on every embedding, started at a seeded random choice of them.
-
-    With `sample`, for embeddings beyond the memory: the centroids are those of a seeded sample, and all embeddings are
-    then assigned to the nearest, one block after another.
 
     Args:
         embeddings: (N, d).
@@ -36,34 +30,24 @@ def kmeans(
         distance: `"cosine"` clusters the embeddings scaled to length 1; any other, the embeddings as they are.
         iterations: Rounds of assignment and update, at least 1.
         seed: Of the initial centroids; the same seed gives the same clusters on the same machine.
-        sample: How many embeddings are held in memory and find the centroids; 0, or as many as there are: all.
 
     Returns:
         (N,) int64 ids in 0 .. num_clusters - 1. Some ids may not occur where embeddings coincide.
 
     Raises:
-        UserError: Embeddings that are empty or not finite; `num_clusters` out of range; no iteration; a sample of
-            fewer than the clusters.
+        UserError: Embeddings that are empty or not finite; `num_clusters` out of range; no iteration.
     """
     embeddings = check_embeddings(embeddings)
     if not 1 <= num_clusters <= len(embeddings):
         raise UserError(f"num_clusters must be in 1 .. {len(embeddings)}, the number of images; got {num_clusters}")
     if iterations < 1:
         raise UserError(f"k-means needs at least one iteration; got {iterations}")
-    if sample and sample < num_clusters:
-        raise UserError(f"a sample of {sample} embeddings cannot find {num_clusters} clusters")
     import faiss
 
-    sampled = 0 < sample < len(embeddings)
-    held = embeddings
-    if sampled:
-        held = embeddings[np.sort(np.random.default_rng(seed).choice(len(embeddings), sample, replace=False))]
     # Clusters do not change when everything moves and scales, and float32 products then cancel least.
-    points = unit_rows(held) if distance == "cosine" else held
-    middle = points.mean(axis=0, dtype=np.float64).astype(np.float32)
-    points = points - middle
-    unit = max(float(np.abs(points).max()), float(np.finfo(np.float32).tiny))
-    points /= unit
+    points = unit_rows(embeddings) if distance == "cosine" else embeddings
+    points = points - points.mean(axis=0, dtype=np.float64).astype(np.float32)
+    points /= max(float(np.abs(points).max()), float(np.finfo(np.float32).tiny))
     points = np.ascontiguousarray(points, np.float32)
     model = faiss.Kmeans(
         points.shape[1],
@@ -74,15 +58,7 @@ def kmeans(
         max_points_per_centroid=len(points),
     )
     model.train(points)
-    if not sampled:
-        return model.index.search(points, 1)[1][:, 0].astype(np.int64)
-    clusters = np.empty(len(embeddings), np.int64)
-    rows = max(1, _ASSIGNED_BYTES // (4 * embeddings.shape[1]))
-    for start in range(0, len(embeddings), rows):
-        block = embeddings[start : start + rows]
-        placed = ((unit_rows(block) if distance == "cosine" else block) - middle) / np.float32(unit)
-        clusters[start : start + rows] = model.index.search(np.ascontiguousarray(placed, np.float32), 1)[1][:, 0]
-    return clusters
+    return model.index.search(points, 1)[1][:, 0].astype(np.int64)
 
 
 def pairwise_f1(labels: Any, clusters: Any) -> float:
@@ -145,7 +121,6 @@ def evaluate_clustering(
     distance: str = "euclidean",
     iterations: int = 20,
     seed: int = 0,
-    sample: int = 0,
 ) -> dict[str, float]:
     """Cluster the embeddings into as many clusters as there are classes, and measure the agreement with them.
 
@@ -156,7 +131,6 @@ def evaluate_clustering(
         distance: As `kmeans`.
         iterations: As `kmeans`.
         seed: As `kmeans`.
-        sample: As `kmeans`.
 
     Returns:
         The metrics by name.
@@ -173,7 +147,7 @@ def evaluate_clustering(
     if labels.shape != (len(embeddings),):
         raise UserError(f"{len(embeddings)} embeddings but labels of shape {labels.shape}; one label per embedding")
     num_classes = len(np.unique(labels))
-    options: dict[str, Any] = {"distance": distance, "iterations": iterations, "seed": seed, "sample": sample}
+    options: dict[str, Any] = {"distance": distance, "iterations": iterations, "seed": seed}
     clusters = kmeans(embeddings, num_classes, **options)
     return clustering_agreement(labels, clusters, metrics)
 

@@ -735,7 +735,7 @@ class QueryValues:
         Args:
             path: The file.
         """
-        columns = {name: values.astype(np.float32) for name, values in self.values.items()}
+        columns: dict[str, Any] = {name: values.astype(np.float32) for name, values in self.values.items()}
         with atomic_write(path) as temporary, open(temporary, "wb") as file:
             np.savez_compressed(file, ids=self.ids, labels=self.labels, images=self.images, **columns)
 

@@ -23,6 +23,7 @@ from tfdml.evaluation.per_query import (
 )
 from tfdml.evaluation.relevance import Relevance, check_labels
 from tfdml.evaluation.verification import evaluate_pairs
+from tfdml.memory import require_memory
 from tfdml.retrieval.exact import check_embeddings, left_over
 from tfdml.retrieval.faiss_index import build_index, rescore
 
@@ -51,7 +52,6 @@ def evaluate_retrieval(
     seed: int = 0,
     memory_budget: int = 256 * 2**20,
     per_query: Callable[..., dict[str, np.ndarray]] = values_per_query,
-    kmeans_sample: int = 0,
 ) -> dict[str, Any]:
     """Measure how well near embeddings share a class, all-to-all or queries against a gallery.
 
@@ -107,7 +107,6 @@ def evaluate_retrieval(
         memory_budget: Bytes that a block of the search may take.
         per_query: What computes the metrics of every query: for one that also records them, or that computes over
             several processes, `tfdml.cluster.query_blocks.values_over_ray`.
-        kmeans_sample: See `kmeans`.
 
     Returns:
         Fractions by metric name, e.g. `{"recall@1": 0.574, ..., "map@r": ..., "r_precision": ..., "nmi": ...,
@@ -117,7 +116,8 @@ def evaluate_retrieval(
     Raises:
         UserError: No image; embeddings not finite; embeddings, labels or dimensions that do not go together; an
             unknown metric or distance; K beyond the gallery; no query with an image of its class to find; intervals
-            of clustering metrics alone.
+            of clustering metrics alone;
+            or too little memory for k-means.
 
     Example:
         >>> import numpy as np
@@ -137,6 +137,8 @@ def evaluate_retrieval(
         if intervals == "classes":
             raise UserError("this relevance has no classes to resample: give labels, or intervals over queries")
         clustering = []
+    if clustering:  # k-means makes a copy that it moves, and faiss one of its own
+        require_memory(2.0 * task.queries.nbytes, "k-means of the embeddings", f"leave out {', '.join(clustering)}")
     if intervals is not None and not retrieval:
         raise UserError(f"{names[0]} has no value per query to resample; see part_protocol for intervals of it")
 
@@ -164,7 +166,6 @@ def evaluate_retrieval(
             metrics=clustering,
             distance=distance,
             seed=seed,
-            sample=kmeans_sample,
         )
         result |= {name + end: value for name, value in measured.items()}
     result |= {"num_queries": len(task.queries), "num_gallery": task.available}

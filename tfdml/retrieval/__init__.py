@@ -19,7 +19,6 @@ from tfdml.retrieval.indexing import index_embeddings as index_embeddings
 from tfdml.retrieval.reranking import Augmented as Augmented
 from tfdml.retrieval.reranking import Whitening as Whitening
 from tfdml.retrieval.reranking import augment_gallery as augment_gallery
-from tfdml.retrieval.reranking import csls_densities as csls_densities
 from tfdml.retrieval.reranking import expand_queries as expand_queries
 from tfdml.retrieval.reranking import fit_whitening as fit_whitening
 from tfdml.retrieval.reranking import k_reciprocal_neighbours as k_reciprocal_neighbours

@@ -332,50 +332,20 @@ def augment_gallery(gallery: Any, *, k: int = 10, alpha: float = 3.0) -> Augment
     return Augmented(search.gallery, vectors, rows, weights, k)
 
 
-def csls_densities(queries: Any, gallery: Any = None, *, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean cosine of each query and of each gallery image to its k nearest on the other side.
-
-    CSLS(q, g) = 2 cos(q, g) - r(q) - r(g), where r(q) is the mean cosine of the query to its k nearest gallery images,
-    r(g) that of the gallery image to its k nearest queries. All-to-all both sides are all images, and none is its own
-    neighbour. It takes other queries to know r(g): where these come one at a time, use those of yesterday.
-
-    Args:
-        queries: (N, d) embeddings.
-        gallery: (G, d); None: all-to-all.
-        k: How many neighbours; all where there are fewer.
-
-    Returns:
-        (N,) r(q) and (G,) r(g), float32.
-
-    Raises:
-        ValueError: `k` is not positive.
-        UserError: As `nearest_neighbours`.
-
-    Example:
-        >>> of_queries, of_gallery = csls_densities(np.eye(2), np.array([[1.0, 0.0], [0.6, 0.8]]), k=2)
-        >>> of_gallery.round(3)
-        array([0.5, 0.7], dtype=float32)
-
-    Source: Conneau et al., "Word Translation Without Parallel Data", ICLR 2018, eq. 7.
-    """
-    return _densities(search_of(queries, gallery), k)
-
-
 def csls_search(search: Search, k: int) -> Search:
     """Return a search by CSLS: the queries with a 1 behind them, the gallery with -r(g) / 2, compared by their product.
 
-    That is (CSLS + r(q)) / 2, whose order for each query is that of CSLS.
+    CSLS(q, g) = 2 cos(q, g) - r(q) - r(g), where r(q) is the mean cosine of the query to its k nearest gallery images,
+    r(g) that of the gallery image to its k nearest queries. The product is (CSLS + r(q)) / 2, whose order for each query
+    is that of CSLS. All-to-all both sides are all images, and none is its own neighbour.
+
+    Source: Conneau et al., "Word Translation Without Parallel Data", ICLR 2018, eq. 7.
     """
-    _, density = _densities(search, k)
+    other_side = Search(search.gallery, search.queries, search.leave_one_out)
+    density = other_side.neighbours(integer("k", k, at_least=1))[1].mean(axis=1)
     queries = np.concatenate([search.queries, np.ones((len(search.queries), 1), np.float32)], axis=1)
     gallery = np.concatenate([search.gallery, -density[:, None] / 2], axis=1)
     return Search(queries, gallery, search.leave_one_out, "dot", extra_bytes=search.extra_bytes)
-
-
-def _densities(search: Search, k: int) -> tuple[np.ndarray, np.ndarray]:
-    k = integer("k", k, at_least=1)
-    other_side = Search(search.gallery, search.queries, search.leave_one_out)
-    return search.neighbours(k)[1].mean(axis=1), other_side.neighbours(k)[1].mean(axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
