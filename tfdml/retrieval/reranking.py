@@ -336,8 +336,8 @@ def csls_search(search: Search, k: int) -> Search:
     """Return a search by CSLS: the queries with a 1 behind them, the gallery with -r(g) / 2, compared by their product.
 
     CSLS(q, g) = 2 cos(q, g) - r(q) - r(g), where r(q) is the mean cosine of the query to its k nearest gallery images,
-    r(g) that of the gallery image to its k nearest queries. The product is (CSLS + r(q)) / 2, whose order for each query
-    is that of CSLS. All-to-all both sides are all images, and none is its own neighbour.
+    r(g) that of the gallery image to its k nearest queries. The product is (CSLS + r(q)) / 2, whose order for each
+    query is that of CSLS. All-to-all both sides are all images, and none is its own neighbour.
 
     Source: Conneau et al., "Word Translation Without Parallel Data", ICLR 2018, eq. 7.
     """
