@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 from keras import ops
 
 from tfdml.errors import UserError
 from tfdml.evaluation.per_query import check_labels
 from tfdml.evaluation.retrieval import evaluate_retrieval
+from tfdml.models.inference import compiled
 
 # Of the positions of the feature map, as in the figure.
 SIXTH = 1 / 6
@@ -55,7 +55,7 @@ def partial_embeddings(
     smaller ones.
 
     For a `tfdml.models.Embedder` or `AttentionEnsemble` (all heads lose the same positions), or a model that has the
-    same `represent`, `representation_shapes`, `pool`, `dense` and `normalize`: a feature map, global pooling, one dense
+    same `represent`, `pool`, `dense` and `normalize`: a feature map, global pooling, one dense
     layer. Others, such as an exported model or `MomentEmbedder`, offer no map to take a part of. A position of the map
     has seen much of the image, as far as its receptive field goes: this drops features, it does not hide pixels.
 
@@ -78,38 +78,35 @@ def partial_embeddings(
 
     Source: Jacob et al., "Metric Learning With HORDE: High-Order Regularizer for Deep Embeddings", ICCV 2019, fig. 1.
     """
-    lacking = [
-        name
-        for name in ("represent", "representation_shapes", "pool", "dense", "normalize")
-        if getattr(embedder, name, None) is None
-    ]
+    lacking = [name for name in ("represent", "pool", "dense", "normalize") if getattr(embedder, name, None) is None]
     if lacking:
         raise UserError(
             f"{type(embedder).__name__} has no {', '.join(lacking)}: only an Embedder, which pools a feature map, has"
         )
     if not 0 < share <= 1:
         raise UserError(f"share must be above 0 and at most 1; got {share}")
-    model: _PartsModel | None = None
-    rows: list[np.ndarray] = []
+    parts: list[PartialEmbeddings] = []
+    run: Any = None
     shape: Any = None
     done = 0
     for batch in batches:
         images = np.asarray(batch[0] if isinstance(batch, tuple | list) else batch)
-        if model is None:
+        if run is None:
             shape = images.shape[1:]
-            height, width = embedder.representation_shapes(images.shape)["feature_map"][1:3]
-            model = _PartsModel(embedder, int(height * width), share)
+            if not embedder.built:
+                embedder.build(images.shape)
+            run = compiled(embedder, lambda images: embedder.represent(images, training=False))
         if images.shape[1:] != shape:
             raise UserError(f"images must be of one size; here {shape}, then {images.shape[1:]}")
         if len(images):
-            rows.append(model.predict_on_batch([images, model.orders(range(done, done + len(images)), seed)]))
+            places = range(done, done + len(images))
+            generators = [np.random.default_rng([seed, place]) for place in places]
+            parts.append(_parts_of_batch(embedder, run(images), share, generators))
             done += len(images)
-    if model is None or not rows:
+    if not parts:
         raise UserError("there is no image to embed")
-    columns = np.concatenate(rows)
-    whole, part, statistics = np.split(columns, [(columns.shape[1] - 2) // 2, -2], axis=1)
-    local, scatter = statistics.T
-    return PartialEmbeddings(whole, part, local, scatter, model.positions, model.map_positions)
+    columns: Any = [np.concatenate(column) for column in zip(*(part[:4] for part in parts), strict=True)]
+    return PartialEmbeddings(*columns, parts[0].positions, parts[0].map_positions)
 
 
 def evaluate_scattering(
@@ -167,50 +164,26 @@ def evaluate_scattering(
     }
 
 
-class _PartsModel(keras.Model):
-    """(images, order of positions) to their embedding, that from a share of the positions, and two statistics.
+def _parts_of_batch(embedder: Any, representations: Any, share: float, generators: Any) -> PartialEmbeddings:
+    feature_map = ops.convert_to_numpy(representations["feature_map"])
+    whole = ops.convert_to_numpy(representations["embedding"]).astype(np.float32)
+    features = feature_map.reshape(len(feature_map), -1, feature_map.shape[-1])
+    positions = features.shape[1]
+    kept = max(1, int(share * positions + 0.5))
+    order = np.stack([generator.permutation(positions)[:kept] for generator in generators])
+    part = _embedding(embedder, np.take_along_axis(features, order[:, :, None], axis=1))
+    local = _embedding(embedder, features.reshape(-1, 1, features.shape[-1])).reshape(len(features), positions, -1)
+    cosine = (local * whole[:, None]).sum(axis=-1).mean(axis=1)
+    features = features.astype(np.float32)
+    mean = np.square(features).sum(axis=-1).mean(axis=1)
+    scatter = 1 - np.square(features.mean(axis=1)).sum(axis=-1) / np.maximum(mean, 1e-30)
+    return PartialEmbeddings(whole, part, cosine, scatter, kept, positions)
 
-    The statistics are the `local_cosine` and the `feature_scatter` of each image.
-    """
 
-    def __init__(self, embedder: Any, map_positions: int, share: float):
-        # Pixels are cast where the embedder does it.
-        super().__init__(name="parts_of_map", autocast=False)
-        self.embedder = embedder
-        self.map_positions = map_positions
-        self.positions = max(1, int(share * map_positions + 0.5))
-
-    def orders(self, places: Iterable[int], seed: int) -> np.ndarray:
-        """(B, positions) int32: each image's positions at random, by the seed and its place; a share is the first."""
-        drawn = [np.random.default_rng([seed, place]).permutation(self.map_positions) for place in places]
-        return np.asarray(drawn, np.int32)
-
-    def build(self, input_shape):
-        """Create the embedder's weights, if it has none yet."""
-        if not self.embedder.built:
-            self.embedder.build(input_shape[0])
-
-    def call(self, inputs):
-        """(B, H, W, 3), (B, P) -> (B, 2 d + 2) float32."""
-        images, order = inputs
-        representations = self.embedder.represent(images, training=False)
-        feature_map, whole = representations["feature_map"], representations["embedding"]
-        positions, channels = order.shape[1], feature_map.shape[-1]
-        features = ops.reshape(feature_map, (-1, positions, channels))
-        index = ops.broadcast_to(order[:, : self.positions, None], (ops.shape(order)[0], self.positions, channels))
-        part = self._embedding(ops.take_along_axis(features, index, axis=1))
-        local = ops.reshape(self._embedding(ops.reshape(features, (-1, 1, channels))), (-1, positions, whole.shape[-1]))
-        cosine = ops.mean(ops.sum(local * whole[:, None], axis=-1), axis=1)
-        features = ops.cast(features, "float32")
-        of_mean = ops.sum(ops.square(ops.mean(features, axis=1)), axis=-1)
-        mean = ops.mean(ops.sum(ops.square(features), axis=-1), axis=1)
-        scatter = 1 - of_mean / ops.maximum(mean, 1e-30)
-        return ops.concatenate([whole, part, ops.stack([cosine, scatter], axis=1)], axis=1)
-
-    def _embedding(self, features):
-        """(B, P', C) -> (B, d), as the embedder makes it of all positions."""
-        heads = getattr(self.embedder, "heads", 1)  # the maps of an ensemble's heads lie side by side
-        pooled = self.embedder.pool(features[:, :, None])
-        projection = self.embedder.dense(ops.reshape(pooled, (-1, pooled.shape[-1] // heads)))
-        vectors = self.embedder.normalize(projection) / heads**0.5
-        return ops.reshape(vectors, (-1, heads * vectors.shape[-1]))
+def _embedding(embedder: Any, features: np.ndarray) -> np.ndarray:
+    """(B, P', C) -> (B, d), as the embedder makes it of all positions."""
+    heads = getattr(embedder, "heads", 1)  # the maps of an ensemble's heads lie side by side
+    pooled = embedder.pool(ops.convert_to_tensor(features[:, :, None]))
+    projection = embedder.dense(ops.reshape(pooled, (-1, pooled.shape[-1] // heads)))
+    vectors = ops.convert_to_numpy(embedder.normalize(projection)).astype(np.float32) / heads**0.5
+    return vectors.reshape(len(features), -1)
