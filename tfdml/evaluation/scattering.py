@@ -105,8 +105,8 @@ def partial_embeddings(
             done += len(images)
     if not parts:
         raise UserError("there is no image to embed")
-    columns: Any = [np.concatenate(column) for column in zip(*(part[:4] for part in parts), strict=True)]
-    return PartialEmbeddings(*columns, parts[0].positions, parts[0].map_positions)
+    whole, part, cosine, scatter = (np.concatenate([one[i] for one in parts]) for i in range(4))
+    return PartialEmbeddings(whole, part, cosine, scatter, parts[0].positions, parts[0].map_positions)
 
 
 def evaluate_scattering(
