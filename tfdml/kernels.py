@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import keras
 from keras import ops
 
 from tfdml import pairwise
@@ -63,7 +62,6 @@ def _mean_distance(distances, pairs):
     return ops.where(mean > 0, mean, 1.0)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class GaussianMixture(Kernel):
     """A mixture of Gaussians: (1/K) sum_k exp(-|x - x'|^2 / (m_k tau)).
 
@@ -101,7 +99,6 @@ class GaussianMixture(Kernel):
         return total / len(self.multipliers)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class Laplace(Kernel):
     """The Laplace kernel exp(-|x - x'|_1 / (m sigma)).
 
@@ -133,7 +130,6 @@ class Laplace(Kernel):
         return ops.exp(-absolute / (self.multiplier * sigma))
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class Polynomial(Kernel):
     """The inhomogeneous polynomial kernel (x . x' + 1)^p.
 
@@ -173,7 +169,6 @@ class Polynomial(Kernel):
         return result
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class Exponential(Kernel):
     """The kernel exp(x . x'), whose mean embedding is the moment-generating function.
 

@@ -46,6 +46,12 @@ class SavedByArguments:
     #: Arguments of the base class that this one gives itself.
     fixed: tuple[str, ...] = ()
 
+    def __init_subclass__(cls, **kwargs):
+        """Register the classes of tfdml with Keras, which loads them by name."""
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("tfdml."):
+            keras.saving.register_keras_serializable("tfdml")(cls)
+
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, as values that JSON can hold."""
         kept: dict[str, Any] = getattr(super(), "get_config", dict)()

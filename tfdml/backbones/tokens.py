@@ -47,7 +47,6 @@ def families() -> tuple[str, ...]:
     return tuple(sorted(_LEADING))
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class PatchMap(SavedByArguments, keras.layers.Layer):
     """Tokens to the map of the patches, which lie in a square, row by row: (B, k + h h, c) -> (B, h, h, c).
 

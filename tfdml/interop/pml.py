@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import keras
 from typing_extensions import override
 
 from tfdml import losses, pairwise
@@ -19,7 +18,6 @@ from tfdml.objectives import ProxyLoss
 from tfdml.saving import restore
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class NormalizedLoss(PairLoss):
     """A loss on pairs, of embeddings that are L2-normalised first: loss(labels, x / |x|).
 

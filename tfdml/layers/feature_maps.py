@@ -21,7 +21,6 @@ _MEANS_BGR = {
 }
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class InputScaling(SavedByArguments, keras.layers.Layer):
     """Pixels 0-255 in RGB order to what a backbone was trained on.
 
@@ -72,7 +71,6 @@ def _affine(mode: dict) -> dict[str, list[float]]:
     return {name: [number(name, part) for part in numbers] for name, numbers in mode.items()}
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class CeilMaxPooling2D(SavedByArguments, keras.layers.Layer):
     """Max pooling whose windows start at the first row and column, and whose last ones may hang over the edge.
 
@@ -127,7 +125,6 @@ class CeilMaxPooling2D(SavedByArguments, keras.layers.Layer):
         return (input_shape[0], *sides, input_shape[3])
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class LocalResponseNormalization(SavedByArguments, keras.layers.Layer):
     """Divides each activation by those of neighbouring channels at its position, in float32.
 
@@ -178,7 +175,6 @@ class LocalResponseNormalization(SavedByArguments, keras.layers.Layer):
 _LARGEST_POWER = 100.0
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class GeneralizedMeanPooling2D(SavedByArguments, keras.layers.Layer):
     """The generalised mean of each channel over the positions, with a trained power p (GeM).
 
@@ -277,7 +273,6 @@ class AttentionPooling2D(keras.layers.Layer):
         return (input_shape[0], input_shape[-1])
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class AttentionHeads(SavedByArguments, keras.layers.Layer):
     """The feature map as each of M heads sees it.
 

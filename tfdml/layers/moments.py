@@ -174,7 +174,6 @@ MODES = ("cascaded", "independent", "random")
 _HIGHEST_ORDER = 100
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class HighOrderMoments(SavedByArguments, keras.layers.Layer):
     """Approximate moments of order 2 to K of the features x at the positions of a map, averaged over positions.
 

@@ -18,7 +18,6 @@ _MAX_STEPS = 48
 _PRECISION = 1e-7
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
     """V(d) = MLP(d) - d, a learned scalar function of a distance.
 

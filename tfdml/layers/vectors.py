@@ -33,7 +33,6 @@ class L2Normalize(keras.layers.Layer):
         return pairwise.l2_normalize(x)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class CosineProxies(SavedByArguments, keras.layers.Layer):
     """Cosines between embeddings and one or more learned proxies per class.
 
@@ -91,7 +90,6 @@ _ROWS = 4096
 _EXACT = 4096
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class PrincipalComponents(SavedByArguments, keras.layers.Layer):
     """The first principal components of vectors: z = (x - mean) C.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import keras
 from keras import ops
 
 from tfdml import pairwise
@@ -105,7 +104,6 @@ class ClassSimilarityLoss(LabelledLoss):
         raise TypeError(f"{type(self).__name__} must define logits()")
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class AMSoftmaxLoss(ClassSimilarityLoss):
     """Additive-margin softmax.
 
@@ -141,7 +139,6 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
         return self.scale * (similarities - self.margin * ops.cast(target_mask, "float32"))
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class NormSoftmaxLoss(ClassSimilarityLoss):
     """Normalised softmax: cross-entropy over scaled cosines, without a margin.
 
@@ -175,7 +172,6 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
         return self.scale * similarities
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class ArcFaceLoss(ClassSimilarityLoss):
     """Additive angular margin softmax.
 
@@ -222,7 +218,6 @@ class ArcFaceLoss(ClassSimilarityLoss):
         return cosines * math.cos(self.margin) - sines * math.sin(self.margin)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class SphereFaceLoss(ClassSimilarityLoss):
     """Multiplicative angular margin softmax (A-Softmax), on normalised embeddings and proxies.
 
@@ -269,7 +264,6 @@ class SphereFaceLoss(ClassSimilarityLoss):
         return self.scale * ops.where(target_mask, psi, similarities)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class SubCenterArcFaceLoss(ArcFaceLoss):
     """ArcFace on the similarities s (B, C, K) to K proxies per class, of which the nearest counts.
 

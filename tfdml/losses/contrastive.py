@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keras
 from keras import ops
 
 from tfdml import pairwise
@@ -12,7 +11,6 @@ from tfdml.mining import negative_probabilities
 from tfdml.mining.base import as_distance, as_miner
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class ContrastiveLoss(PairLoss):
     """Contrastive loss: positives are pulled together, negatives pushed beyond a margin.
 
@@ -62,7 +60,6 @@ class ContrastiveLoss(PairLoss):
         return self.over_pairs(pairs, distances, positives) + self.over_pairs(pairs, hinge, counted)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class CosineContrastiveLoss(PairLoss):
     """Contrastive loss on cosine similarities s_ij, squared in the positives and linear in the negatives.
 
@@ -103,7 +100,6 @@ class CosineContrastiveLoss(PairLoss):
         return 0.5 * (pull + self.over_pairs(pairs, hinge, active))
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class CosineSimilarityLoss(PairLoss):
     """Regression of the cosine s_ij on a given, graded similarity t_ij: L = mean of (s_ij - t_ij)^2.
 
@@ -146,7 +142,6 @@ class CosineSimilarityLoss(PairLoss):
         return self.over_pairs(pairs, ops.square(pairs.cosines() - targets), known)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class BinomialDevianceLoss(PairLoss):
     """Binomial deviance on cosine similarities s_ij.
 
@@ -193,7 +188,6 @@ class BinomialDevianceLoss(PairLoss):
         return pull + self.over_pairs(pairs, ops.softplus(self.negative_cost * logits), negatives)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class MarginLoss(PairLoss):
     """Margin loss with distance-weighted negatives and a fixed boundary.
 
@@ -255,7 +249,6 @@ def margin_hinges(pairs, alpha, beta):
     return ops.sum(positives * pull + drawn * push, axis=1), active
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class RankedListLoss(PairLoss):
     """Ranked list loss on Euclidean distances d.
 
@@ -333,7 +326,6 @@ def _weighted(violations, mask, temperature):
 _EPSILON = 1e-4
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class VICRegLoss(PairLoss):
     """Variance-invariance-covariance regularisation, with labels: positive pairs take the place of two views.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import keras
 from keras import ops
 
 from tfdml import pairwise
@@ -14,7 +13,6 @@ from tfdml.mining import multi_similarity_pairs
 from tfdml.mining.base import as_distance, as_miner
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class NPairLoss(PairLoss):
     """N-pair loss on dot products.
 
@@ -67,7 +65,6 @@ class NPairLoss(PairLoss):
         return rows + self.l2 * ops.sum(ops.square(pairs.anchors), axis=1) if self.l2 else rows
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class AngularLoss(PairLoss):
     """Angular loss: the angle at the negative of the triangle anchor, positive, negative is bounded by alpha.
 
@@ -123,7 +120,6 @@ class AngularLoss(PairLoss):
         return self.over_pairs(pairs, ops.softplus(ops.where(positives, exponents, 0.0)), positives)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class NTXentLoss(PairLoss):
     """Normalised temperature-scaled cross-entropy (InfoNCE) on cosines s, with one term for each positive pair.
 
@@ -170,7 +166,6 @@ class NTXentLoss(PairLoss):
         return self.over_pairs(pairs, ops.softplus(relative), positives)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class SoftNearestNeighborLoss(PairLoss):
     """Soft nearest neighbour loss: how likely an anchor's neighbour, drawn by distance, is of another class.
 
@@ -220,7 +215,6 @@ class SoftNearestNeighborLoss(PairLoss):
         return self.over_pairs(pairs, values[:, None], ops.any(positives, axis=1)[:, None])
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class TupletMarginLoss(PairLoss):
     """Tuplet margin loss: a positive, brought nearer by an angle, among all negatives of its anchor; on cosines.
 
@@ -303,7 +297,6 @@ class TupletMarginLoss(PairLoss):
         return pull + self.over_pairs(pairs, ops.square(ops.relu(cosines - most)), negatives)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class MultiSimilarityLoss(PairLoss):
     """Multi-similarity loss on cosines s, with its mining of pairs.
 
@@ -355,7 +348,6 @@ class MultiSimilarityLoss(PairLoss):
         return pull + push
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class LiftedStructureLoss(PairLoss):
     """Lifted structured loss on Euclidean distances.
 
@@ -396,7 +388,6 @@ class LiftedStructureLoss(PairLoss):
         return self.over_pairs(pairs, 0.5 * ops.square(violation), positives)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class GeneralizedLiftedStructureLoss(PairLoss):
     """Lifted structured loss with all positives of an anchor at once, "batch all lifted" with a smooth maximum.
 
@@ -442,7 +433,6 @@ class GeneralizedLiftedStructureLoss(PairLoss):
         return self.over_pairs(pairs, ops.relu(pull + push)[:, None], counted[:, None])
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class CircleLoss(PairLoss):
     """Circle loss on cosines s: each pair is weighted by how far it is from its optimum.
 
@@ -492,7 +482,6 @@ class CircleLoss(PairLoss):
         return self.over_pairs(pairs, values[:, None], counted[:, None])
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class SupConLoss(PairLoss):
     """Supervised contrastive loss on cosines s.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
@@ -11,7 +10,6 @@ from tfdml.losses.base import check_rank, nan_if_any
 from tfdml.losses.classification import ClassSimilarityLoss, target_mask
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class ProxyNCALoss(ClassSimilarityLoss):
     """Proxy-NCA on class similarities (B, C).
 
@@ -48,7 +46,6 @@ class ProxyNCALoss(ClassSimilarityLoss):
         return ops.where(ops.any(others, axis=1), values, 0.0)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class ProxyNCAPlusPlusLoss(ClassSimilarityLoss):
     """ProxyNCA++ on class similarities (B, C): the probability of the own proxy among all, at a low temperature.
 
@@ -84,7 +81,6 @@ class ProxyNCAPlusPlusLoss(ClassSimilarityLoss):
         return (2.0 / self.temperature) * similarities
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class ProxyAnchorLoss(ClassSimilarityLoss):
     """Proxy Anchor on class similarities s (B, C): each proxy is an anchor, the images of the batch its tuples.
 
@@ -135,7 +131,6 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
         return replicas.local_rows(ops.where(ops.any(mask, axis=1), value, float("nan")), num_local)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class SoftTripleLoss(ClassSimilarityLoss):
     """SoftTriple on the similarities s (B, C, K) to K proxies per class.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keras
 from keras import ops
 
 from tfdml import pairwise
@@ -34,7 +33,6 @@ def soft_histograms(positions, mask, bins):
     return ops.reshape(ops.segment_sum(shares, nodes, num_segments=size * (bins + 1)), (size, bins + 1))
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class HistogramLoss(PairLoss):
     """Histogram loss: the probability that a random negative pair is more similar than a random positive pair.
 
@@ -81,7 +79,6 @@ class HistogramLoss(PairLoss):
         return pairs.scale_to_mean(rows, pairwise.masked_count(negatives))
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class FastAPLoss(PairLoss):
     """FastAP: 1 minus the average precision of each anchor's ranking, with soft histograms for ranks.
 
@@ -139,7 +136,6 @@ def _ahead(similarities, positives, others, temperature):
     return compare_with_positives(similarities, positives, others, smooth_step, slope)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class SmoothAPLoss(PairLoss):
     """Smooth-AP: 1 minus the average precision of each anchor's ranking, its ranks counted by sigmoids of cosines s.
 
@@ -182,7 +178,6 @@ class SmoothAPLoss(PairLoss):
         return self.over_pairs(pairs, values[:, None], ops.any(positives, axis=1)[:, None])
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class RecallAtKLoss(PairLoss):
     """Recall@k surrogate: 1 minus a smooth recall among the first k of each anchor's ranking, averaged over several k.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import keras
 from keras import ops
 
 from tfdml import pairwise
@@ -64,7 +63,6 @@ def compare_with_positives(values, positives, weights, function, slope):
 MINING = ("all", "hard", "semi_hard", "distance_weighted")
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class TripletLoss(PairLoss):
     """Triplet loss over the triplets of a batch.
 
@@ -204,7 +202,6 @@ def _softly_weighted(distances, positives, weights):
     return ops.sum(to_positives, axis=1), mined, mined
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class QuadrupletLoss(PairLoss):
     """Quadruplet loss over all triplets and quadruplets of a batch.
 

@@ -185,7 +185,6 @@ class Relation(Composed):
         raise TypeError(f"{type(self).__name__} must define __call__(a, b)")
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class SameLabel(Relation):
     """Images with the same label in one column of (B, L): a level of a hierarchy.
 
@@ -226,7 +225,6 @@ def shares_a_label(a, b):
     return ops.matmul(a, ops.transpose(b)) > 0
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class Jaccard(Relation):
     """How much two label sets overlap, |A and B| / |A or B|, of rows of 0 and 1.
 
@@ -253,7 +251,6 @@ class Jaccard(Relation):
         return both / ops.maximum(either, 1.0)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class GivenPairs(Relation):
     """Pairs that are listed one by one, of images whose labels are their ids. Pairs that are not listed are unknown.
 

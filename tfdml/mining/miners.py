@@ -151,7 +151,6 @@ CHOICES = ("easy", "semi_hard", "hard", "all")
 
 
 @named_miner("batch_easy_hard")
-@keras.saving.register_keras_serializable("tfdml")
 class BatchEasyHardMiner(Miner):
     """For each anchor the easiest, a semi-hard or the hardest positive, and the same of the negatives.
 
@@ -206,7 +205,6 @@ class BatchEasyHardMiner(Miner):
 
 
 @named_miner("easy_positive")
-@keras.saving.register_keras_serializable("tfdml")
 class EasyPositiveMiner(BatchEasyHardMiner):
     """For each anchor its nearest positive, so that a class need not be one cluster, with negatives of choice.
 
@@ -230,7 +228,6 @@ class EasyPositiveMiner(BatchEasyHardMiner):
 
 
 @named_miner("batch_hard")
-@keras.saving.register_keras_serializable("tfdml")
 class BatchHardMiner(BatchEasyHardMiner):
     """For each anchor its furthest positive and its nearest negative: batch-hard, for every loss on pairs.
 
@@ -268,7 +265,6 @@ def _value(distances, chosen, missing):
 
 
 @named_miner("angular")
-@keras.saving.register_keras_serializable("tfdml")
 class AngularMiner(Miner):
     """The pairs of triplets (a, p, n) in which n sees the middle c of a and p under an angle above a bound.
 
@@ -334,7 +330,6 @@ _LARGEST_DENOMINATOR = 2**15
 
 
 @named_miner("hard_aware")
-@keras.saving.register_keras_serializable("tfdml")
 class HardAwareMiner(Miner):
     """The hardest share of a batch's pairs: its furthest positives and its nearest negatives.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import keras
-
 from tfdml.arguments import integer, number
 from tfdml.saving import Composed
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class AutoWeight(Composed):
     """In the place of an objective's `weight`: makes its gradient this share of that of the terms with numbers.
 

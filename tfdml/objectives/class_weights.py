@@ -19,7 +19,6 @@ from tfdml.objectives.class_statistics import of_own_class
 from tfdml.objectives.wrappers import ProxyLoss
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class InstanceLoss(ReducedObjective):
     """Classification by a learned linear head: cross-entropy of W x + b.
 
@@ -79,7 +78,6 @@ class InstanceLoss(ReducedObjective):
         return ops.where(ops.any(mask, axis=1), values, float("nan"))
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class LearnedMargin(ReducedObjective):
     """Margin loss whose boundary between positives and negatives is learned for each class.
 
@@ -146,7 +144,6 @@ class LearnedMargin(ReducedObjective):
         return {**super().get_config(), "beta": self.initial_beta}
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class RegularizedSoftTriple(ProxyLoss):
     """SoftTriple with its regulariser, which merges the centres of a class that needs fewer than it has.
 
@@ -214,7 +211,6 @@ class RegularizedSoftTriple(ProxyLoss):
         return super().compute(representations, labels) + self.tau * self.regularizer()
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class CurricularFace(Stateful, ProxyLoss):
     """ArcFace in which hard negatives weigh little at first, and more later in training.
 
@@ -285,7 +281,6 @@ class CurricularFace(Stateful, ProxyLoss):
         return NormSoftmaxLoss(scale=1.0).call(labels, ops.where(hard, reweighed, logits))
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class SphereFace2(ProxyLoss):
     """A binary classification for each class, "is it of this class", in the place of one among all classes.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import keras
 from keras import ops
 
 from tfdml import pairwise
@@ -40,7 +39,6 @@ class HeadsObjective(Objective):
         return [head(m) for m in range(self.heads_shape[0])]
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class HeadwiseLoss(HeadsObjective):
     """A metric loss on each head of an ensemble: (1/M) sum_m loss(labels, head m).
 
@@ -84,7 +82,6 @@ class HeadwiseLoss(HeadsObjective):
         return sum(self.loss.of_pairs(head) for head in heads) / len(heads)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class HeadDivergence(HeadsObjective):
     """The divergence loss: heads must not give the same vector.
 

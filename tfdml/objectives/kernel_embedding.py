@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keras
 from keras import ops
 
 from tfdml import pairwise
@@ -138,7 +137,6 @@ class JointKernelObjective(Objective):
         del negatives
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class JointRepresentationSimilarity(JointKernelObjective):
     """The JRS regulariser: similarity between the joint representations of different classes.
 
@@ -211,7 +209,6 @@ class _NormObjective(JointKernelObjective):
         raise TypeError(f"{type(self).__name__} must define of_classes()")
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class JointMMD(_NormObjective):
     """The JMMD regulariser: minus the distance between the joint kernel embeddings of different classes.
 
@@ -254,7 +251,6 @@ class JointMMD(_NormObjective):
         return -gaps if self.squared else -pairwise.safe_sqrt(gaps)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class JointIntra(_NormObjective):
     """The JIntra regulariser: minus the lengths of the joint kernel embeddings of classes.
 

@@ -14,7 +14,6 @@ from tfdml.objectives.wrappers import reduction_of, share_of
 from tfdml.saving import restore
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class CrossBatchMemory(Stateful):
     """A loss over the pairs of the batch's images with those of the batch and of a memory of earlier ones.
 
@@ -160,7 +159,6 @@ class CrossBatchMemory(Stateful):
         return tuple(ops.concatenate(pair, axis=0) for pair in pairs)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class Prism(Observed, CrossBatchMemory):
     """A loss over pairs with a memory, without the images whose labels look wrong compared with what the memory holds.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import keras
 from typing_extensions import override
 
 from tfdml.arguments import number
@@ -16,7 +15,6 @@ from tfdml.objectives.wrappers import MetricLoss, ProxyLoss
 from tfdml.saving import restore
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class HighOrderMomentLoss(Objective):
     """The HORDE regulariser: a metric loss on embeddings of the moments of each image's deep features.
 

@@ -45,7 +45,6 @@ def _weighted_mean(values, weights):
     return ops.sum(weights * values) / ops.maximum(ops.sum(weights), 1.0)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class RankMI(WithStatistics):
     """The RankMI loss, by updates that alternate between a statistics network and the embedder.
 

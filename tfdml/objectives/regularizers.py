@@ -48,7 +48,6 @@ def class_densities(features, labels, num_classes):
     return densities
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class DensityAdaptivity(ReducedObjective, Calibrated, Observed):
     """The density regulariser: each class spreads towards a learned target, and the targets grow.
 
@@ -237,7 +236,6 @@ REPRESENTATIONS = ("embedding", "projection")
 _SMALLEST_ENERGY = 1e-12
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class EnergyConfusion(ReducedObjective, Observed):
     """The energy confusion term: the expected squared distance between images of different classes, to be minimised.
 
@@ -348,7 +346,6 @@ ENTROPY_FORMS = ("pairs", "nearest")
 _SMALLEST_SQUARE = 1e-8
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class EntropySpread(ReducedObjective):
     """The entropy regulariser: minus an entropy of the embeddings, to be minimised.
 
@@ -411,7 +408,6 @@ class EntropySpread(ReducedObjective):
         return reduce(-0.5 * ops.log(ops.maximum(gaps, _SMALLEST_SQUARE)), ops.any(others, axis=1))
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class GlobalOrthogonal(Objective):
     """The global orthogonal regulariser (GOR): images of different classes as orthogonal as random vectors are.
 
@@ -449,7 +445,6 @@ class GlobalOrthogonal(Objective):
         return ops.square(first) + ops.relu(second - 1.0 / dim)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class IntraClassPenalty(ReducedObjective):
     """Minus how alike the images of each class are: it draws every class together.
 

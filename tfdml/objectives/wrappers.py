@@ -35,7 +35,6 @@ def share_of(part, size):
     return ops.cast(ops.floor(part * ops.cast(size, "float32") + 1e-4), "int32")
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class MetricLoss(Objective):
     """Any loss on any representation: loss(labels, representations[representation]).
 
@@ -105,7 +104,6 @@ def _check_length(objective, shapes):
         )
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class Matryoshka(MetricLoss):
     """Sums a loss over prefixes of the representation, so that its first dimensions work alone.
 
@@ -153,7 +151,6 @@ class Matryoshka(MetricLoss):
         return sum(factor * part for factor, part in zip(factors, parts, strict=True))
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class ProxyLoss(Objective):
     """A loss on the cosines to learned class proxies, which it owns.
 
@@ -267,7 +264,6 @@ class ProxyLoss(Objective):
         return left * (ops.cast(size, "float32") / pairwise.masked_count(every <= highest))
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class MatryoshkaProxyLoss(ProxyLoss):
     """Sums a loss on the cosines to class proxies over prefixes of the representation and of the proxies.
 
