@@ -34,14 +34,59 @@ class Predictions:
     confidences: np.ndarray
 
 
-class _GalleryClassifier:
-    """The images by class, and the threshold; see the subclasses."""
+class KNNClassifier:
+    """Classifies by a vote of the k nearest images of a gallery.
 
-    def __init__(self, embeddings: Any, labels: Any, *, distance: str = "cosine", threshold: Any = None):
+    Adding a class is adding its images: nothing is trained. A query whose nearest image of the class voted for is
+    further away than the threshold is of no known class.
+
+    Args:
+        embeddings: (G, d) of the gallery.
+        labels: (G,) class ids (integers) or names.
+        k: The number of images that vote; all, where there are fewer.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        weights: What a vote weighs. `uniform`: 1. `distance`: the inverse of the distance (Dudani, 1976). `softmax`:
+            exp(-distance / temperature) (Wu et al., 2018, "Unsupervised feature learning via non-parametric instance
+            discrimination").
+        temperature: Of `softmax`.
+        threshold: The largest distance of a known class; a `Calibration` from `calibrate`, or a number. None: every
+            query is of a known class. See also `fit_threshold`.
+
+    Raises:
+        UserError: The gallery is empty or has other labels than one a row; an argument is out of range; the calibration
+            is of another distance.
+
+    Example:
+        >>> gallery, names = [[0.0], [0.1], [5.0]], ["cat", "cat", "dog"]
+        >>> classifier = tfdml.evaluation.KNNClassifier(gallery, names, k=1, distance="euclidean", threshold=1.0)
+        >>> classifier.classify([[0.2], [5.1], [9.0]]).labels.tolist()
+        ['cat', 'dog', 'unknown']
+    """
+
+    def __init__(
+        self,
+        embeddings: Any,
+        labels: Any,
+        *,
+        k: int = 5,
+        distance: str = "cosine",
+        weights: str = "softmax",
+        temperature: float = 0.07,
+        threshold: float | Calibration | None = None,
+    ):
+        if k < 1:
+            raise UserError(f"k must be at least 1; got {k}")
+        if not temperature > 0:
+            raise UserError(f"temperature must be above 0; got {temperature}")
+        self.k, self.weights, self.temperature = k, one_of("weights", weights, WEIGHTS), temperature
+        if isinstance(threshold, Calibration):
+            if threshold.distance != distance:
+                raise UserError(f"calibration is of distance={threshold.distance!r}, the classifier of {distance!r}")
+            threshold = threshold.threshold
+        self.threshold = None if threshold is None else float(threshold)
         self.distance = one_of("distance", distance, ("euclidean", "sqeuclidean", "cosine", "dot"))
         self.embeddings = np.zeros((0, check_embeddings(embeddings).shape[1]), np.float32)
         self.labels = np.asarray(labels)[:0]
-        self.threshold = None if threshold is None else float(threshold)
         self.add(embeddings, labels)
 
     def add(self, embeddings: Any, labels: Any) -> None:
@@ -117,61 +162,6 @@ class _GalleryClassifier:
 
     def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Place of the class, distance and confidence of each query."""
-        raise NotImplementedError
-
-
-class KNNClassifier(_GalleryClassifier):
-    """Classifies by a vote of the k nearest images of a gallery.
-
-    Adding a class is adding its images: nothing is trained. A query whose nearest image of the class voted for is
-    further away than the threshold is of no known class.
-
-    Args:
-        embeddings: (G, d) of the gallery.
-        labels: (G,) class ids (integers) or names.
-        k: The number of images that vote; all, where there are fewer.
-        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
-        weights: What a vote weighs. `uniform`: 1. `distance`: the inverse of the distance (Dudani, 1976). `softmax`:
-            exp(-distance / temperature) (Wu et al., 2018, "Unsupervised feature learning via non-parametric instance
-            discrimination").
-        temperature: Of `softmax`.
-        threshold: The largest distance of a known class; a `Calibration` from `calibrate`, or a number. None: every
-            query is of a known class. See also `fit_threshold`.
-
-    Raises:
-        UserError: The gallery is empty or has other labels than one a row; an argument is out of range; the calibration
-            is of another distance.
-
-    Example:
-        >>> gallery, names = [[0.0], [0.1], [5.0]], ["cat", "cat", "dog"]
-        >>> classifier = tfdml.evaluation.KNNClassifier(gallery, names, k=1, distance="euclidean", threshold=1.0)
-        >>> classifier.classify([[0.2], [5.1], [9.0]]).labels.tolist()
-        ['cat', 'dog', 'unknown']
-    """
-
-    def __init__(
-        self,
-        embeddings: Any,
-        labels: Any,
-        *,
-        k: int = 5,
-        distance: str = "cosine",
-        weights: str = "softmax",
-        temperature: float = 0.07,
-        threshold: float | Calibration | None = None,
-    ):
-        if k < 1:
-            raise UserError(f"k must be at least 1; got {k}")
-        if not temperature > 0:
-            raise UserError(f"temperature must be above 0; got {temperature}")
-        self.k, self.weights, self.temperature = k, one_of("weights", weights, WEIGHTS), temperature
-        if isinstance(threshold, Calibration):
-            if threshold.distance != distance:
-                raise UserError(f"calibration is of distance={threshold.distance!r}, the classifier of {distance!r}")
-            threshold = threshold.threshold
-        super().__init__(embeddings, labels, distance=distance, threshold=threshold)
-
-    def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         k = min(self.k, len(self.embeddings))
         rows, distances = nearest_neighbours(queries, self.embeddings, k=k, distance=self.distance)
         classes = self._places[rows]
@@ -190,7 +180,7 @@ class KNNClassifier(_GalleryClassifier):
         return classes[every, best], distances[every, best], votes[every, best] / weights.sum(axis=1)
 
 
-class CentroidClassifier(_GalleryClassifier):
+class CentroidClassifier(KNNClassifier):
     """Classifies by the nearest class center: the mean of a class's images (Snell et al., 2017, prototypes).
 
     With `cosine` and `dot`, images are scaled to length 1 before the mean.
@@ -222,12 +212,9 @@ class CentroidClassifier(_GalleryClassifier):
         temperature: float = 0.07,
         threshold: float | None = None,
     ):
-        if not temperature > 0:
-            raise UserError(f"temperature must be above 0; got {temperature}")
         if isinstance(threshold, Calibration):
             raise UserError("a calibration is of distances between images, not to a center: use fit_threshold")
-        self.temperature = temperature
-        super().__init__(embeddings, labels, distance=distance, threshold=threshold)
+        super().__init__(embeddings, labels, distance=distance, temperature=temperature, threshold=threshold)
 
     def _update(self) -> None:
         super()._update()
