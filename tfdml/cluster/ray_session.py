@@ -142,10 +142,7 @@ class Outbox:
 
 @contextlib.contextmanager
 def shown(ray: Any, outbox: Any) -> Iterator[None]:
-    """Log what the workers write, as long as the block lasts, in the place of what Ray prints of those it lost."""
-    from ray._private import worker
-
-    before, worker.print_to_stdstream = worker.print_to_stdstream, lambda *_, **__: None
+    """Log what the workers write, as long as the block lasts."""
     ended = threading.Event()
 
     def show() -> None:
@@ -161,7 +158,6 @@ def shown(ray: Any, outbox: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        worker.print_to_stdstream = before
         ended.set()
         thread.join()
         show()
