@@ -133,7 +133,7 @@ def test_what_cannot_be_indexed_is_told_before_anything_is_written(folders, data
         with pytest.raises(UserError, match="was not written by tfdml index"):
             index_embeddings(gallery, EmbeddingsToIndex.read(folders["cars"]))
     np.savez(tmp_path / "twice.npz", embeddings=np.eye(2), names=np.array(["a", "a"]))
-    with pytest.raises(UserError, match="1 names occur more than once, the first is 'a'"):
+    with pytest.raises(UserError, match="1 `ids` occur more than once, the first is a"):
         EmbeddingsToIndex.read(tmp_path / "twice.npz")
     np.savez(tmp_path / "bare.npz", embeddings=np.eye(3))
     bare = EmbeddingsToIndex.read(tmp_path / "bare.npz")

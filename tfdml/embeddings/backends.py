@@ -228,6 +228,9 @@ class ViewFileEmbedder(ViewBackend):
             parts = [self._run(filled[first : first + rows]) for first in range(0, len(filled), rows)]
             yield checked_vectors(np.concatenate(parts)[: len(images)], len(images), self.address)
 
+    def _damaged(self, what: str, error: Exception) -> UserError:
+        return UserError(f"`model={self.path}` cannot be loaded as {what}: {short_message(error, 'last')}")
+
     def _wrong_types(self) -> UserError:
         return UserError(f"`model={self.path}`: it must take uint8 images and give one float32 output, the embedding")
 
@@ -244,7 +247,12 @@ class LiteRTEmbedder(ViewFileEmbedder):
     kind = "litert"
 
     def _open(self, threads: int) -> list[int]:
-        self._interpreter = _interpreter(self.path, threads)
+        interpreter = litert_interpreter()
+        try:
+            self._interpreter = interpreter(model_path=str(self.path), num_threads=threads)
+            self._interpreter.allocate_tensors()
+        except (ValueError, RuntimeError) as error:
+            raise self._damaged("a .tflite file", error) from error
         inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
         self._input, self._output = inputs[0], _embedding(outputs)
         if self._input["dtype"] != np.uint8 or self._output is None or self._output["dtype"] != np.float32:
@@ -260,19 +268,15 @@ class LiteRTEmbedder(ViewFileEmbedder):
         return self._interpreter.get_tensor(self._output["index"])
 
 
-def _interpreter(path: Path, threads: int) -> Any:
+def litert_interpreter() -> Any:
+    """Return the class of LiteRT's interpreter, or TensorFlow's where LiteRT is not installed."""
     try:
         from ai_edge_litert.interpreter import Interpreter
     except ImportError:
         if not hasattr(tf, "lite"):
             raise UserError("a .tflite file needs LiteRT: pip install 'tfdml[litert]'") from None
-        Interpreter = tf.lite.Interpreter
-    try:
-        interpreter = Interpreter(model_path=str(path), num_threads=threads)
-        interpreter.allocate_tensors()
-    except (ValueError, RuntimeError) as error:
-        raise UserError(f"`model={path}` cannot be loaded as a .tflite file: {short_message(error, 'last')}") from error
-    return interpreter
+        return tf.lite.Interpreter
+    return Interpreter
 
 
 def _embedding(outputs: list[dict[str, Any]]) -> Any:
@@ -303,9 +307,7 @@ class OnnxEmbedder(ViewFileEmbedder):
         try:
             self._session = onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its own kinds derive from nothing narrower
-            raise UserError(
-                f"`model={self.path}` cannot be loaded as an .onnx file: {short_message(error, 'last')}"
-            ) from error
+            raise self._damaged("an .onnx file", error) from error
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if len(outputs) > 1:
             outputs = [output for output in outputs if "embedding" in output.name]

@@ -71,16 +71,13 @@ def table_of(images: Mapping[str, Any], vectors: np.ndarray, dtype: str = "float
     kinds = {"id": pa.int64(), "path": pa.string(), "label": pa.int64(), "class": text, "role": text}
     kinds |= {"group": pa.int64()} if images.get("group") is not None else {}
     empty = [None] * len(values)
-    columns = {name: pa.array(_or(images.get(name), empty), kind) for name, kind in kinds.items()}
+    given = {name: empty if images.get(name) is None else images[name] for name in kinds}
+    columns = {name: pa.array(given[name], kind) for name, kind in kinds.items()}
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
     columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
     if scale is not None:
         columns["scale"] = pa.array(scale)
     return pa.table(columns)
-
-
-def _or(values: Any, otherwise: list) -> Any:
-    return otherwise if values is None else values
 
 
 def require_utf8(paths: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.backbones import TokenBackbone
+from tfdml.embeddings.backends import litert_interpreter
 from tfdml.errors import UserError, short_message
 from tfdml.export.network import frozen_module, quiet, view_spec
 from tfdml.models import AnyEmbedder, AttentionEnsemble, Embedder, Head, MomentEmbedder, TruncatedEmbedder
@@ -165,22 +166,13 @@ def _read_model(file: bytes) -> Any:
 
 def _mean_error(file: bytes, module: tf.Module, views: np.ndarray) -> np.ndarray:
     """Return the mean error of a quantised network over views, (d,)."""
-    run = _interpreter(file).get_signature_runner()
+    run = litert_interpreter()(model_content=file, num_threads=os.cpu_count()).get_signature_runner()
     total: Any = 0.0
     for first in range(0, len(views), _BATCH_SIZE):
         batch = views[first : first + _BATCH_SIZE]
         exact = module.embed(tf.cast(batch, tf.float32))["embedding"].numpy()
         total += (run(images=batch)["embedding"] - exact).sum(axis=0, dtype=np.float64)
     return (total / len(views)).astype(np.float32)
-
-
-def _interpreter(file: bytes) -> Any:
-    try:
-        from ai_edge_litert.interpreter import Interpreter
-    except ImportError:
-        with quiet():
-            return tf.lite.Interpreter(model_content=file)
-    return Interpreter(model_content=file, num_threads=os.cpu_count())
 
 
 def finish_int8(file: bytes, error: np.ndarray, heads: int = 1) -> bytes:

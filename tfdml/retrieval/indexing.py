@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import hashlib
 import json
@@ -66,9 +65,6 @@ class EmbeddingsToIndex:
             names = read_names(stored.source) if in_folder else tuple(map(str, range(len(stored))))
         if len(names) != len(stored):
             raise UserError(f"{stored.source} names {len(names):,} images of {len(stored):,} embeddings")
-        twice = [name for name, times in collections.Counter(names).items() if times > 1]
-        if twice:
-            raise UserError(f"{stored.source}: {len(twice)} names occur more than once, the first is {twice[0]!r}")
         ids = checked_ids(prefix + str(name) for name in names)
         files = stored.manifest.get("files") or {"file": sha256_of(Path(stored.source))}
         mark = hashlib.sha256(
