@@ -145,7 +145,7 @@ def exact_part(args, arrays, folder, results):
 
 
 def find_clusters(args, arrays):
-    """Clusters of the arrays, with progress; seconds of finding them, none where they are known."""
+    """Clusters of the arrays; seconds of finding them, none where they are known."""
     import numpy as np
 
     from tfdml.evaluation import kmeans
