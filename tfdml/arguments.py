@@ -3,8 +3,6 @@
 `True`, `"1"` and NaN are numbers to Python or to `float`, but nobody means them: they are refused, not converted.
 """
 
-from __future__ import annotations
-
 import numbers
 import reprlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """When a flag has an effect: a condition on the values of other flags, and the message where it fails."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ with Joint Representation Diversification", ICML 2020, sec. 5.1: it is the mean 
 of the batch, with the gradient stopped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from keras import ops

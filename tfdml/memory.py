@@ -3,8 +3,6 @@
 Without it the kernel ends the process, or another one, without a word.
 """
 
-from __future__ import annotations
-
 import pathlib
 
 from tfdml.errors import UserError

@@ -4,8 +4,6 @@ Everything is computed in float32 whatever the dtype policy, costs O(B^2) memory
 values and gradients for duplicates, zero vectors and empty masks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Outside a `tf.distribute` strategy, or on another backend (where arrays are glob
 here is the identity of a single replica. TensorFlow is imported only when it is the backend.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

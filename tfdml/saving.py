@@ -1,7 +1,5 @@
 """What is saved and shown of an object: its configuration."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from typing import Any

@@ -4,8 +4,6 @@ Each item names the version that needs it and the reason. `tests/test_workaround
 one unnecessary.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Cutting a network in two at a layer."""
 
-from __future__ import annotations
-
 import difflib
 
 import keras

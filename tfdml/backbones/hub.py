@@ -1,7 +1,5 @@
 """Presets of KerasHub as backbones: DINOv2, DINOv3, ViT, DeiT, Swin, CLIP, SigLIP, and convolutional networks."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Low-rank adaptation: a transformer that stays as it is, with small trained changes of its attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Networks that keras.applications lacks: conv4, GoogLeNet, BN-Inception, and torchvision's ResNet-50."""
 
-from __future__ import annotations
-
 import keras
 
 from tfdml.arguments import one_of

@@ -1,7 +1,5 @@
 """From a backbone's name to a network, the pixel scaling that it expects, and its weights."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable

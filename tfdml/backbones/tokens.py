@@ -1,7 +1,5 @@
 """Vision transformers of KerasHub as backbones: their patch tokens as a feature map."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Command lines: their flags, flag files, help, and messages that name flags."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

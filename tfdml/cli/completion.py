@@ -1,7 +1,5 @@
 """`tfdml completion`: scripts that complete subcommands, flags and flag files in bash and zsh."""
 
-from __future__ import annotations
-
 import importlib
 
 from tfdml_command import OTHERS, STAGES

@@ -1,7 +1,5 @@
 """tfdml embed: the embeddings of a data set, on disk."""
 
-from __future__ import annotations
-
 import json
 import os
 

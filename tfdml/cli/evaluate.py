@@ -1,7 +1,5 @@
 """`tfdml evaluate`: measure embedders and stored embeddings, or compare runs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

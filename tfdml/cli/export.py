@@ -1,7 +1,5 @@
 """`tfdml export`: from a run folder to models that are served, and to a retriever: an embedder with a gallery."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterator

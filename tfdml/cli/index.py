@@ -1,7 +1,5 @@
 """tfdml index: embeddings into a gallery, where it lives."""
 
-from __future__ import annotations
-
 import os
 
 from tfdml.cli.command_line import Command, Flags

@@ -1,7 +1,5 @@
 """Running a command: signals, errors as one line, the exit status, and progress on the error stream."""
 
-from __future__ import annotations
-
 import contextlib
 import logging as python_logging
 import os

@@ -1,7 +1,5 @@
 """The flags by which commands name a model and the images that it embeds."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

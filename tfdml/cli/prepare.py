@@ -1,7 +1,5 @@
 """tfdml prepare: download, check and pack a data set."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """`tfdml search`: the nearest images of a gallery."""
 
-from __future__ import annotations
-
 import dataclasses
 import glob
 import json

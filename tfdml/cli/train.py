@@ -1,7 +1,5 @@
 """`tfdml train`: run an experiment."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Embeds images beyond one machine's patience: parts of a list, over the actors of Ray Data, into Parquet files."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import dataclasses

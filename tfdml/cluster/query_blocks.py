@@ -1,7 +1,5 @@
 """The retrieval metrics of every query, over the processes of Ray: blocks of queries each, the same numbers as one."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

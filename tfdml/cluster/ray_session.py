@@ -1,7 +1,5 @@
 """A session of Ray, joined or started on this machine and then ended with the work; what its processes report."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """A sweep: many runs side by side through Ray, proposed and pruned by Optuna, compared on held-out classes."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """A run trained by the workers of Ray Train, which starts them again where one is lost."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging as python_logging
 import os

@@ -1,7 +1,5 @@
 """The catalogue: every data set that can be asked for by name."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import typing

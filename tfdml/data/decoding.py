@@ -4,8 +4,6 @@ The input pipeline and the exported serving graph call the same `decode_image`, 
 trained.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Downloads published data sets: transfers that resume, checksums, archives unpacked atomically."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

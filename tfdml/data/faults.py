@@ -1,7 +1,5 @@
 """Finds images that cannot be used: missing, damaged or unsupported files; and images whose bytes are the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os

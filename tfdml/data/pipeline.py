@@ -4,8 +4,6 @@ A batch is a pure function of the seed and the step. Its images are chosen in Py
 reading, decoding and augmentation run in TensorFlow, in parallel. A contact sheet shows a batch.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import os

@@ -1,7 +1,5 @@
 """Models in files (Keras, SavedModel, LiteRT, ONNX), and `load_backend`, from a path or address to its model."""
 
-from __future__ import annotations
-
 import abc
 import os
 import zipfile

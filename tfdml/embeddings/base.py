@@ -1,7 +1,5 @@
 """Models that embed images, wherever they are: their interface, sets with unreadable images, several views."""
 
-from __future__ import annotations
-
 import abc
 import copy
 import dataclasses

@@ -1,7 +1,5 @@
 """Embeddings of a whole data set, batch by batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 

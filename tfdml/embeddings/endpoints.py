@@ -1,7 +1,5 @@
 """TF Serving endpoints that embed, over REST: addresses, requests, retries, and what a failure means."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json

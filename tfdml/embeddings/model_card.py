@@ -1,7 +1,5 @@
 """`model_card.json`: what an exported version is, what it was made from, how it was measured; written and read."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Parquet files of embeddings, which any Parquet tool reads: their columns, writing and reading them."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Classification by a gallery, without retraining: k nearest images or class centers, and "unknown"."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """How well k-means clusters of the embeddings agree with the classes: NMI, AMI, pairwise F1."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """How an embedding treats classes it was not trained on: overlap of distances, density, divergence, and a summary."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Confidence intervals of metrics, and of the difference of two models, over classes, queries or seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

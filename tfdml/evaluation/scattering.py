@@ -1,7 +1,5 @@
 """How far deep features scatter: embeddings from a part of the feature map's positions (HORDE's figure 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Whether an exported file gives the embedder's vectors: run in a fresh process, compared on real images."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """Exports an embedder, or that of a run: each format is written, run in a fresh process, compared, then published."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import reprlib

@@ -1,7 +1,5 @@
 """What converters to other formats start from: the network alone, in float32, its weights made constants."""
 
-from __future__ import annotations
-
 import contextlib
 import logging as python_logging
 import warnings

@@ -3,8 +3,6 @@
 A few hundred bytes can state gigabytes of pixels. The graph reads the size in the header first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

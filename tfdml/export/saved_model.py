@@ -1,7 +1,5 @@
 """SavedModel: encoded images in, embeddings out, with the whole preprocessing inside, and its warm-up requests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path

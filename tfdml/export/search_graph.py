@@ -1,7 +1,5 @@
 """The retriever's SavedModel: an exported embedder, the search around it, and the gallery in its variables."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Numbered versions of an exported model, each written atomically."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -1,7 +1,5 @@
 """Losses of pytorch-metric-learning 2.9 by their names and arguments there: tables of what equals what."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

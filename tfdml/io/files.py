@@ -1,7 +1,5 @@
 """Files, local or where `fsspec` reaches: atomic writes, locks, checksums, full disks, where a file may go."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno

@@ -1,7 +1,5 @@
 """Folders that are written part by part: killed at any moment, they resume and lose at most the part in work."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Manifests, model cards, results and answers of servers are read through here: wh
 of it is a `UserError` that says what is wrong where.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

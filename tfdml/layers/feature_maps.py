@@ -1,7 +1,5 @@
 """Layers on images and feature maps: scaling, pooling, attention, and what Caffe networks need."""
 
-from __future__ import annotations
-
 import math
 
 import keras

@@ -1,7 +1,5 @@
 """High-order moments of feature maps, and the loop in which they are computed block by block."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

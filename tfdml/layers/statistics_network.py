@@ -1,7 +1,5 @@
 """The statistics network of RankMI: how much a distance speaks for a pair of one class."""
 
-from __future__ import annotations
-
 import itertools
 
 import keras

@@ -1,7 +1,5 @@
 """Layers on vectors: unit length, class proxies, principal components."""
 
-from __future__ import annotations
-
 import math
 
 import keras

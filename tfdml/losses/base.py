@@ -1,7 +1,5 @@
 """Base classes of the losses: `LabelledLoss` for integer labels, and `PairLoss` for pairs of the global batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

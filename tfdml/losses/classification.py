@@ -1,7 +1,5 @@
 """Losses on class similarities (B, C), the cosines between embeddings and one proxy per class."""
 
-from __future__ import annotations
-
 import math
 
 from keras import ops

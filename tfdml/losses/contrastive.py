@@ -1,7 +1,5 @@
 """Losses that bound single distances: contrastive, binomial deviance, margin, ranked list, VICReg, regression."""
 
-from __future__ import annotations
-
 from keras import ops
 
 from tfdml import pairwise

@@ -1,7 +1,5 @@
 """Losses that weigh a positive against all negatives of its anchor: N-pair, NT-Xent, lifted structure, circle."""
 
-from __future__ import annotations
-
 import math
 
 from keras import ops

@@ -1,7 +1,5 @@
 """Losses on the cosines to class proxies, beyond the softmax family: Proxy-NCA, Proxy Anchor, SoftTriple."""
 
-from __future__ import annotations
-
 from keras import ops
 
 from tfdml import pairwise, replicas

@@ -1,7 +1,5 @@
 """Losses that approximate a measure of ranking: histogram, average precision, recall."""
 
-from __future__ import annotations
-
 from keras import ops
 
 from tfdml import pairwise

@@ -1,7 +1,5 @@
 """Losses that compare distances of positive and negative pairs: triplet and quadruplet loss."""
 
-from __future__ import annotations
-
 import functools
 
 from keras import ops

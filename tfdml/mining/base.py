@@ -1,7 +1,5 @@
 """Base classes of what a loss is composed of: `Miner`, `Distance` and `Relation`."""
 
-from __future__ import annotations
-
 import inspect
 
 import keras

@@ -1,7 +1,5 @@
 """Miners by name, and the functions that choose negatives or pairs."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

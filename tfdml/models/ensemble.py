@@ -1,7 +1,5 @@
 """Attention-based ensemble: several learners on one backbone, each looking at its own part of the image."""
 
-from __future__ import annotations
-
 import math
 
 import keras

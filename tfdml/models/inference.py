@@ -1,7 +1,5 @@
 """Inference: a compiled function of images on every backend, and the representations of batches of images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`MetricLearner`, the model that `fit` trains: an embedder and the objectives that shape it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import warnings

@@ -1,7 +1,5 @@
 """An embedder whose vectors are reduced: by components, to the first dimensions, or by a head."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 from keras import ops

@@ -1,7 +1,5 @@
 """A weight of a term that is measured in training, not given."""
 
-from __future__ import annotations
-
 from tfdml.arguments import integer, number
 from tfdml.saving import Composed
 

@@ -1,7 +1,5 @@
 """An objective: one term of the training loss, as a layer from (representations, labels) to a scalar."""
 
-from __future__ import annotations
-
 import keras
 from keras import ops
 

@@ -4,8 +4,6 @@ Without a tensor whose size depends on how many classes the batch has: what belo
 images, so that shapes are static.
 """
 
-from __future__ import annotations
-
 from keras import ops
 
 

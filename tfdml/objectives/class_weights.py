@@ -1,7 +1,5 @@
 """Objectives that learn weights for each class: linear heads, boundaries, centres, and those of face recognition."""
 
-from __future__ import annotations
-
 import math
 
 import keras

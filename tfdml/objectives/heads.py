@@ -1,7 +1,5 @@
 """What an ensemble is trained on: a loss for each head, and a term that drives the heads apart."""
 
-from __future__ import annotations
-
 import itertools
 
 from keras import ops

@@ -1,7 +1,5 @@
 """Kernel embedding: joint representation similarity between classes (JRD), and the baselines JMMD and JIntra."""
 
-from __future__ import annotations
-
 from keras import ops
 
 from tfdml import pairwise

@@ -1,7 +1,5 @@
 """Objectives with a memory of earlier batches: XBM, and PRISM, which also leaves wrong labels out."""
 
-from __future__ import annotations
-
 import keras
 from keras import ops
 

@@ -1,7 +1,5 @@
 """High-order moments of deep features as a regulariser of any metric loss (HORDE)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from typing_extensions import override

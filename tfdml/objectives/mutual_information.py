@@ -1,7 +1,5 @@
 """Mutual information: RankMI, which separates the distances of positive pairs from those of negative ones."""
 
-from __future__ import annotations
-
 import math
 
 import keras

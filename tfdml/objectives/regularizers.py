@@ -1,7 +1,5 @@
 """Regularizers of one representation: density adaptivity, energy confusion, entropy, orthogonality, intra-class."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 from keras import ops

@@ -1,7 +1,5 @@
 """Plain losses as objectives: on a representation, on its prefixes, or on the similarities to class proxies."""
 
-from __future__ import annotations
-
 import keras
 from keras import ops
 

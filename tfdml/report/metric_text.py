@@ -1,7 +1,5 @@
 """How metrics are written for people: names, percent, differences, intervals, order."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

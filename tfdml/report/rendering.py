@@ -1,7 +1,5 @@
 """Pages of the templates in `templates/`, in which all text is escaped unless it is markup already."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Where a gallery lives: a URI with the table, the distance and the parameters of an index."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import urllib.parse

@@ -1,7 +1,5 @@
 """`confusable_classes`: which classes an embedder takes for one another, by a search of the training set."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Exact nearest neighbours by brute force: checks of embeddings, blocks of scores, the few best of each row."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Approximate nearest neighbors by faiss: of a gallery too large to compare every query with all of it, or to hold."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

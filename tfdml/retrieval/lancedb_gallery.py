@@ -1,7 +1,5 @@
 """LanceDB, embedded: a folder of Lance files, nothing to start."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """PostgreSQL with the extension vector: a gallery next to an application's other tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Qdrant: its server, or its client's local mode, which compares every query with every row in Python."""
 
-from __future__ import annotations
-
 import json
 import os
 import uuid

@@ -1,7 +1,5 @@
 """Checkpoints that survive a kill at any moment: each is one file, written atomically."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -8,8 +8,6 @@ Values are numbers, `true`, `false`, `none`, quoted or bare words, lists, and ca
 `gaussian_mixture(multipliers=[0.5, 1, 2])`.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import keyword

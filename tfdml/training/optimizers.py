@@ -13,8 +13,6 @@ counts 1 / sqrt(1 - b2^t) times as much: 32 times in the first step. It does not
 momenta differ once the rate changes: Keras's old steps keep the rate of their time, PyTorch's take the new one at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """The folder that a run leaves behind: its files, and who may write there."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

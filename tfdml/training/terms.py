@@ -1,7 +1,5 @@
 """From `--objectives` to objectives: every loss, objective and kernel of tfdml by its name in snake case."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import re

@@ -4,8 +4,6 @@ What it sees is written for TensorBoard and `watch.json`, and raises alarms, who
 libraries, Weights & Biases and MLflow, receive the numbers of each epoch through their own Keras callbacks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math

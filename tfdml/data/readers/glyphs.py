@@ -1,7 +1,5 @@
 """The built-in data set: characters drawn on the fly in the fonts that come with matplotlib. Nothing to download."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

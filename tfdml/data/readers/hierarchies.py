@@ -5,8 +5,6 @@
 - iNaturalist 2018 (van Horn et al., 2018), in the split of Smooth-AP (Brown et al., 2020)
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Label files: text and tables read strictly, columns checked, and images looked for a folder at a time."""
 
-from __future__ import annotations
-
 import codecs
 import dataclasses
 import os

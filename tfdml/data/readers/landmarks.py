@@ -8,8 +8,6 @@
 They have a test split of queries and gallery. Met has a training split, too: its gallery.
 """
 
-from __future__ import annotations
-
 import collections
 import csv
 import dataclasses

@@ -7,8 +7,6 @@
 - Stanford Online Products (Song et al., 2016)
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Your own images as a data set: class folders, or a list in CSV, JSON lines or Parquet."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -9,8 +9,6 @@ Test splits have query and gallery roles and, but for VehicleID, `groups`: the c
 the query's identity and camera is ignored when they are measured.
 """
 
-from __future__ import annotations
-
 import os
 import re
 

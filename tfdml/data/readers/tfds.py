@@ -1,7 +1,5 @@
 """Any image data set of TensorFlow Datasets, by its name."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

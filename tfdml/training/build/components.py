@@ -1,7 +1,5 @@
 """The objects that a run consists of, built and checked before anything is trained or written."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """From settings to the images of a run: its splits, sampler and views, and what of them is kept in memory."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a run starts from: the weights of an old one, and what objectives measure on the training images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where a run trains: one device, several GPUs, logical CPU devices, or several hosts; checks of the backend."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -8,8 +8,6 @@ Several processes are started with the same flags, and each with Keras's three e
 `KERAS_DISTRIBUTION_PROCESS_ID`. What changes a variable must then happen in all of them, in the same order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """The processes that train together on TensorFlow, each on a host of its own, as TF_CONFIG names them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """An experiment before it is run: described in words, timed over a few steps, or its first batch as a picture."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Iterator

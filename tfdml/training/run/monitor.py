@@ -1,7 +1,5 @@
 """What happens around the steps of `fit`: evaluation, records, checkpoints, and the halt of a run that has diverged."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

@@ -1,7 +1,5 @@
 """What a run measures along its training, and what it writes after its last step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which epoch's embedder is selected, what is wrong with that choice, and where the embedder is kept until the end."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

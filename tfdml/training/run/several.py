@@ -1,7 +1,5 @@
 """Experiments that train several runs: one for each seed, or one that finds the number of epochs for another."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence

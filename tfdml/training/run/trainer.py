@@ -1,7 +1,5 @@
 """Runs an experiment: starts or resumes it in its folder."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
