@@ -94,6 +94,7 @@ WORDS = {
     r"\b(page|line|column|disk|docstring)s? (says?|hears?)\b": "shows, prints, contains",
     r"\bby seed and machine\b": "depending on seed and machine",
     r"\bgives 0 of\b": "returns 0 for",
+    r"\bideas?\b": "regularizer, objective, method",
     r"\bthere whole or not at all\b": "written atomically",
 }
 

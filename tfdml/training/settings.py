@@ -160,9 +160,9 @@ class DataSettings(Settings):
 
     Args:
         dataset: Data set: a name of the catalogue, or folder for any tree of class folders.
-        data_dir: Where the unpacked data set lies. glyphs needs none.
-        features: Stored embeddings in the place of images, on which a --head is trained: a folder of tfdml embed, or a
-            Parquet, .npz or .npy file, with labels. --data_dir is then where the images lie that its paths name.
+        data_dir: Folder of the unpacked data set. glyphs needs none.
+        features: Stored embeddings instead of images, on which a --head is trained: a folder of tfdml embed, or a
+            Parquet, .npz or .npy file, with labels. --data_dir is then the folder of the images that its paths name.
         dataset_options: Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.
         bad_images: What to do with files that are no readable images.
         check_images: How images are checked before training: the header and the end of each file, or all of it
@@ -523,7 +523,7 @@ class EvaluationSettings(Settings):
             --evaluate_train and the test images, before training, every this many epochs and at the end; 0: not.
         evaluation_batch_size: Images per batch in evaluation.
         selection: Which epoch's embedder is kept: the last; the best on the held-out training classes (validation); the
-            best on the test classes (test: the papers' way, which flatters the figure).
+            best on the test classes (test: the papers' way, which gives too high a number).
         selection_metric: The metric that selects the epoch. MAP@R depends on all images of a class, and differs between
             epochs where Recall@1 is saturated. Of given pairs auc, of graded ones spearman, of triplets
             triplet_accuracy.
@@ -606,7 +606,7 @@ class RunSettings(Settings):
             bits. Without it training is up to a fifth faster, and runs may differ in the last digits.
         logical_devices: Split the CPU into this many logical devices and train on all; 0: the GPUs there are.
         checkpoint_steps: Checkpoint every this many steps, besides each epoch.
-        keep_checkpoints: How many checkpoints stay.
+        keep_checkpoints: Number of checkpoints to keep.
         watch_every: Look at a batch every this many steps: gradients by part and term, how far embeddings spread,
             alarms; 0: never.
         stop_on: Which alarms end the run, with a checkpoint and status 3: collapse, explosion, with commas. What is
