@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 
 import pytest
 
@@ -53,6 +54,14 @@ def test_tables_are_printed_and_written_as_pages_read_them(tmp_path, monkeypatch
     assert found["table"] == TABLE
     assert "| a step, ms | 210 | 411 |" in capsys.readouterr().out
     assert numbers.lookup("speed/table/a step, ms/ours", tmp_path) == "210"
+
+
+def test_a_benchmark_writes_the_tables_that_pages_show():
+    for path in numbers.NUMBERS.glob("*.json"):
+        stored = json.loads(path.read_text())
+        if found := re.search(r"-m (benchmarks|tools)\.(\w+)", stored["command"]):
+            source = "".join(file.read_text() for file in (numbers.ROOT / found[1]).glob(f"{found[2]}*.py"))
+            assert not [key for key, value in stored.items() if isinstance(value, dict) and f'"{key}"' not in source]
 
 
 def test_study_data_are_compared_with_their_checksums(tmp_path):
