@@ -739,5 +739,12 @@ def test_levels_of_a_list_are_learnt_and_measured(write):
     path = write("path,split,label,super_label\na.jpg,train,1,0\nb.jpg,train,2,0\nc.jpg,test,3,1\n")
     train = own_images.read_list(path, levels=True)
     assert train.targets.tolist() == train.protocol.levels.tolist() == [[1, 0], [2, 0]]
-    with pytest.raises(UserError, match="has no column super_label, which levels=true needs"):
+    path = write("path,split,labels\na.jpg,train,500|fiat|car\nb.jpg,train,fury|bus\nc.jpg,test,500|fiat|car\n")
+    with pytest.raises(UserError, match="line 3: labels has 2 levels and 3 in the first line"):
+        own_images.read_list(path, levels=True)
+    path = write("path,split,labels\na.jpg,train,500|fiat|car\nb.jpg,train,fury|audi|car\nc.jpg,test,90|fiat|car\n")
+    train = own_images.read_list(path, levels=True)
+    assert train.targets.tolist() == train.protocol.levels.tolist() == [[0, 1, 0], [2, 0, 0]]
+    assert (train.labels.tolist(), train.super_labels.tolist(), train.class_names[2]) == ([0, 2], [1, 0], "fury")
+    with pytest.raises(UserError, match="has neither a column labels nor super_label"):
         own_images.read_list(write("path,split,label\na.jpg,train,1\nb.jpg,test,2\n"), levels=True)

@@ -1,6 +1,7 @@
 """Your own images as a data set: class folders, or a list in CSV, JSON lines or Parquet."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -188,7 +189,8 @@ def read_list(
     - `group`: such as the camera or the sequence; integers or names, as for `label`. Evaluation ignores images of the
       query's class and group, which are too easy to find.
     - `labels`: a label set, a list in Parquet and JSON and `cat|dog` in CSV. Images belong together if they share a
-      label. Without a column `label` the class is the first of them.
+      label. Without a column `label` the class is the first of them. With `levels` a class on each level, the finest
+      first: `fiat_500|hatchback|car`.
     - `id`: a name of the image for `pairs`, next to its path.
 
     With `pairs`, the column `label` may be missing: classes are then what similar pairs link, which matters for splits
@@ -204,7 +206,7 @@ def read_list(
             split gets at least one class.
         pairs: A file with pairs or triplets of the images, relative to the folder of the list; see `read_pairs`.
         similar_from: From which similarity on a pair is similar.
-        levels: Learn and measure `label` and `super_label` as two levels.
+        levels: Learn and measure the classes of `labels` as levels; without this column `label` and `super_label`.
 
     Raises:
         UserError: The list or an image is missing, or a line is not as it should be; the message names the line.
@@ -216,7 +218,7 @@ def read_list(
     file = os.fspath(data_dir)
     check_fraction("list", test_fraction)
     table = _without_duplicates(read_rows(file, ("path",) if pairs else _REQUIRED))
-    sets = _label_sets(table) if "labels" in table.columns else None
+    label_rows = _levels(table) if levels else _label_sets(table) if "labels" in table.columns else None
     given = read_pairs(os.path.join(os.path.dirname(file), pairs), table, similar_from) if pairs else None
     linked = given is not None and "label" not in table.columns
     if given is not None and linked:
@@ -228,9 +230,6 @@ def read_list(
     is_test = _test_rows(table, labels, class_names, test_fraction)
     is_query = _query_rows(table, labels, is_test)
     rows = np.flatnonzero(is_test == (split == "test"))
-    if levels and super_labels is None:
-        raise UserError(f"list: {table.path} has no column super_label, which levels=true needs")
-    label_rows = np.stack([labels, super_labels], axis=1) if levels and super_labels is not None else sets
     protocol = Protocol(_MEASURED, levels=label_rows) if levels else None
     if given is not None:
         across = np.ptp(is_test[given.rows].astype(int), axis=1)
@@ -263,9 +262,35 @@ def read_list(
     )
 
 
+def _split_labels(table: Table) -> list[list[str]]:
+    return [[name.strip() for name in cell.split(_BETWEEN) if name.strip()] for cell in table.columns["labels"]]
+
+
+def _levels(table: Table) -> np.ndarray:
+    """Return the class ids on each level, (N, L), of the column labels, which gives the others, or of these."""
+    if "labels" in table.columns:
+        found = _split_labels(table)
+        for row, names in enumerate(found):
+            if len(names) < 2 or len(names) != len(found[0]):
+                raise UserError(
+                    f"{table.where(row)}: labels has {len(names)} levels and {len(found[0])} in the first line; name "
+                    "as many, at least 2, of every image"
+                )
+        levels = [list(names) for names in zip(*found, strict=True)]
+        table.columns.update(label=levels[0], super_label=levels[1])
+    elif "super_label" in table.columns:
+        levels = [table.columns["label"], table.columns["super_label"]]
+    else:
+        raise UserError(
+            f"list: {table.path} has neither a column labels nor super_label, of which levels=true needs one"
+        )
+    alone = (dataclasses.replace(table, columns={"labels": names}) for names in levels)
+    return np.stack([class_ids(level, "labels")[0] for level in alone], axis=1)
+
+
 def _label_sets(table: Table) -> np.ndarray:
     """Return the label sets as rows of 0 and 1, (N, L); the first label becomes the class where there is none."""
-    found = [[name.strip() for name in cell.split(_BETWEEN) if name.strip()] for cell in table.columns["labels"]]
+    found = _split_labels(table)
     table.columns.setdefault("label", [names[0] if names else "" for names in found])
     place = {name: column for column, name in enumerate(sorted({name for names in found for name in names}))}
     rows = np.zeros((len(found), len(place)), np.int64)
