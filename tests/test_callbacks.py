@@ -281,3 +281,13 @@ def test_a_search_that_cannot_be_made_is_refused():
         tfdml.callbacks.NeighborSearch(sampler, x, y, every=0)
     with pytest.raises(UserError, match="`x` has 72 images and `y` has 3 labels"):
         tfdml.callbacks.NeighborSearch(sampler, x, y[:3])
+
+
+def test_plain_fit_refuses_labels_without_a_proxy():
+    x, y = clusters(0, 3)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    model.compile("sgd", loss=tfdml.losses.AMSoftmaxLoss())
+    model.fit(x, y, verbose=0)
+    with pytest.raises(Exception, match=r"labels must be classes 0 \.\. 2") as refused:
+        model.fit(x, np.where(y == 1, 7, y), verbose=0)
+    assert "7" in str(refused.value)

@@ -2,6 +2,8 @@
 
 import math
 
+import keras
+import numpy as np
 from keras import ops
 
 from tfdml import pairwise
@@ -16,10 +18,11 @@ def target_mask(labels, num_classes):
 
 
 def refuse_unknown_classes(labels, num_classes, name):
-    """Refuse labels outside 0 .. C - 1: at once where their values are known, else when a TensorFlow graph runs.
+    """Refuse labels outside 0 .. C - 1: at once where their values are known, else when the graph or program runs.
 
-    XLA leaves assertions out and JAX has none: in a program compiled by one of them the value is NaN.
-    `MetricLearner.fit` and `evaluate` refuse labels there too, of arrays and of a `tf.data.Dataset`.
+    The value is NaN where neither is possible: with `jit_compile=True`, as XLA leaves TensorFlow's assertions out, and
+    with a `keras.distribution` on JAX, as the other devices would wait. `MetricLearner.fit` and `evaluate` refuse
+    labels there too, of arrays and of a `tf.data.Dataset`.
 
     Args:
         labels: (B,) integers.
@@ -27,7 +30,8 @@ def refuse_unknown_classes(labels, num_classes, name):
         name: The name of the loss or objective, for the message.
 
     Raises:
-        UserError: A label is out of range. (`tf.errors.InvalidArgumentError`, with the same message, in a graph.)
+        UserError: A label is out of range. (With the same message, `tf.errors.InvalidArgumentError` in a graph and
+            `jax.errors.JaxRuntimeError` in a program of JAX.)
     """
     message = (
         f"{name}: labels must be classes 0 .. {num_classes - 1}, as there are similarities to {num_classes} classes. "
@@ -35,6 +39,13 @@ def refuse_unknown_classes(labels, num_classes, name):
         "tfdml.objectives.ProxyLoss(loss, num_classes). For classes that are not trained this loss has no value: "
         "measure retrieval with tfdml.callbacks.RetrievalEvaluation(x, y) in place of validation_data"
     )
+
+    def check(labels):
+        known = np.asarray(labels)
+        outside = known[(known < 0) | (known >= num_classes)]
+        if outside.size:
+            raise UserError(f"{message}; got label {outside[0]}")
+
     try:
         known = ops.convert_to_numpy(labels)
     except Exception:  # each backend has its own type for a tensor without values
@@ -44,10 +55,13 @@ def refuse_unknown_classes(labels, num_classes, name):
 
             inside = tf.logical_and(labels >= 0, labels < num_classes)
             tf.debugging.Assert(tf.reduce_all(inside), [message, "Labels:", labels], summarize=8)
-        return
-    outside = known[(known < 0) | (known >= num_classes)]
-    if outside.size:
-        raise UserError(f"{message}; got label {outside[0]}")
+        elif keras.backend.backend() == "jax" and keras.distribution.distribution() is None:
+            import jax
+
+            outside = ((labels < 0) | (labels >= num_classes)).any()
+            jax.lax.cond(outside, lambda labels: jax.debug.callback(check, labels), lambda labels: None, labels)
+    else:
+        check(known)
 
 
 class ClassSimilarityLoss(LabelledLoss):
