@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.mathematics import random_batch
+from tests.mathematics import given_pairs, random_batch
 from tests.models.ensembles import ensemble_learner
 from tests.models.networks import images, jrd, tiny_embedder, values
 from tfdml import layers, losses, models, objectives
@@ -24,7 +24,11 @@ from tfdml.training import averaged, build_optimizer
 # 5 + 5 images and one on 5 + 4, and "11" a last step on 1 + 0.
 BATCH = 10
 
-PLAIN = {"contrastive": losses.ContrastiveLoss(1.3, "euclidean"), "am": losses.AMSoftmaxLoss()}
+PLAIN = {
+    "contrastive": losses.ContrastiveLoss(1.3, "euclidean"),
+    "am": losses.AMSoftmaxLoss(),
+    "given": losses.MultiSimilarityLoss().with_positives(given_pairs(19)),
+}
 
 
 def plain(loss, classes):
@@ -165,6 +169,7 @@ def make(what):
 def step(what, rows, strategy):
     """The updates of one epoch, the loss before it, and what the objectives observed in it."""
     labels, x = random_batch(1, rows, 3 if rows > 1 else 1, 8, unit=False)
+    labels = np.arange(rows) if what.startswith("given") else labels
     if what in LEARNERS:
         x = images(1, rows, "uint8")
     with strategy.scope():

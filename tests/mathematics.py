@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdml.mining import GivenPairs
+
 EPSILON = 1e-6
 MODES = ("eager", "graph", "xla")
 # Base classes among the losses and objectives.
@@ -26,6 +28,13 @@ def random_batch(seed=0, size=8, classes=3, dim=5, unit=True):
     if unit:
         x /= np.linalg.norm(x, axis=1, keepdims=True)
     return generator.permutation(labels), x.astype("float32")
+
+
+def given_pairs(size):
+    """Half of the pairs of images 0 .. size - 1, a third of which are similar; the others are unknown."""
+    generator, pairs = np.random.default_rng(2), np.argwhere(np.triu(np.ones((size, size)), 1))
+    known = generator.permutation(pairs)[::2]
+    return GivenPairs(np.column_stack([known, np.arange(len(known)) % 3 == 0]))
 
 
 def degenerate_batches(dim=4):

@@ -11,7 +11,7 @@ import pytest
 from tests.distribution_steps import BATCH
 from tests.mathematics import assert_close
 
-PLAIN = ("contrastive/11", "contrastive/19", "am/19")
+PLAIN = ("contrastive/11", "contrastive/19", "am/19", "given/19")
 LEARNERS = (
     "jrd regularised/19",
     "jrd tuned/19",

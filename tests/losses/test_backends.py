@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.mathematics import degenerate_batches, public_classes, random_batch, value_and_gradients
+from tests.mathematics import degenerate_batches, given_pairs, public_classes, random_batch, value_and_gradients
 from tfdml import layers, losses
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.base import named_miners
@@ -19,6 +19,7 @@ SPECIFICATIONS = {
     **{m: ("TripletLoss", {"mining": m, "margin": 0.5}) for m in ("all", "hard", "semi_hard", "distance_weighted")},
     "soft": ("TripletLoss", {"margin": "soft"}),
     **{f"{miner} miner": ("ContrastiveLoss", {"mining": miner}) for miner in named_miners()},
+    **{f"given {name}": (name, {}) for name in ("ContrastiveLoss", "CosineSimilarityLoss", "MultiSimilarityLoss")},
 }
 MAPS, VECTORS = (3, 5, 6, 4), (7, 4)
 LAYERS = {
@@ -37,9 +38,19 @@ LAYERS = {
 }
 
 
-def inputs(name):
+def make(key):
+    """The loss of a specification; of given pairs where its key says so."""
+    name, arguments = SPECIFICATIONS[key]
+    loss = getattr(losses, name)(**arguments)
+    return loss.with_positives(given_pairs(9)) if key.startswith("given") else loss
+
+
+def inputs(key):
     """The batches on which a loss is compared: similarities for a loss on proxies, embeddings otherwise."""
+    name, _ = SPECIFICATIONS[key]
     labels, x = random_batch(6, 9, 3, 5)
+    if key.startswith("given"):
+        return {"random": (np.arange(9), x)}
     if issubclass(getattr(losses, name), ClassSimilarityLoss):
         shape = (9, 3, 2) if name == "SoftTripleLoss" else (9, 3)
         return {"random": (labels, np.random.default_rng(0).uniform(-0.9, 0.9, shape).astype("float32"))}
@@ -98,11 +109,9 @@ def write_values(path):
         total, x = layer_function(name)
         value, gradient = gradient_function(total, None, compiled=False)(x)
         arrays[f"{name}/value"], arrays[f"{name}/gradient"] = value, gradient
-    for key, (name, arguments) in SPECIFICATIONS.items():
-        for batch, (labels, x) in inputs(name).items():
-            run = gradient_function(
-                getattr(losses, name)(**arguments), labels, compiled=batch == "random" and " miner" not in key
-            )
+    for key in SPECIFICATIONS:
+        for batch, (labels, x) in inputs(key).items():
+            run = gradient_function(make(key), labels, compiled=batch == "random" and " miner" not in key)
             arrays[f"{key}/{batch}/value"], arrays[f"{key}/{batch}/gradient"] = run(x)
     np.savez(path, **arrays)
 
@@ -120,9 +129,8 @@ def on_backend(request, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("key", SPECIFICATIONS)
 def test_other_backends_agree_with_tensorflow(on_backend, key):
-    name, arguments = SPECIFICATIONS[key]
-    loss = getattr(losses, name)(**arguments)
-    for batch, (labels, x) in inputs(name).items():
+    loss = make(key)
+    for batch, (labels, x) in inputs(key).items():
         value, (gradient,) = value_and_gradients(lambda e, y=labels: loss(y, e), x)
         np.testing.assert_allclose(on_backend[f"{key}/{batch}/value"], value, rtol=1e-5, atol=1e-6)
         scale = max(np.abs(gradient).max(), 1.0)
