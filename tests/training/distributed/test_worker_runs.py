@@ -53,6 +53,8 @@ def test_the_run_ends_as_that_of_one_process(ended, folder):
         # Means over a replica's pairs are reported of each replica's own.
         if not name.startswith("metrics/"):
             assert_close(found[name], value, 1e-5, floor=1e-6 * max(1e-3, np.abs(value).max()))
+    for table in (one / "neighbors").iterdir():
+        np.testing.assert_array_equal(np.load(several / "neighbors" / table.name), np.load(table))
     for wanted, record in zip(runs.records(one), runs.records(several), strict=True):
         assert record["step"] == wanted["step"]
         if wanted["train"]:

@@ -21,6 +21,9 @@ from tfdml.training.run.monitor import TrainingMonitor
 SETTINGS = {
     "objectives": "contrastive + 10 * density + auto(steps=4) * gor",
     "batch_norm": "statistics",
+    # Every epoch begins with a search over all workers.
+    "sampling": "neighbors",
+    "anchor_classes": 1,
     "classes_per_batch": 3,
     "images_per_class": 4,
     "steps_per_epoch": 3,
