@@ -27,7 +27,6 @@ from tfdml.data.sampling import (
     PairSampler,
     Share,
     ShuffleSampler,
-    TwoViewSampler,
     WholeClassSampler,
     check_divides,
     permute,
@@ -191,8 +190,8 @@ def test_shuffle_differs_between_epochs_and_seeds():
 
 
 @pytest.mark.parametrize("step", [0, 3, 11])
-def test_two_views_are_those_of_a_shuffle_each_twice(step):
-    sampler = TwoViewSampler(num_images=23, batch_size=10, seed=4)
+def test_pairs_of_an_image_with_itself_are_those_of_a_shuffle_each_twice(step):
+    sampler = PairSampler(np.arange(23).repeat(2).reshape(-1, 2), batch_size=10, seed=4)
     assert sampler.steps_per_epoch == 4
     images = ShuffleSampler(num_images=23, batch_size=5, seed=4).batch(step)
     assert sampler.batch(step).tolist() == [image for image in images.tolist() for _ in range(2)]
@@ -200,10 +199,9 @@ def test_two_views_are_those_of_a_shuffle_each_twice(step):
     assert (np.unique(epoch, return_counts=True)[1] == 2).all()
 
 
-@pytest.mark.parametrize(("batch_size", "says"), [(7, "must be even"), (0, "at least 1"), (48, "has 23 images")])
-def test_two_views_say_what_is_wrong(batch_size, says):
-    with pytest.raises(UserError, match=says):
-        TwoViewSampler(num_images=23, batch_size=batch_size)
+def test_pairs_come_in_their_order_where_they_are_not_shuffled():
+    sampler = PairSampler([[4, 1], [0, 2], [3, 5]], batch_size=2, shuffle=False)
+    assert [sampler.batch(step).tolist() for step in range(4)] == [[4, 1], [0, 2], [3, 5], [4, 1]]
 
 
 @pytest.mark.parametrize("width", [2, 3])

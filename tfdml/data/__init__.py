@@ -30,7 +30,6 @@ from tfdml.data.sampling import PairSampler as PairSampler
 from tfdml.data.sampling import Sampler as Sampler
 from tfdml.data.sampling import Share as Share
 from tfdml.data.sampling import ShuffleSampler as ShuffleSampler
-from tfdml.data.sampling import TwoViewSampler as TwoViewSampler
 from tfdml.data.sampling import WholeClassSampler as WholeClassSampler
 from tfdml.data.transforms import EvaluationTransform as EvaluationTransform
 from tfdml.data.transforms import TrainTransform as TrainTransform

@@ -21,7 +21,15 @@ from tfdml.data.decoding import decode_part
 from tfdml.data.faults import explain_failure
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
 from tfdml.data.readers.glyphs import font_path
-from tfdml.data.sampling import ClassBalancedSampler, HierarchicalSampler, Sampler, Share, ShuffleSampler, check_divides
+from tfdml.data.sampling import (
+    ClassBalancedSampler,
+    HierarchicalSampler,
+    PairSampler,
+    Sampler,
+    Share,
+    ShuffleSampler,
+    check_divides,
+)
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.memory import free_memory
@@ -193,21 +201,9 @@ def two_view_batches(
         >>> twice = dataset.take(np.repeat(np.arange(len(dataset)), 2))
         >>> views = two_view_batches(twice, TrainTransform("random_crop", resize=32, image_size=28), batch_size=64)
     """
-    pairs = _PairsInOrder(len(dataset))
+    pairs = PairSampler(np.arange(len(dataset)).reshape(-1, 2), batch_size=2, shuffle=False)
     views = training_batches(dataset, pairs, transform, seed, num_steps=pairs.steps_per_epoch).unbatch()
     return _finished(views.batch(batch_size), -(-len(dataset) // batch_size))
-
-
-class _PairsInOrder:
-    """A sampler of rows 0 and 1, 2 and 3, and so on."""
-
-    batch_size = 2
-
-    def __init__(self, num_images: int):
-        self.steps_per_epoch = num_images // 2
-
-    def batch(self, step: int) -> np.ndarray:
-        return np.arange(2 * int(step), 2 * int(step) + 2)
 
 
 def _cached(dataset: ImageDataset, transform: TrainTransform, limit_mb: float) -> Source:

@@ -32,7 +32,14 @@ class Sampler(Protocol):
         """Batches per epoch."""
 
     def batch(self, step: int) -> np.ndarray:
-        """(B,) int64 indices of the images of step `step`."""
+        """Return the images of a step.
+
+        Args:
+            step: From 0.
+
+        Returns:
+            (B,) int64 indices.
+        """
 
 
 def check_seed(seed: int) -> None:
@@ -238,69 +245,24 @@ class ShuffleSampler:
         self.steps_per_epoch = num_images // batch_size
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the images of a step.
-
-        Args:
-            step: From 0.
-
-        Returns:
-            (B,) int64 indices.
-        """
+        """See `Sampler.batch`."""
         epoch, place = divmod(int(step), self.steps_per_epoch)
         positions = np.arange(place * self.batch_size, (place + 1) * self.batch_size)
         return permute(positions, self._num_images, round_keys(self._seed, SHUFFLE_STREAM, epoch))
 
 
-class TwoViewSampler:
-    """Every image once an epoch, in an order that is new each epoch, and twice in its batch, for two views of it.
-
-    Args:
-        num_images: N.
-        batch_size: B, of B / 2 images. Rows 2 i and 2 i + 1 are of one image.
-        seed: A non-negative integer.
-
-    Attributes:
-        batch_size: B.
-        steps_per_epoch: floor(2 N / B).
-
-    Raises:
-        UserError: B is odd, or as `ShuffleSampler`.
-
-    Example:
-        >>> rows = TwoViewSampler(num_images=100, batch_size=10).batch(0)
-        >>> bool((rows[::2] == rows[1::2]).all()), len(set(rows.tolist()))
-        (True, 5)
-    """
-
-    def __init__(self, num_images: int, batch_size: int, seed: int = 0):
-        check_positive("batch_size", batch_size)
-        if batch_size % 2:
-            raise UserError(f"`batch_size={batch_size}` must be even, for two views of each image")
-        self._images = ShuffleSampler(num_images, batch_size // 2, seed)
-        self.batch_size, self.steps_per_epoch = batch_size, self._images.steps_per_epoch
-
-    def batch(self, step: int) -> np.ndarray:
-        """Return the images of a step.
-
-        Args:
-            step: From 0.
-
-        Returns:
-            (B,) int64 indices, each twice in turn.
-        """
-        return np.repeat(self._images.batch(step), 2)
-
-
 class PairSampler:
-    """All images of B / 2 given pairs, or of B / 3 given triplets, in each batch.
+    """All images of B / 2 given pairs, or of B / 3 given triplets, in each batch; or two views of each of B / 2 images.
 
     Every pair comes once an epoch, in an order that is new each epoch; those left over are others in every epoch. The
-    images of a pair follow one another. An image of two pairs may come twice in a batch.
+    images of a pair follow one another. An image of two pairs may come twice in a batch. Pairs of images with
+    themselves give two views of each.
 
     Args:
         pairs: (G, 2) rows of images, or (G, 3).
         batch_size: B.
         seed: A non-negative integer.
+        shuffle: Whether the order is random; else it is that of `pairs`, each epoch.
 
     Attributes:
         batch_size: B.
@@ -314,7 +276,7 @@ class PairSampler:
         (4,)
     """
 
-    def __init__(self, pairs: Any, batch_size: int, seed: int = 0):
+    def __init__(self, pairs: Any, batch_size: int, seed: int = 0, shuffle: bool = True):
         check_positive("batch_size", batch_size)
         self._pairs = np.asarray(pairs, np.int64)
         count, width = self._pairs.shape
@@ -323,20 +285,14 @@ class PairSampler:
             raise UserError(
                 f"`batch_size={batch_size}` must be a multiple of {width}, up to {count * width} for {count} {kind}"
             )
-        self._order = ShuffleSampler(count, batch_size // width, seed)
-        self.batch_size = batch_size
-        self.steps_per_epoch = self._order.steps_per_epoch
+        self._order, self._shuffle = ShuffleSampler(count, batch_size // width, seed), shuffle
+        self.batch_size, self.steps_per_epoch = batch_size, self._order.steps_per_epoch
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the images of a step.
-
-        Args:
-            step: From 0.
-
-        Returns:
-            (B,) int64 rows of images, pair by pair.
-        """
-        return self._pairs[self._order.batch(step)].reshape(-1)
+        """See `Sampler.batch`."""
+        place = int(step) % self.steps_per_epoch * self._order.batch_size
+        in_order = np.arange(place, place + self._order.batch_size)
+        return self._pairs[self._order.batch(step) if self._shuffle else in_order].reshape(-1)
 
 
 SHORT_CLASSES = ("repeat", "drop")
@@ -399,14 +355,7 @@ class ClassBalancedSampler:
         self.steps_per_epoch = max(1, self._classes.num_images // self.batch_size)
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the images of a step.
-
-        Args:
-            step: From 0.
-
-        Returns:
-            (P * K,) int64 indices into `labels`, grouped by class.
-        """
+        """See `Sampler.batch`."""
         return self._classes.draw(self._classes_of(int(step)), self._images_per_class, self._seed, int(step))
 
     def _classes_of(self, step: int) -> np.ndarray:
@@ -596,14 +545,7 @@ class HierarchicalSampler:
         self._pass = functools.lru_cache(maxsize=2)(self._lay_out)
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the images of a step.
-
-        Args:
-            step: From 0.
-
-        Returns:
-            (P * K,) int64 indices into `labels`, grouped by super-class and class.
-        """
+        """See `Sampler.batch`."""
         number, place = divmod(int(step), self._columns)
         order, ends, first, keys = self._pass(number)
         column = int(permute(np.array([place]), self._columns, keys)[0])
@@ -748,14 +690,7 @@ class WholeClassSampler:
         self._pass = functools.lru_cache(maxsize=2)(self._lay_out)
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the images of a step.
-
-        Args:
-            step: From 0.
-
-        Returns:
-            (B,) int64 indices into `labels`, grouped by class.
-        """
+        """See `Sampler.batch`."""
         number, place = divmod(int(step), self.steps_per_epoch)
         order, first = self._pass(number)
         classes = order[first[place] : first[place + 1]]
@@ -823,14 +758,7 @@ class Share:
         self.rows = slice(index * self.batch_size, (index + 1) * self.batch_size)
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the images of a step that this worker makes.
-
-        Args:
-            step: From 0.
-
-        Returns:
-            (B / count,) int64 indices.
-        """
+        """See `Sampler.batch`."""
         return self.whole.batch(step)[self.rows]
 
 

@@ -22,7 +22,6 @@ from tfdml.data.sampling import (
     PairSampler,
     Sampler,
     ShuffleSampler,
-    TwoViewSampler,
     WholeClassSampler,
     check_divides,
 )
@@ -244,7 +243,7 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
     if settings.sampling == "shuffle":
         sampler = ShuffleSampler(len(train), settings.batch_size, seed)
     elif settings.sampling == "two_views":
-        sampler = TwoViewSampler(len(train), settings.batch_size, seed)
+        sampler = PairSampler(np.arange(len(train)).repeat(2).reshape(-1, 2), settings.batch_size, seed)
     elif settings.sampling == "pairs":
         if train.pairs is None:
             raise UserError(
