@@ -46,14 +46,15 @@ install: $(STAMP)
 quickstart: $(STAMP)
 	$(BIN)/python -m tools.quickstart
 
-# In four runs, one after another, all of them even if one fails: what networks leave in a process's memory goes with it.
-LOSSES := $(addprefix tests/,backbones layers losses mining)
-MODELS := $(addprefix tests/,models objectives)
-FILES  := $(addprefix tests/,cluster data embeddings evaluation export retrieval)
+# Each line of folders is a process of its own, two at a time and the longest first, which shows what it prints when it
+# ends: networks stay in a process's memory until then. The first line is all that the others leave.
+GROUPS  := training cli,command,tools models losses,layers,mining objectives data evaluation,export cluster,embeddings,retrieval,backbones
+comma   := ,
+GROUPED := $(addprefix tests/,$(subst $(comma), ,$(GROUPS)))
 define run_tests
-	@failed=0; for part in "$(LOSSES)" "$(MODELS)" "$(FILES)" "tests $(addprefix --ignore=,$(LOSSES) $(MODELS) $(FILES))"; do \
-	  $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m $(1) $$part || failed=1; \
-	done; exit $$failed
+	@{ echo tests $(addprefix --ignore=,$(GROUPED)); for group in $(GROUPS); do echo "tests/$$group" | sed 's|,| tests/|g'; done; } | \
+	  xargs -P 2 -L 1 sh -c 'log=$$(mktemp); $(BIN)/python -m pytest -m $(1) "$$@" >$$log 2>&1; status=$$?; cat $$log; rm $$log; \
+	    test $$status = 5 || exit $$status' sh
 endef
 
 test: $(STAMP)

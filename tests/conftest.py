@@ -12,27 +12,8 @@ import sys
 
 import pytest
 
-# Two workers with as many threads each wait for one another in every loop of faiss.
+# Two processes with as many threads each wait for one another in every loop of faiss.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# The files that take longest as a whole are begun first: a file is one worker's, and one that is begun last lets the
-# others wait for it.
-LONGEST = (
-    "test_distribution.py",
-    "test_packaging.py",
-    "training/run/test_recall_improves.py",
-    "training/run/test_kills.py",
-    "cli/test_wrong_commands.py",
-    "docs/test_examples.py",
-    "training/run/test_trainer.py",
-    "training/distributed/test_worker_runs.py",
-    "test_workarounds.py",
-    "training/distributed/test_jax_processes.py",
-    "test_jax.py",
-    "docs/test_site.py",
-    "cli/test_evaluate.py",
-    "cli/test_train.py",
-)
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +56,7 @@ def policy(request):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Which cases are quick, which read real images, and in what order files come.
+    """Which cases are quick, and which read real images.
 
     Of the cases of a test that is marked `one_quick_case`, only the first is quick; of those of a file by XLA too.
 
@@ -93,12 +74,6 @@ def pytest_collection_modifyitems(items):
         if (one_of, compiled) in begun:
             item.add_marker(pytest.mark.slow)
         begun.add((one_of, compiled))
-    items.sort(key=_place)
-
-
-def _place(item):
-    file = item.nodeid.partition("::")[0].removeprefix("tests/")
-    return LONGEST.index(file) if file in LONGEST else len(LONGEST)
 
 
 def pytest_collection_finish():
