@@ -97,6 +97,11 @@ def test_the_papers_backbones_have_their_published_size(name, scaling, channels,
     assert backbone.ensemble_cut
 
 
+def test_googlenet_has_two_forms():
+    with pytest.raises(ValueError, match="variant must be 'caffe' or 'batch_norm', not 'torch'"):
+        backbones.networks.googlenet(variant="torch")
+
+
 @pytest.mark.parametrize("name", ["resnet-18", "", "vgg"])
 def test_unknown_name_lists_the_known(name):
     with pytest.raises(UserError) as error:

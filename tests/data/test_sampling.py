@@ -6,7 +6,6 @@ import json
 import math
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.sampling_workers import BATCH, FIRST_STEP, STEPS, TRANSFORMS, made, samplers
+from tests.worker_processes import free_ports
 from tfdml.data.pipeline import distributed, hierarchical_sampler, training_batches
 from tfdml.data.sampling import (
     ArrayBatches,
@@ -585,16 +585,6 @@ def test_every_replica_gets_its_rows_of_the_batch_of_one_device(tmp_path):
     check_rows(found, (0, 1))
     for name, steps in expected().items():
         np.testing.assert_allclose(found[f"{name}|total"], sum(total for *_, total in steps), rtol=1e-5)
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("localhost", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @pytest.mark.slow

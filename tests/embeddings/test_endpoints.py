@@ -127,6 +127,10 @@ def test_requests_of_many_megabytes(server):
     assert connect(address(server)).embed(dataset, 2).shape == (2, 6)
 
 
+def test_a_request_beyond_the_servers_limit(server):
+    assert "lower `batch_size`" in str(connect(address(server))._failure(413, "too long", 3))
+
+
 @pytest.mark.parametrize(
     "text",
     ["grpc://host:8500/cars", "rest://host:8501/cars", "http://host/v1/models/x", "http://host:1/cars", "ftp://h:1/x"],

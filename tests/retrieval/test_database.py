@@ -1,6 +1,7 @@
 """What every gallery does, whichever database it lives in."""
 
 import numpy as np
+import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -345,6 +346,35 @@ def test_an_index_is_used_and_effort_finds_more(kind, index, few, many, database
         exact = gallery.search(queries, NEAREST)
         np.testing.assert_array_equal(exact.ids, wanted)
         np.testing.assert_allclose(exact.distances, distances, rtol=1e-5)
+
+
+def built_index(gallery, databases):
+    """What the database itself says of its index."""
+    if gallery.address.scheme == "lancedb":
+        import lancedb
+
+        (index,) = lancedb.connect(gallery.address.path).open_table("gallery").list_indices()
+        return f"{index.index_type} {index.index_details}"
+    query = "SELECT indexdef FROM pg_indexes WHERE tablename = %s"
+    with psycopg.connect(host=databases.socket, user="postgres") as connection:
+        return str(connection.execute(query, (gallery.address.table,)).fetchall())
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "says"),
+    [
+        ("lancedb", "ivf_pq&lists=1&bytes=3", ("IvfPq", "'num_sub_vectors': 3")),
+        ("lancedb", "hnsw&lists=1&links=6", ("IvfHnswFlat", "'max_connections': 6")),
+        ("pgvector", "ivf&lists=7", ("ivfflat", "lists='7'")),
+        ("pgvector", "hnsw&links=5", ("hnsw", "m='5'")),
+    ],
+)
+def test_an_index_is_built_with_the_numbers_of_its_address(kind, index, says, databases, few):
+    with connect(databases.address(kind, distance="euclidean", index=index)) as gallery:
+        gallery.upsert(list(map(str, range(300))), few)
+        gallery.optimize()
+        built = built_index(gallery, databases)
+    assert all(part in built for part in says), built
 
 
 @pytest.mark.parametrize("kind", ["lancedb", "pgvector"])
