@@ -379,7 +379,7 @@ BASE = {
 
 @given(st.sampled_from(sorted(NAMES)), st.data())
 @settings(
-    max_examples=300, deadline=None, derandomize=True, database=None,
+    max_examples=150, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 def test_any_flag_with_any_value_ends_in_one_line_or_is_accepted(commands, places, command, data):

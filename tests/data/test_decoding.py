@@ -180,7 +180,7 @@ def test_unsupported_kinds_say_so():
 
 
 @given(st.sampled_from(["JPEG", "PNG", "WEBP"]), st.integers(0, 400), st.binary(min_size=1, max_size=8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_damaged_bytes_give_an_image_or_a_plain_error(file_format, at, junk):
     data = encoded(COLOUR, file_format)
     at = min(at, len(data) - len(junk))

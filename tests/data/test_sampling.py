@@ -255,7 +255,7 @@ def data_of(classes_per_kind, images=3, seed=0):
     st.sampled_from(["merge", "drop"]),
     st.integers(0, 10**6),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_batches(classes_per_kind, group, rows, images_per_class, weights, short, step):
     labels, kinds = data_of(classes_per_kind)
     kind_of = dict(zip(labels.tolist(), kinds.tolist(), strict=True))
@@ -420,7 +420,7 @@ counts_and_size = st.lists(st.integers(1, 12), min_size=1, max_size=60).flatmap(
 
 
 @given(counts_and_size, st.integers(0, 10**6), st.integers(0, 2**40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_pass(case, number, seed):
     counts, batch_size = case
     labels = labels_of_of_whole_classes(counts)

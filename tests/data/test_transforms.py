@@ -260,7 +260,7 @@ def resized_window(image, target, wanted):
 
 
 @given(EDGES, EDGES, EDGES, EDGES, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_resizing_has_the_bits_of_tensorflows_and_a_window_those_of_the_whole(height, width, rows, columns, data):
     image = np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
     expected = whole_resize(image, (rows, columns))

@@ -181,7 +181,7 @@ def test_spaces_and_other_scripts_in_names(two_tables):
     assert [Path(path).name for path in train.images.paths[:2]] == names
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_any_damage_is_read_or_refused_in_one_line_of_cars196(data):
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -618,7 +618,7 @@ def test_a_member_that_is_there_twice_is_named(tmp_path):
         official_archives.read_omniglot(tmp_path, "train", check_counts=False)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_any_damage_is_read_or_refused_in_one_line_of_omniglot(data):
     with tempfile.TemporaryDirectory() as folder:

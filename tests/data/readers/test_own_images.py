@@ -520,7 +520,7 @@ def test_list_remote_file_system():
 _CELL = st.sampled_from(["a.jpg", "b.jpg", "c.jpg", "1", "2", "x", "train", "test", "query", "gallery", "", '"', "\0"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     header=st.sampled_from(["", "path,label\n", "path,label,split,role\n", "path,label,super_label\n", '{"path": "']),
     body=st.binary(max_size=30)
