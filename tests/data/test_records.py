@@ -330,6 +330,7 @@ def test_a_malformed_manifest_is_refused(change, crafted):
         {"shard": np.zeros(6)},
         {"offset": np.full(6, -1)},
         {"offset": np.full(6, 2**62)},
+        {"shard": np.zeros(6, np.int32), "offset": lambda length: np.full(6, length - 1)},
         {"size": np.zeros(6, np.int64)},
         {"size": np.full(6, 10**6)},
         {"size": np.full(6, 2**63 - 1)},
@@ -345,7 +346,9 @@ def test_a_table_that_does_not_hold_together_is_refused(change, crafted):
     def rewritten(manifest):
         entry = manifest["splits"]["train"]["table"]
         table = pq.read_table(crafted / entry["file"])
-        columns = {**{name: table[name] for name in table.column_names}, **change}
+        length = manifest["splits"]["train"]["shards"][0]["bytes"]
+        changed = {name: column(length) if callable(column) else column for name, column in change.items()}
+        columns = {**{name: table[name] for name in table.column_names}, **changed}
         made = pa.table({name: column for name, column in columns.items() if column is not None})
         pq.write_table(made, crafted / entry["file"])
         retold(crafted, entry, (crafted / entry["file"]).read_bytes())
