@@ -12,6 +12,7 @@ from scipy.special import expit, logit
 from scipy.stats import pearsonr, spearmanr
 from scipy.stats import t as student
 from sklearn.isotonic import IsotonicRegression
+from sklearn.metrics import roc_auc_score
 
 from tfdml.errors import UserError
 from tfdml.evaluation.intervals import Interval, check_level
@@ -463,13 +464,11 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
         found.append((np.mean((distances[folds == fold] <= threshold) == same[folds == fold]), threshold))
     accuracies, thresholds = np.transpose(found)
     eer, _ = _equal_error(distances[same], distances[~same], 0, 0, int(same.sum()), int((~same).sum()))
-    below = np.searchsorted(np.sort(distances[~same]), distances[same], side="left")
-    upto = np.searchsorted(np.sort(distances[~same]), distances[same], side="right")
     return {
         "accuracy": float(accuracies.mean()),
         "accuracy_std": float(accuracies.std(ddof=1) / len(names) ** 0.5),
         "threshold": float(thresholds.mean()),
-        "auc": float(1 - (below + upto).mean() / 2 / np.count_nonzero(~same)),
+        "auc": float(roc_auc_score(same, -distances)),
         "eer": eer,
     }
 
@@ -566,14 +565,13 @@ class _CountedPairs(AllPairs):
     def of_precision(self, same: np.ndarray, different: np.ndarray, precision: float) -> float:
         """Return the largest threshold at which this share of the accepted pairs is of one class."""
         accepted_same, accepted = np.cumsum(same), np.cumsum(different)
-        reached = np.flatnonzero((accepted_same >= precision * (accepted_same + accepted)) & (same + different > 0))
-        candidates = {int(reached[-1])} if len(reached) else set()
-        later = np.flatnonzero(same + different)
-        later = later[later > (reached[-1] if len(reached) else -1)]
+        occupied = np.flatnonzero(same + different)
+        reached = accepted_same[occupied] >= precision * (accepted_same + accepted)[occupied]
+        last = np.max(np.flatnonzero(reached), initial=-1)
         # Within the next bin that holds a pair the precision may still be reached.
-        candidates |= {int(k) for k in later[:1]}
+        candidates = occupied[max(last, 0) : last + 2].tolist()
         best = None
-        for k, (alike, unlike) in sorted(self.distances_in(candidates).items()):
+        for k, (alike, unlike) in sorted(self.distances_in(set(candidates)).items()):
             values = np.concatenate([alike, unlike])
             order = np.argsort(values, kind="stable")
             hits = accepted_same[k] - same[k] + np.cumsum(order < len(alike))
