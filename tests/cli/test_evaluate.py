@@ -231,7 +231,7 @@ def test_nearest_images_classify_stored_embeddings(commands, vectors, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--task=verification", "--target=far=2"], "write far= or precision= and a number between 0 and 1"),
+        (["--task=verification", "--target=far=2"], "write far= or precision= and a number from 0 to 1"),
         (["--task=verification", "--target=recall=0.5"], "write far= or precision="),
         (["--task=verification", "--target=far=1e-9"], "needs at least 1,000,000,000 pairs of different classes"),
         (["--target=far=0.1"], "--target=far=0.1 has no effect: it needs --task=verification"),

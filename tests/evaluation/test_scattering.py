@@ -153,7 +153,7 @@ def test_bad_input_is_refused():
     with pytest.raises(UserError, match="no represent"):
         partial_embeddings(keras.Sequential([keras.layers.Flatten()]), [data])
     vectors = keras.Sequential([keras.Input((12, 12, 3)), keras.layers.GlobalAveragePooling2D()])
-    with pytest.raises(UserError, match="Embedder has no pool: only an Embedder, which pools a feature map"):
+    with pytest.raises(UserError, match="Embedder has no pool: give an Embedder, with a feature map"):
         partial_embeddings(Embedder(vectors, embedding_dim=2, image_size=12), [data])
     with pytest.raises(UserError, match="no image"):
         partial_embeddings(embedder, [])

@@ -113,7 +113,7 @@ def test_options_out_of_range_are_named():
         ({"max_recall_drop": -0.1}, "`max_recall_drop=-0.1`"),
         ({"max_pixels": 0}, "`max_pixels=0`"),
         ({"representative_images": 0}, "`representative_images=0`"),
-        ({"calibrate": "far=2"}, "`calibrate=far=2`: write far= or precision= and a number between 0 and 1"),
+        ({"calibrate": "far=2"}, "`calibrate=far=2`: write far= or precision= and a number from 0 to 1"),
         ({"calibrate": "precision=high"}, "`calibrate=precision=high`"),
     ):
         with pytest.raises(UserError, match=says):

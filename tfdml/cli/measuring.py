@@ -94,9 +94,7 @@ class EmbeddedSplit:
             dataset = choice.load(values.split)
             part = _with_labels_of(part, dataset, f"{choice.name} ({values.split})")
         if part.labels is None:
-            raise UserError(
-                f"{values.model} has no labels: put the class id of each embedding there, or name a --dataset"
-            )
+            raise UserError(f"{values.model} has no labels: add the class of each embedding, or name a --dataset")
         known = choice.name if choice else Path(values.model).name
         about = part.manifest.get("dataset", {}).get("name") or known
         name = f"{about}, {values.split}" if part.roles is not None or choice else about
@@ -114,9 +112,7 @@ class EmbeddedSplit:
             raise UserError("--generalisation compares the test classes with the training classes: leave --split=test")
         train, options = self._train_side(), {}
         if train[0] is None:
-            logging.warning(
-                "no embeddings of training classes: measures that need them are left out (tfdml embed --split=all)"
-            )
+            logging.warning("no embeddings of training classes: some measures are left out (tfdml embed --split=all)")
         embedder = getattr(self.source, "embedder", None)
         if isinstance(embedder, Embedder) and self.dataset is not None:
             batches = evaluation_batches(self.dataset, EvaluationTransform.of(embedder), self.values.batch_size)
@@ -315,9 +311,7 @@ def parsed_chains(texts: Sequence[str]) -> list[list[Step]]:
             raise UserError("--after= names nothing: leave the flag out, or name a step")
         terms = parse_sum(text, "--after")
         if any(weight != 1 for weight, _ in terms):
-            raise UserError(
-                f"--after={shortened(text)!r}: steps have no factors; join them by +, in the order in which they apply"
-            )
+            raise UserError(f"--after={shortened(text)!r}: steps have no factors; join them by +, in their order")
         try:
             result.append(steps_of((call.name, call.arguments) for _, call in terms))
         except UserError as error:

@@ -78,9 +78,7 @@ def partial_embeddings(
     """
     lacking = [name for name in ("represent", "pool", "dense", "normalize") if getattr(embedder, name, None) is None]
     if lacking:
-        raise UserError(
-            f"{type(embedder).__name__} has no {', '.join(lacking)}: only an Embedder, which pools a feature map, has"
-        )
+        raise UserError(f"{type(embedder).__name__} has no {', '.join(lacking)}: give an Embedder, with a feature map")
     if not 0 < share <= 1:
         raise UserError(f"share must be above 0 and at most 1; got {share}")
     parts: list[PartialEmbeddings] = []

@@ -280,9 +280,7 @@ def target_of(text: str, argument: str = "target") -> dict[str, float]:
     """
     match = re.fullmatch(r"(far|precision)=([\d.]+(?:e-?\d+)?)", text)
     if match is None or not 0 < float(match[2]) < 1:
-        raise UserError(
-            f"`{argument}={text}`: write far= or precision= and a number between 0 and 1, such as far=0.001"
-        )
+        raise UserError(f"`{argument}={text}`: write far= or precision= and a number from 0 to 1, such as far=0.001")
     return {match[1]: float(match[2])}
 
 
@@ -553,12 +551,10 @@ class _CountedPairs(AllPairs):
 
     def threshold_of_far(self, different: np.ndarray, far: float) -> float:
         """Return the largest threshold at which the share of accepted pairs of different classes is at most `far`."""
-        num_different = int(different.sum())
-        rank = int(np.floor(far * num_different))
+        pairs = int(different.sum())
+        rank = int(np.floor(far * pairs))
         if rank < 1:
-            raise UserError(
-                f"far={far:g} needs at least {1 / far:,.0f} pairs of different classes, not {num_different:,}"
-            )
+            raise UserError(f"far={far:g} needs at least {1 / far:,.0f} pairs of different classes, not {pairs:,}")
         (threshold,), _ = self.thresholds(different, [rank])
         return threshold
 

@@ -144,9 +144,7 @@ def _run(convert: Callable[[], bytes], precision: str) -> bytes:
         with quiet():
             file = bytes(convert())
     except (RuntimeError, ValueError, tf.errors.OpError) as error:
-        raise UserError(
-            f"LiteRT cannot convert this embedder to {precision}: {short_message(error, 'first')}"
-        ) from error
+        raise UserError(f"LiteRT cannot convert to {precision}: {short_message(error, 'first')}") from error
     # A conversion that failed within can return an empty model.
     if not _read_model(file).signatureDefs:
         raise UserError(f"LiteRT's converter made no model of this embedder for {precision}")

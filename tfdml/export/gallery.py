@@ -110,9 +110,7 @@ class Gallery:
             raise UserError(f"gallery item {self.ids[zero[0]]}: its embedding has length 0")
         twice = [name for name, count in collections.Counter(self.ids).items() if count > 1]
         if twice:
-            raise UserError(
-                f"{len(twice)} ids occur more than once in the gallery, the first is {twice[0]}: remove or replace it"
-            )
+            raise UserError(f"{len(twice)} ids occur more than once, the first is {twice[0]}: remove or replace it")
         object.__setattr__(self, "embeddings", unit_rows(embeddings))
 
     def __len__(self) -> int:

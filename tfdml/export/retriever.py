@@ -298,9 +298,7 @@ class LoadedVersion:
             loaded = tf.saved_model.load(str(path))
             held = {len(loaded.table[name].numpy()) for name in ("embeddings", "ids", "labels", "metadata", "classes")}
         except Exception as error:  # whatever TensorFlow raises on a damaged graph
-            raise UserError(
-                f"{path} cannot be loaded as a retriever's SavedModel: {short_message(error, 'last')}"
-            ) from error
+            raise UserError(f"{path} cannot be loaded as a retriever: {short_message(error, 'last')}") from error
         if held != {card["items"]}:
             raise UserError(f"{path} is damaged: {RETRIEVER_CARD} states {card['items']} items; build it again")
         stored = card["calibration"]
@@ -392,9 +390,7 @@ def _checked(queries: np.ndarray, dimensions: int) -> np.ndarray:
     if queries.ndim == 1:
         queries = queries[None]
     if queries.dtype.kind not in "fiu" or queries.ndim != 2 or queries.shape[1] != dimensions:
-        raise UserError(
-            f"queries must be (images, {dimensions}) real numbers; got {queries.dtype} of shape {queries.shape}"
-        )
+        raise UserError(f"queries must be (images, {dimensions}) real numbers; got {queries.dtype} {queries.shape}")
     with np.errstate(over="ignore"):
         return queries.astype(np.float32)
 

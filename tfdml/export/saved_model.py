@@ -173,9 +173,7 @@ def read_calibration(values: Any, where: str) -> Calibration:
     try:
         calibration = Calibration.from_dict(values)
         if calibration.distance != "euclidean":
-            raise UserError(
-                f"its distance is {calibration.distance!r}, and an exported model's is 'euclidean': calibrate with that"
-            )
+            raise UserError(f"its distance is {calibration.distance!r}, an exported model's is 'euclidean'")
         curve = np.stack([calibration.distances, calibration.probabilities])
         if not np.isfinite([calibration.threshold, *curve.ravel()]).all() or not (np.diff(curve[0]) > 0).all():
             raise UserError("its threshold or its curve is damaged")

@@ -446,9 +446,7 @@ class GalleryDatabase(abc.ABC):
     def _existing(self) -> About:
         self._check_open()
         if self.about is None:
-            raise UserError(
-                f"`uri={self.address}` holds no table {self.address.table}: write it with tfdml index or `upsert` first"
-            )
+            raise UserError(f"`uri={self.address}` holds no table {self.address.table}: write it with tfdml index")
         return self.about
 
     def _require_index(self) -> None:

@@ -59,10 +59,7 @@ def check_embeddings(embeddings: Any, what: str = "embeddings") -> np.ndarray:
 def check_dimensions(queries: np.ndarray, gallery: np.ndarray) -> None:
     """Raise UserError where queries (N, d) and gallery (G, d) are not of one dimension."""
     if gallery.shape[1] != queries.shape[1]:
-        raise UserError(
-            f"queries have {queries.shape[1]} dimensions, the gallery {gallery.shape[1]}; "
-            "both must come from the same model"
-        )
+        raise UserError(f"queries have {queries.shape[1]} dimensions, the gallery {gallery.shape[1]}: use one model")
 
 
 def check_sides(
