@@ -20,8 +20,6 @@ from tfdml.evaluation.retrieval import evaluate_retrieval, part_protocol
 from tfdml.evaluation.scattering import evaluate_scattering
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbours
 
-# Rows whose differences from their class's mean are held in float64 at once.
-_ROWS = 8192
 GENERALISATION_MEASURES = ("recall", "overlap", "density", "divergence", "scattering")
 # Parts of the test set, each of which needs two images of every class.
 _PARTS = 10
@@ -165,32 +163,23 @@ def class_density(embeddings: Any, labels: Any) -> ClassDensity:
     # Moved to the common mean, which changes no distance, sums of squares cancel least.
     centre = embeddings.mean(axis=0, dtype=np.float64)
     means, d_avg = np.zeros((len(classes), embeddings.shape[1])), np.zeros(len(classes))
-    order = np.argsort(place, kind="stable")
-    chunks = [order[start : start + _ROWS] for start in range(0, len(order), _ROWS)]
-    for rows in chunks:
-        _add_by_class(means, place[rows], embeddings[rows] - centre)
-    means /= counts[:, None]
-    for rows in chunks:
-        differences = embeddings[rows] - centre - means[place[rows]]
-        _add_by_class(d_avg, place[rows], np.einsum("nd,nd->n", differences, differences))
+    rows_of = np.split(np.argsort(place, kind="stable"), np.cumsum(counts)[:-1])
+    for i, rows in enumerate(rows_of):
+        points = embeddings[rows] - centre
+        means[i] = points.mean(axis=0)
+        d_avg[i] = np.square(points - means[i]).sum(axis=1).mean()
     nearest = nearest_neighbours(means, k=1)[0][:, 0]
     squares = np.einsum("cd,cd->c", means, means)
     others = len(classes) - 1
     return ClassDensity(
         classes=classes,
         counts=counts,
-        d_avg=d_avg / counts,
+        d_avg=d_avg,
         d_nearest=np.square(means - means[nearest]).sum(axis=1),
         nearest_class=classes[nearest],
         # sum_j |m_i - m_j|^2, without a matrix of all pairs
         d_others=(len(classes) * squares + squares.sum() - 2 * means @ means.sum(axis=0)) / others,
     )
-
-
-def _add_by_class(sums: np.ndarray, place: np.ndarray, values: np.ndarray) -> None:
-    """Add the values of each class, `place` being sorted, to the class's row of `sums`."""
-    starts = np.flatnonzero(np.append(True, place[1:] != place[:-1]))
-    sums[place[starts]] += np.add.reduceat(values, starts, axis=0)
 
 
 def evaluate_divergence(
