@@ -216,7 +216,7 @@ WRONG += [
         (["--metrics=recall@0"], "unknown metric 'recall@0'"),
         (["--metrics=precision@99"], "precision@99 needs 99"),
         (["--ks="], "--ks= names nothing"),
-        (["--ks=1,8"], "there are 7 images to search in; choose smaller ones, e.g. --ks=1"),
+        (["--ks=1,8"], "there are 7 images to search in; choose e.g. --ks=1"),
         (["--json={photos}"], "is a folder: name a file"),
         (["--json=no/folder/x.json"], "its folder does not exist"),
         (["--report={photos}"], "is a folder: name a file"),

@@ -205,7 +205,7 @@ def test_saves_loads_and_is_exported(made, tmp_path):
     cut = views[:, 1:13, 1:13]
     np.testing.assert_allclose(served(views)["embedding"], model(cut), atol=2e-5)
     assert len(convert_litert(model)) > 1000
-    with pytest.raises(UserError, match="int8 ends with the projection"):
+    with pytest.raises(UserError, match="int8 takes no moments"):
         convert_litert(model, "int8", cut)
 
 
@@ -273,5 +273,5 @@ def test_a_stack_refuses_a_head_of_another_size_and_a_head_embeds_no_images(tmp_
     head = Head(8, embedding_dim=3)
     head.build((None, 8))
     head.save(tmp_path / "head.keras")
-    with pytest.raises(UserError, match=r"holds a head, which takes vectors \(B, 8\)"):
+    with pytest.raises(UserError, match="holds a head, which takes vectors and no images"):
         KerasEmbedder(tmp_path / "head.keras")

@@ -256,10 +256,8 @@ def fitting_ks(values: Flags, images: Any) -> tuple[int, ...]:
     available = len(queries) - 1 if gallery is None else len(gallery)
     fitting = ks_within(ks, available)
     if max(ks) > available and values["ks"].present:
-        raise UserError(
-            f"--ks={','.join(map(str, ks))}: there are {available:,} images to search in; choose smaller ones, e.g. "
-            f"--ks={','.join(map(str, fitting))}"
-        )
+        asked, smaller = (",".join(map(str, some)) for some in (ks, fitting))
+        raise UserError(f"--ks={asked}: there are {available:,} images to search in; choose e.g. --ks={smaller}")
     return fitting
 
 

@@ -78,10 +78,7 @@ class KerasEmbedder(ViewBackend):
         self.address = str(path)
         self.embedder = load_embedder(path)
         if len(self.embedder.view_shape) == 1:
-            raise UserError(
-                f"{path} holds a head, which takes vectors (B, {self.embedder.view_shape[0]}) and no images: "
-                "tfdml.models.stack puts it behind its embedder"
-            )
+            raise UserError(f"{path} holds a head, which takes vectors and no images: use tfdml.models.stack")
         self.transform = EvaluationTransform.of(self.embedder)
         self.view = self.transform.get_config()
 

@@ -325,10 +325,7 @@ def _checked(
     names: np.ndarray | None,
 ) -> StoredEmbeddings:
     if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype.kind not in "fiu":
-        raise UserError(
-            f"{source}: embeddings must be numbers (images, dimensions), neither of them 0; they are "
-            f"{embeddings.dtype} of shape {embeddings.shape}"
-        )
+        raise UserError(f"{source}: embeddings must be numbers (N, d), not {embeddings.dtype} {embeddings.shape}")
     for what, array in (("labels", labels), ("roles or is_query", roles), ("names", names)):
         if array is not None and array.shape != (len(embeddings),):
             raise UserError(f"{source}: {len(embeddings)} embeddings but {what} of shape {array.shape}; one for each")

@@ -69,10 +69,7 @@ def convert_litert(
     cut = isinstance(embedder, TruncatedEmbedder)
     whole = embedder.embedder if cut else embedder
     if isinstance(whole, Head) or not isinstance(whole, Embedder) or (cut and isinstance(whole, AttentionEnsemble)):
-        raise UserError(
-            "int8 ends with the projection, and moments, a whitening or a head come behind it: export this embedder as "
-            "litert_dynamic_range, which is as small"
-        )
+        raise UserError("int8 takes no moments, whitening or head: export litert_dynamic_range, which is as small")
     if representative is None or not len(representative):
         raise UserError("int8 needs representative images: pass views of some hundreds of training images")
 
