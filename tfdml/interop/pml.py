@@ -422,21 +422,15 @@ def _as_part(kind: str, value: Any) -> Part:
     """Return what was given as `distance=`, `reducer=` or `miner=`: a name, or what `from_pml` made of one."""
     part = from_pml(value) if isinstance(value, str) and value in PARTS[kind] else value
     if not isinstance(part, Part) or part.name not in PARTS[kind]:
-        raise UserError(
-            f"`{kind}={value!r}` is no {kind} of pytorch-metric-learning: give its name, or `from_pml(name, ...)` with "
-            f"its arguments; known: {', '.join(PARTS[kind])}"
-        )
+        raise UserError(f"`{kind}={value!r}` is no {kind} by name or from_pml; known: {', '.join(PARTS[kind])}")
     return part
 
 
 def _matrix(name: str, distance: Part) -> tuple[str, bool]:
     """Our name of a distance, and whether embeddings are normalised before it."""
     if distance.p != 2 or distance.power not in ((1, 2) if distance.name == "LpDistance" else (1,)):
-        raise _refuse(
-            name,
-            f"{distance.name} with `p={distance.p:g}, power={distance.power:g}`",
-            "`p=2` with `power=1`, or LpDistance with `power=2`, or a `tfdml.mining.Distance` of your own",
-        )
+        what = f"{distance.name} with `p={distance.p:g}, power={distance.power:g}`"
+        raise _refuse(name, what, "`p=2`, `power=1` or LpDistance's 2, or a `tfdml.mining.Distance` of your own")
     if distance.name == "LpDistance":
         return EUCLIDEAN[int(distance.power) - 1], distance.normalize_embeddings
     return "cosine" if _on_unit_vectors(distance) else "dot", False
