@@ -15,7 +15,7 @@ from tfdml import backbones, workarounds
 from tfdml.arguments import integer, one_of
 from tfdml.backbones import enable_lora
 from tfdml.layers import AttentionPooling2D, GeneralizedMeanPooling2D, InputScaling, L2Normalize
-from tfdml.saving import restore
+from tfdml.saving import SavedByArguments, restore
 
 BATCH_NORM_MODES = ("frozen", "statistics", "train")
 POOLINGS = {
@@ -121,7 +121,7 @@ def first_batch(x: Any) -> tuple[Any, Any]:
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class Embedder(keras.Model):
+class Embedder(SavedByArguments, keras.Model):
     """Images of pixels 0-255 to L2-normalised embeddings.
 
     The embedder scales pixels itself, so feed it what an image file holds: 0 to 255 of any dtype. `fit` and `predict`
@@ -172,6 +172,8 @@ class Embedder(keras.Model):
         16
     """
 
+    __repr__ = keras.Model.__repr__
+
     def __init__(
         self,
         backbone,
@@ -221,9 +223,10 @@ class Embedder(keras.Model):
             self.embedding_dim = 512 if embedding_dim is None else int(embedding_dim) or int(features[-1])
         else:
             self.embedding_dim = _dim_of_head(self.head, int(features[-1]), embedding_dim, projection_bias)
-        self.pooling_mode = pooling
-        self.batch_norm = batch_norm
+        self.pooling, self.batch_norm, self.dropout = pooling, batch_norm, dropout
+        self.projection_bias = bool(projection_bias)
         self.input_scaling = InputScaling(scaling or "tf", name="input_scaling", dtype=self.dtype_policy)
+        self.scaling = self.input_scaling.mode
         self.pool = self._pooling_layer()
         # Only where it is wanted: a layer with a random state has a place in every checkpoint.
         self.drop = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy) if dropout else None
@@ -231,14 +234,14 @@ class Embedder(keras.Model):
         if self.head is None:
             self.dense = keras.layers.Dense(
                 self.embedding_dim,
-                use_bias=bool(projection_bias),
+                use_bias=self.projection_bias,
                 kernel_initializer="identity" if embedding_dim == 0 else "glorot_uniform",
                 name="projection",
                 dtype=self.dtype_policy,
             )
         self.normalize = L2Normalize(name="normalize")
         #: Whether images in 0..1 are still to be warned of: with these modes pixels have the backbone's own range.
-        self.warns_of_small_pixels = self.input_scaling.mode != "none" and not isinstance(self.input_scaling.mode, dict)
+        self.warns_of_small_pixels = self.scaling != "none" and not isinstance(self.scaling, dict)
         if batch_norm == "frozen":
             freeze_batch_norm(backbone)
 
@@ -253,11 +256,11 @@ class Embedder(keras.Model):
         if not self.gives_maps:
             return None
         own = getattr(self.backbone, "own_pooling", "")
-        if self.pooling_mode == own:
+        if self.pooling == own:
             if hasattr(self.backbone, "head"):
                 self.backbone.head.trainable = True
             return None
-        pool = POOLINGS[self.pooling_mode]
+        pool = POOLINGS[self.pooling]
         if pool is None:
             raise ValueError(
                 f"pooling='cls': {self.backbone.name} has no class token; use 'avg', 'max', 'gem' or 'attention'"
@@ -374,25 +377,6 @@ class Embedder(keras.Model):
         """
         enable_lora(self.backbone, rank)
 
-    @override
-    def get_config(self):
-        return {
-            "name": self.name,
-            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
-            "backbone": keras.saving.serialize_keras_object(self.backbone),
-            "embedding_dim": self.embedding_dim,
-            "image_size": self.image_size,
-            "resize": self.resize,
-            "resize_mode": self.resize_mode,
-            "scaling": self.input_scaling.mode,
-            "pooling": self.pooling_mode,
-            "batch_norm": self.batch_norm,
-            "dropout": self.drop.rate if self.drop else 0.0,
-            "pad_color": self.pad_color,
-            "projection_bias": self.dense.use_bias if self.head is None else True,
-            "head": None if self.head is None else keras.saving.serialize_keras_object(self.head),
-        }
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class Head(Embedder):
@@ -416,6 +400,8 @@ class Head(Embedder):
         (2, 64)
     """
 
+    fixed = ("backbone", "image_size", "resize", "resize_mode", "scaling", "pooling", "batch_norm", "pad_color")
+
     def __init__(
         self, dimension, embedding_dim=None, dropout=0.0, projection_bias=True, head=None, name="head", **kwargs
     ):
@@ -423,6 +409,7 @@ class Head(Embedder):
         backbone = keras.Model(vectors, keras.layers.Identity()(vectors), name="vectors")
         options = {"dropout": dropout, "projection_bias": projection_bias, "head": head}
         super().__init__(backbone, embedding_dim, 1, scaling="none", name=name, **options, **kwargs)
+        self.dimension = int(dimension)
 
     @property
     def view_shape(self) -> tuple[int, ...]:
@@ -438,9 +425,3 @@ class Head(Embedder):
                 "tfdml.models.stack(embedder, head) takes images"
             )
         return super().represent(images, training, detached)
-
-    @override
-    def get_config(self):
-        config = super().get_config()
-        kept = ("name", "dtype", "embedding_dim", "dropout", "projection_bias", "head")
-        return {"dimension": self.view_shape[0], **{name: config[name] for name in kept}}

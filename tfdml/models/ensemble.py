@@ -4,7 +4,6 @@ import math
 
 import keras
 from keras import ops
-from typing_extensions import override
 
 from tfdml import backbones
 from tfdml.arguments import integer
@@ -67,9 +66,7 @@ class AttentionEnsemble(Embedder):
         # One dense layer for every head; the heads' vectors make up the embedding.
         super().__init__(backbone, embedding_dim=embedding_dim // heads, name=name, **options)
         if self.pool is None:
-            raise ValueError(
-                f"pooling={self.pooling_mode!r}: the heads of an ensemble pool maps; use 'avg', 'max' or 'gem'"
-            )
+            raise ValueError(f"pooling={self.pooling!r}: the heads of an ensemble pool maps; use 'avg', 'max' or 'gem'")
         self.embedding_dim = int(embedding_dim)
         self.heads = int(heads)
         self.cut = (cut,) if isinstance(cut, str) else tuple(cut)
@@ -188,7 +185,3 @@ class AttentionEnsemble(Embedder):
         super().freeze_backbone()
         if self.attention is not None:
             self.attention.trainable = False
-
-    @override
-    def get_config(self):
-        return {**super().get_config(), "cut": list(self.cut), "heads": self.heads}

@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 from keras import ops
-from typing_extensions import override
 
 from tfdml import pairwise, replicas, workarounds
 from tfdml.arguments import integer
@@ -31,14 +30,14 @@ from tfdml.objectives import (
     WithStatistics,
 )
 from tfdml.pairs import Pairs, pairs_by_name, pairs_of_replica
-from tfdml.saving import restore
+from tfdml.saving import SavedByArguments, restore
 
 #: What the logs say of the distances of a batch's pairs.
 _DISTANCES = ("d_pos", "d_neg", "violations")
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class MetricLearner(workarounds.SeveralWorkersModel):
+class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
     """Trains an embedder on (images, integer labels) with a weighted sum of objectives.
 
         learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 98), JointRepresentationSimilarity()])
@@ -86,6 +85,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
             of their statistics; or a weight cannot be measured.
     """
 
+    __repr__ = keras.Model.__repr__
     train_function: Any
     #: The phase of the present step; always the embedder's where no objective has statistics.
     phase = alternation.EMBEDDER
@@ -581,15 +581,6 @@ class MetricLearner(workarounds.SeveralWorkersModel):
         """Return the trainable variables by part: `backbone`, `projection`, `objectives`."""
         own = [variable for objective in self.objectives for variable in objective.trainable_variables]
         return {**self.embedder.parts(), "objectives": own}
-
-    @override
-    def get_config(self):
-        return {
-            "name": self.name,
-            "embedder": keras.saving.serialize_keras_object(self.embedder),
-            "objectives": [keras.saving.serialize_keras_object(objective) for objective in self.objectives],
-            "gradient_cache": self.gradient_cache,
-        }
 
 
 def _as_objective(value) -> Objective:

@@ -9,10 +9,10 @@ from tfdml.arguments import integer
 from tfdml.layers import L2Normalize, MomentEmbeddings, PrincipalComponents
 from tfdml.models.embedder import Head, build_once
 from tfdml.objectives import HighOrderMomentLoss
-from tfdml.saving import restore
+from tfdml.saving import SavedByArguments, restore
 
 
-class ReducedEmbedder(keras.Model):
+class ReducedEmbedder(SavedByArguments, keras.Model):
     """An embedder, a `reduction` of its vectors, and `normalize`.
 
     Subclasses create `reduction`, and define `features(images)`, what `reduction` takes.
@@ -23,6 +23,8 @@ class ReducedEmbedder(keras.Model):
         resize_mode: How images are brought to that size: see `Embedder`.
         pad_color: What fills up the square in `resize_mode="pad"`.
     """
+
+    __repr__ = keras.Model.__repr__
 
     def __init__(self, embedder, name, **kwargs):
         super().__init__(name=name, **{**kwargs, "autocast": False})
@@ -110,7 +112,7 @@ class MomentEmbedder(ReducedEmbedder):
         if representation not in self.embedder.representations:
             known = ", ".join(self.embedder.representations)
             raise ValueError(f"representation must be one of {known}, not {representation!r}")
-        self.representation = representation
+        self.representation, self.whiten = representation, bool(whiten)
         self.reduction = PrincipalComponents(embedding_dim or self.embedder.embedding_dim, whiten, name="reduction")
 
     @classmethod
@@ -168,17 +170,6 @@ class MomentEmbedder(ReducedEmbedder):
         """
         self.reduction.adapt(features)
 
-    @override
-    def get_config(self):
-        return {
-            "name": self.name,
-            "embedder": keras.saving.serialize_keras_object(self.embedder),
-            "moments": keras.saving.serialize_keras_object(self.moments),
-            "representation": self.representation,
-            "embedding_dim": self.embedding_dim,
-            "whiten": self.reduction.whiten,
-        }
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class WhitenedEmbedder(ReducedEmbedder):
@@ -207,6 +198,7 @@ class WhitenedEmbedder(ReducedEmbedder):
     def __init__(self, embedder, dim, power=1.0, shrinkage=0.0, name="whitened_embedder", **kwargs):
         super().__init__(embedder, name, **kwargs)
         self.reduction = PrincipalComponents(dim, True, power, shrinkage, name="whitening")
+        self.dim, self.power, self.shrinkage = self.reduction.dim, self.reduction.power, self.reduction.shrinkage
 
     def build(self, input_shape):
         """Create the weights that are not there yet."""
@@ -216,16 +208,6 @@ class WhitenedEmbedder(ReducedEmbedder):
     def features(self, images):
         """(B, H, W, 3) -> (B, D): the embedder's vectors."""
         return self.embedder(images, training=False)
-
-    @override
-    def get_config(self):
-        return {
-            "name": self.name,
-            "embedder": keras.saving.serialize_keras_object(self.embedder),
-            "dim": self.reduction.dim,
-            "power": self.reduction.power,
-            "shrinkage": self.reduction.shrinkage,
-        }
 
 
 def with_whitening(embedder, embeddings, dim: int = 0, power: float = 1.0, shrinkage: float = 0.0) -> WhitenedEmbedder:
@@ -293,11 +275,6 @@ class TruncatedEmbedder(ReducedEmbedder):
         """(B, H, W, 3) -> (B, dim), unit vectors."""
         return self.normalize(self.embedder(images, training=training)[:, : self.dim])
 
-    @override
-    def get_config(self):
-        embedder = keras.saving.serialize_keras_object(self.embedder)
-        return {"name": self.name, "embedder": embedder, "dim": self.dim}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class StackedEmbedder(ReducedEmbedder):
@@ -319,48 +296,37 @@ class StackedEmbedder(ReducedEmbedder):
 
     def __init__(self, embedder, head, representation="embedding", name="stacked_embedder", **kwargs):
         super().__init__(embedder, name, **kwargs)
-        self.reduction, self.representation = restore(head), representation
-        if not isinstance(self.reduction, Head):
+        self.head, self.representation = restore(head), representation
+        if not isinstance(self.head, Head):
             raise ValueError(f"head must be a tfdml.models.Head, not {head!r}")
         given = self.embedder.embedding_dim
         if representation not in getattr(self.embedder, "representations", ("embedding",)):
             raise ValueError(f"the embedder has no representation {representation!r}")
         if representation != "embedding":
             given = self.embedder.representation_shapes((None, *self.view_shape))[representation][-1]
-        if (given,) != self.reduction.view_shape:
-            raise ValueError(
-                f"the head takes vectors of size {self.reduction.view_shape[0]}, the embedder gives {given}"
-            )
+        if (given,) != self.head.view_shape:
+            raise ValueError(f"the head takes vectors of size {self.head.view_shape[0]}, the embedder gives {given}")
 
     @property
     def embedding_dim(self) -> int:
         """d, of the head."""
-        return self.reduction.embedding_dim
+        return self.head.embedding_dim
 
     def build(self, input_shape):
         """Create the weights that are not there yet."""
         build_once(self.embedder, input_shape)
-        build_once(self.reduction, (None, *self.reduction.view_shape))
+        build_once(self.head, (None, *self.head.view_shape))
 
     def call(self, images, training=None):
         """(B, H, W, 3) -> (B, d), unit vectors."""
         del training
-        return self.reduction(self.features(images), training=False)
+        return self.head(self.features(images), training=False)
 
     def features(self, images):
         """(B, H, W, 3) -> (B, D): what the head takes."""
         if self.representation == "embedding":
             return self.embedder(images, training=False)
         return self.embedder.represent(images, training=False)[self.representation]
-
-    @override
-    def get_config(self):
-        return {
-            "name": self.name,
-            "embedder": keras.saving.serialize_keras_object(self.embedder),
-            "head": keras.saving.serialize_keras_object(self.reduction),
-            "representation": self.representation,
-        }
 
 
 def stack(embedder, head, representation: str = "embedding") -> StackedEmbedder:
