@@ -425,10 +425,8 @@ def test_black_needs_no_colour_in_a_configuration():
     assert EvaluationTransform(40, 36, "pad", "black").get_config() == black
     white = EvaluationTransform(40, 36, "pad", "white")
     assert white.get_config()["pad_color"] == [255, 255, 255]
-    assert EvaluationTransform.from_config(white.get_config()) == white
-    train = TrainTransform(resize_mode="pad", pad_color="white")
-    assert TrainTransform.from_config(train.get_config()) == train
-    assert "pad_color=(255, 255, 255)" in str(train)
+    assert EvaluationTransform(**white.get_config()) == white
+    assert "pad_color=(255, 255, 255)" in str(TrainTransform(resize_mode="pad", pad_color="white"))
 
 
 @pytest.mark.parametrize("color", ["grey", "1,2", "1,2,256", "-1,0,0", (1, 2), 3, None])
@@ -453,13 +451,6 @@ def test_prepared_size_is_what_prepare_makes():
             assert transform.prepared_size(*size) == tuple(prepared.shape[:2])
 
 
-def test_config_round_trip_with_a_policy_and_resolutions():
-    steps = (Step("erasing", {"scale": [0.1, 0.2]}), Step("grayscale", rate=0.5))
-    transform = TrainTransform("multi_resolution", image_size=20, resolutions=(0.5, 2), policy=Policy(steps))
-    again = TrainTransform.from_config(json.loads(json.dumps(transform.get_config())))
-    assert again == transform
-    draws = transform.draw(0, 0, 1)[0]
-    np.testing.assert_array_equal(again(picture(40, 50), draws), transform(picture(40, 50), draws))
 
 
 def test_wrong_resolutions_are_named():

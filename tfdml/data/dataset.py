@@ -14,6 +14,8 @@ from tfdml.data.images import ArrayImages, Images
 from tfdml.errors import UserError
 from tfdml.pairwise import integer_labels
 
+#: What a data set may have of each image besides its class.
+_COLUMNS = {"super_labels": np.int64, "is_query": np.bool_, "groups": np.int64, "label_rows": np.int64}
 # With fewer images of a class, nobody sees whether it keeps together.
 _BALANCED_PER_CLASS = 10
 
@@ -194,8 +196,7 @@ class ImageDataset:
         values: dict[str, Any] = {"images": images, "labels": labels}
         if self.class_names is None:
             values["class_names"] = {int(label): str(label) for label in np.unique(labels)}
-        columns = {"super_labels": np.int64, "is_query": np.bool_, "groups": np.int64, "label_rows": np.int64}
-        for field, kind in columns.items():
+        for field, kind in _COLUMNS.items():
             if getattr(self, field) is not None:
                 values[field] = np.asarray(getattr(self, field), kind)
                 if values[field].shape[: 1 if field == "label_rows" else None] != labels.shape:
@@ -257,18 +258,15 @@ class ImageDataset:
     def take(self, indices: Sequence[int] | np.ndarray) -> ImageDataset:
         """Return the images at `indices`, in that order."""
         indices = np.asarray(indices, np.int64)
-        labels = self.labels[indices]
+        columns = {name: getattr(self, name) for name in ("labels", *_COLUMNS)}
+        taken = {name: column[indices] for name, column in columns.items() if column is not None}
         return dataclasses.replace(
             self,
             images=self.images.take(indices),
-            labels=labels,
-            class_names={int(c): self.class_names[int(c)] for c in np.unique(labels)},
-            super_labels=None if self.super_labels is None else self.super_labels[indices],
-            is_query=None if self.is_query is None else self.is_query[indices],
-            groups=None if self.groups is None else self.groups[indices],
-            protocol=None if self.protocol is None else self.protocol.take(indices),
-            label_rows=None if self.label_rows is None else self.label_rows[indices],
-            pairs=None if self.pairs is None else self.pairs.take(indices, len(self)),
+            class_names={int(c): self.class_names[int(c)] for c in np.unique(taken["labels"])},
+            protocol=self.protocol and self.protocol.take(indices),
+            pairs=self.pairs and self.pairs.take(indices, len(self)),
+            **taken,
         )
 
     def select_classes(self, classes: Sequence[int] | np.ndarray) -> ImageDataset:

@@ -7,7 +7,6 @@ reading, decoding and augmentation run in TensorFlow, in parallel. A contact she
 import concurrent.futures
 import functools
 import os
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -526,10 +525,7 @@ def _viewer(transform: EvaluationTransform) -> Callable[[tf.Tensor], tf.Tensor]:
     return tf.function(view, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
 
 
-_SMALLEST, _LARGEST = 72, 160  # pixels of a cell
-_GAP, _MARGIN = 4, 10
-_LABEL_WIDTH, _FONT_SIZE, _LINE = 190, 14, 18
-_LETTERS_PER_LINE, _LINES = 22, 4
+_CELL, _GAP, _LINE, _FONT_SIZE = 120, 4, 20, 14  # pixels
 _PAPER, _INK = (255, 255, 255), (20, 20, 20)
 _MAX_ROWS, _MAX_COLUMNS = 40, 10
 
@@ -540,54 +536,38 @@ def contact_sheet(
     class_names: Mapping[int, str],
     originals: Sequence[np.ndarray] | None = None,
 ) -> Image.Image:
-    """Draws the images of a batch, a row per class in the order in which the classes occur, its name at the left.
+    """Draws the images of a batch, a row per class in the order in which the classes occur, under its name.
 
-    At most 40 classes and 10 images of each are shown; how many more there are is written next to them.
+    At most 40 classes and 10 images of each are shown.
 
     Args:
         images: (B, H, W, 3) uint8, the views.
         labels: (B,) class ids.
         class_names: The name of each class id.
         originals: For comparison, the whole images that the views were cut from, B arrays (h, w, 3) uint8; each is
-            shown, smaller, above its view.
+            shown above its view.
 
     Returns:
         A Pillow image.
-
-    Raises:
-        ValueError: Images, labels and originals differ in number, or there is none.
 
     Example:
         >>> images, labels = next(iter(batches.as_numpy_iterator()))
         >>> contact_sheet(images, labels, dataset.class_names).save("batch.png")
     """
-    images, labels = np.asarray(images), np.asarray(labels)
-    if not len(labels) or len(images) != len(labels) or (originals is not None and len(originals) != len(labels)):
-        counts = f"{len(images)} images, {len(labels)} labels"
-        raise ValueError(f"a contact sheet needs as many images as labels, and some: {counts}")
+    shown: list[Any] = [images] if originals is None else [originals, images]
     classes = list(dict.fromkeys(labels.tolist()))
-    rows = {label: np.flatnonzero(labels == label) for label in classes[:_MAX_ROWS]}
-    columns = min(max(map(len, rows.values())), _MAX_COLUMNS)
-    cell = min(max(*images.shape[1:3], _SMALLEST), _LARGEST)
-    above = 0 if originals is None else cell * 2 // 3 + _GAP
-    pitch = above + cell + 2 * _GAP
-    width = 2 * _MARGIN + _LABEL_WIDTH + columns * (cell + _GAP)
-    height = 2 * _MARGIN + len(rows) * pitch + (_LINE if len(classes) > len(rows) else 0)
-    sheet = Image.new("RGB", (width, height), _PAPER)
+    step = _CELL + _GAP
+    pitch = _LINE + len(shown) * step
+    sheet = Image.new("RGB", (_MAX_COLUMNS * step, min(len(classes), _MAX_ROWS) * pitch), _PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.truetype(str(font_path("DejaVuSans")), _FONT_SIZE)
-    for row, (label, members) in enumerate(rows.items()):
-        top = _MARGIN + row * pitch
-        note = f"{len(members)} images" + (f", {columns} shown" if len(members) > columns else "")
+    for row, label in enumerate(classes[:_MAX_ROWS]):
+        top, members = row * pitch, np.flatnonzero(labels == label)
         name = class_names.get(label, f"class {label}").encode("utf-8", "replace").decode()
-        name = textwrap.fill(name, _LETTERS_PER_LINE, max_lines=_LINES, placeholder="…")
-        draw.text((_MARGIN, top), f"{name}\n{note}", _INK, font)
-        for column, member in enumerate(members[:columns].tolist()):
-            left = _MARGIN + _LABEL_WIDTH + column * (cell + _GAP)
-            if originals is not None:
-                sheet.paste(_fitted(originals[member], (cell, above - _GAP)), (left, top))
-            sheet.paste(_fitted(images[member], (cell, cell)), (left, top + above))
-    if len(classes) > len(rows):
-        draw.text((_MARGIN, height - _MARGIN - _LINE), f"and {len(classes) - len(rows)} more classes", _INK, font)
+        draw.text((_GAP, top), f"{len(members)} x {name}", _INK, font)
+        for column, member in enumerate(members[:_MAX_COLUMNS].tolist()):
+            for line, pictures in enumerate(shown):
+                tile = ImageOps.pad(Image.fromarray(pictures[member]), (_CELL, _CELL), color=_PAPER)
+                sheet.paste(tile, (column * step, top + _LINE + line * step))
     return sheet
 
 
@@ -607,10 +587,3 @@ def whole_images(dataset: ImageDataset, indices: np.ndarray) -> list[np.ndarray]
     source = dataset.images.lookup()
     columns = source.columns(np.asarray(indices, np.int64))
     return [source.read(*row).numpy() for row in zip(*columns, strict=True)]
-
-
-def _fitted(pixels: np.ndarray, room: tuple[int, int]) -> Image.Image:
-    """Return an image that fills the room, proportions kept, centered; small ones are enlarged without smoothing."""
-    smaller = pixels.shape[1] > room[0] or pixels.shape[0] > room[1]
-    method = Image.Resampling.LANCZOS if smaller else Image.Resampling.NEAREST
-    return ImageOps.pad(Image.fromarray(pixels), room, method, _PAPER)

@@ -135,15 +135,6 @@ class Policy:
     def __str__(self) -> str:
         return " + ".join(map(str, self.steps))
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments, as plain values that JSON can hold."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Policy:
-        """Return the policy that `get_config` described."""
-        return cls(tuple(Step(**step) for step in config["steps"]))
-
     @functools.cached_property
     def _function(self) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
         # Layers that are made within a graph would keep their generators there.

@@ -365,11 +365,6 @@ class EvaluationTransform:
         config = {**dataclasses.asdict(self), "pad_color": list(self.pad_color)}
         return config if self.pad_color != BLACK else {key: config[key] for key in config if key != "pad_color"}
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> EvaluationTransform:
-        """Return the transform that `get_config` described."""
-        return cls(**config)
-
     def _geometry(self, size: tf.Tensor) -> tuple[tuple, list]:
         """Return the size to which an image is resized, and the top and left edge of the crop."""
         target = target_size(tf.unstack(size), self.resize, self.resize_mode)
@@ -626,18 +621,6 @@ class TrainTransform:
             names = (*names, "pad_color")
         values = ", ".join(f"{name}={getattr(self, name)}" for name in (*names, "flip"))
         return f"{self.augmentation}({values})" + (f", then {self.policy}" if self.policy else "")
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments, as plain values that JSON can hold."""
-        config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        config.update({name: list(config[name]) for name in ("scale", "ratio", "resolutions", "pad_color")})
-        return {**config, "policy": self.policy and self.policy.get_config()}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> TrainTransform:
-        """Return the transform that `get_config` described."""
-        policy = config.get("policy")
-        return cls(**{**config, "policy": policy and Policy.from_config(policy)})
 
     def _geometry(self, size: tf.Tensor, draws: tf.Tensor) -> tuple[tuple, tuple]:
         """Return the size to which an image is resized, and the window of the result that the view shows."""

@@ -201,7 +201,7 @@ class ViewFileEmbedder(ViewBackend):
             raise UserError(f"`model={path}`: no {CARD} describes its view: copy that of its export next to it")
         if self.view["image_size"] != shape[1]:
             raise UserError(f"`model={path}` takes {shape[1]} px, but its {CARD} states {self.view['image_size']} px")
-        self.transform = EvaluationTransform.from_config(self.view)
+        self.transform = EvaluationTransform(**self.view)
 
     @abc.abstractmethod
     def _open(self, threads: int) -> list[int]:

@@ -99,7 +99,7 @@ def view_of_card(path: Path) -> dict[str, Any] | None:
     if view["resize"] > _LARGEST_SIDE:
         raise UserError(f"{path} states a view of {view['resize']:,} px, more than {_LARGEST_SIDE:,}")
     try:
-        return EvaluationTransform.from_config(view).get_config()
+        return EvaluationTransform(**view).get_config()
     except UserError as error:
         raise UserError(f"{path} states an impossible view: {error}") from error
 
