@@ -26,8 +26,8 @@ def main():
     FLAGS.parse(flags)
     experiment = Experiment(**given_settings(FLAGS))
     parts = build_components(experiment)
-    images, labels = next(sampled_batches(experiment.seed, parts)(0, 1))
-    looked_at = sampled_batches(experiment.seed, parts)(0, experiment.watch_every)
+    images, labels = next(sampled_batches(experiment.seed, parts, 0, 1))
+    looked_at = sampled_batches(experiment.seed, parts, 0, experiment.watch_every)
     sampler = GradientSampler(parts.learner)
     steps, looks = [], []
     for _ in range(_TIMES):

@@ -1,7 +1,7 @@
 """Looks at a batch every so many steps: gradients by part and term, and how far embeddings spread.
 
 What it sees is written for TensorBoard and `watch.json`, and raises alarms, whose thresholds are here too. Other
-libraries, Weights & Biases and MLflow, receive the numbers of each epoch through their own Keras callbacks.
+libraries, Weights & Biases and MLflow, receive the numbers of each epoch.
 """
 
 import dataclasses
@@ -19,7 +19,6 @@ from absl import logging
 from keras import ops
 from scipy.spatial.distance import pdist
 
-from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import Share
 from tfdml.errors import UserError
@@ -365,40 +364,26 @@ def new_alarms(sample: dict[str, Any], earlier: Samples) -> list[dict[str, Any]]
     return [alarm(kind, sample["step"], before["step"], seen[kind]) for kind in new]
 
 
-# (first step, every) -> (images, labels) of that step and of every so-manieth after it.
-Batches = Callable[[int, int], Iterator[tuple[np.ndarray, np.ndarray]]]
-
-
+@dataclasses.dataclass
 class Watcher:
     """What a run is watched by, in the process that writes its folder; it changes nothing of the training.
 
     Args:
-        learner: A built learner.
-        folder: The run folder.
-        every: Steps from one look to the next; 0: it never looks.
-        batches: See `Batches`.
-        indices: step -> the rows of `images` that the batch of that step holds.
-        images: The training images, for their names.
-        stop_on: Which kinds of alarms end the run.
+        experiment: The settings: how often it looks, and which alarms end the run.
+        parts: The objects of the run, its learner built.
+        folder: Its folder.
+        samples: What was seen so far.
+        alarms: Those that were raised so far.
     """
 
-    def __init__(
-        self,
-        learner: MetricLearner,
-        folder: RunFolder,
-        every: int,
-        batches: Batches,
-        indices: Callable[[int], np.ndarray],
-        images: ImageDataset,
-        stop_on: frozenset[str] = frozenset(),
-    ):
-        self.folder, self.every, self.stop_on = folder, every, stop_on
-        self._learner, self._batches, self._indices, self._images = learner, batches, indices, images
-        self._stream: Iterator[tuple[np.ndarray, np.ndarray]] | None = None
-        self._sampler: GradientSampler | None = None
-        self._too_large = False
-        self.samples: list[dict[str, Any]] = []
-        self.alarms: list[dict[str, Any]] = []
+    experiment: Experiment
+    parts: Components
+    folder: RunFolder
+    samples: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    alarms: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    _stream: Iterator[tuple[np.ndarray, np.ndarray]] | None = None
+    _sampler: GradientSampler | None = None
+    _too_large: bool = False
 
     def resume(self, step: int) -> None:
         """Take up what was seen before this step."""
@@ -415,7 +400,8 @@ class Watcher:
 
     def is_due(self, step: int) -> bool:
         """Whether the batch of this step, from 0, is to be looked at: never the first."""
-        return self.every > 0 and step > 0 and step % self.every == 0
+        every = self.experiment.watch_every
+        return every > 0 and step > 0 and step % every == 0
 
     def look(self, step: int, writer: Any) -> list[str]:
         """Look at the batch that the next step will learn from; returns the alarms that are to end the run, in words.
@@ -427,9 +413,9 @@ class Watcher:
         if self._too_large or any(sample["step"] == step for sample in self.samples):
             return []  # of such a step: an alarm ended the run here, and it is resumed
         if self._stream is None:
-            self._stream = self._batches(step, self.every)
+            self._stream = sampled_batches(self.experiment.seed, self.parts, step, self.experiment.watch_every)
         if self._sampler is None:
-            self._sampler = GradientSampler(self._learner)
+            self._sampler = GradientSampler(self.parts.learner)
         images, labels = next(self._stream)
         try:
             found = self._sampler(images, labels)
@@ -442,7 +428,7 @@ class Watcher:
         embeddings = found.embeddings
         if not np.isfinite(embeddings).all():
             return []  # the step itself will raise, with all of its batch
-        d_pos, d_neg = pair_distances(embeddings, labels, self._learner.positives)
+        d_pos, d_neg = pair_distances(embeddings, labels, self.parts.learner.positives)
         sample: dict[str, Any] = {
             "step": step,
             "terms": found.terms,
@@ -461,7 +447,7 @@ class Watcher:
             logging.warning("%s", one["line"])
         self.alarms += raised
         self._write()
-        return [one["line"] for one in raised if one["kind"] in self.stop_on]
+        return [one["line"] for one in raised if one["kind"] in self.experiment.stops_on()]
 
     def forget_batches(self) -> None:
         """Drop the batches that were made ahead."""
@@ -485,17 +471,18 @@ class Watcher:
         if known:
             about["last_good"] = str(known[-1])
         write_json(self.folder.diverged, about)
-        if self.every:
+        if self.experiment.watch_every:
             well = checkpoints.step_of(known[-1]) if known else None
             self.alarms.append(alarm("nan", step, well, what))
             self._write()
 
     def _named(self, step: int) -> dict[str, Any]:
-        indices = [int(index) for index in self._indices(step)]
-        return {"indices": indices, "images": [self._images.images.name(index) for index in indices]}
+        indices = self.parts.sampler.batch(step).tolist()
+        return {"indices": indices, "images": [self.parts.splits.train.images.name(index) for index in indices]}
 
     def _write(self) -> None:
-        write_json(self.folder.watch, {"every": self.every, "samples": self.samples, "alarms": self.alarms})
+        every = self.experiment.watch_every
+        write_json(self.folder.watch, {"every": every, "samples": self.samples, "alarms": self.alarms})
 
     def _write_scalars(self, sample: dict[str, Any], d_pos: np.ndarray, d_neg: np.ndarray, writer: Any) -> None:
         with writer.as_default(step=sample["step"]):
@@ -510,49 +497,27 @@ class Watcher:
             writer.flush()
 
 
-def make_watcher(experiment: Experiment, parts: Components, folder: RunFolder) -> Watcher:
-    """Return what watches a run; writes nothing.
-
-    Args:
-        experiment: The settings.
-        parts: The objects of the run.
-        folder: Its folder.
-    """
-    return Watcher(
-        parts.learner,
-        folder,
-        experiment.watch_every,
-        sampled_batches(experiment.seed, parts),
-        parts.sampler.batch,
-        parts.splits.train,
-        experiment.stops_on(),
-    )
-
-
-def sampled_batches(seed: int, parts: Components) -> Batches:
-    """Return the images of a step that are looked at: one device's share, as much as its memory takes.
+def sampled_batches(
+    seed: int, parts: Components, first_step: int, every: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield what is looked at of a step and of every so-manieth after it: one device's share, if its memory takes it.
 
     Args:
         seed: Of the run.
         parts: The objects of the run.
+        first_step: The step.
+        every: How many steps further the next one is.
     """
     whole, most = parts.sampler.batch_size, parts.learner.gradient_cache or parts.sampler.batch_size
     devices = parts.strategy.num_replicas_in_sync
     count = next(count for count in range(devices, whole + 1) if whole % count == 0 and whole // count <= most)
-    share = Share(parts.sampler, 0, count)
-
-    def from_step(first: int, every: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        images, view = parts.splits.train, parts.train_view
-        batches = training_batches(images, share, view, seed=seed, first_step=first, every=every)
-        yield from own_threads(batches).as_numpy_iterator()
-
-    return from_step
+    images, share = parts.splits.train, Share(parts.sampler, 0, count)
+    batches = training_batches(images, share, parts.train_view, seed=seed, first_step=first_step, every=every)
+    yield from own_threads(batches).as_numpy_iterator()
 
 
 class Logger:
-    """Hands each epoch's numbers to a Keras callback of another library, which is not given to `fit`.
-
-    So it receives the metrics on unseen classes too, and the epoch before training, which `fit` does not know.
+    """Hands each epoch's numbers to another library, the epoch before training and unseen classes among them.
 
     Args:
         target: `wandb:PROJECT` or `mlflow:URI`, as the settings check it.
@@ -566,7 +531,7 @@ class Logger:
     def __init__(self, target: str, run_dir: Path, flags: Mapping[str, Any]):
         service, _, rest = target.partition(":")
         try:
-            self._callback, self._name, self._close = _MAKE[service](rest, run_dir, flags)
+            self._log, self._close = _START[service](rest, run_dir, flags)
         except ImportError as error:
             raise UserError(
                 f"--log_to={target}: {error.name or service} is not installed: pip install 'tfdml[{service}]'"
@@ -574,19 +539,12 @@ class Logger:
         except Exception as error:  # a server that is not there, a project that is not theirs
             raise UserError(f"--log_to={target}: {service} refuses: {error}") from error
 
-    def begin(self, learner: keras.Model) -> None:
-        """Record the model."""
-        self._callback.set_model(learner)
-        self._callback.on_train_begin()
-
     def record(self, record: Mapping[str, Any]) -> None:
         """Record an epoch, as in `metrics.jsonl`."""
-        numbers = {self._name(name): value for name, value in flat(record).items()}
-        self._callback.on_epoch_end(int(record["epoch"]), numbers)
+        self._log(flat(record))
 
     def end(self) -> None:
         """Close the run there."""
-        self._callback.on_train_end()
         self._close()
 
 
@@ -606,22 +564,21 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return found
 
 
-_Made = tuple[keras.callbacks.Callback, Callable[[str], str], Callable[[], None]]
+# What logs an epoch's numbers, and what closes the run.
+_Calls = tuple[Callable[[dict[str, float]], None], Callable[[], None]]
 
 
-def _wandb(project: str, run_dir: Path, flags: Mapping[str, Any]) -> _Made:
+def _wandb(project: str, run_dir: Path, flags: Mapping[str, Any]) -> _Calls:
     import wandb
-    from wandb.integration.keras import WandbMetricsLogger
 
     # The same id on --resume continues the run there.
-    name = run_dir.resolve().name
-    wandb.init(project=project, name=name, id=_run_id(run_dir), resume="allow", config=dict(flags), dir=str(run_dir))
-    return WandbMetricsLogger(), str, wandb.finish
+    name, identity = run_dir.resolve().name, _run_id(run_dir)
+    run = wandb.init(project=project, name=name, id=identity, resume="allow", config=dict(flags), dir=str(run_dir))
+    return run.log, run.finish
 
 
-def _mlflow(uri: str, run_dir: Path, flags: Mapping[str, Any]) -> _Made:
+def _mlflow(uri: str, run_dir: Path, flags: Mapping[str, Any]) -> _Calls:
     import mlflow
-    from mlflow.keras import MlflowCallback
 
     mlflow.set_tracking_uri(uri)
     if uri.startswith("sqlite:///") and mlflow.get_experiment_by_name("tfdml") is None:
@@ -637,12 +594,12 @@ def _mlflow(uri: str, run_dir: Path, flags: Mapping[str, Any]) -> _Made:
         mlflow.start_run(run_name=run_dir.resolve().name, tags={"tfdml": identity})
         mlflow.log_params({name: str(value)[:500] for name, value in flags.items()})
 
-    def close() -> None:
-        mlflow.flush_async_logging()
-        mlflow.end_run()
+    def log(numbers: dict[str, float]) -> None:
+        # Its names have no @.
+        named = {re.sub(r"[^\w\-./ ]", "_at_", name): value for name, value in numbers.items()}
+        mlflow.log_metrics(named, step=int(numbers["epoch"]))
 
-    # Its names have no @.
-    return MlflowCallback(), lambda name: re.sub(r"[^\w\-./ ]", "_at_", name), close
+    return log, mlflow.end_run
 
 
 def _run_id(run_dir: Path) -> str:
@@ -650,4 +607,4 @@ def _run_id(run_dir: Path) -> str:
     return hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]
 
 
-_MAKE: dict[str, Callable[[str, Path, Mapping[str, Any]], _Made]] = {"wandb": _wandb, "mlflow": _mlflow}
+_START: dict[str, Callable[[str, Path, Mapping[str, Any]], _Calls]] = {"wandb": _wandb, "mlflow": _mlflow}

@@ -12,12 +12,12 @@ import tensorflow as tf
 from tfdml.errors import UserError
 from tfdml.io.files import is_disk_full, unwritable, write_lines
 from tfdml.training import checkpoints
+from tfdml.training.build.components import Components
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.optimizers import averaged, part_rates
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.selection import keep_if_selected, publish_selected
-from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import Experiment
 from tfdml.training.watching import Halted, Logger, Watcher, flat
 
@@ -32,48 +32,39 @@ class TrainingMonitor(keras.callbacks.Callback):
     resumed run writes the same history as an uninterrupted one; the embedder that it selects is there before it.
 
     Args:
-        folder: The run folder.
         experiment: The settings.
-        batch_size: Images per step.
-        steps_per_epoch: Steps per epoch.
+        parts: The objects of the run.
+        watcher: Looks at some of the batches, on the chief.
         evaluate: epoch -> dict of split -> metrics; called before training (epoch 0) and after epochs.
         interruption: Asked after each step whether the run is to stop; within `fit` it should be deferred.
         processes: Who trains: the chief alone writes, and a signal to one of them is one to all.
         saved: Called after every checkpoint, in each process.
-        watcher: Looks at some of the batches, on the chief.
     """
 
     def __init__(
         self,
-        folder: RunFolder,
         experiment: Experiment,
-        batch_size: int,
-        steps_per_epoch: int,
+        parts: Components,
+        watcher: Watcher,
         evaluate: Callable[[int], dict[str, dict]],
         interruption: Interruption,
         processes: Processes,
         saved: Callable[[], None] | None,
-        watcher: Watcher,
     ):
         super().__init__()
-        self.folder = folder
-        self.batch_size = batch_size
-        self.steps_per_epoch = steps_per_epoch
-        self._evaluate, self._saved = evaluate, saved
-        self._interruption, self._processes, self._watcher = interruption, processes, watcher
-        self._selection = experiment.selection, experiment.selection_metric
-        self._checkpoint_steps, self._keep = experiment.checkpoint_steps, experiment.keep_checkpoints
+        self.folder, self.steps_per_epoch = watcher.folder, parts.steps_per_epoch
+        self._experiment, self._batch_size = experiment, parts.sampler.batch_size
+        self._watcher, self._evaluate, self._saved = watcher, evaluate, saved
+        self._interruption, self._processes = interruption, processes
         #: Receives each epoch, on the chief, while the run is under way.
         self.logger: Logger | None = None
         self.records: list[dict] = []
         self.step = 0
-        self.train_seconds = 0.0
-        self.timed_images = 0
-        self.timed_seconds = 0.0
+        self.train_seconds = self._timed_seconds = 0.0
+        self._timed_images = 0
         self._metric_state: list[Any] | None = None
         self._writer: Any = None
-        self._epoch_started = 0.0
-        self._compiled = 0.0
+        self._epoch_started = self._compiled = 0.0
         self._steps_here = 0
 
     def resume(self, state: TrainingState) -> None:
@@ -138,10 +129,10 @@ class TrainingMonitor(keras.callbacks.Callback):
         ending = self._processes.of_chief(look)
         if ending:
             self.checkpoint()
-            kinds = ",".join(sorted(self._watcher.stop_on))
             raise Halted(
-                f"ended by --stop_on={kinds}: {'; and '.join(ending)}; the checkpoint of step {self.step} is saved; go "
-                f"on all the same with --run_dir={self.folder.path} --resume, or with other flags by --start_from"
+                f"ended by --stop_on={self._experiment.stop_on}: {'; and '.join(ending)}; the checkpoint of step "
+                f"{self.step} is saved; go on all the same with --run_dir={self.folder.path} --resume, or with other "
+                "flags by --start_from"
             )
 
     def on_train_batch_end(self, batch, logs=None):
@@ -154,7 +145,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._check_finite(logs or {})
         in_epoch = self.step % self.steps_per_epoch
         self._interruption.agree(self._processes)
-        due = self._checkpoint_steps and in_epoch and self.step % self._checkpoint_steps == 0
+        every = self._experiment.checkpoint_steps
+        due = every and in_epoch and self.step % every == 0
         if due or self._interruption.received is not None:
             self.checkpoint()
         self._interruption.check()
@@ -164,7 +156,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         logs = {key: float(value) for key, value in (logs or {}).items()}
         now = time.perf_counter()
         seconds = now - self._epoch_started
-        images = max(self._steps_here - self._compiling_steps, 0) * self.batch_size
+        images = max(self._steps_here - self._compiling_steps, 0) * self._batch_size
         timed = now - self._compiled if images else 0.0
         pairs = float(keras.ops.convert_to_numpy(self.model.distance_trackers[1].count))
         if pairs and logs["d_neg"] < _COLLAPSED:
@@ -185,10 +177,10 @@ class TrainingMonitor(keras.callbacks.Callback):
             self.checkpoint()
             raise
         self.train_seconds += seconds
-        self.timed_images += images
-        self.timed_seconds += timed
+        self._timed_images += images
+        self._timed_seconds += timed
         self._record(record)
-        selection, metric = self._selection
+        selection, metric = self._experiment.selection, self._experiment.selection_metric
         with averaged(self.model):
             if self._processes.is_chief:
                 keep_if_selected(self.folder, self.records, selection, self.model.embedder, metric)
@@ -216,13 +208,14 @@ class TrainingMonitor(keras.callbacks.Callback):
         if part:
             raise self._diverged(f"the {part}'s weights are not finite")
         state = TrainingState(self.step, self.records, self.train_seconds)
-        checkpoints.save(self.folder.checkpoints, self.model, state, self._keep, self._processes.is_chief)
+        keep, writes = self._experiment.keep_checkpoints, self._processes.is_chief
+        checkpoints.save(self.folder.checkpoints, self.model, state, keep, writes)
         if self._saved is not None:
             self._saved()
 
     def images_per_second(self) -> float | None:
         """Trained images per second in this process, without evaluation and the steps of an epoch that may compile."""
-        return self.timed_images / self.timed_seconds if self.timed_seconds > 0 else None
+        return self._timed_images / self._timed_seconds if self._timed_seconds > 0 else None
 
     @property
     def _compiling_steps(self) -> int:
@@ -237,10 +230,9 @@ class TrainingMonitor(keras.callbacks.Callback):
         if self.logger is not None:
             self.logger.record(record)
         with self._disk_for_summaries(), self._writer.as_default(step=record["epoch"]):
-            for name, value in flat(
-                {key: record[key] for key in record if key not in ("epoch", "step", "seconds")}
-            ).items():
-                tf.summary.scalar(name, value)
+            for name, value in flat(record).items():
+                if name not in ("epoch", "step", "seconds"):
+                    tf.summary.scalar(name, value)
             self._writer.flush()
 
     def _check_finite(self, logs: dict) -> None:

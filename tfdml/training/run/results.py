@@ -1,5 +1,6 @@
 """What a run measures along its training, and what it writes after its last step."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,6 +41,7 @@ def is_due(epoch: int, every: int, epochs: int) -> bool:
     return epoch in (0, epochs) or (every > 0 and epoch % every == 0)
 
 
+@dataclasses.dataclass(eq=False)
 class Evaluator:
     """Embeds splits and measures them.
 
@@ -53,29 +55,22 @@ class Evaluator:
         train_view: The augmentation, of which splits without labels are measured on two views.
     """
 
-    def __init__(
-        self,
-        settings: EvaluationSettings,
-        epochs: int,
-        splits: Splits,
-        transform: EvaluationTransform,
-        cache: bool = False,
-        processes: Processes | None = None,
-        train_view: TrainTransform | None = None,
-    ):
-        self.settings = settings
-        self.train_view = train_view
-        self.epochs = epochs
-        self.splits = splits
-        self.transform = transform
-        self.processes = processes or Processes()
-        self.batches: dict[str, tf.data.Dataset] = {}
-        self._parts: dict[str, tf.data.Dataset] = {}
-        for name, split in splits.evaluated().items():
-            self.batches[name] = self._batches(name, split, cache)
-            if not self.processes.alone and name not in splits.two_views:
+    settings: EvaluationSettings
+    epochs: int
+    splits: Splits
+    transform: EvaluationTransform
+    cache: bool = False
+    processes: Processes = dataclasses.field(default_factory=Processes)
+    train_view: TrainTransform | None = None
+    batches: dict[str, tf.data.Dataset] = dataclasses.field(default_factory=dict, init=False)
+    _parts: dict[str, tf.data.Dataset] = dataclasses.field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        for name, split in self.splits.evaluated().items():
+            self.batches[name] = self._batches(name, split, self.cache)
+            if not self.processes.alone and name not in self.splits.two_views:
                 rows = np.arange(len(split))[self.processes.part(len(split))]
-                self._parts[name] = self._batches(name, split.take(rows), cache)
+                self._parts[name] = self._batches(name, split.take(rows), self.cache)
 
     def _batches(self, name: str, images: ImageDataset, cache: bool) -> tf.data.Dataset:
         size = self.settings.evaluation_batch_size

@@ -33,7 +33,7 @@ from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run.several import WORDS, epochs_to_train, final_run, select_epochs, train_seeds
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
 from tfdml.training.settings import Experiment
-from tfdml.training.watching import Logger, make_watcher
+from tfdml.training.watching import Logger, Watcher
 
 
 def train(
@@ -139,6 +139,7 @@ def _disk_was_full(error: Exception) -> bool:
     return isinstance(error, UserError) and reason is not None and is_disk_full(reason)
 
 
+@dataclasses.dataclass(eq=False)
 class Run:
     """The objects of a run, and what is done with them, in the order of the methods. Making one writes nothing.
 
@@ -154,21 +155,18 @@ class Run:
         UserError: The run could not be trained or measured.
     """
 
-    def __init__(
-        self,
-        asked: Experiment,
-        folder: RunFolder,
-        processes: Processes,
-        interruption: Interruption,
-        saved: Callable[[], None] | None = None,
-        write_report: Callable[..., None] | None = None,
-    ):
+    asked: Experiment
+    folder: RunFolder
+    processes: Processes
+    interruption: Interruption
+    saved: Callable[[], None] | None = None
+    write_report: Callable[..., None] | None = None
+
+    def __post_init__(self) -> None:
         self.started = time.perf_counter()
-        self.asked = asked
-        self.experiment = experiment = final_run(asked)
-        self.epochs = epochs_to_train(asked)
-        self.folder, self.interruption, self.write_report = folder, interruption, write_report
-        self.processes = processes
+        processes = self.processes
+        self.experiment = experiment = final_run(self.asked)
+        self.epochs = epochs_to_train(self.asked)
         self.parts = parts = build_components(experiment, processes)
         self.learner, self.splits = parts.learner, parts.splits
         self.auto_weights = AutoWeights.of(self.learner)
@@ -189,17 +187,15 @@ class Run:
             processes,
             parts.train_view,
         )
-        self.watcher = make_watcher(experiment, parts, folder)
+        self.watcher = Watcher(experiment, parts, self.folder)
         self.monitor = TrainingMonitor(
-            folder,
             experiment,
-            parts.sampler.batch_size,
-            parts.steps_per_epoch,
-            lambda epoch: self.evaluator.each_epoch(self.learner, epoch),
-            interruption,
-            processes,
-            saved,
+            parts,
             self.watcher,
+            lambda epoch: self.evaluator.each_epoch(self.learner, epoch),
+            self.interruption,
+            processes,
+            self.saved,
         )
         self.monitor.set_model(self.learner)
 
@@ -330,7 +326,6 @@ class Run:
             return
         logger = Logger(self.experiment.log_to, self.folder.path, dataclasses.asdict(self.experiment))
         self.monitor.logger = logger
-        logger.begin(self.learner)
         try:
             yield
         finally:
