@@ -392,8 +392,6 @@ def test_what_cannot_be_meant_is_refused():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"schedule": "cosine", "drop_epochs": "2"}, "--drop_epochs=2 goes with --schedule=step"),
-        ({"final_rate": 0.1}, "--final_rate=0.1 goes with --schedule=cosine"),
         ({"epochs": 4, "warm_up_epochs": 4.0}, "--warm_up_epochs=4 leaves none of --epochs=4"),
         ({"drop_epochs": "2,1"}, "--drop_epochs=2,1: the epochs must ascend"),
         ({"schedule": "sine"}, "--schedule=sine: must be one of"),

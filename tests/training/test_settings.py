@@ -59,13 +59,7 @@ def test_the_flag_file_makes_the_same_experiment():
         (OptimizationSettings, {"epochs": True}, "--epochs must be an integer"),
         (EvaluationSettings, {"ks": "0"}, "--ks=0: write integers of 1"),
         (EvaluationSettings, {"ks": "2", "selection": "test", "selection_metric": "recall@1"}, "add 1 to --ks=2"),
-        (
-            EvaluationSettings,
-            {"selection_metric": "recall@1"},
-            "--selection=last keeps the last epoch, whatever it measures",
-        ),
         (EvaluationSettings, {"moment_embedder": True, "selection": "test"}, "use --selection=last"),
-        (EvaluationSettings, {"generalisation_every": 2}, "e.g. --evaluate_train=1 for all"),
         (RunSettings, {}, "--run_dir is missing"),
         (RunSettings, {"run_dir": "a", "seed": -1}, "--seed=-1: out of range"),
     ],
@@ -82,7 +76,5 @@ def test_what_two_stages_must_agree_on_is_refused_by_the_experiment():
     with pytest.raises(UserError, match="--selection=validation needs held-out classes"):
         Experiment(run_dir="a", selection="validation")
     assert Experiment(run_dir="a", selection="validation", holdout_classes=0.2).holdout_classes == 0.2
-    with pytest.raises(UserError, match=r"--refit .*: add --selection=validation --holdout_classes=0\.1"):
-        Experiment(run_dir="a", refit=True)
     # The moments are those of the training anew.
     assert Experiment(run_dir="a", refit=True, selection="validation", holdout_classes=0.1, moment_embedder=True).refit

@@ -356,8 +356,6 @@ class ModelSettings(Settings):
             raise UserError(
                 f"--embedding_dim={self.embedding_dim} is no multiple of --ensemble_heads={self.ensemble_heads}"
             )
-        if self.ensemble_cut and not self.ensemble_heads:
-            raise UserError("--ensemble_cut needs --ensemble_heads, e.g. --ensemble_heads=8")
         self.backbone_call()
         if self.head_call().name != "linear" and self.ensemble_heads:
             raise UserError(f"--head={self.head}: the heads of --ensemble_heads are linear; leave one of them out")
@@ -472,10 +470,6 @@ class OptimizationSettings(Settings):
     def __post_init__(self):
         super().__post_init__()
         self.drop_steps(1)
-        if self.schedule != "step" and self.drop_epochs:
-            raise UserError(f"--drop_epochs={self.drop_epochs} goes with --schedule=step, not with {self.schedule}")
-        if self.schedule == "step" and self.final_rate:
-            raise UserError(f"--final_rate={self.final_rate:g} goes with --schedule=cosine or linear")
         if self.warm_up_epochs and self.warm_up_epochs >= self.epochs:
             raise UserError(f"--warm_up_epochs={self.warm_up_epochs:g} leaves none of --epochs={self.epochs}")
         check_form(self.optimizer, self.optimizer_form, "--optimizer_form")
@@ -561,23 +555,8 @@ class EvaluationSettings(Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.refit and self.selection != "validation":
-            raise UserError(
-                "--refit trains again for the epochs that were best on held-out classes: add --selection=validation "
-                "--holdout_classes=0.1"
-            )
         if self.moment_embedder and self.selection != "last" and not self.refit:
             raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last, or --refit")
-        if self.generalisation_every and not self.evaluate_train:
-            raise UserError(
-                "--generalisation_every compares seen with unseen classes: say how many images of training classes are "
-                "measured, e.g. --evaluate_train=1 for all"
-            )
-        if self.selection_metric != "map@r" and self.selection == "last":
-            raise UserError(
-                f"--selection_metric={self.selection_metric}: --selection=last keeps the last epoch, whatever it "
-                "measures; add --selection=validation --holdout_classes=0.1"
-            )
         if 1 not in self.recall_ks() and self.selection != "last" and self.selection_metric == "recall@1":
             raise UserError(f"--selection={self.selection} goes by recall@1: add 1 to --ks={self.ks}")
 
@@ -642,8 +621,6 @@ class RunSettings(Settings):
             raise UserError("--run_dir is missing: name the folder that the run writes, e.g. --run_dir=runs/first")
         self.seed_list()
         self.stops_on()
-        if not self.watch_every and self.stops_on() - {"nan"}:
-            raise UserError(f"--stop_on={self.stop_on} needs --watch_every, which is 0: nothing would be seen")
         if self.log_to:
             self.logger()
 

@@ -106,9 +106,6 @@ def test_seen_classes_are_measured_where_asked_for_and_are_no_data_of_their_own(
     assert set(splits.describe()) == {"train", "validation", "test"}
 
 
-def test_generalisation_needs_seen_classes():
-    with pytest.raises(UserError, match=r"--generalisation_every .* e.g. --evaluate_train=1 for all"):
-        experiment(generalisation_every=2)
 
 
 def test_images_of_a_run_are_told_from_others():
