@@ -140,16 +140,6 @@ def test_wrong_policies_are_refused_before_the_first_batch(make, message):
         make()
 
 
-def test_a_layer_with_draws_of_its_own_is_refused(monkeypatch):
-    class Noise(keras.layers.Layer):
-        def call(self, image):
-            return image + tf.random.normal(tf.shape(image))
-
-    monkeypatch.setitem(policies._LAYERS, "noise", (Noise, {}))
-    with pytest.raises(UserError, match="a resumed run could not repeat"):
-        Policy((Step("noise"),))
-
-
 def test_noise_in_a_grid_mask_is_repeatable():
     policy = Policy((Step("grid_mask", {"fill_mode": "gaussian_noise"}),))
     np.testing.assert_array_equal(policy(IMAGE, keys(1)[0]), policy(IMAGE, keys(1)[0]))

@@ -162,7 +162,7 @@ def test_one_dense_layer_on_the_embedder_gets_its_masks_at_one_head():
         ({"cut": ("frist", "second")}, "no layer 'frist' to cut at; near: first"),
         ({"cut": ("first", "secnd")}, "no layer 'secnd' to cut at; near: second"),
         ({"cut": ("second", "first")}, "no layer 'first'"),
-        ({"cut": ("first_conv",)}, "other layers go past it; layers near it: first"),
+        ({"cut": ("first_conv",)}, "other layers go past it"),
         ({"cut": ("first", "third")}, "6 x 6 at first, but 3 x 3 at third"),
         ({"pooling": "sum"}, "pooling must be"),
     ],

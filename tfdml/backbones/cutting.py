@@ -39,9 +39,7 @@ def cut(model: keras.Model, at: str) -> tuple[keras.Model, keras.Model]:
     if tensor is None or at in (_operation(model.inputs[0]).name, _operation(model.outputs[0]).name):
         raise ValueError(f"{model.name} cannot be cut at {at!r}: nothing would be left on one side")
     if model.inputs[0] is _walk(model, without=at).get(id(model.inputs[0])):
-        through = [name for name in names if _is_bottleneck(model, name)]
-        near = ", ".join(_around(names, at, through)) or "none"
-        raise ValueError(f"{model.name} cannot be cut at {at!r}: other layers go past it; layers near it: {near}")
+        raise ValueError(f"{model.name} cannot be cut at {at!r}: other layers go past it")
     trunk = keras.Model(model.inputs[0], tensor, name=f"{model.name}_to_{at}")
     rest = keras.Model(tensor, model.outputs[0], name=f"{model.name}_from_{at}")
     return trunk, rest
@@ -70,15 +68,3 @@ def _walk(model: keras.Model, without: str | None = None) -> dict[int, keras.Ker
 def _output_of(model: keras.Model, name: str):
     made = [tensor for tensor in _walk(model).values() if _operation(tensor).name == name]
     return made[0] if len(made) == 1 else None
-
-
-def _is_bottleneck(model: keras.Model, name: str) -> bool:
-    ends = (_operation(model.inputs[0]).name, _operation(model.outputs[0]).name)
-    return name not in ends and id(model.inputs[0]) not in _walk(model, without=name)
-
-
-def _around(names: list[str], at: str, through: list[str]) -> list[str]:
-    position = names.index(at)
-    before = [name for name in names[:position] if name in through]
-    after = [name for name in names[position + 1 :] if name in through]
-    return before[-2:] + after[:2]

@@ -102,8 +102,7 @@ class Policy:
         steps: The steps, in order.
 
     Raises:
-        UserError: A step's arguments are not those of its layer, it cannot be made repeatable, or it needs
-            keras-cv, which is not installed.
+        UserError: A step's arguments are not those of its layer, or it needs keras-cv, which is not installed.
 
     Example:
         >>> policy = Policy((Step("rand_augment", {"factor": 0.4}), Step("grayscale", rate=0.2)))
@@ -152,7 +151,7 @@ class Policy:
                 return tf.cast(tf.clip_by_value(values, 0, 255) + 0.5, tf.uint8)
 
             specs = tf.TensorSpec((_TRIAL_SIZE, _TRIAL_SIZE, 3), tf.uint8), tf.TensorSpec((2,), tf.int64)
-            _refuse_state(apply.get_concrete_function(*specs), self.steps)
+            apply.get_concrete_function(*specs)
             return apply
 
 
@@ -264,16 +263,3 @@ def _on_share(layer: Callable[..., tf.Tensor], values: tf.Tensor, rate: float, d
     if rate == 1:
         return _applied(layer, values)
     return tf.cond(draws.uniform(()) < rate, lambda: _applied(layer, values), lambda: values)
-
-
-def _refuse_state(function: Any, steps: tuple[Step, ...]) -> None:
-    """Raise an error if a draw is left whose bits depend on what ran before."""
-    graph = function.graph.as_graph_def()
-    nodes = [*graph.node, *(node for part in graph.library.function for node in part.node_def)]
-    left = {node.op for node in nodes if node.op.startswith(("Random", "Rng", "Truncated", "Multinomial"))}
-    left |= {node.op for node in nodes if node.op.startswith("Stateful") and "Call" not in node.op}
-    if left:
-        raise UserError(
-            f"`policy`: {', '.join(step.name for step in steps)} with these arguments draws numbers that a resumed run "
-            f"could not repeat ({', '.join(sorted(left))})"
-        )

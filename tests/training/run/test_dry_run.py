@@ -111,14 +111,11 @@ def test_the_numbers_of_the_run_follow_from_those_of_the_steps(tmp_path, monkeyp
     parts = build_components(runs.experiment(tmp_path / "run"))
     experiment = runs.experiment(tmp_path / "run", epochs=900, evaluate_every=300)
     assert parts.steps_per_epoch == runs.STEPS
-    rate, hours, _ = probe_lines(experiment, parts, Probe(step=0.5, input=0.1, model=0.4, embedding=0.5))
+    rate, hours, _ = probe_lines(experiment, parts, Probe(step=0.5, input=0.1, model=0.4))
     assert "16 images a second" in rate
     assert rate.endswith("a step takes 500 ms, the model alone 400, its images alone 100; the model is the bottleneck")
-    # Steps of half a second each, and 4 passes over the images of evaluation, each of half a second.
-    images = sum(len(split) for split in runs.SPLITS.evaluated().values())
-    embedding = 4 * images * 0.5 / 3600
-    assert f"{900 * runs.STEPS * 0.5 / 3600 + embedding:.2f} hours, {embedding:.2f} of them" in hours
-    slow = Probe(step=0.5, input=0.45, model=0.4, embedding=0.5)
+    assert f"{900 * runs.STEPS * 0.5 / 3600:.2f} hours" in hours
+    slow = Probe(step=0.5, input=0.45, model=0.4)
     assert probe_lines(experiment, parts, slow)[0].endswith("the input is the bottleneck")
 
 
@@ -143,19 +140,9 @@ def test_no_time_of_compiling_is_probed(tmp_path, monkeypatch):
         now[0] += 2.0 * steps_per_epoch + (0.0 if fits else 100.0)
         fits.append(steps_per_epoch)
 
-    def compiled(model, function):
-        def embed(batch):
-            now[0] += 3.0 * len(batch) + (0.0 if seen else 100.0)
-            seen.append(len(batch))
-            return batch
-
-        seen = []
-        return embed
-
     monkeypatch.setattr(parts.learner, "fit", fit)
-    monkeypatch.setattr(probing, "compiled", compiled)
     found = probe(runs.experiment(tmp_path / "run", evaluation_batch_size=8), parts, steps=4)
-    assert (found.model, found.step, found.embedding) == pytest.approx((2.0, 2.0, 3.0))
+    assert (found.model, found.step) == pytest.approx((2.0, 2.0))
 
 
 def test_the_first_batch_of_images_is_not_timed(monkeypatch):

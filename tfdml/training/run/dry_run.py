@@ -11,14 +11,13 @@ import psutil
 import tensorflow as tf
 
 from tfdml.data.faults import explain_failure
-from tfdml.data.pipeline import contact_sheet, evaluation_batches, training_batches, whole_images
+from tfdml.data.pipeline import contact_sheet, training_batches, whole_images
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.errors import UserError
 from tfdml.io.files import atomic_write, sweep
 from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
 from tfdml.models.auto_weights import AutoWeights
-from tfdml.models.inference import compiled
 from tfdml.objectives import AutoWeight, Objective
 from tfdml.training.build.components import (
     Components,
@@ -31,7 +30,6 @@ from tfdml.training.build.components import (
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.build.initial_weights import check_start
 from tfdml.training.distributed.devices import device_names, own_threads
-from tfdml.training.run.results import is_due
 from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import DataSettings, Experiment
@@ -123,13 +121,11 @@ class Probe(NamedTuple):
         step: Of a step as the run makes it, with input and model at the same time.
         input: Of a batch of images alone, as most steps get it: decoded, or from memory where the cache keeps it.
         model: Of a step alone, on a batch in memory.
-        embedding: Of embedding an image, with its decoding.
     """
 
     step: float
     input: float
     model: float
-    embedding: float
 
 
 def probe_lines(experiment: Experiment, parts: Components, measured: Probe) -> list[str]:
@@ -140,12 +136,7 @@ def probe_lines(experiment: Experiment, parts: Components, measured: Probe) -> l
         parts: What the run is made of.
         measured: Seconds of its steps.
     """
-    evaluations = sum(
-        is_due(epoch, experiment.evaluate_every, experiment.epochs) for epoch in range(experiment.epochs + 1)
-    )
-    images = sum(len(split) for split in parts.splits.evaluated().values())
-    evaluation = evaluations * images * measured.embedding / 3600
-    hours = experiment.epochs * parts.steps_per_epoch * measured.step / 3600 + evaluation
+    hours = experiment.epochs * parts.steps_per_epoch * measured.step / 3600
     gpus = range(len(tf.config.list_logical_devices("GPU")))
     peaks = [tf.config.experimental.get_memory_info(f"GPU:{i}")["peak"] for i in gpus]
     memory = max(peaks, default=psutil.Process().memory_info().rss)
@@ -155,8 +146,7 @@ def probe_lines(experiment: Experiment, parts: Components, measured: Probe) -> l
     return [
         f"probe        {rate:,.0f} images a second: a step takes {step} ms, the model alone {model}, its images alone "
         f"{batch}; {slower} is the bottleneck",
-        f"  a training {hours:,.2f} hours, {evaluation:,.2f} of them for embedding {images:,} images {evaluations} "
-        "times",
+        f"  a training {hours:,.2f} hours, and the time of its evaluations",
         f"  memory     {memory / _GIGABYTE:,.1f} GB are used, {free_memory() / _GIGABYTE:,.1f} GB are free",
     ]
 
@@ -187,12 +177,7 @@ def probe(experiment: Experiment, parts: Components, steps: int = 8) -> Probe:
         return (time.perf_counter() - start) / steps
 
     one = tf.data.Dataset.from_tensors(next(iter(batches))).repeat(steps + 2)
-    return Probe(
-        model=seconds_per_step(one),
-        step=seconds_per_step(batches),
-        input=_seconds_per_batch(batches, steps),
-        embedding=_seconds_per_embedding(experiment, parts),
-    )
+    return Probe(model=seconds_per_step(one), step=seconds_per_step(batches), input=_seconds_per_batch(batches, steps))
 
 
 def _seconds_per_batch(batches: Iterable, steps: int) -> float:
@@ -202,17 +187,6 @@ def _seconds_per_batch(batches: Iterable, steps: int) -> float:
     for _ in range(steps):
         next(iterator)
     return (time.perf_counter() - start) / steps
-
-
-def _seconds_per_embedding(experiment: Experiment, parts: Components) -> float:
-    size, test = experiment.evaluation_batch_size, parts.splits.test
-    embed = compiled(parts.learner.embedder, parts.learner.embedder)
-    for count in (size, 2 * size):  # the first batch compiles
-        images = test.take(np.resize(np.arange(len(test)), count))
-        start = time.perf_counter()
-        for batch, _ in evaluation_batches(images, parts.evaluation_view, size):
-            np.asarray(embed(batch))
-    return (time.perf_counter() - start) / count
 
 
 def write_preview(settings: DataSettings, seed: int, path: str) -> str:
