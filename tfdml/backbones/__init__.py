@@ -6,6 +6,5 @@ from tfdml.backbones.resolver import Backbone as Backbone
 from tfdml.backbones.resolver import check as check
 from tfdml.backbones.resolver import load_weights as load_weights
 from tfdml.backbones.resolver import names as names
-from tfdml.backbones.resolver import published_weights as published_weights
 from tfdml.backbones.resolver import resolve as resolve
 from tfdml.backbones.tokens import TokenBackbone as TokenBackbone

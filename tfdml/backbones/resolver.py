@@ -35,7 +35,6 @@ class _Entry:
     make: Callable[..., keras.Model]
     scaling: str
     has_imagenet: bool = True
-    converted: bool = True
     options: tuple[str, ...] = ()
     ensemble_cut: tuple[str, str] | None = None
 
@@ -60,7 +59,7 @@ _NO_WEIGHTS = (None, "", "none")
 _RESNET_CUT = ("conv4_block1_out", "conv4_block6_out")
 
 _BACKBONES = {
-    "conv4": _Entry(_own(conv4), "tf", has_imagenet=False, converted=False, options=("width",)),
+    "conv4": _Entry(_own(conv4), "tf", has_imagenet=False, options=("width",)),
     "googlenet": _Entry(
         _own(googlenet), "googlenet", has_imagenet=False, ensemble_cut=("pool3_3x3_s2", "inception_4e")
     ),
@@ -117,23 +116,6 @@ def check(name: str, weights: str | None = None, **options) -> None:
         check_preset(name.removeprefix(PREFIX))
         return
     _find(name, weights, options)
-
-
-def published_weights(name: str) -> str:
-    """Return the `weights` with which a backbone starts from ImageNet: `"imagenet"`, `"FILE"`, or `""` without any.
-
-    Args:
-        name: One of `names()`, or a preset of KerasHub, which has its weights and needs none. Files are made by
-            `python -m tools.convert_weights` in a checkout.
-
-    Example:
-        >>> published_weights("mobilenetv2"), published_weights("bn_inception"), published_weights("conv4")
-        ('imagenet', 'FILE', '')
-    """
-    if name.startswith(PREFIX):
-        return ""
-    entry = _find(name, None, {})
-    return "imagenet" if entry.has_imagenet else "FILE" if entry.converted else ""
 
 
 def resolve(name: str, image_size: int, weights: str | None = None, **options) -> Backbone:

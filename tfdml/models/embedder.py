@@ -69,20 +69,19 @@ _COUNT = 100
 _SHALLOW = 10
 
 
-def warn_of_untrained_batch_norm(embedder: Embedder) -> None:
-    """Warn where a deep backbone keeps the BatchNorm statistics that it was created with, as random weights do."""
+def untrained_batch_norm(embedder: Embedder) -> str:
+    """Return what is wrong where a deep backbone keeps the BatchNorm statistics of its creation; else an empty text."""
     norms = [x for x in workarounds.layers_of(embedder.backbone) if isinstance(x, keras.layers.BatchNormalization)]
     layers = [layer for layer in norms if layer.built]
     if embedder.batch_norm == "train" or len(layers) <= _SHALLOW:
-        return
-    if not np.any(ops.convert_to_numpy(layers[-1].moving_mean)):
-        warnings.warn(
-            f"batch_norm={embedder.batch_norm!r} keeps the BatchNorm statistics of {embedder.backbone.name}, which are "
-            "those of no images, so that it hardly learns: load pretrained weights, "
-            "tfdml.backbones.resolve(name, image_size, weights='imagenet'), or train it from scratch with "
-            "batch_norm='train'",
-            stacklevel=3,
-        )
+        return ""
+    if np.any(ops.convert_to_numpy(layers[-1].moving_mean)):
+        return ""
+    return (
+        f"batch_norm={embedder.batch_norm!r} keeps the BatchNorm statistics of {embedder.backbone.name}, which are of no "
+        "images, so that it hardly learns: load pretrained weights, weights='imagenet', or train it from scratch with "
+        "batch_norm='train'"
+    )
 
 
 def warn_of_small_pixels(embedder: Any, images: Any) -> None:

@@ -15,7 +15,7 @@ from tfdml.errors import UserError
 from tfdml.losses.classification import refuse_unknown_classes
 from tfdml.models import alternation
 from tfdml.models.auto_weights import AutoWeights, WeightMeasurement
-from tfdml.models.embedder import Embedder, build_once, first_batch, warn_of_small_pixels, warn_of_untrained_batch_norm
+from tfdml.models.embedder import Embedder, build_once, first_batch, untrained_batch_norm, warn_of_small_pixels
 from tfdml.models.gradient_cache import AnchorBlocks, Chunks
 from tfdml.models.inference import never_ends, represent_batches
 from tfdml.objectives import (
@@ -492,7 +492,8 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
                 one cannot be split equally.
         """
         self._warn_of_uncalibrated()
-        warn_of_untrained_batch_norm(self.embedder)
+        if message := untrained_batch_norm(self.embedder):
+            warnings.warn(message, stacklevel=2)
         self._check_auto_weights(args[3] if len(args) > 3 else kwargs.get("callbacks"))
         if never_ends(x) and not kwargs.get("steps_per_epoch"):
             raise UserError(

@@ -96,7 +96,7 @@ def test_the_memory_of_the_cache_and_whether_it_is_on(said, changes, kept):
 
 def test_a_doubt_stands_first(said):
     lines = said(backbone="mobilenetv2(alpha=0.35)", batch_norm="frozen", image_size=32, resize=32)
-    assert lines[0].startswith("WARNING: --weights=none with --batch_norm=frozen: mobilenetv2 begins with random")
+    assert lines[0].startswith("WARNING: batch_norm='frozen' keeps the BatchNorm statistics of mobilenetv2")
     assert not any(line.startswith("WARNING") for line in said())
 
 

@@ -407,9 +407,9 @@ def test_a_diverged_run_tells_how_to_start_again_and_that_works(unbroken, tmp_pa
 def test_what_is_hardly_meant_is_told_before_training(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(trainer.logging, "warning", lambda text, *values: said.append(text % values))
-    monkeypatch.setattr(trainer, "model_warnings", lambda settings, embedder: [f"WARNING: {settings.backbone}"])
+    monkeypatch.setattr(trainer, "selection_warnings", lambda selection, held_out: [f"WARNING: {selection}"])
     trainer.Run(runs.experiment(tmp_path / "run"), RunFolder(tmp_path / "run"), Processes(), Interruption())
-    assert "WARNING: conv4(width=4)" in said
+    assert "WARNING: last" in said
     assert not (tmp_path / "run").exists()
 
 

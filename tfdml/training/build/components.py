@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -47,7 +46,6 @@ from tfdml.training.settings import (
     OptimizationSettings,
 )
 from tfdml.training.terms import build_objectives, check_objectives
-from tfdml.workarounds import layers_of
 
 _FLOAT32 = 4
 # What training keeps of each weight: its value, its gradient and, as most optimisers do, two moments.
@@ -206,40 +204,6 @@ def _size(layer: keras.layers.Layer) -> int:
     except (AttributeError, ValueError):
         return 0
     return sum(math.prod(shape) for shape in shapes if None not in shape)
-
-
-@contextlib.contextmanager
-def without_batch_norm_warning() -> Iterator[None]:
-    """Silence what `fit` warns of that `model_warnings` has reported already."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "batch_norm=.* keeps the BatchNorm statistics")
-        yield
-
-
-def model_warnings(settings: ModelSettings, embedder: Embedder) -> list[str]:
-    """Return what is almost always a mistake, though it can be run: a line each.
-
-    Args:
-        settings: The network.
-        embedder: What was built of them.
-
-    Example:
-        >>> model_warnings(ModelSettings(backbone="conv4", batch_norm="train"), embedder)
-        []
-    """
-    name = settings.backbone_call().name
-    published = backbones.published_weights(name)
-    random = settings.weights in ("", "none") and not settings.start_from
-    layers = layers_of(embedder.backbone)
-    normalized = any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
-    if not (random and published and normalized and settings.batch_norm != "train"):
-        return []
-    made = " that python -m tools.convert_weights writes" if published == "FILE" else ""
-    return [
-        f"WARNING: --weights=none with --batch_norm={settings.batch_norm}: {name} begins with random weights, and its "
-        "BatchNorm keeps statistics that are those of no images, so that it hardly learns. To fine-tune it, use "
-        f"--weights={published}{made}; to train it from scratch, --batch_norm=train"
-    ]
 
 
 def make_embedder(settings: ModelSettings, view: EvaluationTransform, vectors: np.ndarray | None = None) -> Embedder:

@@ -18,14 +18,13 @@ from tfdml.io.files import atomic_write, sweep
 from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
 from tfdml.models.auto_weights import AutoWeights
+from tfdml.models.embedder import untrained_batch_norm
 from tfdml.objectives import AutoWeight, Objective
 from tfdml.training.build.components import (
     Components,
     build_components,
     check_memory,
-    model_warnings,
     step_memory,
-    without_batch_norm_warning,
 )
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.build.initial_weights import check_start
@@ -53,8 +52,9 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
     splits, learner, batch_size = parts.splits, parts.learner, parts.sampler.batch_size
     steps = parts.steps_per_epoch * experiment.epochs
     needed, free = step_memory(learner.embedder, parts.train_view, batch_size, learner.gradient_cache), free_memory()
+    message = untrained_batch_norm(learner.embedder)
     lines = [
-        *model_warnings(experiment, learner.embedder),
+        *([f"WARNING: {message}"] if message and not experiment.start_from else []),
         *selection_warnings(experiment.selection, splits.validation),
         f"data         {experiment.data_name}",
         *(
@@ -170,10 +170,9 @@ def probe(experiment: Experiment, parts: Components, steps: int = 8) -> Probe:
 
     def seconds_per_step(source: tf.data.Dataset) -> float:
         given, measuring = own_threads(source), AutoWeights.of(learner)
-        with without_batch_norm_warning():
-            learner.fit(given.take(2), steps_per_epoch=2, verbose=0, shuffle=False, callbacks=measuring)
-            start = time.perf_counter()
-            learner.fit(given.take(steps), steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=measuring)
+        learner.fit(given.take(2), steps_per_epoch=2, verbose=0, shuffle=False, callbacks=measuring)
+        start = time.perf_counter()
+        learner.fit(given.take(steps), steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=measuring)
         return (time.perf_counter() - start) / steps
 
     one = tf.data.Dataset.from_tensors(next(iter(batches))).repeat(steps + 2)

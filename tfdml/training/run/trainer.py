@@ -21,7 +21,7 @@ from tfdml.io.files import atomic_write, is_disk_full
 from tfdml.models.auto_weights import AutoWeights
 from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints
-from tfdml.training.build.components import build_components, check_memory, model_warnings, without_batch_norm_warning
+from tfdml.training.build.components import build_components, check_memory
 from tfdml.training.build.initial_weights import calibrate, check_start, start_from
 from tfdml.training.distributed.devices import check_backend, device_names, join, one_operation_at_a_time, own_threads
 from tfdml.training.distributed.processes import Processes
@@ -172,10 +172,7 @@ class Run:
         self.auto_weights = AutoWeights.of(self.learner)
         self.share = Share(parts.sampler, processes.index, processes.count)
         check_memory(self.learner.embedder, parts.train_view, self.share.batch_size, self.learner.gradient_cache)
-        for warning in (
-            *model_warnings(experiment, self.learner.embedder),
-            *selection_warnings(experiment.selection, self.splits.validation),
-        ):
+        for warning in selection_warnings(experiment.selection, self.splits.validation):
             logging.warning("%s", warning)
         logging.info("%s", parts.cache.reason)
         self.evaluator = Evaluator(
@@ -244,16 +241,15 @@ class Run:
                 batches = training_batches(
                     train, self.share, view, seed=self.experiment.seed, first_step=monitor.step, cache=images
                 )
-                with without_batch_norm_warning():
-                    self.learner.fit(
-                        self.processes.distribute(own_threads(batches), parts.sampler.batch_size),
-                        initial_epoch=first,
-                        epochs=last,
-                        steps_per_epoch=length,
-                        callbacks=[*self.auto_weights, monitor],
-                        verbose=0 if not self.processes.is_chief else 1 if sys.stdout.isatty() else 2,
-                        shuffle=False,
-                    )
+                self.learner.fit(
+                    self.processes.distribute(own_threads(batches), parts.sampler.batch_size),
+                    initial_epoch=first,
+                    epochs=last,
+                    steps_per_epoch=length,
+                    callbacks=[*self.auto_weights, monitor],
+                    verbose=0 if not self.processes.is_chief else 1 if sys.stdout.isatty() else 2,
+                    shuffle=False,
+                )
 
     def _spans(self) -> Iterator[tuple[int, int, int]]:
         """Yield the first epoch of each call of `fit`, that after the last, and how many steps their epochs have.
