@@ -78,8 +78,8 @@ def untrained_batch_norm(embedder: Embedder) -> str:
     if np.any(ops.convert_to_numpy(layers[-1].moving_mean)):
         return ""
     return (
-        f"batch_norm={embedder.batch_norm!r} keeps the BatchNorm statistics of {embedder.backbone.name}, which are of no "
-        "images, so that it hardly learns: load pretrained weights, weights='imagenet', or train it from scratch with "
+        f"batch_norm={embedder.batch_norm!r} keeps the BatchNorm statistics of {embedder.backbone.name}, which are of "
+        "no images, so that it hardly learns: load pretrained weights, weights='imagenet', or train it from scratch with "
         "batch_norm='train'"
     )
 
