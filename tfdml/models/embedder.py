@@ -79,7 +79,7 @@ def untrained_batch_norm(embedder: Embedder) -> str:
         return ""
     return (
         f"batch_norm={embedder.batch_norm!r} keeps the BatchNorm statistics of {embedder.backbone.name}, which are of "
-        "no images, so that it hardly learns: load pretrained weights, weights='imagenet', or train it from scratch with "
+        "no images, so that it hardly learns: load pretrained weights, weights='imagenet', or train it from scratch, "
         "batch_norm='train'"
     )
 
