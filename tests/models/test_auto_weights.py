@@ -321,8 +321,8 @@ def test_a_frozen_weight_stays_with_a_new_optimiser(tmp_path):
         ),
         (lambda: [MetricLoss(losses.ContrastiveLoss(), weight=0.0), *terms()[1::2]], "none is above 0"),
         (lambda: [*terms()[:2], EntropySpread(weight=AutoWeight(steps=7))], r"the same steps, not \[7, 100\]"),
-        (lambda: [RankMI(), EntropySpread(weight=AutoWeight())], "do not go with rank_mi, whose steps alternate"),
-        (lambda: [CrossBatchMemory(losses.ContrastiveLoss()), terms()[1]], "whose loss keeps changing as its memory"),
+        (lambda: [RankMI(), EntropySpread(weight=AutoWeight())], "do not go with the statistics of rank_mi"),
+        (lambda: [CrossBatchMemory(losses.ContrastiveLoss()), terms()[1]], "do not go with the memory of"),
         (lambda: [*terms(), ProxyLoss(losses.AMSoftmaxLoss(), 3, name="entropy_spread_weight")], "two objectives"),
     ],
 )
@@ -347,7 +347,7 @@ def test_bad_arguments(arguments, message):
 
 
 def test_steps_that_cannot_be_measured_one_by_one_are_refused(monkeypatch):
-    with pytest.raises(ValueError, match="do not go with `gradient_cache=4`, whose chunks keep no gradient"):
+    with pytest.raises(ValueError, match="do not go with `gradient_cache=4`"):
         MetricLearner(tiny_embedder(), terms(), gradient_cache=4)
     labels, x = coloured_batch()
     with pytest.raises(ValueError, match="steps_per_execution must be 1 where auto weights"):

@@ -176,10 +176,10 @@ def test_predict_gives_embeddings():
     [
         (
             {"loss": losses.ContrastiveLoss()},
-            r"takes no loss, .* MetricLearner\(embedder, \[MetricLoss\(loss, weight=1.0",
+            r"takes no loss: .* MetricLearner\(embedder, \[MetricLoss\(loss",
         ),
         ({"loss_weights": [1.0]}, "takes no loss"),
-        ({"metrics": ["accuracy"]}, r"takes no metrics, .*evaluate_retrieval\(learner.predict\(images\), labels\)"),
+        ({"metrics": ["accuracy"]}, r"takes no metrics: .*RetrievalEvaluation"),
         ({"weighted_metrics": ["accuracy"]}, "takes no metrics"),
     ],
 )
@@ -440,7 +440,7 @@ def test_fit_asks_for_steps_of_batches_without_end():
     # Endless by its cardinality alone, so that a fit that accepts it fails and does not run forever.
     batches = tf.data.Dataset.from_tensors((255 * UNIT, LABELS))
     batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
-    with pytest.raises(UserError, match=r"never end: give fit steps_per_epoch=\.\.\."):
+    with pytest.raises(UserError, match=r"never end: give fit steps_per_epoch"):
         small_learner().fit(batches, epochs=1)
     small_learner().fit(batches, epochs=1, steps_per_epoch=1, verbose=0)
 

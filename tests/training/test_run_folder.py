@@ -22,7 +22,7 @@ def test_a_new_folder_holds_flags_data_and_environment(tmp_path):
     assert folder.load_experiment() == settings
     assert json.loads(folder.environment.read_text())["devices"] == ["CPU:0"]
     assert sorted(path.name for path in folder.path.iterdir()) == ["data.json", "environment.json", "flags.txt"]
-    with pytest.raises(UserError, match="exists already: continue that run with --resume"):
+    with pytest.raises(UserError, match="exists already: continue it with --resume"):
         folder.check_new()
 
 
@@ -103,7 +103,7 @@ def test_damaged_flags_are_named(content, says, tmp_path):
 def test_a_folder_without_flags_holds_no_run(tmp_path):
     with pytest.raises(UserError, match="holds no run to resume"):
         RunFolder(tmp_path / "none").load_experiment()
-    with pytest.raises(UserError, match="stopped before its flags were written; start it again"):
+    with pytest.raises(UserError, match="stopped before it began"):
         RunFolder(tmp_path).load_experiment()
     assert RunFolder(tmp_path / "none").how_far() == "nothing was written"
 

@@ -49,15 +49,10 @@ def check_preset(name: str) -> None:
         return
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        raise UserError(
-            f"backbone 'hub:{name}': KerasHub {hub.__version__} has no preset of this name, and there is no such folder"
-        )
+        raise UserError(f"backbone 'hub:{name}': KerasHub has no such preset, and there is no such folder")
     for file in (_CONFIG, _CONVERTER):
         if not (folder / file).is_file():
-            raise UserError(
-                f"backbone 'hub:{name}': the folder has no {file}; write it with the `save_to_preset` of a KerasHub "
-                f"{'backbone' if file == _CONFIG else 'image converter, which says how pixels are scaled'}"
-            )
+            raise UserError(f"backbone 'hub:{name}': the folder has no {file}; KerasHub's `save_to_preset` writes it")
 
 
 def load_preset(name: str, image_size: int) -> Preset:

@@ -159,9 +159,7 @@ def _check_hub_options(name: str, weights: str | None, options: dict[str, Any]) 
     if options:
         raise UserError(f"backbone {name!r} has no option {next(iter(options))!r} (it has none)")
     if weights not in _NO_WEIGHTS:
-        raise UserError(
-            f"`weights={weights}`: backbone {name!r} is a preset, which comes with its weights: leave it out"
-        )
+        raise UserError(f"`weights={weights}`: the preset {name!r} comes with its weights: leave it out")
 
 
 def _find(name: str, weights: str | None, options: dict[str, Any]) -> _Entry:

@@ -175,9 +175,7 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
         with files.locked(folder, "data_dir", f".{name}.lock"):
             if os.path.exists(path):
                 if files.sha256_of(path) != file.sha256:
-                    raise UserError(
-                        f"{path} is another file (its SHA-256 differs); move it away and run the same command again"
-                    )
+                    raise UserError(f"{path} is another file (its SHA-256 differs): move it away")
                 return False
             require_space(folder, file.size - _size(part), "data_dir", name)
             for attempt in range(1, _ATTEMPTS + 1):

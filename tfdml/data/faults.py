@@ -78,9 +78,7 @@ def check(dataset: ImageDataset, bad_images: str = "error", check_images: str = 
         return dataset
     where = f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split})"
     if bad_images == "error":
-        raise UserError(
-            f"{where} cannot be used: {_named(faults)}; fix or remove them, or leave them out with `bad_images='skip'`"
-        )
+        raise UserError(f"{where} cannot be used: {_named(faults)}; mend them, or set `bad_images='skip'`")
     if len(faults) == len(dataset):
         raise UserError(f"none of the {where} can be used: {_named(faults)}")
     logging.warning("skipping %s: %s", where, _named(faults))

@@ -313,10 +313,7 @@ def hierarchical_sampler(dataset: ImageDataset, *arguments: Any) -> Hierarchical
         >>> sampler = hierarchical_sampler(dataset, 40, 2)  # of the super-classes of `dataset`
     """
     if dataset.super_labels is None:
-        raise UserError(
-            f"hierarchical sampling needs super-classes, and {dataset.name} has none: sop has them, and a list with a "
-            "column super_label; or use class_balanced sampling"
-        )
+        raise UserError(f"{dataset.name} has no super-classes, which hierarchical sampling needs")
     return HierarchicalSampler(dataset.labels, dataset.super_labels, *arguments)
 
 

@@ -528,10 +528,7 @@ def require_local(path: str | os.PathLike, argument: str) -> None:
     """
     # A `Path` has made one slash of two.
     if re.match(r"\w+:/", os.fspath(path)):
-        raise UserError(
-            f"`{argument}={path}`: only local folders can be used here; name one, and copy it there and back with the "
-            "tools of that file system"
-        )
+        raise UserError(f"`{argument}={path}`: only local folders can be used here; name one")
 
 
 def require_writable(path: str | os.PathLike, argument: str) -> None:

@@ -81,23 +81,16 @@ class ResumableFolder:
         found = next((name for name in (MANIFEST, PROGRESS) if name in names), None)
         if found is None:
             if names:
-                raise UserError(
-                    f"`{self.argument}={self.folder}` holds other files ({names[0]} ...); name a new or an empty folder"
-                )
+                raise UserError(f"`{self.argument}={self.folder}` holds other files ({names[0]} ...); name another")
             return
         path = self.path(found)
         value = read_json(path, remedy=self.remedy)
         if any(value.get(key) != expected for key, expected in self.header.items()):
-            raise UserError(
-                f"`{self.argument}={self.folder}` holds a {found} of something else; name a new or an empty folder"
-            )
+            raise UserError(f"`{self.argument}={self.folder}` holds a {found} of something else; name a new folder")
         fields(value, {"identity": dict}, path, self.remedy)
         different = differences(value["identity"], self.identity, lambda x: x if isinstance(x, str) else json.dumps(x))
         if different:
-            raise UserError(
-                f"`{self.argument}={self.folder}` was begun with something else: {different}; name another folder, or "
-                "delete it"
-            )
+            raise UserError(f"`{self.argument}={self.folder}` was begun with something else: {different}; name another")
         if found == MANIFEST:
             self.manifest = value
         else:

@@ -176,10 +176,7 @@ def confined(folder: str | os.PathLike, name: Any, where: str) -> str:
     """
     parts = name.split("/") if isinstance(name, str) else [""]
     if {"", ".", ".."}.intersection(parts) or "\0" in name or "\\" in name or "://" in name:
-        raise UserError(
-            f"{where} names a file outside its folder, {str(name)[:100]!r}, which is not opened; get the folder from "
-            "somebody whom you trust"
-        )
+        raise UserError(f"{where} names a file outside its folder, {str(name)[:100]!r}, which is not opened")
     return os.path.join(os.fspath(folder), name)
 
 

@@ -160,9 +160,7 @@ class WeightMeasurement(keras.layers.Layer):
         """
         backend = keras.backend.backend()
         if backend != "tensorflow":
-            raise ValueError(
-                f"auto weights are measured on Keras's TensorFlow backend, and this is {backend}: write numbers"
-            )
+            raise ValueError(f"auto weights need Keras's TensorFlow backend, and this is {backend}: write numbers")
 
     @property
     def done(self) -> bool:
@@ -268,26 +266,14 @@ def weights(ratios, shares) -> np.ndarray:
 
 def _check(objectives, autos: list[str], gradient_cache: int) -> None:
     if gradient_cache:
-        raise ValueError(
-            f"auto weights do not go with `gradient_cache={gradient_cache}`, whose chunks keep no gradient of single "
-            "terms: measure the weights on smaller batches without it, and write them as numbers"
-        )
+        raise ValueError(f"auto weights do not go with `gradient_cache={gradient_cache}`: write numbers")
     if not any(objective.weight for objective in objectives if objective.name not in autos):
-        raise ValueError(
-            "auto weights are measured relative to the terms whose weights are numbers, and none is above 0: give one "
-            "a number"
-        )
+        raise ValueError("auto weights are measured relative to terms whose weights are numbers: give one a number")
     for objective in objectives:
         if isinstance(objective, WithStatistics):
-            raise ValueError(
-                f"auto weights do not go with {objective.name}, whose steps alternate with those of its statistics: "
-                "write numbers"
-            )
+            raise ValueError(f"auto weights do not go with the statistics of {objective.name}: write numbers")
         if isinstance(objective, CrossBatchMemory):
-            raise ValueError(
-                f"auto weights do not go with {objective.name}, whose loss keeps changing as its memory fills: write "
-                "numbers, or leave the memory out"
-            )
+            raise ValueError(f"auto weights do not go with the memory of {objective.name}: write numbers")
 
 
 def _lengths(tape, value, parts: list):

@@ -261,9 +261,7 @@ class Embedder(SavedByArguments, keras.Model):
             return None
         pool = POOLINGS[self.pooling]
         if pool is None:
-            raise ValueError(
-                f"pooling='cls': {self.backbone.name} has no class token; use 'avg', 'max', 'gem' or 'attention'"
-            )
+            raise ValueError(f"pooling='cls': {self.backbone.name} has no class token; use 'avg' or another")
         return pool(name="pool", dtype=self.dtype_policy)
 
     def build(self, input_shape):
@@ -419,8 +417,5 @@ class Head(Embedder):
     def represent(self, images, training=None, detached=False):
         """See `Embedder.represent`, of vectors (B, D)."""
         if tuple(images.shape[1:]) != self.view_shape:
-            raise ValueError(
-                f"this head takes stored vectors (B, {self.view_shape[0]}), not {tuple(images.shape)}; "
-                "tfdml.models.stack(embedder, head) takes images"
-            )
+            raise ValueError(f"this head takes (B, {self.view_shape[0]}), not {images.shape}: see tfdml.models.stack")
         return super().represent(images, training, detached)

@@ -134,16 +134,9 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
             ValueError: There is a loss or a metric, or an option does not go with alternating phases.
         """
         if loss is not None or options.get("loss_weights") is not None:
-            raise ValueError(
-                "MetricLearner.compile() takes no loss, as its objectives are the loss: make it one of them, "
-                "MetricLearner(embedder, [MetricLoss(loss, weight=1.0)])"
-            )
+            raise ValueError("compile() takes no loss: it is an objective, MetricLearner(embedder, [MetricLoss(loss)])")
         if any(options.get(name) is not None for name in ("metrics", "weighted_metrics")):
-            raise ValueError(
-                "MetricLearner.compile() takes no metrics, as it gives no class scores: measure retrieval with "
-                "tfdml.evaluation.evaluate_retrieval(learner.predict(images), labels), or in fit with the callback "
-                "tfdml.callbacks.RetrievalEvaluation(images, labels)"
-            )
+            raise ValueError("compile() takes no metrics: give fit the callback tfdml.callbacks.RetrievalEvaluation")
         if self._with_statistics:
             optimizer = alternation.alternating_optimizer(self, optimizer, options)
         super().compile(optimizer=optimizer, **options)
@@ -167,10 +160,7 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
         """
         if keras.backend.backend() != "tensorflow":
             if self.gradient_cache:
-                raise ValueError(
-                    f"gradient_cache={self.gradient_cache} works on Keras's TensorFlow backend, not on "
-                    f"{keras.backend.backend()}"
-                )
+                raise ValueError(f"gradient_cache works on TensorFlow, not on {keras.backend.backend()}")
             return super().train_step(*args)
         import tensorflow as tf
 
@@ -496,10 +486,7 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
             warnings.warn(message, stacklevel=2)
         self._check_auto_weights(args[3] if len(args) > 3 else kwargs.get("callbacks"))
         if never_ends(x) and not kwargs.get("steps_per_epoch"):
-            raise UserError(
-                "the training batches never end: give fit steps_per_epoch=..., e.g. images // images per batch, or "
-                "make batches that end, with num_steps=..."
-            )
+            raise UserError("the training batches never end: give fit steps_per_epoch, or the batches num_steps")
         images, labels = first_batch(x)
         labels = labels if y is None else y
         if self.positives is None and labels is not None:
@@ -529,10 +516,7 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
         given = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
         if self.auto_weights is None or self.auto_weights.done or any(isinstance(c, AutoWeights) for c in given):
             return
-        raise UserError(
-            f"the weight of {', '.join(self.auto_weights.names)} is an AutoWeight, which a callback measures: give fit "
-            "callbacks=[tfdml.callbacks.AutoWeights()]"
-        )
+        raise UserError("an objective has an AutoWeight: give fit callbacks=[tfdml.callbacks.AutoWeights()]")
 
     def evaluate(self, x=None, y=None, *args, return_dict=False, **kwargs):
         """As in Keras, of classes that were trained on; without the metrics of steps of the statistics."""

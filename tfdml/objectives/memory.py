@@ -77,19 +77,13 @@ class CrossBatchMemory(Stateful):
         self.start = integer("start", start, at_least=0)
         self.label_columns = integer("label_columns", label_columns, at_least=1)
         if self.label_columns > 1 and loss.positives is None:
-            raise ValueError(
-                f"label_columns={label_columns} needs a loss that says which label sets belong together, such as "
-                f"{type(loss).__name__}(...).with_positives(tfdml.mining.shares_a_label)"
-            )
+            raise ValueError(f"label_columns={label_columns} needs a loss with_positives(), such as shares_a_label")
 
     def as_labels(self, labels):
         """As of `Objective`; rows of `label_columns` labels where the loss has `positives`."""
         labels = super().as_labels(labels)
         if self.positives is not None and labels.shape[1] not in (None, self.label_columns):
-            raise ValueError(
-                f"{self.name} keeps {self.label_columns} labels of each image, and the labels are "
-                f"{tuple(labels.shape)}: give it label_columns={labels.shape[1]}"
-            )
+            raise ValueError(f"{self.name}: give labels {tuple(labels.shape)} their label_columns={labels.shape[1]}")
         return labels
 
     def build_from(self, shapes):

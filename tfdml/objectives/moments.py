@@ -140,10 +140,7 @@ class HighOrderMomentLoss(Objective):
     def _source(self, representations):
         if self.representation not in representations:
             names = ", ".join(sorted(representations))
-            raise ValueError(
-                f"{self.name} needs the representation {self.representation!r}, but there are only {names}: moments "
-                "of maps need a backbone that has one"
-            )
+            raise ValueError(f"{self.name} needs the representation {self.representation!r}, and there is only {names}")
         source = representations[self.representation]
         shape = tuple(getattr(source, "shape", source))
         if len(shape) < 3:

@@ -119,10 +119,7 @@ class RankMI(WithStatistics):
         self.seed = seed
         one_of(f"{self.name}: negatives", negatives, NEGATIVES)
         if not self.cutoff < self.nonzero_loss_cutoff < 2:
-            raise ValueError(
-                f"{self.name}: 0 < cutoff < nonzero_loss_cutoff < 2 does not hold for {cutoff} and "
-                f"{nonzero_loss_cutoff}"
-            )
+            raise ValueError(f"{self.name}: 0 < cutoff < nonzero_loss_cutoff < 2 must hold")
         self.network = StatisticsNetwork(hidden, depth, name="statistics_network")
         self.hidden, self.depth = self.network.hidden, self.network.depth
         self.seed_generator = keras.random.SeedGenerator(seed)

@@ -141,9 +141,7 @@ class DensityAdaptivity(ReducedObjective, Calibrated, Observed):
             return None
         reference = np.asarray(given, np.float32)
         if reference.shape != (self.num_classes,):
-            raise ValueError(
-                f"{self.name}: reference_density must have shape ({self.num_classes},), not {reference.shape}"
-            )
+            raise ValueError(f"{self.name}: reference_density must be ({self.num_classes},), not {reference.shape}")
         if not np.all(np.isfinite(reference) & (reference >= 0)):
             raise ValueError(f"{self.name}: reference_density must be finite and not negative")
         return reference

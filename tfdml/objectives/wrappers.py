@@ -58,10 +58,7 @@ class MetricLoss(Objective):
         super().__init__(name=name or loss.name, **kwargs)
         self.representation, self.reduction = representation, reduction_of(loss)
         if isinstance(loss, ClassSimilarityLoss) and representation != "class":
-            raise ValueError(
-                f"{loss.name} takes similarities to classes, and not {representation!r}: use "
-                "ProxyLoss(loss, num_classes), which has a proxy for each class"
-            )
+            raise ValueError(f"{loss.name} takes similarities to classes: use ProxyLoss(loss, num_classes)")
         self.loss = loss
         self.per_image = not isinstance(loss, PairLoss)
         self.learns_from = () if self.per_image else ("positive", "negative")
@@ -97,9 +94,7 @@ def _checked_prefixes(dims, dim_weights):
 def _check_length(objective, shapes):
     length = shapes[objective.representation][-1]
     if objective.dims[-1] > length:
-        raise ValueError(
-            f"{objective.name}: dims={list(objective.dims)} of {objective.representation!r}, which has {length}"
-        )
+        raise ValueError(f"{objective.name}: dims={list(objective.dims)}, and there are {length} dimensions")
 
 
 class Matryoshka(MetricLoss):
@@ -210,9 +205,7 @@ class ProxyLoss(Objective):
         self.proxies_per_class = self.class_proxies.proxies_per_class
         self.drop_highest = share("drop_highest", drop_highest, "for images to be left")
         if self.drop_highest and isinstance(loss, ProxyAnchorLoss):
-            raise ValueError(
-                f"drop_highest: {loss.name} has a value of each proxy, and none of each image; leave it out"
-            )
+            raise ValueError(f"drop_highest: {loss.name} has no value of each image; leave it out")
 
     @property
     def reads(self):

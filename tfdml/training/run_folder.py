@@ -95,10 +95,7 @@ class RunFolder:
             UserError: This is not the folder of a run, or its flags are damaged.
         """
         if self.is_untouched():
-            raise UserError(
-                f"--run_dir={self.path}: the run was stopped before its flags were written; start it again with them, "
-                "without --resume"
-            )
+            raise UserError(f"--run_dir={self.path}: the run was stopped before it began; leave out --resume")
         try:
             text = self.flags.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -116,10 +113,7 @@ class RunFolder:
         for field in dataclasses.fields(Experiment):
             old, new = getattr(stored, field.name), getattr(asked, field.name)
             if old != new and field.name not in (*MAY_DIFFER, *_WATCHING):
-                raise UserError(
-                    f"--resume: the run was started with --{field.name}={old}, not {new}; leave the flag out, or start "
-                    "again"
-                )
+                raise UserError(f"--resume: the run was started with --{field.name}={old}, not {new}; leave it out")
 
     def read_result(self) -> dict[str, Any] | None:
         """Return what `result.json` holds; None if it is not there, or damaged."""
@@ -140,9 +134,7 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"--run_dir={str(self.path)[:100]} cannot be used: {error.strerror}") from error
         if taken:
-            raise UserError(
-                f"--run_dir={self.path} exists already: continue that run with --resume, or name another folder"
-            )
+            raise UserError(f"--run_dir={self.path} exists already: continue it with --resume, or name another")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -214,9 +206,7 @@ class RunFolder:
             before = read_json(self.data)
             changed = [f"{split}: {differences(before.get(split, {}), now)}" for split, now in data.items()]
         except (UserError, AttributeError, TypeError) as error:
-            raise UserError(
-                f"{self.data} is damaged; delete it, if you are sure that the images are the same"
-            ) from error
+            raise UserError(f"{self.data} is damaged; delete it if the images are the same") from error
         changed = [words for words in changed if not words.endswith(": ")]
         if changed:
             raise UserError(

@@ -268,16 +268,12 @@ class DataSettings(Settings):
         object.__setattr__(self, "cache", as_text(self.cache))
         super().__post_init__()
         if self.resize < self.image_size and self.augmentation not in ("random_resized_crop", "multi_resolution"):
-            raise UserError(
-                f"--resize={self.resize} is smaller than --image_size={self.image_size}: no such crop can be cut"
-            )
+            raise UserError(f"--resize={self.resize} is smaller than --image_size={self.image_size}")
         as_color(self.pad_color)
         if self.features and (self.policy.strip() or self.sampling == "two_views"):
             raise UserError("--policy and --sampling=two_views change images, and --features are vectors")
         if self.min_resolution > self.max_resolution:
-            raise UserError(
-                f"--min_resolution={self.min_resolution:g} is above --max_resolution={self.max_resolution:g}"
-            )
+            raise UserError(f"--min_resolution={self.min_resolution:g} is above --max_resolution")
         self.data_options()
         self.policy_steps()
 
@@ -353,9 +349,7 @@ class ModelSettings(Settings):
     def __post_init__(self):
         super().__post_init__()
         if self.ensemble_heads and (not self.embedding_dim or self.embedding_dim % self.ensemble_heads):
-            raise UserError(
-                f"--embedding_dim={self.embedding_dim} is no multiple of --ensemble_heads={self.ensemble_heads}"
-            )
+            raise UserError(f"--embedding_dim={self.embedding_dim} is no multiple of --ensemble_heads")
         self.backbone_call()
         if self.head_call().name != "linear" and self.ensemble_heads:
             raise UserError(f"--head={self.head}: the heads of --ensemble_heads are linear; leave one of them out")
@@ -643,10 +637,7 @@ class RunSettings(Settings):
         if len(found) == 1:
             found = list(range(self.seed, self.seed + min(found[0], _MOST_SEEDS + 1)))
         if not 2 <= len(set(found)) == len(found) <= _MOST_SEEDS or min(found) < 0 or max(found) > LARGEST_INTEGER:
-            raise UserError(
-                f"--seeds={self.seeds}: say how many, 2 to {_MOST_SEEDS}, or which, as different numbers with commas, "
-                "e.g. --seeds=3 or --seeds=0,1,2"
-            )
+            raise UserError(f"--seeds={self.seeds}: write how many (2 to {_MOST_SEEDS}), or which (0,1,2)")
         return tuple(found)
 
     def stops_on(self) -> frozenset[str]:
@@ -661,9 +652,7 @@ class RunSettings(Settings):
         """
         kinds = frozenset(part.strip() for part in self.stop_on.split(",") if part.strip())
         for unknown in sorted(kinds - set(ALARMS)):
-            raise UserError(
-                f"--stop_on={self.stop_on}: there is no alarm {unknown!r}; name some of {', '.join(ALARMS)}"
-            )
+            raise UserError(f"--stop_on={self.stop_on}: there is no alarm {unknown!r}, only {', '.join(ALARMS)}")
         return kinds
 
     def logger(self) -> tuple[str, str]:
@@ -678,9 +667,7 @@ class RunSettings(Settings):
         """
         name, _, rest = self.log_to.partition(":")
         if name not in LOGGERS or not rest:
-            raise UserError(
-                f"--log_to={self.log_to}: name wandb:PROJECT or mlflow:URI, e.g. wandb:cars or mlflow:sqlite:///runs.db"
-            )
+            raise UserError(f"--log_to={self.log_to}: name wandb:PROJECT or mlflow:URI, e.g. mlflow:sqlite:///runs.db")
         return name, rest
 
 

@@ -122,10 +122,7 @@ def _each_term(text: str, make: Callable[[float | AutoWeight, Call], Any]) -> li
         if not any(weights):
             raise UserError("every term has the factor 0, so that there is nothing to learn")
         if not any(weight for weight in weights if not isinstance(weight, AutoWeight)):
-            raise UserError(
-                "auto is measured relative to the terms whose factors are numbers, and none is above 0; leave auto out "
-                "before one of them"
-            )
+            raise UserError("auto is measured relative to terms whose factors are numbers: give one a number above 0")
         return [make(weight, call) for weight, (_, call) in zip(weights, terms, strict=True)]
 
 

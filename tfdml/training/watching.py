@@ -533,9 +533,7 @@ class Logger:
         try:
             self._log, self._close = _START[service](rest, run_dir, flags)
         except ImportError as error:
-            raise UserError(
-                f"--log_to={target}: {error.name or service} is not installed: pip install 'tfdml[{service}]'"
-            ) from error
+            raise UserError(f"--log_to={target}: {service} is not installed: pip install 'tfdml[{service}]'") from error
         except Exception as error:  # a server that is not there, a project that is not theirs
             raise UserError(f"--log_to={target}: {service} refuses: {error}") from error
 

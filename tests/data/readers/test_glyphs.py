@@ -157,5 +157,5 @@ def test_a_character_that_no_face_has():
 
 def test_missing_fonts_say_where_they_should_be(tmp_path, monkeypatch):
     monkeypatch.setattr("matplotlib.get_data_path", lambda: str(tmp_path))
-    with pytest.raises(UserError, match=r"DejaVuSans\.ttf is missing; install matplotlib from PyPI"):
+    with pytest.raises(UserError, match=r"DejaVuSans\.ttf is missing: pip install matplotlib"):
         glyphs.font_path("DejaVuSans")

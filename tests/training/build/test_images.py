@@ -422,7 +422,7 @@ def test_a_folder_of_embeddings_brings_its_roles_and_paths(tmp_path):
     [
         ({"labels": None}, "", "has no labels: put the class of each vector there"),
         ({"labels": np.zeros(12, int)}, "", "has one class only"),
-        ({"embeddings": np.full((12, 3), np.nan)}, "", "12 vectors hold NaN or infinite values, the first in row 0"),
+        ({"embeddings": np.full((12, 3), np.nan)}, "", "12 vectors are not finite, the first in row 0"),
         ({"roles": np.array(["train"] * 12)}, "", "holds no test images"),
         ({}, "size=32", "--features have no option 'size', only test_fraction"),
         ({}, "test_fraction=1", "test_fraction must lie between 0 and 1"),

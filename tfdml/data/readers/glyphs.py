@@ -159,9 +159,7 @@ def font_path(face: str) -> pathlib.Path:
 
     path = pathlib.Path(matplotlib.get_data_path(), "fonts", "ttf", f"{face}.ttf")
     if not path.is_file():
-        raise UserError(
-            f"glyphs: matplotlib's font file {path} is missing; install matplotlib from PyPI (pip install matplotlib)"
-        )
+        raise UserError(f"glyphs: the font {path} is missing: pip install matplotlib")
     return path
 
 

@@ -215,9 +215,7 @@ def read_gpr1200(data_dir: str | os.PathLike, split: str = "test", *, check_coun
     numbers = [file.split("_")[0] for file in found]
     wrong = next((file for file, number in zip(found, numbers, strict=True) if not number.isdigit()), None)
     if wrong is not None or not found:
-        raise UserError(
-            f"gpr1200: {folder} holds {quoted(wrong) if wrong else 'no image'}; expected 0_....jpg and so on"
-        )
+        raise UserError(f"gpr1200: {folder} holds {quoted(wrong) if wrong else 'no image'}; expected 0_....jpg")
     order = sorted(range(len(found)), key=lambda row: (int(numbers[row]), found[row]))
     labels = np.array([int(numbers[row]) for row in order])
     if check_counts:

@@ -58,10 +58,7 @@ def read_text(name: str, path: str) -> str:
         raise UserError(f"{name}: {path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise UserError(
-            f"{name}: {path}, line {line}: a NUL byte, which no text has; save the file as UTF-8, or if it is damaged "
-            "get it again"
-        )
+        raise UserError(f"{name}: {path}, line {line}: a NUL byte, which no text has; save it as UTF-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -86,10 +83,7 @@ def official_root(name: str, data_dir: str | os.PathLike, folder: str, marker: s
     for candidate in (root, inner):
         if files.is_file(os.path.join(candidate, marker)):
             return candidate
-    raise UserError(
-        f"{name}: found no {marker} in {root} or {inner}; data_dir must be the official {folder} as unpacked, or "
-        "the folder that it lies in"
-    )
+    raise UserError(f"{name}: found no {marker} in {root} or {inner}; unpack the official {folder} there")
 
 
 def check_count(name: str, what: str, expected: int, found: int, source: str) -> None:
@@ -146,9 +140,7 @@ def require_files(
     if missing:
         first = repr(paths[missing[0]])[1:-1]  # whole, but on one line whatever is in it
         origin = f" ({origins[missing[0]]})" if origins is not None else ""
-        raise UserError(
-            f"{name}: {len(missing)} of {len(paths)} images are missing, the first is {first}{origin}; {advice}"
-        )
+        raise UserError(f"{name}: {len(missing)} of {len(paths)} images are missing, first {first}{origin}; {advice}")
 
 
 def check_fraction(name: str, test_fraction: float) -> None:
@@ -179,10 +171,7 @@ def split_classes(name: str, source: str, classes: list, test_fraction: float, a
         {'train': ['bus', 'coupe'], 'test': ['van']}
     """
     if len(classes) < 2:
-        raise UserError(
-            f"{name}: {source} has one class only ({', '.join(map(quoted, classes))}); a split by class needs two or "
-            f"more, or {alternative}"
-        )
+        raise UserError(f"{name}: {source} has one class only ({quoted(classes)}); give it two, or {alternative}")
     held_out = min(max(int(len(classes) * test_fraction + 0.5), 1), len(classes) - 1)
     return {"train": classes[:-held_out], "test": classes[-held_out:]}
 
@@ -276,9 +265,7 @@ class Table:
             row = int(outside[0])
         else:
             row = next(i for i, v in enumerate(values) if not (v.isdigit() and v.isascii() and len(v) <= _MOST_DIGITS))
-        raise UserError(
-            f"{self.where(row)}: {column} is {quoted(values[row])}; expected a whole number from {low:,} to {high:,}"
-        )
+        raise UserError(f"{self.where(row)}: {column} is {quoted(values[row])}, no whole number of {low:,} to {high:,}")
 
     def check_distinct(self, column: str, values: Sequence[str] | None = None) -> None:
         """Refuses a column in which a value comes twice, whatever the rest of the rows says.
@@ -343,9 +330,7 @@ class Table:
         row = int(np.flatnonzero(hopeless)[0])
         first = f"line {self.lines[row]}, {label_of(row)}"
         if count == total:
-            raise UserError(
-                f"{self.name}: {self.path}: queries and gallery have no class in common (the first query: {first})"
-            )
+            raise UserError(f"{self.name}: {self.path}: no query has its class in the gallery (the first: {first})")
         logging.warning(
             "%s: the classes of %d of %d queries of %s are not in the gallery (the first: %s): these queries cannot be "
             "answered.",

@@ -116,9 +116,7 @@ def _load_mat(path: pathlib.Path) -> dict:
     except PermissionError as error:
         raise UserError(f"cars196: no permission to read {path}") from error
     except Exception as error:  # scipy raises a dozen types on a damaged file
-        raise UserError(
-            f"cars196: {path} is not a readable MATLAB file ({quoted(str(error))}); unpack it again"
-        ) from error
+        raise UserError(f"cars196: {path} is no MATLAB file ({quoted(str(error))}); unpack it again") from error
 
 
 def _cars_table(root: pathlib.Path, file: pathlib.Path, folder: str, field: str) -> tuple[list[str], np.ndarray]:
@@ -133,9 +131,7 @@ def _cars_table(root: pathlib.Path, file: pathlib.Path, folder: str, field: str)
         if not isinstance(name, str) or not name.strip() or CONTROL.search(name):
             raise UserError(f"{where}: {field} is {quoted(name)}; expected a file name")
         if first.setdefault(name, row) != row:
-            raise UserError(
-                f"cars196: {file}, rows {first[name]} and {row}: {field} {quoted(name)} comes twice; unpack it"
-            )
+            raise UserError(f"{where}: {field} {quoted(name)} comes twice, first in row {first[name]}")
         if not (isinstance(number, int | float | np.number) and number in range(1, 197)):
             raise UserError(f"{where}: class is {quoted(number)}; expected a whole number from 1 to 196")
     paths = [os.path.join(root, folder, *name.split("/")) for name in table[field]]
@@ -226,10 +222,7 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     root = os.fspath(data_dir)
     source = files.one_of(root, *(os.path.join(folder, _INSHOP_PARTITION) for folder in ("Eval", "Anno", "")))
     if not is_file(source):
-        raise UserError(
-            f"inshop: found no {_INSHOP_PARTITION} in {root} or its Eval/ or Anno/; data_dir must be the official "
-            "archive as unpacked"
-        )
+        raise UserError(f"inshop: found no {_INSHOP_PARTITION} in {root} or its Eval/ or Anno/; unpack it there")
     # The first line is the number of rows.
     table = files.read_table("inshop", source, _INSHOP_COLUMNS, first_line=2, header=True)
     names, items, statuses = table.columns.values()
@@ -326,9 +319,7 @@ def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
     except PermissionError as error:
         raise UserError(f"omniglot: no permission to read {archive}") from error
     except Exception as error:  # zipfile raises a dozen types on a damaged file
-        raise UserError(
-            f"omniglot: {archive} is not a whole zip archive ({quoted(str(error))}); download it again"
-        ) from error
+        raise UserError(f"omniglot: {archive} is no whole zip archive ({quoted(str(error))}); get it again") from error
     return EncodedImages(data, tuple(members))
 
 

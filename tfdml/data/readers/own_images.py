@@ -77,10 +77,7 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
     for name, path in [(name, os.path.join(roots[part], name)) for part in chosen for name in members[part]]:
         found = [path] if name in loose else _images_below(path)
         if not found:
-            raise UserError(
-                f"folder: the class folder {path} has no image "
-                f"({', '.join(EXTENSIONS)}); add images or remove the folder"
-            )
+            raise UserError(f"folder: the class folder {path} has no image; add some or remove it")
         paths += found
         labels += [labels_of[name]] * len(found)
     class_names = {labels_of[name]: name for part in chosen for name in members[part]}
@@ -134,9 +131,7 @@ def _class_folders(folder: str, folders: list[str] | None = None, files: list[st
 def _images_below(folder: str) -> list[str]:
     def refuse(error: Exception) -> None:
         # Without this a folder that may not be read would pass for an empty one.
-        raise UserError(
-            f"folder: a folder below {folder} cannot be read ({error}); change its permissions or remove it"
-        )
+        raise UserError(f"folder: a folder below {folder} cannot be read ({error}); allow it or remove it")
 
     paths = []
     for parent, folders, files in walk(folder, refuse):
@@ -144,10 +139,7 @@ def _images_below(folder: str) -> list[str]:
         paths += [os.path.join(parent, name) for name in files if _is_image(name) and not name.startswith(".")]
     unfit = [path for path in paths if CONTROL.search(path)]
     if unfit:
-        raise UserError(
-            f"folder: {len(unfit)} names have control characters or are not UTF-8, the first is {quoted(unfit[0])}; "
-            "rename them"
-        )
+        raise UserError(f"folder: {len(unfit)} names have control characters or no UTF-8, first {quoted(unfit[0])}")
     return sorted(paths)
 
 
@@ -465,10 +457,7 @@ def _csv_rows(
                 _check_header(where, header, required, known)
             elif any(row):
                 if len(row) != len(header):
-                    raise UserError(
-                        f"{where}: expected {len(header)} cells as in the header, found {len(row)}; put a cell with a "
-                        "comma in double quotes"
-                    )
+                    raise UserError(f"{where}: expected {len(header)} cells as in the header, found {len(row)}")
                 count += 1
                 yield line, dict(zip(header, row, strict=True))
             line = reader.line_num + 1
@@ -483,10 +472,7 @@ def _csv_rows(
 def _check_header(where: str, header: list[str], required: Sequence[str], known: Sequence[str]) -> None:
     lacking = next((column for column in _needed(required, header) if column not in header), None)
     if lacking:
-        raise UserError(
-            f"{where}: the header has no column {lacking}; expected {','.join(known)} ({' and '.join(required)} at "
-            f"least), found {quoted(','.join(header))}"
-        )
+        raise UserError(f"{where}: the header has no column {lacking}; found {quoted(','.join(header))}")
     for i, column in enumerate(header):
         if column not in known or column in header[:i]:
             kind = "twice" if column in header[:i] else f"unknown; the columns are {', '.join(known)}"
@@ -505,9 +491,7 @@ def _json_rows(file: str, text: str, known: Sequence[str]) -> Iterator[tuple[int
             reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "unreadable"
             raise UserError(f"{where}: not JSON ({reason}); expected one JSON object a line") from None
         if not isinstance(row, dict):
-            raise UserError(
-                f'{where}: expected an object such as {{"path": "a.jpg", "label": "cat"}}, found {quoted(row)}'
-            )
+            raise UserError(f'{where}: expected an object such as {{"path": "a.jpg"}}, found {quoted(row)}')
         for key, value in row.items():
             is_label = key.endswith("label")
             if key not in known:
@@ -563,10 +547,7 @@ def class_ids(table: Table, column: str) -> tuple[np.ndarray, dict[int, str]]:
         wrong = {v for v in unique if len(v) > 20 or not _INT64.min <= int(v) <= _INT64.max}
         if wrong:
             row = next(row for row, value in enumerate(values) if value in wrong)
-            raise UserError(
-                f"{table.where(row)}: the {column} {quoted(values[row])} does not fit in 64 bits; make it "
-                f"smaller, or make names of the {column}s, such as 'id_1'"
-            )
+            raise UserError(f"{table.where(row)}: the {column} {quoted(values[row])} does not fit in 64 bits")
         id_of = {v: int(v) for v in unique}
     return np.array([id_of[value] for value in values], np.int64), {i: name for name, i in id_of.items()}
 
@@ -597,9 +578,7 @@ def _query_rows(table: Table, labels: np.ndarray, is_test: np.ndarray) -> np.nda
         return None
     if lacking.any():
         row = int(np.flatnonzero(lacking)[0])
-        raise UserError(
-            f"{table.where(row)}: a test image without a role, where others have one; make it query or gallery"
-        )
+        raise UserError(f"{table.where(row)}: a test image has no role, where others have one")
     is_query, is_gallery = is_test & (roles == "query"), is_test & (roles == "gallery")
     for role, rows in (("query", is_query), ("gallery", is_gallery)):
         if not rows.any():

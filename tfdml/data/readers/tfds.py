@@ -89,22 +89,16 @@ def _builder(name: str, data_dir: str | os.PathLike | None, download: bool) -> A
     try:
         builder = library.builder(name, data_dir=data_dir)
     except library.core.DatasetNotFoundError as error:
-        raise UserError(
-            f"tfds: TensorFlow Datasets knows no data set {name!r}; look it up with tfds.list_builders()"
-        ) from error
+        raise UserError(f"tfds: TensorFlow Datasets knows no data set {name!r}") from error
     except Exception as error:  # a wrong configuration or version, or a requirement of the data set's own code
         raise UserError(f"tfds: {name!r} cannot be opened: {short_message(error, 'first')}") from error
     if download:
         try:
             builder.download_and_prepare()
         except Exception as error:  # anything between the network and the disk
-            raise UserError(
-                f"tfds: {name} could not be downloaded and prepared: {short_message(error, 'first')}"
-            ) from error
+            raise UserError(f"tfds: {name} could not be fetched: {short_message(error, 'first')}") from error
     if not builder.is_prepared():
-        raise UserError(
-            f"tfds: {name} is not prepared in {builder.data_dir}; run `tfds build {name}`, or pass download=True"
-        )
+        raise UserError(f"tfds: {name} is not prepared in {builder.data_dir}: run `tfds build {name}`")
     return builder
 
 
@@ -170,10 +164,7 @@ def _labels(builder: Any, split: str, label: str) -> np.ndarray:
     try:
         return np.fromiter(_examples(builder, split, label), np.int64)
     except OverflowError as error:
-        raise UserError(
-            f"tfds: {builder.info.name}, split {split}: a {label} does not fit in 64 bits with a sign; choose another "
-            "feature (option label)"
-        ) from error
+        raise UserError(f"tfds: {builder.info.name}, split {split}: a {label} does not fit in 64 bits") from error
 
 
 def _encoded(builder: Any, split: str, image: str, rows: np.ndarray) -> Iterator[bytes]:

@@ -74,10 +74,7 @@ def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None
         ("negative", "classes_per_batch", classes, "different classes"),
     ):
         if by_class and pair in needed and count == 1:
-            raise UserError(
-                f"--{flag}=1: {needed[pair]} learns from pairs of images of {of}, and no batch would hold one; use 2 "
-                "or more"
-            )
+            raise UserError(f"--{flag}=1: {needed[pair]} learns from pairs of images of {of}; use 2 or more")
 
 
 def check_starts(objectives: Sequence[Objective], steps: int) -> None:
@@ -93,10 +90,7 @@ def check_starts(objectives: Sequence[Objective], steps: int) -> None:
     for term in objectives:
         start = getattr(term, "start", 0)
         if 0 < steps <= start:
-            raise UserError(
-                f"{term.name}: the memory starts after {start:,} steps (start in --objectives), and "
-                f"the run has {steps:,}: start earlier, or train for longer"
-            )
+            raise UserError(f"{term.name}: its memory starts after {start:,} steps, and the run has {steps:,}")
 
 
 def step_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> float:
@@ -179,10 +173,7 @@ def weights_within_memory() -> Iterator[None]:
         with guard:
             yield
     except tf.errors.ResourceExhaustedError as error:
-        raise UserError(
-            "the network does not fit the device's memory: lower --embedding_dim, or the sizes in --backbone and "
-            "--objectives"
-        ) from error
+        raise UserError("the network does not fit the device's memory: lower --embedding_dim and the like") from error
 
 
 def _shape_and_bytes(arguments: dict[str, Any]) -> tuple[tuple[int, ...], float]:
@@ -305,10 +296,7 @@ def make_learner(
             f"{keras.backend.backend()}: leave it out, or unset KERAS_BACKEND"
         )
     if experiment.lora_rank and experiment.backbone_rate == 0:
-        raise UserError(
-            f"--lora_rank={experiment.lora_rank} trains changes of the backbone, and with --backbone_rate=0 nothing of "
-            "it trains: leave one of them out"
-        )
+        raise UserError(f"--lora_rank={experiment.lora_rank} trains the backbone, and --backbone_rate=0 nothing of it")
     keras.utils.set_random_seed(experiment.seed)
     keras.config.set_dtype_policy(experiment.mixed_precision)
     try:
@@ -325,9 +313,7 @@ def make_learner(
         and learner.statistics_variables
         and keras.backend.backend() == "jax"
     ):
-        raise UserError(
-            "--mixed_precision=mixed_float16 does not go with the two phases of rank_mi on JAX: use mixed_bfloat16"
-        )
+        raise UserError("rank_mi on JAX takes no --mixed_precision=mixed_float16: use mixed_bfloat16")
     optimizer = build_optimizer(
         experiment.optimizer,
         learner,
@@ -350,9 +336,7 @@ def _compiles(setting: str) -> bool | str:
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         # Across replicas it fails to place the variables.
         if setting == "true":
-            raise UserError(
-                "--jit_compile=true goes with one device: leave it at auto, or train on JAX, which compiles"
-            )
+            raise UserError("--jit_compile=true goes with one device: leave it at auto")
         return False
     return "auto" if setting == "auto" else setting == "true"
 
@@ -465,18 +449,12 @@ def build_components(experiment: Experiment, processes: Processes | None = None)
     splits = load_splits(experiment, experiment.seed, experiment.evaluate_train)
     check_measurable(splits, experiment.recall_ks())
     if experiment.selection == "validation" and splits.validation is not None and splits.validation.num_classes < 2:
-        raise UserError(
-            f"--selection=validation: --holdout_classes={experiment.holdout_classes} holds out one class, in which "
-            "every neighbour is a hit; hold out more classes"
-        )
+        raise UserError("--selection=validation: one held-out class selects nothing; raise --holdout_classes")
     selected_on = getattr(splits, experiment.selection, None)
     if experiment.selection_metric in PAIR_METRICS and selected_on is not None:
         pairs = selected_on.pairs
         if pairs is None or experiment.selection_metric not in evaluate_pairs(np.eye(len(selected_on), 2), pairs):
-            raise UserError(
-                f"--selection_metric={experiment.selection_metric}: the {experiment.selection} images have no pairs of "
-                "which it could be measured"
-            )
+            raise UserError(f"--selection_metric={experiment.selection_metric}: the images have no pairs for it")
     sampler = make_sampler(experiment, splits.train, experiment.seed, strategy.num_replicas_in_sync)
     steps_per_epoch = experiment.steps_per_epoch or sampler.steps_per_epoch
     steps = experiment.epochs * steps_per_epoch

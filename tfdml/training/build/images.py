@@ -148,9 +148,7 @@ def vector_splits(
         raise UserError(f"--features={path} has no labels: put the class of each vector there, as `label` or `labels`")
     bad = np.flatnonzero(~np.isfinite(stored.embeddings).all(axis=1))
     if len(bad):
-        raise UserError(
-            f"--features={path}: {len(bad):,} vectors hold NaN or infinite values, the first in row {bad[0]:,}"
-        )
+        raise UserError(f"--features={path}: {len(bad):,} vectors are not finite, the first in row {bad[0]:,}")
     if stored.roles is None:
         classes = split_classes("features", path, np.unique(labels).tolist(), test_fraction, "a column role")
         roles = np.where(np.isin(labels, classes["train"]), "train", "test")

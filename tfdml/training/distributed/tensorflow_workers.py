@@ -116,9 +116,7 @@ def from_environment() -> tuple[int, tuple[str, ...]]:
     except UserError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"TF_CONFIG does not say who trains ({short_message(error, named=True)}): {_EXAMPLE}"
-        ) from error
+        raise UserError(f"TF_CONFIG does not say who trains ({short_message(error)}): {_EXAMPLE}") from error
     return index + (len(cluster["chief"]) if job == "worker" and "chief" in jobs else 0), addresses
 
 
@@ -143,8 +141,6 @@ def join(index: int, addresses: tuple[str, ...]) -> TensorFlowWorkers:
     except LOST as error:
         raise UserError(f"{here}: not all of the others came: {short_message(error, 'first')}") from error
     except tf.errors.OpError as error:
-        raise UserError(
-            f"{here} cannot listen at its address; free the port or change TF_CONFIG: {short_message(error, 'first')}"
-        ) from error
+        raise UserError(f"{here} cannot listen at its address: {short_message(error, 'first')}") from error
     logging.info("%s: all are there", here)
     return TensorFlowWorkers(index, addresses, strategy)

@@ -122,10 +122,7 @@ def _check_alike(experiment: Experiment, processes: Processes) -> None:
     for field in dataclasses.fields(Experiment):
         other, own = getattr(chiefs, field.name), getattr(experiment, field.name)
         if other != own and field.name not in (*MAY_DIFFER, "weights", "start_from"):
-            raise UserError(
-                f"--{field.name}={own} on worker {processes.index} and {other} on worker 0: start all with the same "
-                "flags"
-            )
+            raise UserError(f"--{field.name}={own} on worker {processes.index} and {other} on worker 0: use the same")
 
 
 def _check_new(folder: RunFolder, experiment: Experiment) -> None:
