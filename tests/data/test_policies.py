@@ -113,8 +113,11 @@ def test_a_half_precision_policy_of_the_process_changes_no_bit():
         keras.config.set_dtype_policy("float32")
 
 
+NO_JITTER = {"brightness_factor": 0.0, "contrast_factor": 0.0, "saturation_factor": [0.5, 0.5], "hue_factor": 0.0}
+
+
 def test_color_jitter_of_nothing_changes_nothing():
-    still = Policy((Step("color_jitter", {"brightness": 0, "contrast": 0, "saturation": 0, "hue": 0}),))
+    still = Policy((Step("color_jitter", NO_JITTER),))
     assert np.abs(still(IMAGE, keys(1)[0]).numpy().astype(int) - IMAGE.numpy()).max() <= 1
 
 
@@ -132,7 +135,7 @@ def test_color_jitter_of_nothing_changes_nothing():
             lambda: Policy((Step("grid_mask", {"ratio": 7}),)),
             "grid_mask has no argument 'ratio'; it takes: ratio_factor",
         ),
-        (lambda: Policy((Step("color_jitter", {"hue": "much"}),)), "hue of color_jitter must be a number"),
+        (lambda: Policy((Step("color_jitter", {"hue_factor": "much"}),)), "color_jitter does not take"),
     ],
 )
 def test_wrong_policies_are_refused_before_the_first_batch(make, message):
@@ -152,11 +155,6 @@ def test_rand_augment_applies_as_many_layers_as_it_is_told():
     ]
     np.testing.assert_array_equal(changed[0], IMAGE)
     assert not np.array_equal(changed[1], IMAGE)
-
-
-def test_names_by_which_others_know_them():
-    assert Step("cutout") == Step("erasing")
-    assert Step("greyscale").name == "grayscale"
 
 
 @pytest.mark.slow

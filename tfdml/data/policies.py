@@ -26,7 +26,16 @@ _LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
     "aug_mix": (keras.layers.AugMix, {}),
     "auto_contrast": (keras.layers.AutoContrast, {}),
     "blur": (keras.layers.RandomGaussianBlur, {"factor": (1.0, 1.0), "kernel_size": 9, "sigma": (0.1, 2.0)}),
-    "color_jitter": (keras.layers.RandomColorJitter, {}),
+    # Factors of 0.6 to 1.4 of the saturation, and a tenth of the colour circle at most.
+    "color_jitter": (
+        keras.layers.RandomColorJitter,
+        {
+            "brightness_factor": 0.2,
+            "contrast_factor": 0.4,
+            "saturation_factor": (0.6 / 1.6, 1.4 / 2.4),
+            "hue_factor": (0.0, 0.1),
+        },
+    ),
     "equalize": (keras.layers.Equalization, {}),
     "erasing": (keras.layers.RandomErasing, {"factor": (1.0, 1.0), "scale": (0.02, 0.2)}),
     "grayscale": (keras.layers.RandomGrayscale, {"factor": 1.0}),
@@ -46,8 +55,6 @@ _KERAS_CV_LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
     "channel_shift": ("RandomChannelShift", {"value_range": (0, 255), "factor": 0.2}),
     "grid_mask": ("GridMask", {"ratio_factor": (0.2, 0.5), "rotation_factor": 0.15}),
 }
-_ALIASES = {"cutout": "erasing", "random_erasing": "erasing", "colour_jitter": "color_jitter", "greyscale": "grayscale"}
-_COLOR_JITTER = {"brightness": 0.2, "contrast": 0.4, "saturation": 0.4, "hue": 0.05}
 _TRIAL_SIZE = 64  # pixels of the image with which a policy is tried
 # Arguments that have no place here: the pipeline's seed and dtype hold, and pixels are 0-255.
 _RESERVED = ("seed", "kwargs", "value_range", "data_format", "name", "dtype")
@@ -69,9 +76,7 @@ class Step:
 
     Args:
         name: One of `names()`.
-        arguments: Arguments of the layer, as numbers, texts and lists. `color_jitter` takes `brightness` (at
-            most so large a share of 255 is added or taken away), `contrast` and `saturation` (a factor of 1 - value
-            to 1 + value) and `hue` (turned by at most this share of the colour circle).
+        arguments: Arguments of the layer, as numbers, texts and lists.
         rate: The share of the images to which it happens.
 
     Raises:
@@ -83,7 +88,6 @@ class Step:
     rate: float = 1.0
 
     def __post_init__(self):
-        object.__setattr__(self, "name", _ALIASES.get(self.name, self.name))
         if self.name not in names():
             raise UserError(f"`policy`: there is no policy {self.name!r}; choose from: {', '.join(names())}")
         if not 0 <= self.rate <= 1:
@@ -179,7 +183,7 @@ def _layer(step: Step, draws: _KeyedDraws) -> Callable[[tf.Tensor], tf.Tensor]:
         if step.name in _KERAS_CV_LAYERS:
             return _keras_cv_layer(step, draws)
         kind, defaults = _LAYERS[step.name]
-        layer = kind(**(_color_jitter(step) if step.name == "color_jitter" else _arguments(step, kind, defaults)))
+        layer = kind(**_arguments(step, kind, defaults))
     except (TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -233,30 +237,11 @@ def _keras_cv_layer(step: Step, draws: _KeyedDraws) -> keras.layers.Layer:
 def _arguments(step: Step, kind: type, defaults: dict[str, Any]) -> dict[str, Any]:
     """Return the defaults, and the step's arguments in their place."""
     parameters = inspect.signature(kind).parameters
-    _check_arguments(step, [name for name in parameters if name not in _RESERVED])
-    return {**defaults, **{key: tuple(v) if isinstance(v, list) else v for key, v in step.arguments.items()}}
-
-
-def _color_jitter(step: Step) -> dict[str, Any]:
-    _check_arguments(step, list(_COLOR_JITTER))
-    values = {**_COLOR_JITTER, **step.arguments}
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-            raise UserError(f"`policy`: {name} of color_jitter must be a number from 0 to 1, not {value!r}")
-    # Keras's saturation s multiplies by s / (1 - s), and half its hue is a share of the circle.
-    saturation = tuple(factor / (1 + factor) for factor in (1 - values["saturation"], 1 + values["saturation"]))
-    return {
-        "brightness_factor": float(values["brightness"]),
-        "contrast_factor": float(values["contrast"]),
-        "saturation_factor": saturation,
-        "hue_factor": (0.0, min(2.0 * values["hue"], 1.0)),
-    }
-
-
-def _check_arguments(step: Step, known: list[str]) -> None:
+    known = [name for name in parameters if name not in _RESERVED]
     for argument in step.arguments:
         if argument not in known:
             raise UserError(f"`policy`: {step.name} has no argument {argument!r}; it takes: {', '.join(known)}")
+    return {**defaults, **{key: tuple(v) if isinstance(v, list) else v for key, v in step.arguments.items()}}
 
 
 def _on_share(layer: Callable[..., tf.Tensor], values: tf.Tensor, rate: float, draws: _KeyedDraws) -> tf.Tensor:

@@ -191,11 +191,8 @@ class RunFolder:
         check_same_backend(before["backend"])
         changed = differences(_arithmetic(before), _arithmetic(now))
         if changed:
-            logging.warning(
-                "%s: %s: the run resumes from the same weights with the same batches, but not to the same bits",
-                self.path,
-                changed,
-            )
+            text = "%s: %s: the run resumes from the same weights with the same batches, but not to the same bits"
+            logging.warning(text, self.path, changed)
 
     def discard(self) -> None:
         """Remove the folder of a run that has failed before its first step."""

@@ -608,9 +608,7 @@ def test_list_classes_of_one_image_are_counted(write, caplog):
     caplog.clear()
     with caplog.at_level("WARNING", logger="absl"):
         own_images.read_list(path, "test")
-    assert (
-        "1 of 1 test classes have one image only (the first is z): as queries they have no right answer" in caplog.text
-    )
+    assert "1 of 1 test classes have one image only (the first is z): as queries they are left out" in caplog.text
 
 
 def test_queries_of_one_image_have_a_gallery(write, caplog):

@@ -163,7 +163,7 @@ def chosen(**settings):
 
 
 def test_the_first_batch_is_drawn_and_nothing_else_written(tmp_path):
-    settings = chosen(augmentation="multi_resolution", policy="cutout")
+    settings = chosen(augmentation="multi_resolution", policy="erasing")
     said = write_preview(settings, 0, str(tmp_path / "batch.png"))
     assert "8 views of 80 x 80 px from glyphs" in said
     assert [path.name for path in tmp_path.iterdir()] == ["batch.png"]

@@ -185,14 +185,8 @@ def warn_shared_classes(name: str, source: str, shared: list) -> None:
         shared: The names of these classes.
     """
     if len(shared):
-        logging.warning(
-            "%s: %d classes are in both train and test of %s (the first is %s): those test classes are not unseen, and "
-            "metrics measured on them are not zero-shot.",
-            name,
-            len(shared),
-            source,
-            shared[0],
-        )
+        text = "%s: %d classes are in both train and test of %s (the first is %s): metrics are not zero-shot."
+        logging.warning(text, name, len(shared), source, shared[0])
 
 
 def _read_bytes(name: str, path: str) -> bytes:
@@ -331,15 +325,8 @@ class Table:
         first = f"line {self.lines[row]}, {label_of(row)}"
         if count == total:
             raise UserError(f"{self.name}: {self.path}: no query has its class in the gallery (the first: {first})")
-        logging.warning(
-            "%s: the classes of %d of %d queries of %s are not in the gallery (the first: %s): these queries cannot be "
-            "answered.",
-            self.name,
-            count,
-            total,
-            self.path,
-            first,
-        )
+        text = "%s: the classes of %d of %d queries of %s are not in the gallery (the first: %s)."
+        logging.warning(text, self.name, count, total, self.path, first)
 
 
 def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int = 1, header: bool = False) -> Table:
@@ -402,17 +389,9 @@ def warn_singleton_classes(name: str, split: str, labels: np.ndarray, class_name
     classes, counts = np.unique(labels, return_counts=True)
     lone = classes[counts == 1]
     if len(lone):
-        logging.warning(
-            "%s: %d of %d %s classes have one image only (the first is %s): %s",
-            name,
-            len(lone),
-            len(classes),
-            split,
-            class_names[int(lone[0])],
-            "they give no positive pair to learn from."
-            if split == "train"
-            else "as queries they have no right answer, and are left out of the metrics.",
-        )
+        effect = "they give no positive pair" if split == "train" else "as queries they are left out of the metrics"
+        text = "%s: %d of %d %s classes have one image only (the first is %s): %s."
+        logging.warning(text, name, len(lone), len(classes), split, class_names[int(lone[0])], effect)
 
 
 def images_in_files(

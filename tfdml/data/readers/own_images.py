@@ -117,11 +117,8 @@ def _class_folders(folder: str, folders: list[str] | None = None, files: list[st
         if not loose:
             expected = os.path.join(folder, "<class>", "<image>.jpg")
             raise UserError(f"folder: found no class folder in {folder}; expected {expected}")
-        logging.warning(
-            "folder: no class folder in %s: each of its %d images is a class of its own, for training without labels.",
-            folder,
-            len(loose),
-        )
+        text = "folder: no class folder in %s: each of its %d images is a class of its own."
+        logging.warning(text, folder, len(loose))
         return loose
     if loose:
         logging.warning("folder: ignoring %d images outside the class folders of %s.", len(loose), folder)

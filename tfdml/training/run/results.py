@@ -295,9 +295,7 @@ def moment_embedder(learner: MetricLearner, train: tf.data.Dataset) -> MomentEmb
     """
     model = MomentEmbedder.from_learner(learner)
     features = embed(compiled(model, model.features), train)
-    logging.info(
-        "principal components of %d moments: %d of %d dimensions", len(features), model.embedding_dim, features.shape[1]
-    )
+    logging.info("principal components of %d moments: %d dimensions", len(features), model.embedding_dim)
     model.adapt(features)
     return model
 
