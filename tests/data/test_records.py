@@ -715,7 +715,7 @@ def test_a_remote_lock(tmp_path):
     dataset = encoded(*images_of_kinds(6))
     out = "memory://preparation/locked"
     write_json(f"{out}/{LOCK}", {"token": "another's"})
-    with pytest.raises(UserError, match=f"delete {out}/{LOCK} if it has ended"):
+    with pytest.raises(UserError, match=f"delete {out}/{LOCK}"):
         prepare({"train": dataset}, out)
     remove(f"{out}/{LOCK}")
     prepare({"train": dataset}, out)

@@ -103,9 +103,7 @@ def test_where_both_are_damaged_nothing_begins_anew_unasked(saved_twice, tmp_pat
     learner, files = saved_twice
     for name, content in files.items():
         (tmp_path / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(
-        UserError, match=r"step-00000002.npz is damaged.*step-00000001.npz is damaged.*delete that folder"
-    ):
+    with pytest.raises(UserError, match=r"step-00000002.npz is damaged.*step-00000001.npz is damaged.*delete it"):
         checkpoints.restore_latest(tmp_path, learner)
     assert len(checkpoints.list_checkpoints(tmp_path)) == 2
 

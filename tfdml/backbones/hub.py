@@ -96,10 +96,7 @@ def load_preset(name: str, image_size: int) -> Preset:
     if type(network).__name__ in families():
         return Preset(TokenBackbone(network), scaling, (PATCH_MAP,))
     if len(network.inputs) != 1 or not hasattr(network.output, "shape") or len(network.output.shape) != 4:
-        raise UserError(
-            f"backbone 'hub:{name}' is a {type(network).__name__}; known are {', '.join(families())}, the vision "
-            f"encoders of {' and '.join(_TWO_TOWERS)}, and convolutional networks"
-        )
+        raise UserError(f"backbone 'hub:{name}' is a {type(network).__name__}; known are {', '.join(families())}")
     return Preset(network, scaling, None)
 
 
@@ -163,10 +160,7 @@ def resized(network: keras.Model, image_size: int) -> keras.Model:
         elif new.name == "position_ids":
             new.assign(ops.reshape(ops.arange(new.shape[-1]), new.shape))  # CLIP's are zero but in its presets
         else:
-            raise UserError(
-                f"`image_size={image_size}`: the weight {new.path} of {network.name} has shape {tuple(new.shape)} at "
-                f"this size, and {tuple(old.shape)} at its own, {network.get_config()['image_shape'][0]} px"
-            )
+            raise UserError(f"`image_size={image_size}`: {new.path} is {tuple(new.shape)}, as it is {tuple(old.shape)}")
     return made
 
 

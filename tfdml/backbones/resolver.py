@@ -206,11 +206,7 @@ def load_weights(model: keras.Model, path: str) -> None:
     wanted = [tuple(weight.shape) for weight in model.weights]
     # Normalization layers and the like keep nothing else in the file, so the multisets of shapes must agree.
     if sorted(arrays) != sorted(wanted):
-        raise UserError(
-            f"`weights`: {path} does not fit {model.name}: the file has {len(arrays)} arrays with "
-            f"{_count(arrays):,} numbers, the network {len(wanted)} with {_count(wanted):,}; is it of another "
-            "architecture, width or with its classification top?"
-        )
+        raise UserError(f"`weights`: {path} does not fit {model.name}: has it another width, or its top?")
     try:
         model.load_weights(path)
     except Exception as error:
@@ -220,13 +216,3 @@ def load_weights(model: keras.Model, path: str) -> None:
 def _is_weight(key: str, item) -> bool:
     # A compiled model's file also holds the state of its optimiser.
     return isinstance(item, h5py.Dataset) and not key.startswith("optimizer/")
-
-
-def _count(shapes) -> int:
-    total = 0
-    for shape in shapes:
-        size = 1
-        for n in shape:
-            size *= n
-        total += size
-    return total

@@ -458,10 +458,8 @@ def locked(folder: str | os.PathLike, argument: str, name: str = LOCK, wait: boo
             lock = filelock.FileLock(path, blocking=wait, mode=0o666, fallback_to_soft=False, is_singleton=False)
             stack.enter_context(lock)
         except filelock.Timeout:
-            raise UserError(
-                f"`{argument}={folder}`: another process is writing into it ({_holder_of(holder)}); wait for it or "
-                "stop it"
-            ) from None
+            writer = _holder_of(holder)
+            raise UserError(f"`{argument}={folder}`: another process is writing into it ({writer})") from None
         except OSError as error:
             if error.errno not in _NO_LOCKS and (error.errno not in _NOT_WRITABLE or os.path.exists(path)):
                 raise

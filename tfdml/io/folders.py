@@ -202,9 +202,7 @@ def _token_lock(folder: str, argument: str) -> Iterator[None]:
     if not is_file(path):
         write_json(path, owner)
     if read_json(path) != owner:
-        raise UserError(
-            f"`{argument}={folder}`: another process is writing into it; wait for it, or delete {path} if it has ended"
-        )
+        raise UserError(f"`{argument}={folder}`: another process is writing into it; wait, or delete {path}")
     try:
         yield
     finally:

@@ -215,11 +215,7 @@ class WeightMeasurement(keras.layers.Layer):
         found = self.values()
         silent = [name for name, weight in found.items() if not weight]
         if silent:
-            raise UserError(
-                f"the weight of {', '.join(silent)} cannot be measured: in the first {self.steps} steps its gradient "
-                "in the embedder, or that of the terms with numbers, was zero or not finite; give it a number in the "
-                "place of auto, or more steps, such as auto(steps=1000)"
-            )
+            raise UserError(f"the weight of {', '.join(silent)} cannot be measured, as gradients were 0: write one")
         said = ", ".join(f"{weight:.6g} * {name}" for name, weight in found.items())
         logging.info("weights measured in the first %d steps, which stay from now on: %s", self.steps, said)
 

@@ -96,10 +96,7 @@ class AttentionEnsemble(Embedder):
         features = self.trunk.compute_output_shape((None, *self.view_shape))
         context = features if self.attention is None else self.attention.compute_output_shape(features)
         if tuple(context[1:3]) != tuple(features[1:3]):
-            raise ValueError(
-                f"cut: at {self.image_size} px the map is {features[1]} x {features[2]} at {self.cut[0]}, but "
-                f"{context[1]} x {context[2]} at {self.cut[1]}: end the attention network before the map gets smaller"
-            )
+            raise ValueError(f"cut: the map is smaller at {self.cut[1]} than at {self.cut[0]}: end the network before")
 
     def build(self, input_shape):
         """Create the weights that the backbone does not have yet."""

@@ -144,14 +144,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
             ValueError: They are rows, and this objective takes one label for each image.
         """
         if self.positives is None and len(getattr(labels, "shape", ())) == 2 and labels.shape[1] not in (None, 1):
-            raise ValueError(
-                f"{self.name} takes one label for each image, not labels {tuple(labels.shape)}: "
-                + (
-                    f"give it {type(self.loss).__name__}(...).with_positives(...)"
-                    if self.takes_label_sets
-                    else "only objectives on a loss over pairs, such as MetricLoss, take label sets"
-                )
-            )
+            raise ValueError(f"{self.name} takes one label for each image, not {labels.shape}: see with_positives")
         return pairwise.as_labels(labels, rows=self.positives is not None)
 
     def select(self, representations) -> dict:

@@ -66,10 +66,7 @@ class CrossBatchMemory(Stateful):
     def __init__(self, loss, size=8192, start=0, representation="embedding", label_columns=1, name=None, **kwargs):
         loss = restore(loss)
         if not isinstance(loss, PairLoss) or loss.within_batch:
-            raise ValueError(
-                "CrossBatchMemory takes a loss of tfdml over pairs in which each anchor's value comes from its own "
-                f"pairs, such as ContrastiveLoss(), not {type(loss).__name__}"
-            )
+            raise ValueError(f"CrossBatchMemory takes a loss of each anchor's own pairs, not {type(loss).__name__}")
         super().__init__(name=name or f"cross_batch_{loss.name}", **kwargs)
         self.representation, self.reduction = representation, reduction_of(loss)
         self.loss = loss

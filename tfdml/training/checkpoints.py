@@ -149,9 +149,7 @@ def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], 
             arrays = {name: file[name] for name in file.files}
         state = TrainingState(**json.loads(arrays.pop(_STATE).tobytes()))
     except Exception as error:  # damaged bytes raise a dozen types
-        raise ValueError(
-            f"{path.name} is damaged ({short_message(error, 'first', named=True, longest=120)})"
-        ) from error
+        raise ValueError(f"{path.name} is damaged ({short_message(error, 'first', named=True)})") from error
     return arrays, state
 
 
@@ -196,10 +194,7 @@ def _newest(folder: Path, learner: MetricLearner) -> str:
         _set_aside(unusable)
         return str(path)
     if unusable:
-        raise UserError(
-            f"no checkpoint in {folder} can be used: {'; '.join(reasons)}; delete that folder, and --resume trains "
-            "this run again from its first step"
-        )
+        raise UserError(f"no checkpoint in {folder} can be used: {'; '.join(reasons)}; delete it to train again")
     return ""
 
 
@@ -233,9 +228,7 @@ def _check_fits(path: Path, arrays: dict[str, np.ndarray], learner: MetricLearne
     for name, variable in variables.items():
         shape = tuple(variable.shape)
         if shape != arrays[name].shape:
-            raise ValueError(
-                f"{path.name} belongs to another model: {name} has shape {arrays[name].shape}, not {shape}"
-            )
+            raise ValueError(f"{path.name} belongs to another model: {name} is {arrays[name].shape}, not {shape}")
 
 
 def _set_aside(paths: Sequence[Path]) -> None:

@@ -206,10 +206,7 @@ class RunFolder:
             raise UserError(f"{self.data} is damaged; delete it if the images are the same") from error
         changed = [words for words in changed if not words.endswith(": ")]
         if changed:
-            raise UserError(
-                f"--resume: the images are not those that the run was started with ({'; '.join(changed)}); bring them "
-                "back, or start a new run, from these weights with --start_from"
-            )
+            raise UserError(f"--resume: the images are not those of the start ({'; '.join(changed)}): bring them back")
 
     def _sweep(self) -> None:
         """Remove what killed processes left half-written; what another command writes below the folder is its own."""

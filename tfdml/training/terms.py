@@ -101,10 +101,7 @@ def build_objectives(
     built = _each_term(text, lambda weight, call: _build(call, weight, num_classes))
     for objective in built if relation is not None else ():
         if not objective.takes_label_sets or isinstance(objective, Prism):
-            raise UserError(
-                f"--objectives={shortened(text)!r}: {objective.name} learns from one class of each image, and the data "
-                "has pairs, label sets or levels: choose losses over pairs, such as contrastive or multi_similarity"
-            )
+            raise UserError(f"--objectives: {objective.name} learns from classes: choose losses over pairs instead")
         if objective.positives is None:
             objective.loss = objective.loss.with_positives(relation)
         if isinstance(objective, CrossBatchMemory):

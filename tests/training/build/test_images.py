@@ -445,7 +445,7 @@ def test_pairs_and_label_rows_decide_what_belongs_together():
     assert relation_of(levels).column == 0
     settings = batches_of(sampling="pairs", batch_size=4)
     assert sorted(make_sampler(settings, with_pairs, seed=0).batch(0)) == [0, 1, 2, 5]
-    with pytest.raises(UserError, match="--sampling=pairs: images has no given pairs; name their file, --dataset=list"):
+    with pytest.raises(UserError, match="--sampling=pairs: images has no given pairs; name their file"):
         make_sampler(settings, plain, seed=0)
     with pytest.raises(UserError, match="no given pair or triplet has all of its images in the training split"):
         relation_of(with_pairs.take([0, 1]))

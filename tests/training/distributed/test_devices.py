@@ -25,14 +25,14 @@ def test_what_means_nothing_on_a_backend_is_refused(monkeypatch):
     check_backend(experiment("unused"))
     refused(monkeypatch, "torch", "KERAS_BACKEND=torch: training runs on tensorflow or jax")
     refused(monkeypatch, "jax", "--nodeterministic is for TensorFlow", deterministic=False)
-    refused(monkeypatch, "jax", "TF_CONFIG names workers of TensorFlow", {"TF_CONFIG": "{}"})
-    refused(monkeypatch, "tensorflow", "names processes of JAX", {COUNT: "2"})
+    refused(monkeypatch, "jax", "TF_CONFIG is for TensorFlow", {"TF_CONFIG": "{}"})
+    refused(monkeypatch, "tensorflow", "is for JAX", {COUNT: "2"})
 
 
 def test_a_run_goes_on_where_it_began(monkeypatch):
     check_same_backend("tensorflow")
     check_same_backend(None)
-    with pytest.raises(UserError, match="started on jax and this is tensorflow, which rounds otherwise: set KERAS_BA"):
+    with pytest.raises(UserError, match="started on jax, this is tensorflow: set KERAS_BA"):
         check_same_backend("jax")
 
 

@@ -272,15 +272,11 @@ class Table:
             UserError: A value comes twice; the message names both lines, and how many rows repeat another.
         """
         values = self.columns[column] if values is None else values
-        repeated = len(values) - len(set(values))
-        if not repeated:
+        if len(set(values)) == len(values):
             return
         first: dict[str, int] = {}
         row = next(row for row, value in enumerate(values) if first.setdefault(value, row) != row)
-        raise UserError(
-            f"{self.where(first[values[row]], row)}: {column} {quoted(values[row])} comes twice "
-            f"({repeated} rows repeat the {column} of another); get the official file again"
-        )
+        raise UserError(f"{self.where(first[values[row]], row)}: {column} {quoted(values[row])} comes twice")
 
     def check_one_to_one(self, columns: tuple[str, str], keys: np.ndarray, values: np.ndarray) -> None:
         """Refuses a table in which rows of one key have different values, such as a class in two super-classes.
@@ -298,10 +294,8 @@ class Table:
         if len(wrong):
             row = int(wrong[0])
             other = int(first[of[row]])
-            raise UserError(
-                f"{self.where(other, row)}: {columns[0]} {keys[row]} has {columns[1]} {values[other]} and "
-                f"{values[row]}; get the official file again"
-            )
+            where = self.where(other, row)
+            raise UserError(f"{where}: {columns[0]} {keys[row]} has {columns[1]} {values[other]} and {values[row]}")
 
     def check_queries(
         self, labels: np.ndarray, is_query: np.ndarray, is_gallery: np.ndarray, label_of: Callable[[int], str]
@@ -355,10 +349,7 @@ def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int 
     if header:
         found = lines[0].split() if lines else []
         if found != list(columns):
-            raise UserError(
-                f"{name}: {path}, line {first_line}: expected the header {' '.join(columns)!r}, "
-                f"found {quoted(' '.join(found))}; is it the official file?"
-            )
+            raise UserError(f"{name}: {path}, line {first_line}: no header {' '.join(columns)!r} but {quoted(found)}")
         lines, first_line = lines[1:], first_line + 1
     numbers = []
     for line, text in enumerate(lines, first_line):
@@ -366,10 +357,7 @@ def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int 
         if row:
             numbers.append(line)
         if len(row) not in (0, len(columns)):
-            raise UserError(
-                f"{name}: {path}, line {line}: expected {len(columns)} columns ({' '.join(columns)}), found "
-                f"{len(row)}: {quoted(' '.join(row))}"
-            )
+            raise UserError(f"{name}: {path}, line {line}: expected {len(columns)} columns, found {len(row)}")
     # Split again as a whole: 100,000 small lists kept would cost more, in garbage collection.
     cells = "\n".join(lines).split()
     if not cells:

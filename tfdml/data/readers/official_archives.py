@@ -98,10 +98,7 @@ def _cars_rows(root: pathlib.Path) -> tuple[list[str], np.ndarray]:
         tables = [(train, "cars_train", "fname"), (test, "cars_test", "fname")]
     else:
         lacking = "cars_test_annos_withlabels.mat" if train else "cars_train_annos.mat"
-        raise UserError(
-            f"cars196: found no {lacking} in {root} or {root / 'devkit'} "
-            f"(cars_test_annos.mat, without the labels, cannot replace it); {_CARS_LAYOUT}"
-        )
+        raise UserError(f"cars196: found no {lacking} in {root} or {root / 'devkit'}; {_CARS_LAYOUT}")
     paths, classes = zip(*(_cars_table(root, *table) for table in tables), strict=True)
     return [path for part in paths for path in part], np.concatenate(classes)
 
@@ -244,10 +241,7 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     if check_counts:
         promised = files.read_text("inshop", source).split("\n", 1)[0].strip()
         if promised != str(len(names)):
-            raise UserError(
-                f"inshop: {source}, line 1: the list should have {files.quoted(promised)} rows, found {len(names)}; "
-                "is it cut off? Download it again"
-            )
+            raise UserError(f"inshop: {source}, line 1: expected {quoted(promised)} rows, found {len(names)}")
         for part in ("train",) if split == "train" else ("query", "gallery"):
             count = int((status == part).sum())
             files.check_count("inshop", f"{part} images", NUM_IMAGES["inshop"][part], count, source)

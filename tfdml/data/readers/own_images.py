@@ -518,10 +518,7 @@ def _without_duplicates(table: Table) -> Table:
             continue
         for column, values in table.columns.items():
             if column != "path" and values[row] != values[first]:
-                raise UserError(
-                    f"{table.where(row)}: {quoted(path)} has {column} "
-                    f"{quoted(values[row])} here but {quoted(values[first])} on line {table.lines[first]}"
-                )
+                raise UserError(f"{table.where(row)}: {quoted(path)} has another {column} on line {table.lines[first]}")
     kept = list(first_row.values())
     if len(kept) < len(paths):
         logging.warning("list: dropped %d rows of %s that repeat another.", len(paths) - len(kept), table.path)

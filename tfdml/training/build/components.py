@@ -291,10 +291,7 @@ def make_learner(
         UserError: It cannot be built, or takes more memory than is free.
     """
     if experiment.gradient_cache and keras.backend.backend() != "tensorflow":
-        raise UserError(
-            f"--gradient_cache={experiment.gradient_cache} works on TensorFlow, and KERAS_BACKEND is "
-            f"{keras.backend.backend()}: leave it out, or unset KERAS_BACKEND"
-        )
+        raise UserError(f"--gradient_cache works on TensorFlow, and KERAS_BACKEND is {keras.backend.backend()}")
     if experiment.lora_rank and experiment.backbone_rate == 0:
         raise UserError(f"--lora_rank={experiment.lora_rank} trains the backbone, and --backbone_rate=0 nothing of it")
     keras.utils.set_random_seed(experiment.seed)

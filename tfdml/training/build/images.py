@@ -244,10 +244,7 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         sampler = PairSampler(np.arange(len(train)).repeat(2).reshape(-1, 2), settings.batch_size, seed)
     elif settings.sampling == "pairs":
         if train.pairs is None:
-            raise UserError(
-                f"--sampling=pairs: {train.name} has no given pairs; name their file, "
-                "--dataset=list --dataset_options='pairs=\"pairs.csv\"'"
-            )
+            raise UserError(f"--sampling=pairs: {train.name} has no given pairs; name their file in --dataset_options")
         sampler = PairSampler(train.pairs.rows, settings.batch_size, seed)
     elif settings.sampling == "whole_classes":
         sampler = WholeClassSampler(train.labels, settings.batch_size, seed)

@@ -141,16 +141,10 @@ def check_backend(run: RunSettings) -> None:
         raise UserError(f"KERAS_BACKEND={backend}: training runs on {' or '.join(BACKENDS)}")
     if backend == "tensorflow":
         if os.environ.get("KERAS_DISTRIBUTION_NUM_PROCESSES"):
-            raise UserError(
-                "KERAS_DISTRIBUTION_NUM_PROCESSES names processes of JAX, and this is TensorFlow: set "
-                "KERAS_BACKEND=jax, or unset it"
-            )
+            raise UserError("KERAS_DISTRIBUTION_NUM_PROCESSES is for JAX, and this is TensorFlow: unset it")
         return
     if os.environ.get("TF_CONFIG"):
-        raise UserError(
-            "TF_CONFIG names workers of TensorFlow, and KERAS_BACKEND is jax: name processes by "
-            "KERAS_DISTRIBUTION_JOB_ADDRESSES, _NUM_PROCESSES and _PROCESS_ID, or unset it"
-        )
+        raise UserError("TF_CONFIG is for TensorFlow, and KERAS_BACKEND is jax: name processes as Keras does")
     if not run.deterministic:
         raise UserError("--nodeterministic is for TensorFlow; on JAX a step gives the same bits as it is: leave it out")
 
@@ -185,7 +179,4 @@ def check_same_backend(recorded: str | None) -> None:
     """
     backend = keras.backend.backend()
     if recorded not in (None, backend):
-        raise UserError(
-            f"--resume: the run was started on {recorded} and this is {backend}, which rounds otherwise: set "
-            f"KERAS_BACKEND={recorded}, or start a new run, from these weights with --start_from"
-        )
+        raise UserError(f"--resume: the run was started on {recorded}, this is {backend}: set KERAS_BACKEND={recorded}")

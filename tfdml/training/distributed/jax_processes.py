@@ -78,10 +78,7 @@ def from_environment() -> tuple[int, tuple[str, ...]]:
     except ValueError:
         index, count = 0, 0
     if not 0 <= index < count:
-        raise UserError(
-            f"{_PREFIX}PROCESS_ID={given['PROCESS_ID']} of {_PREFIX}NUM_PROCESSES={given['NUM_PROCESSES']}: processes "
-            "are numbered from 0 to their number less 1"
-        )
+        raise UserError(f"{_PREFIX}PROCESS_ID={given['PROCESS_ID']} is not one of {given['NUM_PROCESSES']} from 0 on")
     return index, (given["JOB_ADDRESSES"], *(f"process {i}" for i in range(1, count)))
 
 
