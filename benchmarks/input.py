@@ -119,9 +119,10 @@ def least_batches(paths, batch_size, kind):
 
 def tfdml_batches(dataset, batch_size, kind, cache):
     """Batches of tfdml."""
-    from tfdml.data import TrainTransform, shuffled
+    from tfdml.data import ShuffleSampler, TrainTransform, training_batches
 
-    return shuffled(dataset, batch_size, TrainTransform(kind, RESIZE, CROP), cache=cache, cache_limit_mb=1 << 20)
+    sampler, view = ShuffleSampler(len(dataset), batch_size), TrainTransform(kind, RESIZE, CROP)
+    return training_batches(dataset, sampler, view, cache=cache, cache_limit_mb=1 << 20)
 
 
 class PillowImages:

@@ -6,6 +6,9 @@ import numpy as np
 from PIL import Image
 
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.pipeline import training_batches
+from tfdml.data.sampling import ShuffleSampler
+from tfdml.data.transforms import TrainTransform
 
 KINDS = ("JPEG", "PNG", "WEBP")
 
@@ -33,3 +36,8 @@ def made(images, labels, names=None, split="train", **columns):
 def contents(images, rows):
     """The bytes of some images."""
     return [images.encoded(row) for row in rows]
+
+
+def shuffled(dataset, batch_size, transform=TrainTransform(), **stream):  # noqa: B008
+    """Training batches in shuffled order."""
+    return training_batches(dataset, ShuffleSampler(len(dataset), batch_size), transform, **stream)

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from tests.data.preparations import shuffled
 from tests.fork_server import fork_server
 from tests.marks import first_quick
 from tfdml import memory
@@ -22,7 +23,6 @@ from tfdml.data.pipeline import (
     decoded_source,
     evaluation_batches,
     memory_to_spare,
-    shuffled,
     training_batches,
     two_view_batches,
     whole_images,
@@ -254,7 +254,8 @@ def test_the_process_ends_while_batches_are_still_being_made():
         from PIL import Image
         from tfdml.data.dataset import ImageDataset
         from tfdml.data.images import ArrayImages, EncodedImages
-        from tfdml.data.pipeline import shuffled
+        from tfdml.data.pipeline import training_batches
+        from tfdml.data.sampling import ShuffleSampler
         from tfdml.data.transforms import TrainTransform
 
         file = io.BytesIO()
@@ -263,7 +264,7 @@ def test_the_process_ends_while_batches_are_still_being_made():
         kept = []
         for images in (EncodedImages((file.getvalue(),) * 100, names), ArrayImages(arrays, names)):
             data = ImageDataset("made", "train", images, np.arange(100), {i: "" for i in range(100)})
-            batches = shuffled(data, 64, TrainTransform(resize=112, image_size=96))
+            batches = training_batches(data, ShuffleSampler(100, 64), TrainTransform(resize=112, image_size=96))
             for _ in range(3):
                 next(iter(batches))
             kept.append(iter(batches))

@@ -24,13 +24,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.preparations import contents, images_of_kinds, made, picture
+from tests.data.preparations import contents, images_of_kinds, made, picture, shuffled
 from tests.fork_server import fork_server
 from tfdml.data import faults, load
 from tfdml.data.decoding import decode_image
 from tfdml.data.faults import describe_duplicates, explain_failure, find_duplicates, find_faults
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
-from tfdml.data.pipeline import class_balanced, evaluation_batches, shuffled
+from tfdml.data.pipeline import class_balanced, evaluation_batches
 from tfdml.data.records import (
     RecordSettings,
     bad_images_in_words,

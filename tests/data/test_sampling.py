@@ -1,6 +1,5 @@
 """Batches are pure functions of (seed, step), and distinct and complete where they promise it."""
 
-import dataclasses
 import itertools
 import json
 import math
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.sampling_workers import BATCH, FIRST_STEP, STEPS, TRANSFORMS, made, samplers
 from tests.worker_processes import free_ports
-from tfdml.data.pipeline import distributed, hierarchical_sampler, training_batches
+from tfdml.data.pipeline import distributed, training_batches
 from tfdml.data.sampling import (
     ArrayBatches,
     ClassBalancedSampler,
@@ -541,17 +540,6 @@ def test_a_worker_makes_its_rows_bit_by_bit(cache):
                 np.testing.assert_array_equal(np.concatenate(others), rows)
 
 
-def test_the_sampler_of_a_data_sets_own_super_classes():
-    data = made()
-    sampler = hierarchical_sampler(data, 4, 2, 2, 1, "uniform")
-    expected = HierarchicalSampler(data.labels, data.super_labels, 4, 2, 2, 1, "uniform")
-    assert [sampler.batch(step).tolist() for step in range(3)] == [expected.batch(step).tolist() for step in range(3)]
-
-
-def test_data_without_super_classes_are_refused():
-    data = dataclasses.replace(made(), super_labels=None)
-    with pytest.raises(UserError, match="made has no super-classes"):
-        hierarchical_sampler(data, 4, 2)
 
 
 def expected():

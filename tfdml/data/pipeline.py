@@ -20,15 +20,7 @@ from tfdml.data.decoding import decode_part
 from tfdml.data.faults import explain_failure
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
 from tfdml.data.readers.glyphs import font_path
-from tfdml.data.sampling import (
-    ClassBalancedSampler,
-    HierarchicalSampler,
-    PairSampler,
-    Sampler,
-    Share,
-    ShuffleSampler,
-    check_divides,
-)
+from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share, check_divides
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.memory import free_memory
@@ -269,52 +261,6 @@ def class_balanced(
     """
     sampler = ClassBalancedSampler(dataset.labels, classes_per_batch, images_per_class, seed, short_classes)
     return training_batches(dataset, sampler, transform, seed, **stream)
-
-
-def shuffled(
-    dataset: ImageDataset,
-    batch_size: int,
-    transform: TrainTransform = _DEFAULT_TRANSFORM,
-    seed: int = 0,
-    **stream: Unpack[Stream],
-) -> tf.data.Dataset:
-    """Training batches in shuffled order, every image at most once an epoch, without end unless `num_steps` is given.
-
-    Args:
-        dataset: The training images.
-        batch_size: B.
-        transform: The augmentation.
-        seed: Decides the order of the images and how they are augmented.
-        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
-
-    Returns:
-        An infinite dataset of images (B, S, S, 3) uint8, pixels 0-255, and labels (B,) int64.
-
-    Raises:
-        UserError: The data set has fewer than B images, or see `training_batches`.
-
-    Example:
-        >>> batches = shuffled(dataset, batch_size=128)
-    """
-    return training_batches(dataset, ShuffleSampler(len(dataset), batch_size, seed), transform, seed, **stream)
-
-
-def hierarchical_sampler(dataset: ImageDataset, *arguments: Any) -> HierarchicalSampler:
-    """Return the `HierarchicalSampler` of a data set's own super-classes.
-
-    Args:
-        dataset: The training images.
-        *arguments: What the sampler takes after the labels and the super-labels.
-
-    Raises:
-        UserError: The data set has no super-classes, or see `HierarchicalSampler`.
-
-    Example:
-        >>> sampler = hierarchical_sampler(dataset, 40, 2)  # of the super-classes of `dataset`
-    """
-    if dataset.super_labels is None:
-        raise UserError(f"{dataset.name} has no super-classes, which hierarchical sampling needs")
-    return HierarchicalSampler(dataset.labels, dataset.super_labels, *arguments)
 
 
 def distributed(

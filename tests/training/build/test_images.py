@@ -342,6 +342,12 @@ def test_flags_say_what_is_wrong(settings, message):
         make_sampler(batches_of(**settings), made(), seed=0, replicas=2)
 
 
+def test_hierarchical_batches_need_super_classes():
+    data = dataclasses.replace(made(), super_labels=None)
+    with pytest.raises(UserError, match="made has no super-classes"):
+        make_sampler(batches_of(sampling="hierarchical"), data, seed=0)
+
+
 def test_splits_without_labels_have_each_image_twice_where_nothing_else_is_the_same(tmp_path):
     pictures(tmp_path, [f"train/{number:02}.jpg" for number in range(20)])
     pictures(tmp_path, [f"test/{kind}/{number}.jpg" for kind in "ab" for number in range(3)])

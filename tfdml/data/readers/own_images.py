@@ -438,32 +438,25 @@ def _as_text(column: Any, of_sets: bool) -> list[str]:
     return column.cast("string").fill_null("").to_pylist()
 
 
-def _csv_rows(
-    file: str, text: str, required: Sequence[str], known: Sequence[str]
-) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the line of every row, and its cells by column."""
+def _csv_rows(file: str, text: str, required: Sequence[str], known: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    """Return the line of every row, and its cells by column."""
     reader = csv.reader(io.StringIO(text), skipinitialspace=True, strict=True)
-    header: list[str] = []
-    line = count = 1
+    found, line = [], 1
     try:
         for cells in reader:
-            row = [cell.strip() for cell in cells]
-            where = f"list: {file}, line {line}"
-            if any(row) and not header:
-                header = row
-                _check_header(where, header, required, known)
-            elif any(row):
-                if len(row) != len(header):
-                    raise UserError(f"{where}: expected {len(header)} cells as in the header, found {len(row)}")
-                count += 1
-                yield line, dict(zip(header, row, strict=True))
+            found.append((line, [cell.strip() for cell in cells]))
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"list: {file}, line {line}: not CSV ({error})") from None
-    if not header:
-        _check_header(f"list: {file}, line 1", header, required, known)
-    if count == 1:
+    (line, header), *rows = [(line, row) for line, row in found if any(row)] or [(1, [])]
+    _check_header(f"list: {file}, line {line}", header, required, known)
+    if not rows:
         raise UserError(f"list: {file} has a header but no row")
+    for line, row in rows:
+        if len(row) != len(header):
+            where = f"list: {file}, line {line}"
+            raise UserError(f"{where}: expected {len(header)} cells as in the header, found {len(row)}")
+    return [(line, dict(zip(header, row, strict=True))) for line, row in rows]
 
 
 def _check_header(where: str, header: list[str], required: Sequence[str], known: Sequence[str]) -> None:

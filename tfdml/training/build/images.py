@@ -12,12 +12,13 @@ from tfdml import data
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import check
 from tfdml.data.images import VectorImages, images_checksum
-from tfdml.data.pipeline import MEGABYTE, decoded_bytes, hierarchical_sampler, memory_to_spare
+from tfdml.data.pipeline import MEGABYTE, decoded_bytes, memory_to_spare
 from tfdml.data.policies import Policy, Step
 from tfdml.data.readers.label_files import Table, check_fraction, split_classes, warn_shared_classes
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
 from tfdml.data.sampling import (
     ClassBalancedSampler,
+    HierarchicalSampler,
     NeighborSampler,
     PairSampler,
     Sampler,
@@ -249,8 +250,11 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
     elif settings.sampling == "whole_classes":
         sampler = WholeClassSampler(train.labels, settings.batch_size, seed)
     elif settings.sampling == "hierarchical":
-        sampler = hierarchical_sampler(
-            train,
+        if train.super_labels is None:
+            raise UserError(f"--sampling=hierarchical: {train.name} has no super-classes")
+        sampler = HierarchicalSampler(
+            train.labels,
+            train.super_labels,
             settings.classes_per_batch,
             settings.images_per_class,
             settings.super_classes_per_batch,
