@@ -116,12 +116,12 @@ def test_embedders_stay_as_long_as_a_checkpoint_may_need_them(tmp_path):
     kept = []
     for epoch in range(1, 5):
         records = history(*recalls[: epoch + 1])
-        keep_if_selected(folder, records, "validation", embedder)
+        keep_if_selected(folder, records, "validation", "map@r", embedder)
         for old in folder.checkpoints.glob("*.npz"):
             if int(old.stem.removeprefix("step-")) < (epoch - 1) * steps:
                 old.unlink()
         (folder.checkpoints / f"step-{epoch * steps:08d}.npz").touch()
-        publish_selected(folder, records, "validation", steps)
+        publish_selected(folder, records, "validation", "map@r", steps)
         kept.append(sorted(int(path.stem[-4:]) for path in folder.checkpoints.glob("selected-*.keras")))
     # Checkpoints of epochs 1; 1 and 2; 2 and 3; 3 and 4.
     assert kept == [[1], [1], [1, 3], [3]]
@@ -138,9 +138,9 @@ def small_embedder():
 def test_the_selected_epoch_becomes_the_embedder_of_the_run(tmp_path):
     folder, best, last = RunFolder(tmp_path), small_embedder(), small_embedder()
     records = history(0.1, 0.7, 0.5)
-    keep_if_selected(folder, records[:2], "validation", best)
+    keep_if_selected(folder, records[:2], "validation", "map@r", best)
     for selection, expected in (("validation", best), ("last", last)):
-        written = write_embedder(folder, records, selection, last)
+        written = write_embedder(folder, records, selection, "map@r", last)
         for embedder in (written, keras.saving.load_model(folder.embedder)):
             for actual, wanted in zip(embedder.get_weights(), expected.get_weights(), strict=True):
                 np.testing.assert_array_equal(actual, wanted)
@@ -156,15 +156,15 @@ def test_a_full_disk_is_told_with_what_an_embedder_needs(tmp_path, monkeypatch):
     needs = as_size(4 * embedder.count_params())
     message = f"embedder.keras cannot be written: the disk is full, and this file needs about {needs}"
     with pytest.raises(UserError, match=message):
-        write_embedder(RunFolder(tmp_path), history(0.1, 0.5), "last", embedder)
+        write_embedder(RunFolder(tmp_path), history(0.1, 0.5), "last", "map@r", embedder)
     with pytest.raises(UserError, match=f"the disk is full, and this file needs about {needs}"):
-        keep_if_selected(RunFolder(tmp_path), history(0.1, 0.5), "validation", embedder)
+        keep_if_selected(RunFolder(tmp_path), history(0.1, 0.5), "validation", "map@r", embedder)
     assert [path.name for path in tmp_path.rglob("*")] == ["checkpoints"]
 
 
 def test_the_last_needs_no_file(tmp_path):
     folder = RunFolder(tmp_path)
-    keep_if_selected(folder, history(0.1, 0.5), "last", None)
-    publish_selected(folder, history(0.1, 0.5), "last", 10)
+    keep_if_selected(folder, history(0.1, 0.5), "last", "map@r", None)
+    publish_selected(folder, history(0.1, 0.5), "last", "map@r", 10)
     assert not list(tmp_path.iterdir())
     assert np.isfinite(selected_epoch(history(0.1), "last"))

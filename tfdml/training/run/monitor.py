@@ -183,10 +183,10 @@ class TrainingMonitor(keras.callbacks.Callback):
         selection, metric = self._experiment.selection, self._experiment.selection_metric
         with averaged(self.model):
             if self._processes.is_chief:
-                keep_if_selected(self.folder, self.records, selection, self.model.embedder, metric)
+                keep_if_selected(self.folder, self.records, selection, metric, self.model.embedder)
         self.checkpoint()
         if self._processes.is_chief:
-            publish_selected(self.folder, self.records, selection, self.steps_per_epoch, metric)
+            publish_selected(self.folder, self.records, selection, metric, self.steps_per_epoch)
         self._interruption.agree(self._processes)
         self._interruption.check()
 

@@ -209,7 +209,7 @@ def finish(
     if processes.is_chief:
         for warning in saturation_warnings(monitor.records, selection, metric):
             logging.warning("%s", warning)
-        embedder = write_embedder(folder, monitor.records, selection, embedder, metric)
+        embedder = write_embedder(folder, monitor.records, selection, metric, embedder)
     # An embedder of an earlier epoch is on the chief alone.
     if processes.of_chief(lambda: embedder is learner.embedder):
         embeddings = evaluator.embed_together(embedder, "test")

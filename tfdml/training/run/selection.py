@@ -12,13 +12,16 @@ from tfdml.models import Embedder
 from tfdml.training import checkpoints
 from tfdml.training.run_folder import RunFolder
 
+#: One mapping per epoch, as in `metrics.jsonl`.
+Records = list[dict[str, Any]]
+
 # Below this many held-out classes, a choice between epochs is mostly chance.
 FEW_CLASSES = 10
 # From here on, the few queries that are left decide between epochs.
 SATURATED = 0.98
 
 
-def selected_epoch(records: list[dict[str, Any]], selection: str, metric: str = "map@r") -> int:
+def selected_epoch(records: Records, selection: str, metric: str = "map@r") -> int:
     """Return the epoch whose embedder is kept: the last, or the one with the highest metric on the selection's split.
 
     Of several epochs with the same value, the first is selected. Once the learning rate is below its highest value, the
@@ -71,7 +74,7 @@ def selection_warnings(selection: str, held_out: ImageDataset | None) -> list[st
     ]
 
 
-def saturation_warnings(records: list[dict[str, Any]], selection: str, metric: str = "map@r") -> list[str]:
+def saturation_warnings(records: Records, selection: str, metric: str = "map@r") -> list[str]:
     """Return a warning, as a list of at most one line, where the metric can hardly distinguish the best epochs.
 
     Args:
@@ -96,13 +99,7 @@ def saturation_warnings(records: list[dict[str, Any]], selection: str, metric: s
     ]
 
 
-def keep_if_selected(
-    folder: RunFolder,
-    records: list[dict[str, Any]],
-    selection: str,
-    embedder: Embedder,
-    metric: str = "map@r",
-) -> None:
+def keep_if_selected(folder: RunFolder, records: Records, selection: str, metric: str, embedder: Embedder) -> None:
     """Keep the embedder of the newest epoch if it is the best; to be called before that epoch's checkpoint."""
     epoch = records[-1]["epoch"]
     if selection != "last" and selected_epoch(records, selection, metric) == epoch:
@@ -110,13 +107,7 @@ def keep_if_selected(
         checkpoints.save_model(folder.selected(epoch), embedder)
 
 
-def publish_selected(
-    folder: RunFolder,
-    records: list[dict[str, Any]],
-    selection: str,
-    steps_per_epoch: int,
-    metric: str = "map@r",
-) -> None:
+def publish_selected(folder: RunFolder, records: Records, selection: str, metric: str, steps_per_epoch: int) -> None:
     """Make the best embedder the run's, and drop those that no checkpoint needs; to be called after the checkpoint."""
     if selection == "last":
         return
@@ -132,21 +123,15 @@ def publish_selected(
             path.unlink()
 
 
-def write_embedder(
-    folder: RunFolder,
-    records: list[dict[str, Any]],
-    selection: str,
-    embedder: Embedder,
-    metric: str = "map@r",
-) -> Embedder:
+def write_embedder(folder: RunFolder, records: Records, selection: str, metric: str, embedder: Embedder) -> Embedder:
     """Write the embedder of the run, that of the selected epoch, and return it.
 
     Args:
         folder: The run folder.
         records: As in `selected_epoch`.
         selection: As in `selected_epoch`.
-        embedder: As it is after the last step.
         metric: As in `selected_epoch`.
+        embedder: As it is after the last step.
 
     Raises:
         UserError: The file cannot be written.
