@@ -299,20 +299,24 @@ def test_a_table_that_lacks_is_named(birds):
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("images.txt", "1 a.jpg\n2\n", r"images\.txt, line 2: expected 2 columns \(image_id path\), found 1: '2'"),
+        ("images.txt", "1 a.jpg\n2\n", r"images\.txt, line 2: expected 2 columns, found 1"),
         ("images.txt", "\n \n", r"images\.txt has no row"),
-        ("images.txt", "x a.jpg\n", r"images\.txt, line 1: image_id is 'x'; expected a whole number"),
+        ("images.txt", "x a.jpg\n", r"images\.txt, line 1: image_id is 'x', no whole number"),
         ("images.txt", "2 a.jpg\n4 b.jpg\n2 c.jpg\n", r"lines 1 and 3: image_id '2' comes twice"),
         ("images.txt", "2 a\n4 b\n7 c\n9 d\n", r"image 9 is in \S*images\.txt but not in \S*image_class_labels\.txt"),
         ("images.txt", "2 a.jpg\n\n4 b.jpg\n7 a.jpg\n", r"images\.txt, lines 1 and 4: path 'a\.jpg' comes twice"),
         ("images.txt", "2 a.jpg\n4 b.j", r"images\.txt but not|image 7 is in \S*labels\.txt but not in \S*images\.txt"),
         ("images.txt", "2 a.jpg\n4\0 b.jpg\n7 d.jpg\n", r"images\.txt, line 2: a NUL byte"),
         ("image_class_labels.txt", "2 1\n4 1.5\n7 3\n", r"labels\.txt, line 2: class is '1\.5'"),
-        ("image_class_labels.txt", "2 1\n4 201\n7 3\n", r"labels\.txt, line 2: class is '201'; .* from 1 to 200"),
+        (
+            "image_class_labels.txt",
+            "2 1\n4 201\n7 3\n",
+            r"labels\.txt, line 2: class is '201', no whole number of 1 to 200",
+        ),
         ("image_class_labels.txt", "2 1\n4 0\n7 3\n", r"labels\.txt, line 2: class is '0'"),
         ("image_class_labels.txt", "2 1\n4 1_0\n7 3\n", r"labels\.txt, line 2: class is '1_0'"),
         ("image_class_labels.txt", "2 1\n4 ٣\n7 3\n", r"labels\.txt, line 2: class is '٣'"),
-        ("image_class_labels.txt", f"2 1\n4 {'9' * 5000}\n7 3\n", r"line 2: class is '999\d+\.\.\.; expected"),
+        ("image_class_labels.txt", f"2 1\n4 {'9' * 5000}\n7 3\n", r"line 2: class is '999\d+\.\.\.,"),
     ],
 )
 def test_a_faulty_table_is_named(birds, file, text, message):
@@ -430,9 +434,9 @@ def test_counts_of_every_part_are_checked(shop, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"line 2: expected the header 'image_name item_id evaluation_status', found ''"),
-        (f"{INSHOP_HEADER}\n{' '.join(INSHOP_ROWS[0])}\n", r"line 2: expected the header"),
-        (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001\n", r"line 3: expected 3 columns .*, found 2"),
+        ("", r"line 2: no header 'image_name item_id evaluation_status' but ''"),
+        (f"{INSHOP_HEADER}\n{' '.join(INSHOP_ROWS[0])}\n", r"line 2: no header"),
+        (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001\n", r"line 3: expected 3 columns, found 2"),
         (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001 val\n", r"'val'; expected train, query or gal"),
         (f"1\n{INSHOP_HEADER}\nimg/a.jpg 1 train\n", r"line 3: item_id is '1'; expected the like of id_00000002"),
         (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_-0000001 train\n", r"line 3: item_id is 'id_-0000001'"),
@@ -577,7 +581,7 @@ def test_missing_archive(tmp_path):
 def test_truncated_archive(archives):
     path = archives / "images_background.zip"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(UserError, match=r"images_background\.zip is not a whole zip archive .*download it again"):
+    with pytest.raises(UserError, match=r"images_background\.zip is no whole zip archive .*get it again"):
         official_archives.read_omniglot(archives, "train")
 
 
@@ -587,7 +591,7 @@ def test_damaged_member(archives):
     start = data.index(b"character01/0002_01.png") + len("character01/0002_01.png")
     data[start + 10 : start + 30] = bytes(20)
     path.write_bytes(data)
-    with pytest.raises(UserError, match="is not a whole zip archive"):
+    with pytest.raises(UserError, match="is no whole zip archive"):
         official_archives.read_omniglot(archives, "train", check_counts=False)
 
 
@@ -707,17 +711,17 @@ def test_image_and_class_counts_are_checked(products, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"line 1: expected the header 'image_id .* path', found ''"),
-        ("1 1 1 a.JPG\n", r"line 1: expected the header .*, found '1 1 1 a\.JPG'"),
+        ("", r"line 1: no header 'image_id .* path' but ''"),
+        ("1 1 1 a.JPG\n", r"line 1: no header .* but '1 1 1 a\.JPG'"),
         (f"{SOP_HEADER}\n", r"Ebay_train\.txt has no row"),
-        (f"{SOP_HEADER}\n1 1 1 a.JPG\n2 1 1 b c.JPG\n", r"line 3: expected 4 columns .*, found 5: '2 1 1 b c\.JPG'"),
+        (f"{SOP_HEADER}\n1 1 1 a.JPG\n2 1 1 b c.JPG\n", r"line 3: expected 4 columns, found 5"),
         (f"{SOP_HEADER}\n1 0 1 a.JPG\n", r"line 2: class_id is '0'"),
         (f"{SOP_HEADER}\n1 -5 1 a.JPG\n", r"line 2: class_id is '-5'"),
-        (f"{SOP_HEADER}\n1 5 13 a.JPG\n", r"line 2: super_class_id is '13'; expected a whole number from 1 to 12"),
-        (f"{SOP_HEADER}\n1 {2**63} 1 a.JPG\n", r"line 2: class_id is '9223372036854775808'; expected a whole number"),
+        (f"{SOP_HEADER}\n1 5 13 a.JPG\n", r"line 2: super_class_id is '13', no whole number of 1 to 12"),
+        (f"{SOP_HEADER}\n1 {2**63} 1 a.JPG\n", r"line 2: class_id is '9223372036854775808', no whole number"),
         (f"{SOP_HEADER}\n1 5 2 a.JPG\n\n2 5 2 a.JPG\n", r"lines 2 and 4: path 'a\.JPG' comes twice"),
         (f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n", r"lines 2 and 3: class_id 5 has super_class_id 2 and 3"),
-        (f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5", r"line 3: expected 4 columns .*, found 2"),
+        (f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5", r"line 3: expected 4 columns, found 2"),
     ],
 )
 def test_a_faulty_list_is_named_of_sop(products, text, message):

@@ -347,8 +347,8 @@ def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int 
     """
     lines = read_text(name, path).split("\n")[first_line - 1 :]
     if header:
-        found = lines[0].split() if lines else []
-        if found != list(columns):
+        found = lines[0] if lines else ""
+        if found.split() != list(columns):
             raise UserError(f"{name}: {path}, line {first_line}: no header {' '.join(columns)!r} but {quoted(found)}")
         lines, first_line = lines[1:], first_line + 1
     numbers = []
