@@ -133,7 +133,7 @@ def test_label_sets_that_do_not_fit_are_refused_with_what_helps():
     with pytest.raises(ValueError, match=r"xbm takes one label .* see with_positives"):
         plain.as_labels(np.zeros((2, 3), "int64"))
     sets = losses.ContrastiveLoss().with_positives(mining.shares_a_label)
-    with pytest.raises(ValueError, match=r"xbm keeps 1 labels of each image.*give it label_columns=3"):
+    with pytest.raises(ValueError, match=r"xbm: give labels \(2, 3\) their label_columns=3"):
         CrossBatchMemory(sets, 3, name="xbm").as_labels(np.zeros((2, 3), "int64"))
     with pytest.raises(ValueError, match="label_columns=3 needs a loss with_positives"):
         CrossBatchMemory(losses.ContrastiveLoss(), 3, label_columns=3)

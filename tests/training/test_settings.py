@@ -52,7 +52,7 @@ def test_the_flag_file_makes_the_same_experiment():
         (DataSettings, {"dataset_options": "size"}, "--dataset_options='size'"),
         (DataSettings, {"policy": "blur +"}, "--policy='blur +': it cannot be read"),
         (ModelSettings, {"dropout": 1.0}, "--dropout=1.0: out of range"),
-        (ModelSettings, {"embedding_dim": 10, "ensemble_heads": 3}, "no multiple of --ensemble_heads=3"),
+        (ModelSettings, {"embedding_dim": 10, "ensemble_heads": 3}, "no multiple of --ensemble_heads"),
         (ModelSettings, {"backbone": ""}, "--backbone='': it cannot be read"),
         (OptimizationSettings, {"optimizer": "adamm"}, "--optimizer=adamm: must be one of adam, adamw, sgd, rmsprop"),
         (OptimizationSettings, {"drop_epochs": "5,3"}, "--drop_epochs=5,3: the epochs must ascend"),

@@ -102,7 +102,7 @@ def test_miners_are_named_alone_or_with_arguments():
         ("contrastive(mining=hard_aware(fraction=2))", "hard_aware: fraction must be above 0 and at most 1, not 2"),
         ("nonsense", "there is no 'nonsense'"),
         ("contrastive + auto", "there is no 'auto'; known:"),
-        ("auto * contrastive", "auto is measured relative to terms whose factors are numbers: give one a number above 0"),
+        ("auto * contrastive", "auto is measured relative to terms whose factors are numbers: give one"),
         ("0 * contrastive + auto * gor", "give one a number above 0"),
         ("contrastive + auto(share=0) * gor", "auto: share must be positive, not 0"),
         ("contrastive + auto(steps=0.5) * gor", "auto: steps must be a positive integer, not 0.5"),

@@ -158,7 +158,7 @@ def test_empty_folder(tmp_path):
 
 def test_one_class_cannot_be_split(tmp_path):
     _tree(tmp_path, "only/1.jpg")
-    with pytest.raises(UserError, match=r"one class only \('only'\)"):
+    with pytest.raises(UserError, match=r"one class only \(\['only'\]\)"):
         own_images.read_folder(tmp_path)
 
 
@@ -408,8 +408,8 @@ ROLES = "path,label,split,role\nf.jpg,9,train,\n"
         (" \r\n\t\n", r"list\.csv is empty"),
         ("path,label\n", r"list\.csv has a header but no row"),
         (",,\n,,\n", r"list\.csv, line 1: the header has no column path"),
-        ("a.jpg,1\nb.jpg,2\n", r"line 1: the header has no column path; expected path,label,.* found 'a\.jpg,1'"),
-        ("path;label\na.jpg;1\n", r"line 1: the header has no column path; .* found 'path;label'"),
+        ("a.jpg,1\nb.jpg,2\n", r"line 1: the header has no column path; found 'a\.jpg,1'"),
+        ("path;label\na.jpg;1\n", r"line 1: the header has no column path; found 'path;label'"),
         ("path,split\na.jpg,train\n", "line 1: the header has no column label"),
         ("path,label,colour\na.jpg,1,red\n", r"line 1: column 'colour' is unknown; the columns are path, label, split"),
         ("\npath,label,path\na.jpg,1,a\n", r"line 2: column 'path' is twice"),
@@ -432,7 +432,7 @@ ROLES = "path,label,split,role\nf.jpg,9,train,\n"
             "path,label,split\na.jpg,1,train\n./a.jpg,1,test\n",
             r"line 3: '\S*/\./a\.jpg' has another split on",
         ),
-        ("path,label\na.jpg,x\nb.jpg,x\n", r"list\.csv has one class only \('x'\)"),
+        ("path,label\na.jpg,x\nb.jpg,x\n", r"list\.csv has one class only \(\['x'\]\)"),
         ("path,label,split\na.jpg,1,train\nb.jpg,2,train\n", r"list\.csv has no row whose split is test"),
         ("path,label,split\na.jpg,1,test\nb.jpg,2,test\n", r"list\.csv has no row whose split is train"),
         (
