@@ -6,7 +6,6 @@ import types
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from PIL import Image
 
 from tests.models.networks import values
@@ -303,7 +302,7 @@ def test_a_memory_that_never_starts_is_refused():
     terms = [objectives.CrossBatchMemory(losses.ContrastiveLoss(), size=8, start=100, name="xbm")]
     components.check_starts(terms, 101)
     components.check_starts(terms, 0)
-    with pytest.raises(UserError, match=r"xbm: the memory starts after 100 steps .* and the run has 100: start earl"):
+    with pytest.raises(UserError, match=r"xbm: its memory starts after 100 steps, and the run has 100"):
         components.check_starts(terms, 100)
 
 
@@ -327,33 +326,12 @@ def test_the_memory_of_a_step_by_hand():
     assert components.step_memory(embedder, view, 6) == resized + 6 * (images * 5 + 2 * 64 * 32**2 * 4)
 
 
-def build(units, inputs, times=1):
-    with components.weights_within_memory():
-        for _ in range(times):
-            keras.layers.Dense(units).build((None, inputs))
-
-
-def test_weights_are_refused_before_they_are_made(monkeypatch):
-    monkeypatch.setattr(components, "free_memory", lambda: 1e6)
-    build(100, 600)  # 240 kB, and as much for the gradient and each of two moments
-    with pytest.raises(UserError, match=r"a weight \(kernel\) has the shape \(1000, 10000000000\); lower --embedding"):
-        build(10**10, 1000)
-    with pytest.raises(UserError, match=r"and 0\.0 GB are free"):
-        build(100, 600, times=2)
-
-
 def test_representations_are_refused_before_they_are_made(monkeypatch):
     learner = MetricLearner(Embedder("conv4", embedding_dim=4, image_size=32), [PAIRS])
     learner.build((None, 32, 32, 3))
     monkeypatch.setattr("tfdml.memory.free_memory", lambda: 4 * 4 * (2 * 2 * 64 + 64 + 4 * 4) - 1.0)
     with pytest.raises(UserError, match="a step on 4 images of --image_size=32 would take"):
         components._try_objectives(learner, np.array([0, 0, 1, 1]))
-
-
-def test_a_weight_may_begin_as_a_number(monkeypatch):
-    monkeypatch.setattr(components, "free_memory", lambda: 100.0)
-    with components.weights_within_memory():
-        assert float(tf.Variable(1.5)) == 1.5
 
 
 def test_on_a_gpu_the_images_have_to_fit_the_host(monkeypatch):

@@ -19,7 +19,7 @@ from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import evaluate_pairs
 from tfdml.layers import PrincipalComponents
-from tfdml.memory import free_memory, require_memory
+from tfdml.memory import require_memory
 from tfdml.models import AttentionEnsemble, Embedder, Head, MetricLearner
 from tfdml.objectives import HighOrderMomentLoss, Objective
 from tfdml.training.build.images import (
@@ -48,8 +48,6 @@ from tfdml.training.settings import (
 from tfdml.training.terms import build_objectives, check_objectives
 
 _FLOAT32 = 4
-# What training keeps of each weight: its value, its gradient and, as most optimisers do, two moments.
-_COPIES = 4
 
 
 def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None:
@@ -144,48 +142,6 @@ def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chun
     else:
         advice += ", choose a smaller --backbone, or add --gradient_cache"
         require_memory(step_memory(embedder, view, batch_size, chunk), what, advice)
-
-
-@contextlib.contextmanager
-def weights_within_memory() -> Iterator[None]:
-    """Refuse a weight, before it is made, with which training would take more memory than was free at the start.
-
-    Raises:
-        UserError: The weights made in the scope, their gradients and the optimiser's state for them do not fit.
-    """
-    free, total = free_memory(), 0.0
-
-    def create(next_creator, **arguments):
-        nonlocal total
-        shape, size = _shape_and_bytes(arguments)
-        total += size * (_COPIES if arguments.get("trainable") else 1)
-        if total > free:
-            raise UserError(
-                f"training the network would take more than {total / 2**30:,.1f} GB of memory, and "
-                f"{free / 2**30:,.1f} GB are free: a weight ({arguments.get('name')}) has the shape {shape}; lower "
-                "--embedding_dim, or the sizes in --backbone and --objectives"
-            )
-        return next_creator(**arguments)
-
-    # A GPU has memory of its own, and raises when it is full.
-    guard = contextlib.nullcontext() if devices.on_gpu() else tf.variable_creator_scope(create)
-    try:
-        with guard:
-            yield
-    except tf.errors.ResourceExhaustedError as error:
-        raise UserError("the network does not fit the device's memory: lower --embedding_dim and the like") from error
-
-
-def _shape_and_bytes(arguments: dict[str, Any]) -> tuple[tuple[int, ...], float]:
-    """Of a variable that is to be made: its initial value is asked in a graph, where nothing is computed."""
-    value = arguments["initial_value"]
-    if callable(value):
-        with tf.Graph().as_default():
-            value = value()
-    # A single weight may begin as a plain number.
-    shape = tuple(tf.TensorShape(getattr(value, "shape", ())).as_list())
-    dtype = tf.as_dtype(arguments.get("dtype") or getattr(value, "dtype", tf.float32))
-    return shape, float(math.prod(shape)) * dtype.size
 
 
 def _size(layer: keras.layers.Layer) -> int:
@@ -297,19 +253,17 @@ def make_learner(
     keras.utils.set_random_seed(experiment.seed)
     keras.config.set_dtype_policy(experiment.mixed_precision)
     try:
-        with weights_within_memory():
-            stored = train.images.pixels() if experiment.features and train is not None else None
-            embedder = make_embedder(experiment, view, stored)
-            if experiment.backbone_rate == 0:
-                embedder.freeze_backbone()
-            learner = _with_objectives(embedder, experiment, num_classes, train)
+        stored = train.images.pixels() if experiment.features and train is not None else None
+        embedder = make_embedder(experiment, view, stored)
+        if experiment.backbone_rate == 0:
+            embedder.freeze_backbone()
+        learner = _with_objectives(embedder, experiment, num_classes, train)
+    except tf.errors.ResourceExhaustedError as error:
+        raise UserError("the network does not fit the device's memory: lower --embedding_dim and the like") from error
     finally:
         keras.config.set_dtype_policy("float32")
-    if (
-        experiment.mixed_precision == "mixed_float16"
-        and learner.statistics_variables
-        and keras.backend.backend() == "jax"
-    ):
+    half = experiment.mixed_precision == "mixed_float16" and keras.backend.backend() == "jax"
+    if half and learner.statistics_variables:
         raise UserError("rank_mi on JAX takes no --mixed_precision=mixed_float16: use mixed_bfloat16")
     optimizer = build_optimizer(
         experiment.optimizer,
