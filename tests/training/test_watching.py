@@ -141,7 +141,7 @@ def test_a_look_that_does_not_fit_the_memory_leaves_the_run_unwatched(tmp_path, 
     [
         (
             {"stop_on": "colapse"},
-            "--stop_on=colapse: there is no alarm 'colapse'; name some of collapse, explosion",
+            "--stop_on=colapse: there is no alarm 'colapse', only collapse, explosion",
         ),
         ({"watch_every": -1}, "--watch_every=-1: out of range"),
         ({"log_to": "tensorboard:x"}, "--log_to=tensorboard:x: name wandb:PROJECT or mlflow:URI"),
