@@ -315,11 +315,8 @@ def test_a_frozen_weight_stays_with_a_new_optimiser(tmp_path):
 @pytest.mark.parametrize(
     ("objectives", "message"),
     [
-        (
-            lambda: [EntropySpread(weight=AutoWeight())],
-            "relative to the terms whose weights are numbers, and none",
-        ),
-        (lambda: [MetricLoss(losses.ContrastiveLoss(), weight=0.0), *terms()[1::2]], "none is above 0"),
+        (lambda: [EntropySpread(weight=AutoWeight())], "relative to terms whose weights are numbers: give one"),
+        (lambda: [MetricLoss(losses.ContrastiveLoss(), weight=0.0), *terms()[1::2]], "give one a number"),
         (lambda: [*terms()[:2], EntropySpread(weight=AutoWeight(steps=7))], r"the same steps, not \[7, 100\]"),
         (lambda: [RankMI(), EntropySpread(weight=AutoWeight())], "do not go with the statistics of rank_mi"),
         (lambda: [CrossBatchMemory(losses.ContrastiveLoss()), terms()[1]], "do not go with the memory of"),
@@ -352,7 +349,7 @@ def test_steps_that_cannot_be_measured_one_by_one_are_refused(monkeypatch):
     labels, x = coloured_batch()
     with pytest.raises(ValueError, match="steps_per_execution must be 1 where auto weights"):
         made(terms(), steps_per_execution=2).fit(x, labels, verbose=0, callbacks=[AutoWeights()])
-    with pytest.raises(UserError, match=r"confusion, entropy_spread is an AutoWeight.*AutoWeights\(\)"):
+    with pytest.raises(UserError, match=r"has an AutoWeight.*AutoWeights\(\)"):
         made(terms()).fit(x, labels, verbose=0)
     with pytest.raises(ValueError, match="no objective has an AutoWeight"):
         made(terms()[::2]).fit(x, labels, verbose=0, callbacks=[AutoWeights()])

@@ -163,7 +163,7 @@ def test_one_dense_layer_on_the_embedder_gets_its_masks_at_one_head():
         ({"cut": ("first", "secnd")}, "no layer 'secnd' to cut at; near: second"),
         ({"cut": ("second", "first")}, "no layer 'first'"),
         ({"cut": ("first_conv",)}, "other layers go past it"),
-        ({"cut": ("first", "third")}, "6 x 6 at first, but 3 x 3 at third"),
+        ({"cut": ("first", "third")}, "the map is smaller at third than at first"),
         ({"pooling": "sum"}, "pooling must be"),
     ],
 )
@@ -219,7 +219,7 @@ def test_an_experiment_makes_an_ensemble():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"ensemble_heads": 3}, "--embedding_dim=16 is no multiple of --ensemble_heads=3"),
+        ({"ensemble_heads": 3}, "--embedding_dim=16 is no multiple of --ensemble_heads"),
         ({"ensemble_heads": -1}, "--ensemble_heads=-1"),
         ({"ensemble_heads": 4}, "--ensemble_cut=: cut: name the layer"),
         ({"ensemble_heads": 4, "ensemble_cut": "pool9"}, "--ensemble_cut=pool9: conv4 has no layer 'pool9'"),

@@ -116,7 +116,7 @@ def test_integer_labels(prepared):
 
 
 def test_prepare_when_asked(tmp_path):
-    with pytest.raises(UserError, match=rf"tfdml_small_birds is not prepared in {tmp_path}\S*; run `tfds build"):
+    with pytest.raises(UserError, match=rf"tfdml_small_birds is not prepared in {tmp_path}\S*: run `tfds build"):
         _load(tmp_path)
     assert len(_load(tmp_path, download=True)) == 6
 
