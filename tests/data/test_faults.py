@@ -326,8 +326,6 @@ def test_check_refuses_to_skip_everything():
         check(_dataset(_encoded(b"", b"")), bad_images="skip")
 
 
-
-
 def test_remote_file_system():
     paths = []
     for name in ("jpeg_progressive", "jpeg_half"):

@@ -540,8 +540,6 @@ def test_a_worker_makes_its_rows_bit_by_bit(cache):
                 np.testing.assert_array_equal(np.concatenate(others), rows)
 
 
-
-
 def expected():
     """What one device sees, by sampler: labels and pixel sums of every step."""
     data = made()

@@ -1,7 +1,6 @@
 """Resizing as Pillow does it, crops in their places, and every random choice a function of the draws alone."""
 
 import io
-import json
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tfdml.data.decoding import decode_image, decode_part
-from tfdml.data.policies import Policy, Step
 from tfdml.data.transforms import (
     EvaluationTransform,
     TrainTransform,
@@ -449,8 +447,6 @@ def test_prepared_size_is_what_prepare_makes():
         for size in ((31, 47), (90, 12)):
             prepared = transform.prepare(tf.zeros((*size, 3), tf.uint8))
             assert transform.prepared_size(*size) == tuple(prepared.shape[:2])
-
-
 
 
 def test_wrong_resolutions_are_named():

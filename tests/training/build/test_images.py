@@ -106,8 +106,6 @@ def test_seen_classes_are_measured_where_asked_for_and_are_no_data_of_their_own(
     assert set(splits.describe()) == {"train", "validation", "test"}
 
 
-
-
 def test_images_of_a_run_are_told_from_others():
     splits = Splits(noise("train", 3, 0), None, noise("test", 2, 1))
     before = splits.describe()
