@@ -117,8 +117,8 @@ TRAIN_VALUES = [
     ("--classes_per_batch=1000", "the data has 4 classes"),
     # Networks
     ("--backbone=conv4(width=true)", "width must be a positive integer, not True"),
-    ("--backbone=conv4(width=1000000)", "does not fit the device's memory"),
-    ("--embedding_dim=200000000000", "does not fit the device's memory"),
+    ("--backbone=conv4(width=1000000)", "cannot build backbone 'conv4'"),
+    ("--embedding_dim=2000000000", "does not fit the device's memory"),
     ("--weights={files}/flipped.weights.h5", "--weights: "),
     ("--policy=2*grayscale", "its share of the images"),
     # Objectives

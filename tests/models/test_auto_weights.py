@@ -355,7 +355,7 @@ def test_steps_that_cannot_be_measured_one_by_one_are_refused(monkeypatch):
         made(terms()[::2]).fit(x, labels, verbose=0, callbacks=[AutoWeights()])
     learner = made(terms())
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(ValueError, match="measured on Keras's TensorFlow backend, and this is jax: write numbers"):
+    with pytest.raises(ValueError, match="auto weights need Keras's TensorFlow backend, and this is jax"):
         learner.auto_weights.check_backend()
 
 
