@@ -51,6 +51,7 @@ SINGLE_USE = {
     "tfdml.models.gradient_cache": "batches beyond the memory",
     "tfdml.report.embedding_map": "the map of a report",
     "tfdml.training.run.dry_run": "the entry of `--dry_run`",
+    "tfdml.training.run.results": "what a run measures and writes",
     "tfdml.training.terms": "what `--objectives` can name",
 }
 #: Tests of several modules at once.

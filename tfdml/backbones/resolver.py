@@ -206,7 +206,7 @@ def load_weights(model: keras.Model, path: str) -> None:
     wanted = [tuple(weight.shape) for weight in model.weights]
     # Normalization layers and the like keep nothing else in the file, so the multisets of shapes must agree.
     if sorted(arrays) != sorted(wanted):
-        raise UserError(f"`weights`: {path} does not fit {model.name}: has it another width, or its top?")
+        raise UserError(f"`weights`: {path} does not fit {model.name} (another width, or a top?)")
     try:
         model.load_weights(path)
     except Exception as error:

@@ -270,7 +270,7 @@ def primary_metric(experiment: Experiment, metrics: Mapping[str, Any]) -> str:
 
 
 def _write_statistics(learner: MetricLearner, folder: RunFolder) -> None:
-    """Write RankMI's V, of the last epoch: before the result, so that a finished run has it."""
+    """Write RankMI's V, of the last epoch: before the result, so that a finished run is complete."""
     found = [objective for objective in learner.objectives if isinstance(objective, RankMI)]
     if len(found) > 1:
         logging.warning("no statistics network is saved: there are %d", len(found))
