@@ -60,7 +60,7 @@ OF_SEVERAL = frozenset(
         *("test_configs.py", "test_distribution.py", "test_jax.py", "test_package.py"),
         *("test_packaging.py", "test_studies.py", "test_tensorflow.py"),
         *("backbones/test_jax.py", "losses/test_backends.py", "losses/test_replicas.py"),
-        *("cli/test_wrong_commands.py",),
+        *("cli/test_heads.py", "cli/test_wrong_commands.py"),
         *("embeddings/test_backends_onnx.py", "evaluation/test_published_scripts.py", "io/test_object_store.py"),
         *("export/test_client.py", "export/test_hub_networks.py", "export/test_load.py"),
         *("export/test_plain_environments.py", "export/test_serving_files.py"),

@@ -207,6 +207,7 @@ CASES = {
     "embed": {
         "timeout": (1.0, RUN, {"model": "http://localhost:8501/v1/models/cars"}),
         "dataset": ("sop", {"cluster": "local"}, {}),
+        "features": ("x.npz", {"cluster": "local"}, {}),
         "data_dir": ("/data", {"cluster": "local"}, {}),
         "dataset_options": ("size=32", {"cluster": "local"}, {}),
         "split": ("train", {"cluster": "local"}, {}),
@@ -215,6 +216,7 @@ CASES = {
     },
     "evaluate": {
         "timeout": (1.0, VECTORS, {"model": "rest://localhost:8500/cars"}),
+        "features": ("x.npz", VECTORS, {"model": "runs/head"}),
         "data_dir": ("/data", VECTORS, {**VECTORS, "dataset": "sop"}),
         "dataset_options": ("size=32", COMPARE, RUN),
         "bad_images": ("skip", VECTORS, RUN),
@@ -238,6 +240,7 @@ CASES = {
         "moment_embedder": (True, {"gallery": "photos", "embedder": "models/cars"}, {"run_dir": "runs/cars"}),
         "whitening": ("dim=4", {"gallery": "photos", "embedder": "models/cars"}, {}),
         "truncate_dim": (8, {"gallery": "photos", "embedder": "models/cars"}, {}),
+        "stack_on": ("runs/cars", {"gallery": "photos", "embedder": "models/cars"}, {}),
         "data_dir": ("/data", {"gallery": "photos", "embedder": "models/cars"}, {}),
         "images": (100, {"gallery": "photos", "embedder": "models/cars"}, {}),
         "max_pixels": (100, {"gallery": "photos", "embedder": "models/cars"}, {}),
@@ -256,10 +259,14 @@ CASES = {
         "model": (
             "runs/cars",
             {"gallery": ".", "queries": ["a.jpg"]},
-            {**VECTORS_GALLERY, "queries": ["a"]},
+            {"gallery": ".", "queries": ["b.npz"]},
         ),
         "batch_size": (9, {**VECTORS_GALLERY, "queries": ["b.npz"]}, {**VECTORS_GALLERY, "queries": ["a.jpg"]}),
-        "truncate_dim": (9, {**VECTORS_GALLERY, "queries": ["b.npz"]}, {**VECTORS_GALLERY, "queries": ["a.jpg"]}),
+        "truncate_dim": (
+            9,
+            {**VECTORS_GALLERY, "queries": ["b.npz"]},
+            {**VECTORS_GALLERY, "queries": ["b.npz"], "model": "runs/head"},
+        ),
         "distance": ("cosine", {"gallery": "lancedb:///data"}, VECTORS_GALLERY),
         "timeout": (
             1.0,

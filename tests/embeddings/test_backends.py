@@ -90,6 +90,7 @@ def test_a_card_of_another_model_is_refused(models, tmp_path):
         ({"view": {**models_on_disk.VIEW, "image_size": 36}}, "states 36 px"),
         ({"view": {"resize": 40, "crop": 32, "mode": "shorter"}}, "does not state the view"),
         ({"view": {**models_on_disk.VIEW, "resize": 20}}, "an impossible view"),
+        ({"view": {"dimension": 4}}, "is of a head, which embeds vectors and no images"),
         ({"view": {"resize": 40}}, "does not state the view"),
         ({"view": {"size": 40}}, "does not state the view"),
         ({}, "does not state the view"),

@@ -67,7 +67,7 @@ def test_what_cannot_be_is_refused():
     for wrong, says in (({"crops": 2}, "crops must be 1 or 5"), ({"flip": 1}, "flip must be true or false")):
         with pytest.raises(ValueError, match=says):
             Views(**wrong)
-    with pytest.raises(UserError, match="its one view inside"):
+    with pytest.raises(UserError, match="has one view"):
         embed_views(type("Served", (), {"address": "grpc://x"})(), None, 1, Views())
 
 

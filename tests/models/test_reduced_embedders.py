@@ -262,7 +262,7 @@ def test_a_stack_gives_the_heads_vectors_of_the_embedders_vectors(representation
     np.testing.assert_array_equal(KerasEmbedder(tmp_path / "stacked.keras").embedder(images), expected)
 
 
-def test_a_stack_refuses_a_head_of_another_size_and_a_head_embeds_no_images(tmp_path):
+def test_a_stack_refuses_a_head_of_another_size():
     embedder = Embedder("conv4", embedding_dim=8, image_size=16)
     with pytest.raises(ValueError, match="the head takes vectors of size 7, the embedder gives 8"):
         stack(embedder, Head(7, embedding_dim=3))
@@ -270,8 +270,3 @@ def test_a_stack_refuses_a_head_of_another_size_and_a_head_embeds_no_images(tmp_
         stack(embedder, Head(8, embedding_dim=3), "pooling")
     with pytest.raises(ValueError, match=r"head must be a tfdml\.models\.Head"):
         stack(embedder, embedder)
-    head = Head(8, embedding_dim=3)
-    head.build((None, 8))
-    head.save(tmp_path / "head.keras")
-    with pytest.raises(UserError, match="holds a head, which takes vectors and no images"):
-        KerasEmbedder(tmp_path / "head.keras")

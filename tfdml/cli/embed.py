@@ -21,6 +21,7 @@ Write the embeddings of a data set, with the names, labels, roles and groups of 
   tfdml embed --model=runs/cars_jrd --out=embeddings/cars
   tfdml embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
   tfdml embed --model=runs/cars_jrd --truncate_dim=32 --out=embeddings/cars32
+  tfdml embed --model=runs/head --features=new.parquet --out=embeddings/new
   tfdml embed --model=models/cars --cluster=local --input='/data/**/*.jpg' --out=embeddings/photos
 
 {model_flags.SOURCES}
@@ -64,7 +65,7 @@ def embed(values: Flags) -> None:
     out = os.path.expanduser(values.out)
     choice = model_flags.chosen_data(values)
     source = model_flags.chosen_source(values)
-    splits = [choice.load(split) for split in (("train", "test") if values.split == "all" else (values.split,))]
+    splits = choice.parts(values.split)
     table = ImageTable.of(splits, os.path.expanduser(choice.directory))
     identity = {
         "model": source.checksum(),
@@ -157,7 +158,7 @@ COMMAND = Command(
     USAGE,
     effects={
         **model_flags.EFFECTS,
-        **dict.fromkeys(("dataset", "data_dir", "dataset_options", "split", "bad_images"), _ONE_PROCESS),
+        **dict.fromkeys(("dataset", "features", "data_dir", "dataset_options", "split", "bad_images"), _ONE_PROCESS),
         "timeout": both(_ONE_PROCESS, model_flags.EFFECTS["timeout"]),
         "actors": needs("cluster"),
     },

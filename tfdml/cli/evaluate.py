@@ -31,6 +31,7 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   tfdml evaluate --model=http://localhost:8501/v1/models/cars --dataset=folder --data_dir=photos --intervals=classes
   tfdml evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
   tfdml evaluate --model=vectors.npz --distance=cosine
+  tfdml evaluate --model=runs/head --features=new.npz
   tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
   tfdml evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
   tfdml evaluate --model=embeddings/photos --metrics=recall,map@r --cluster=ray://head:10001
@@ -194,7 +195,7 @@ def _compare_runs(values: Flags) -> None:
     folders, report, distance = values.compare, values.report, values.distance
     runs = read_runs(folders)
     dataset, embeddings = None, None
-    if values.dataset:
+    if values.dataset or values.features:
         dataset = model_flags.chosen_data(values, "").load(values.split)
         # Of several seeds, the first embeds the images that the page shows.
         models = [str(run.seeds[0].path if run.seeds else run.path) for run in runs]
@@ -229,9 +230,9 @@ def _kind(given: Mapping[str, Any]) -> str:
 
 _RETRIEVAL = needs("task", "retrieval")
 _ALONE = Effect(lambda given: not given["compare"], "--model in place of --compare")
-_IMAGES = either(needs("dataset"), Effect(lambda given: _kind(given) == "model", "a model"))
+_IMAGES = either(needs("dataset"), needs("features"), Effect(lambda given: _kind(given) == "model", "a model"))
 _EMBEDDING = Effect(
-    lambda given: _kind(given) == "model" or bool(given["compare"] and given["dataset"]),
+    lambda given: _kind(given) == "model" or bool(given["compare"] and (given["dataset"] or given["features"])),
     "a model that embeds images as --model, or --compare with --dataset",
 )
 COMMAND = Command(
@@ -244,8 +245,8 @@ COMMAND = Command(
         **dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),
         **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDING),
         "report": needs("task", "retrieval", "verification"),
-        "split": either(_ALONE, needs("dataset")),
-        "distance": either(_ALONE, needs("dataset")),
+        "features": Effect(lambda given: _kind(given) != "embeddings", "a head as --model"),
+        **dict.fromkeys(("split", "distance"), either(_ALONE, needs("dataset"), needs("features"))),
         **dict.fromkeys(("metrics", "ks", "intervals", "generalisation", "after", "cluster"), both(_ALONE, _RETRIEVAL)),
         "workers": needs("cluster"),
         "task": _ALONE,

@@ -24,6 +24,7 @@ Export the embedder of a run.
   tfdml export --run_dir=runs/cars_jrd --out=models/cars --formats=all --images=0
   tfdml export --run_dir=runs/cars_jrd --out=models/cars --whitening='dim=64, power=0.5'
   tfdml export --run_dir=runs/cars_matryoshka --out=models/cars --truncate_dim=32
+  tfdml export --run_dir=runs/head --stack_on=runs/cars_jrd --out=models/cars_head
 
 Writes the next version below --out, e.g. models/cars/1, atomically; earlier versions stay. Formats:
 saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or litert for the four; onnx; all.
@@ -52,7 +53,8 @@ FLAGS.define(
     "whitening", "", "Add a PCA whitening fitted to the training images, e.g. 'dim=64, power=0.5, shrinkage=0'."
 )
 FLAGS.define("truncate_dim", 0, "Keep the first N dimensions of the vector, scaled to length 1; 0: all.", lower_bound=0)
-FLAGS.define("data_dir", "", "Where the run's data set lies, if it has moved.")
+FLAGS.define("stack_on", "", "The run of the embedder that a head's vectors come from: export both as one.")
+FLAGS.define("data_dir", "", "Where the data set of the run, or of --stack_on, lies, if it has moved.")
 FLAGS.define("dry_run", False, "Check the flags and the run, write nothing.")
 FLAGS.define("gallery", "", "Build a retriever of the images here.")
 FLAGS.define("embedder", "", "With --gallery: an exported version, or a folder of them, in place of a run.")
@@ -73,19 +75,19 @@ def export(values: Flags) -> None:
     options = values.settings(ExportOptions)
     report = functools.partial(print, flush=True)
     run, moments, data_dir = values.run_dir, values.moment_embedder, values.data_dir
-    reduced = whitening, values.truncate_dim
+    changes = whitening, values.truncate_dim, values.stack_on
     if values.gallery:
         if "saved_model" not in options.formats:
             raise UserError("--gallery makes a SavedModel: leave --formats alone")
-        _export_gallery(values, lambda folder: export_run(run, folder, options, moments, data_dir, report, *reduced))
+        _export_gallery(values, lambda folder: export_run(run, folder, options, moments, data_dir, report, *changes))
         return
     if values.dry_run:
-        embedder, _ = load_run(run, moments, data_dir)
+        embedder, _ = load_run(run, moments, data_dir, values.stack_on)
         formats = ", ".join(options.formats)
         behind = " with a whitening" if whitening is not None else ""
         print(f"would export {embedder.name}{behind} of {run} to {values.out} as {formats}")
         return
-    version = export_run(run, values.out, options, moments, data_dir, report, *reduced)
+    version = export_run(run, values.out, options, moments, data_dir, report, *changes)
     print(f"version: {version}")
     if "saved_model" not in options.formats:
         print(f"It holds no SavedModel: do not let TF Serving watch {values.out}.")
@@ -143,7 +145,7 @@ COMMAND = Command(
         "gallery_dataset_options": _OF_DATASET,
         "gallery_split": _OF_DATASET,
         **dict.fromkeys(
-            ("moment_embedder", "whitening", "truncate_dim", "data_dir", "images", "max_pixels"), _FROM_RUN
+            ("moment_embedder", "whitening", "truncate_dim", "stack_on", "data_dir", "images", "max_pixels"), _FROM_RUN
         ),
         **dict.fromkeys(("min_cosine", "max_recall_drop", "calibrate"), _FROM_RUN),
         "representative_images": Effect(

@@ -32,7 +32,7 @@ from tfdml.evaluation import (
 from tfdml.evaluation.chains import Step, steps_of
 from tfdml.evaluation.per_query import dataset_roles
 from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol, ks_within
-from tfdml.models import Embedder
+from tfdml.models import Embedder, Head
 from tfdml.report import Run, write_report
 from tfdml.training import RunFolder
 from tfdml.training.build.images import split_training_classes
@@ -114,7 +114,7 @@ class EmbeddedSplit:
         if train[0] is None:
             logging.warning("no embeddings of training classes: some measures are left out (tfdml embed --split=all)")
         embedder = getattr(self.source, "embedder", None)
-        if isinstance(embedder, Embedder) and self.dataset is not None:
+        if isinstance(embedder, Embedder) and not isinstance(embedder, Head) and self.dataset is not None:
             batches = evaluation_batches(self.dataset, EvaluationTransform.of(embedder), self.values.batch_size)
             options = {"embedder": embedder, "test_batches": batches}
         return evaluate_generalisation(
@@ -278,7 +278,7 @@ def seen_and_held_out(train: ImageDataset, name: str, model: str) -> tuple[Image
     if not is_run(model):
         return train, None
     experiment = RunFolder(model).load_experiment()
-    if experiment.dataset != name or experiment.sampling == "two_views":
+    if experiment.data_name != name or experiment.sampling == "two_views":
         return train, None
     data = final_run(experiment)
     return split_training_classes(train, data.holdout_classes, experiment.seed, data.holdout_sampling)

@@ -1,6 +1,7 @@
 """The flags by which commands name a model and the images that it embeds."""
 
 import dataclasses
+import functools
 import math
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ from tfdml.embeddings.backends import load_backend
 from tfdml.embeddings.base import EmbeddingBackend
 from tfdml.errors import UserError
 from tfdml.training import RunFolder
+from tfdml.training.build.images import vector_splits
 from tfdml.training.distributed import devices
 from tfdml.training.expressions import parse_arguments
 
@@ -35,6 +37,7 @@ def define_model_flags(values: Flags) -> None:
 def define_data_flags(values: Flags) -> None:
     """Define --dataset, and the flags that say where it lies and what becomes of bad images."""
     values.define("dataset", "", "Data set, as in tfdml train; for a run folder, its own.")
+    values.define("features", "", "Stored embeddings, for a head; without roles, all are of the test split.")
     values.define("data_dir", "", "Where the unpacked data set lies.")
     values.define("dataset_options", "", "Options of the data set, as in tfdml train.")
     values.define("bad_images", "error", "Images that cannot be decoded: skip decodes all first.", ["error", "skip"])
@@ -53,15 +56,37 @@ class DataChoice:
         directory: Where it lies; empty: nowhere.
         options: As in `--dataset_options`.
         bad_images: `error`, or `skip` to leave out the images that cannot be decoded, of which each is tried.
+        features: Stored embeddings in the place of images.
+        trained_on: Whether a head was trained on them, and they have the splits of its training.
     """
 
     name: str
     directory: str
     options: str
     bad_images: str = "error"
+    features: str = ""
+    trained_on: bool = False
+
+    @functools.cached_property
+    def _vectors(self) -> dict[str, ImageDataset]:
+        arguments = parse_arguments(self.options, "--dataset_options")
+        return vector_splits(
+            self.features, self.directory, **({} if self.trained_on else {"test_fraction": None}) | arguments
+        )
+
+    def parts(self, split: str) -> list[ImageDataset]:
+        """Return a split or, of all images, those for training and for testing."""
+        if split != "all":
+            return [self.load(split)]
+        return list(self._vectors.values()) if self.features else [self.load("train"), self.load("test")]
 
     def load(self, split: str) -> ImageDataset:
         """One split."""
+        if self.features:
+            side = self._vectors.get("train" if split == "train" else "test")
+            if side is None:
+                raise UserError(f"--features={self.features} has no {split} images: name another --split")
+            return side if split in ("train", "test") else side.queries if split == "query" else side.gallery
         arguments = parse_arguments(self.options, "--dataset_options")
         dataset = data.load(self.name, self.directory or None, split, **arguments)
         return check(dataset, self.bad_images, "decode" if self.bad_images == "skip" else "headers")
@@ -79,14 +104,20 @@ def chosen_data(values: Flags, model: str | None = None) -> DataChoice:
     """
     model = values.model if model is None else model
     _check_model(values, model)
+    if values.dataset and values.features:
+        raise UserError("--dataset names images and --features stored embeddings: name one of them")
     if values.dataset:
         return DataChoice(values.dataset, values.data_dir, values.dataset_options, values.bad_images)
 
-    if not (Path(model) / "flags.txt").is_file():
-        raise UserError("--dataset is missing: only a run folder knows its own")
-    stored = RunFolder(model).load_experiment()
+    stored = RunFolder(model).load_experiment() if (Path(model) / "flags.txt").is_file() else None
+    features = values.features or (stored.features if stored else "")
+    # By name, as the file of its training may have moved: to take its training classes for new ones would be worse.
+    if features and (stored is None or not stored.features or Path(features).stem != stored.data_name):
+        return DataChoice(Path(features).stem, values.data_dir, values.dataset_options, features=features)
+    if stored is None:
+        raise UserError("--dataset or --features is missing: only a run folder knows its own")
     directory, options = values.data_dir or stored.data_dir, values.dataset_options or stored.dataset_options
-    return DataChoice(stored.dataset, directory, options, values.bad_images)
+    return DataChoice(stored.data_name, directory, options, values.bad_images, features, trained_on=True)
 
 
 def _check_model(values: Flags, model: str) -> None:

@@ -13,8 +13,8 @@ from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
 from tfdml.data import ImageDataset
 from tfdml.data.faults import check
-from tfdml.data.images import FileImages
-from tfdml.effects import Effect, both
+from tfdml.data.images import FileImages, VectorImages
+from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.reader import holds_embeddings
 from tfdml.errors import UserError
 from tfdml.evaluation import RetrievalResults
@@ -29,6 +29,7 @@ Find the nearest images of a gallery.
   tfdml search --gallery=embeddings/cars --model=models/cars --queries=photos/1.jpg --k=3
   tfdml search --gallery=embeddings/cars --queries=queries.npz --out=neighbors.parquet
   tfdml search --gallery=embeddings/cars --queries=embeddings/cars --k=1000 --out=run.trec
+  tfdml search --gallery=embeddings/cars_head --model=runs/head --queries=new.npz
   tfdml search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd --queries=1.jpg,2.jpg
 
 --gallery is one of
@@ -36,8 +37,9 @@ Find the nearest images of a gallery.
   a folder that tfdml embed wrote, or a Parquet, .npz or .npy file, which is searched exactly
   the address of a database that tfdml index wrote
 
---queries are images, which --model embeds, or stored embeddings of the same model as the gallery. Where both are the
-same embeddings, their test images are searched as tfdml evaluate does: queries in the gallery, or each in all others.
+--queries are images, which --model embeds, or stored embeddings: of the same model as the gallery, or for a head as
+--model. Where gallery and queries are the same embeddings, their test images are searched as tfdml evaluate does:
+queries in the gallery, or each in all others.
 
 --out is a .parquet or .csv file with a row for each neighbor, or a .trec file: a run for trec_eval or ranx, with
 qrels.trec next to it where the labels of queries and gallery are known.
@@ -125,7 +127,11 @@ def _embedded(values: Flags) -> tuple[list[str], np.ndarray, np.ndarray | None]:
     """Return the names of the queries, their embeddings, and their labels where they are known."""
     if not _holds_images(values.queries):
         stored = EmbeddingsToIndex.read(os.path.expanduser(values.queries[0]))
-        return stored.names, np.asarray(stored.stored.embeddings), stored.stored.labels
+        vectors = np.asarray(stored.stored.embeddings)
+        if values.model:
+            dataset = ImageDataset("queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64))
+            vectors = model_flags.chosen_source(values).embed(dataset, values.batch_size)
+        return stored.names, vectors, stored.stored.labels
     paths = _images(values)
     values.require("model")
 
@@ -147,7 +153,12 @@ def _in_embeddings(values: Flags) -> RetrievalResults:
     gallery = EmbeddingsToIndex.read(path)
     stored, options = gallery.stored, {"k": values.k, "distance": values.distance}
     asked = os.path.realpath(os.path.expanduser(values.queries[0]))
-    if not _holds_images(values.queries) and asked == os.path.realpath(path) and stored.labels is not None:
+    if (
+        not _holds_images(values.queries)
+        and not values.model
+        and asked == os.path.realpath(path)
+        and stored.labels is not None
+    ):
         part = dataclasses.replace(stored, names=tuple(gallery.names)).split("test")
         return RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
     names, queries, labels = _embedded(values)
@@ -166,18 +177,21 @@ def _in_retriever(values: Flags) -> RetrievalResults:
 
 
 _SEARCHES = {"database": _in_database, "embeddings": _in_embeddings, "retriever": _in_retriever}
-_BY_MODEL = both(
-    Effect(lambda given: bool(given["queries"]) and _holds_images(given["queries"]), "images as --queries"),
+_IMAGES = Effect(lambda given: bool(given["queries"]) and _holds_images(given["queries"]), "images as --queries")
+_BY_MODEL = either(
     Effect(lambda given: _kind(given["gallery"]) != "retriever", "a gallery that does not embed images itself"),
+    Effect(lambda given: not _IMAGES.holds(given), "stored embeddings as --queries"),
 )
+_EMBEDDED = both(either(_IMAGES, needs("model")), _BY_MODEL)
 COMMAND = Command(
     "search",
     search,
     FLAGS,
     USAGE,
     effects={
-        **{name: both(_BY_MODEL, effect) for name, effect in model_flags.EFFECTS.items()},
-        **dict.fromkeys(("model", "batch_size", "truncate_dim"), _BY_MODEL),
+        **{name: both(_EMBEDDED, effect) for name, effect in model_flags.EFFECTS.items()},
+        "model": _BY_MODEL,
+        **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDED),
         "distance": Effect(lambda given: _kind(given["gallery"]) == "embeddings", "stored embeddings as --gallery"),
     },
     flag_of={"uri": "gallery"},

@@ -25,7 +25,7 @@ from tfdml.embeddings.base import (
 )
 from tfdml.embeddings.compute import embed_batches
 from tfdml.embeddings.endpoints import Endpoint
-from tfdml.embeddings.model_card import CARD, compare_with_card, served_version, view_of_card
+from tfdml.embeddings.model_card import CARD, compare_with_card, served_version, view_of, view_of_card
 from tfdml.errors import UserError, short_message
 from tfdml.models import AnyEmbedder
 
@@ -45,6 +45,7 @@ class ViewBackend(EmbeddingBackend):
 
     def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
         """See `EmbeddingBackend.stream`."""
+        self.check_input(dataset)
         rest = dataset.take(np.arange(first, len(dataset))) if first else dataset
         options = tf.data.Options()
         # The input has threads of its own, where the model's are kept to one operation at a time.
@@ -57,12 +58,13 @@ class ViewBackend(EmbeddingBackend):
 
     def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See `EmbeddingBackend.stream_readable`."""
+        self.check_input(dataset)
         for rows, images in readable_views(dataset.images, self.transform, batch_size):
             yield rows, next(self._vectors([images], min(batch_size, len(dataset))))
 
 
 class KerasEmbedder(ViewBackend):
-    """A Keras embedder, fed by the evaluation pipeline.
+    """A Keras embedder of images, or a `Head` of stored vectors, fed by the evaluation pipeline.
 
     Args:
         path: A run folder or a .keras file.
@@ -77,10 +79,9 @@ class KerasEmbedder(ViewBackend):
         self.path = _file(path)
         self.address = str(path)
         self.embedder = load_embedder(path)
-        if len(self.embedder.view_shape) == 1:
-            raise UserError(f"{path} holds a head, which takes vectors and no images: use tfdml.models.stack")
         self.transform = EvaluationTransform.of(self.embedder)
-        self.view = self.transform.get_config()
+        self.view = view_of(self.embedder)
+        self.dimension = self.view.get("dimension", 0)
 
     def checksum(self) -> str:
         """Of the .keras file."""

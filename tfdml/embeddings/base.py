@@ -29,11 +29,13 @@ class EmbeddingBackend(abc.ABC):
         kind: What it is: `"keras"`, `"saved_model"`, `"litert"`, `"onnx"` or `"rest"`.
         address: Its path or URL.
         view: The configuration of the `EvaluationTransform` in which it sees images; None where only the model knows.
+        dimension: D of a head, which embeds stored vectors (B, D) in the place of images; 0 for images.
     """
 
     kind: str
     address: str
     view: dict[str, Any] | None = None
+    dimension: int = 0
 
     @abc.abstractmethod
     def checksum(self) -> str:
@@ -67,6 +69,16 @@ class EmbeddingBackend(abc.ABC):
             (B,) which rows of the data set, ascending, and their (B, d) float32 embeddings.
         """
 
+    def check_input(self, dataset: ImageDataset) -> None:
+        """Refuse images where the model embeds vectors, vectors where it embeds images, and those of another size."""
+        given = dataset.images.lookup().dimension
+        if given != self.dimension:
+            takes, found = (f"vectors of {size} dimensions" if size else "images" for size in (self.dimension, given))
+            raise UserError(
+                f"{self.address} embeds {takes}, but {dataset.name} holds {found}; a head takes `features`, and behind "
+                "its embedder (`stack`) images"
+            )
+
     def embed(self, dataset: ImageDataset, batch_size: int) -> np.ndarray:
         """(N, d) float32, in the data set's order."""
         result, done = np.zeros((0, 0), np.float32), 0
@@ -88,7 +100,12 @@ class TruncatedBackend(EmbeddingBackend):
 
     def __init__(self, backend: EmbeddingBackend, dim: int):
         self.backend, self.dim = backend, dim
-        self.kind, self.address, self.view = backend.kind, backend.address, backend.view
+        self.kind, self.address, self.view, self.dimension = (
+            backend.kind,
+            backend.address,
+            backend.view,
+            backend.dimension,
+        )
 
     def checksum(self) -> str:
         """How many dimensions are kept, and that of the other one."""
@@ -122,6 +139,7 @@ class EncodedImagesBackend(EmbeddingBackend):
 
     def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
         """See `EmbeddingBackend.stream`."""
+        self.check_input(dataset)
         images = dataset.images
         for start in range(first, len(images), batch_size):
             rows = range(start, min(start + batch_size, len(images)))
@@ -336,11 +354,11 @@ def embed_views(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: in
         (N, d) float32 of length 1; 0 where the views cancel.
 
     Raises:
-        UserError: The model has its view inside, or there is no room for crops; as `EmbeddingBackend.embed`.
+        UserError: The model has one view, or there is no room for crops; as `EmbeddingBackend.embed`.
     """
     transform = getattr(backend, "transform", None)
-    if not isinstance(transform, EvaluationTransform):
-        raise UserError(f"{backend.address} has its one view inside: name a run folder, .keras, .tflite or .onnx file")
+    if not isinstance(transform, EvaluationTransform) or backend.dimension:
+        raise UserError(f"{backend.address} has one view: name a run on images, or its .keras, .tflite or .onnx file")
     total: np.ndarray | None = None
     for view in views.of(transform):
         other = copy.copy(backend)

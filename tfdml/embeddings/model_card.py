@@ -40,17 +40,13 @@ def model_card(
         about: The training: data, flags, metrics.
 
     Returns:
-        A dict that JSON can hold. `view` is the configuration of the `EvaluationTransform` that a LiteRT or ONNX file
-        expects its images to have gone through; of a `Head` the `dimension` of its vectors.
+        A dict that JSON can hold.
     """
-    view = EvaluationTransform.of(embedder).get_config()
-    if len(embedder.view_shape) == 1:
-        view = {"dimension": embedder.view_shape[0]}
     return {
         "model": {"class": type(embedder).__name__, "name": embedder.name, "parameters": embedder.count_params()},
         "embedding_dim": embedder.embedding_dim,
         "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
-        "view": view,
+        "view": view_of(embedder),
         "signatures": list(signatures),
         "max_pixels": max_pixels,
         "artefacts": artefacts,
@@ -73,6 +69,20 @@ def describe_files(version: Path, paths: Iterable[Path]) -> dict[str, Any]:
     return {"bytes": sum(entry["bytes"] for entry in files.values()), "files": files}
 
 
+def view_of(embedder: AnyEmbedder) -> dict[str, Any]:
+    """Return the view in which an embedder sees images, as a LiteRT or ONNX file of it expects them.
+
+    Returns:
+        The configuration of its `EvaluationTransform`; of a `Head` the `dimension` of its vectors.
+
+    Example:
+        >>> view_of(tfdml.models.Head(8, embedding_dim=3))
+        {'dimension': 8}
+    """
+    shape = embedder.view_shape
+    return {"dimension": shape[0]} if len(shape) == 1 else EvaluationTransform.of(embedder).get_config()
+
+
 def view_of_card(path: Path) -> dict[str, Any] | None:
     """Return the view in which an exported model sees images: the card's `view`; None where there is no card.
 
@@ -92,6 +102,8 @@ def view_of_card(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     view = read_json(path).get("view")
+    if isinstance(view, dict) and "dimension" in view:
+        raise UserError(f"{path} is of a head, which embeds vectors and no images: export it with `stack_on`")
     # Black padding is not named.
     if not isinstance(view, dict) or {"pad_color", *view} != set(_VIEW):
         raise UserError(f"{path} does not state the view of the model: resize, image_size and resize_mode")

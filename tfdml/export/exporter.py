@@ -27,7 +27,7 @@ from tfdml.export.versions import new_version
 from tfdml.io.files import is_remote, write_json
 from tfdml.io.manifests import parse_flags, read_json
 from tfdml.layers import PrincipalComponents
-from tfdml.models import AnyEmbedder, TruncatedEmbedder, WhitenedEmbedder, with_whitening
+from tfdml.models import AnyEmbedder, TruncatedEmbedder, WhitenedEmbedder, stack, with_whitening
 from tfdml.training import RunFolder
 from tfdml.training.build.images import Splits, load_splits
 from tfdml.training.run.several import final_run
@@ -308,6 +308,7 @@ def export_run(
     report: Callable[[str], None] = logging.info,
     whitening: Mapping[str, Any] | None = None,
     truncate_dim: int = 0,
+    stack_on: str = "",
 ) -> Path:
     """Export the embedder of a run; see `export_model`.
 
@@ -321,6 +322,8 @@ def export_run(
         whitening: Arguments of `with_whitening` (`dim`, `power`, `shrinkage`), to export the embedder with a whitening
             behind it that is fitted to the run's training images; None: without.
         truncate_dim: Keep this many first dimensions of the vector, scaled to length 1; 0: all.
+        stack_on: Of a head: the run of the embedder that its vectors come from. Both are exported as one embedder of
+            images, which is compared on the images of that run; `data_dir` is then theirs.
 
     Returns:
         The path of the version.
@@ -332,9 +335,11 @@ def export_run(
         >>> export_run("runs/cars_jrd", "models/cars_jrd_all", ExportOptions(formats=["all"]))
         PosixPath('models/cars_jrd_all/1')
     """
-    embedder, experiment = load_run(run_dir, moments, data_dir)
+    embedder, experiment = load_run(run_dir, moments, data_dir, stack_on)
     splits = load_splits(final_run(experiment), experiment.seed)
-    about = _about(run_dir, experiment, splits, moments)
+    about = _about(stack_on or run_dir, experiment, splits, moments)
+    if stack_on:
+        about = {**about, "metrics": None, "head": _about(run_dir, RunFolder(run_dir).load_experiment())}
     options = options or ExportOptions()
     if "test" in splits.two_views and options.calibrate == "auto":  # no two images are known to be the same
         options = dataclasses.replace(options, calibrate="none")
@@ -378,12 +383,20 @@ def check_whitening(arguments: Mapping[str, Any]) -> None:
         raise UserError(f"`whitening`: {error}") from error
 
 
-def load_run(run_dir: str | os.PathLike, moments: bool = False, data_dir: str = "") -> tuple[AnyEmbedder, Experiment]:
-    """Return the embedder and the settings of a run.
+def load_run(
+    run_dir: str | os.PathLike, moments: bool = False, data_dir: str = "", stack_on: str = ""
+) -> tuple[AnyEmbedder, Experiment]:
+    """Return the embedder and the settings of a run; of a head that is stacked, the settings of its embedder's run.
 
     Raises:
-        UserError: There are none.
+        UserError: There are none, or the head does not go on that embedder.
     """
+    if stack_on:
+        (embedder, experiment), (head, _) = load_run(stack_on, data_dir=data_dir), load_run(run_dir, moments)
+        try:
+            return stack(embedder, head), experiment
+        except ValueError as error:
+            raise UserError(f"`run_dir={run_dir}`, `stack_on={stack_on}`: {error}") from error
     if data_dir and not is_remote(data_dir) and not os.path.exists(os.path.expanduser(data_dir)):
         raise UserError(f"`data_dir={data_dir}`: there is no such folder")
     run = RunFolder(run_dir)
@@ -393,13 +406,15 @@ def load_run(run_dir: str | os.PathLike, moments: bool = False, data_dir: str = 
     return embedder, Experiment.from_flags(text, **changes)
 
 
-def _about(run_dir: str | os.PathLike, experiment: Experiment, splits: Splits, moments: bool = False) -> dict[str, Any]:
+def _about(
+    run_dir: str | os.PathLike, experiment: Experiment, splits: Splits | None = None, moments: bool = False
+) -> dict[str, Any]:
     """Return what the model card states of a run: data, flags, metrics."""
     stored = RunFolder(run_dir).result
     result = read_json(stored) if stored.exists() else {}
     if not result:
         logging.warning("%s has no result.json: the model card is without metrics", run_dir)
-    parts = {"train": splits.train, "test": splits.test}
+    parts = {"train": splits.train, "test": splits.test} if splits else {}
     flags = parse_flags(experiment.as_flags())
     return {
         "data": {

@@ -393,7 +393,9 @@ def test_the_last_classes_of_stored_vectors_are_the_test_classes(tmp_path):
 def test_roles_of_stored_vectors_are_the_split_and_their_paths_the_names(tmp_path, caplog):
     roles = np.array(["train"] * 6 + ["query"] * 3 + ["gallery"] * 3)
     names = np.array([f"{row}.jpg" for row in range(12)])
-    train, test = vector_splits(stored(tmp_path, roles=roles, names=names, labels=np.tile([0, 1, 2], 4)), "photos")
+    train, test = vector_splits(
+        stored(tmp_path, roles=roles, names=names, labels=np.tile([0, 1, 2], 4)), "photos"
+    ).values()
     assert train.names == tuple(f"photos/{row}.jpg" for row in range(6))
     assert test.is_query.tolist() == [True] * 3 + [False] * 3
     assert "3 classes are in both train and test" in caplog.text
@@ -403,7 +405,7 @@ def test_given_pairs_of_stored_vectors_go_by_their_names(tmp_path):
     names = np.array([f"{row}.jpg" for row in range(12)])
     roles = np.array(["train", "test"] * 6)
     (tmp_path / "pairs.csv").write_text("a,b,similar\n0.jpg,2.jpg,1\n2.jpg,4.jpg,0\n1.jpg,5.jpg,1\n0.jpg,1.jpg,0\n")
-    train, test = vector_splits(stored(tmp_path, labels=None, roles=roles, names=names), pairs="pairs.csv")
+    train, test = vector_splits(stored(tmp_path, labels=None, roles=roles, names=names), pairs="pairs.csv").values()
     assert train.pairs.scored().tolist() == [[0, 1, 1], [1, 2, 0]]
     assert test.pairs.scored().tolist() == [[0, 2, 1]]
     assert (train.num_classes, test.num_classes) == (5, 5)
@@ -415,7 +417,7 @@ def test_a_folder_of_embeddings_brings_its_roles_and_paths(tmp_path):
     table["role"] = ["test", "test", "train", "train"]
     (tmp_path / "vectors").mkdir()
     parquet.write_file(tmp_path / "vectors" / "a.parquet", parquet.table_of({"id": range(4), **table}, np.eye(4)))
-    train, test = vector_splits(str(tmp_path / "vectors"))
+    train, test = vector_splits(str(tmp_path / "vectors")).values()
     assert (train.names, test.names) == (("2.jpg", "3.jpg"), ("0.jpg", "1.jpg"))
     np.testing.assert_array_equal(train.images.pixels(), np.eye(4, dtype=np.float32)[2:])
     assert train.name == "vectors"

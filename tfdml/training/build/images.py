@@ -95,7 +95,7 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
         known = ("test_fraction", "pairs", "similar_from")
         if unknown := options.keys() - {*known}:
             raise UserError(f"--dataset_options: --features have no option {min(unknown)!r}, only {', '.join(known)}")
-        train, test = vector_splits(settings.features, settings.data_dir, **options)
+        train, test = vector_splits(settings.features, settings.data_dir, **options).values()
     else:
         train, test = (data.load(settings.dataset, directory, split, **options) for split in ("train", "test"))
         train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
@@ -113,16 +113,17 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
 
 
 def vector_splits(
-    path: str, folder: str = "", test_fraction: float = 0.5, pairs: str = "", similar_from: float = 0.5
-) -> tuple[ImageDataset, ImageDataset]:
-    """Return stored embeddings as the training and the test images of a head.
+    path: str, folder: str = "", test_fraction: float | None = 0.5, pairs: str = "", similar_from: float = 0.5
+) -> dict[str, ImageDataset]:
+    """Return stored embeddings as the `train` and the `test` images of a head.
 
     Their roles are the split. Where the file has none, the last classes in the order of their ids are the test classes.
 
     Args:
         path: As of `read_embeddings`; labels have to be there.
         folder: Where the images lie that its names are of.
-        test_fraction: Without roles: the share of the classes that is the test split; at least one.
+        test_fraction: Without roles: the share of the classes that is the test split; at least one. None, for a trained
+            head: all are test images, one split may be missing, and vectors without labels are each of an own class.
         pairs: A file with pairs of the names, see `read_pairs`; there need be no labels then.
         similar_from: From which similarity on a pair is similar.
 
@@ -131,11 +132,13 @@ def vector_splits(
 
     Example:
         >>> np.savez("vectors.npz", embeddings=np.eye(4, dtype=np.float32), labels=[0, 0, 1, 1])
-        >>> vector_splits("vectors.npz")
-        (ImageDataset('vectors', 'train', images=2, classes=1), ImageDataset('vectors', 'test', images=2, classes=1))
+        >>> vector_splits("vectors.npz", test_fraction=0.5)["test"]
+        ImageDataset('vectors', 'test', images=2, classes=1)
     """
-    check_fraction("features", test_fraction)
-    stored = read_embeddings(os.path.expanduser(path))
+    if test_fraction is not None:
+        check_fraction("features", test_fraction)
+    path = os.path.expanduser(path)
+    stored = read_embeddings(path)
     names = stored.names or _names_of(path) or tuple(map(str, range(len(stored))))
     stored, labels = dataclasses.replace(stored, names=tuple(map(str, names))), stored.labels
     given, protocol = None, None
@@ -145,29 +148,37 @@ def vector_splits(
         protocol = similar_images(given, len(names)) if labels is None else None
         labels = linked_classes(given, len(names)) if labels is None else labels
         stored = dataclasses.replace(stored, labels=labels)
+    if test_fraction is None:
+        labels = np.arange(len(stored)) if labels is None else labels
+        roles = np.full(len(stored), "test") if stored.roles is None else stored.roles
+        stored = dataclasses.replace(stored, labels=labels, roles=roles)
     if labels is None:
         raise UserError(f"--features={path} has no labels: put the class of each vector there, as `label` or `labels`")
     bad = np.flatnonzero(~np.isfinite(stored.embeddings).all(axis=1))
     if len(bad):
         raise UserError(f"--features={path}: {len(bad):,} vectors are not finite, the first in row {bad[0]:,}")
     if stored.roles is None:
+        assert test_fraction is not None
         classes = split_classes("features", path, np.unique(labels).tolist(), test_fraction, "a column role")
         roles = np.where(np.isin(labels, classes["train"]), "train", "test")
         stored = dataclasses.replace(stored, roles=roles)
-    train, test = (_vectors_of(stored.split(split), split, folder) for split in ("train", "test"))
-    if given is not None:
-        sides = [(split, np.flatnonzero((stored.roles == "train") == (split is train))) for split in (train, test)]
-        train, test = (
-            dataclasses.replace(split, pairs=given.take(rows, len(names)), protocol=protocol and protocol.take(rows))
-            for split, rows in sides
-        )
-    warn_shared_classes("features", path, np.intersect1d(train.classes, test.classes).tolist())
-    return train, test
+    assert stored.roles is not None
+    splits = {}
+    for split in ("train", "test"):
+        rows = np.flatnonzero((stored.roles == "train") == (split == "train"))
+        if len(rows) or test_fraction is not None:
+            own: dict[str, Any] = {} if given is None else {"pairs": given.take(rows, len(names))}
+            own |= {"protocol": protocol.take(rows)} if protocol else {}
+            splits[split] = dataclasses.replace(_vectors_of(stored.split(split), split, folder), **own)
+    if len(splits) == 2:
+        shared = np.intersect1d(splits["train"].classes, splits["test"].classes)
+        warn_shared_classes("features", path, shared.tolist())
+    return splits
 
 
 def _names_of(path: str) -> tuple[str, ...]:
     try:
-        return () if path.endswith((".npz", ".npy")) else read_names(os.path.expanduser(path))
+        return () if path.endswith((".npz", ".npy")) else read_names(path)
     except UserError:
         return ()  # there is no column path
 

@@ -1,0 +1,139 @@
+"""A head on the command line: trained on stored vectors, it is measured, embeds new ones and is searched with."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tfdml.data import load
+from tfdml.embeddings.backends import load_backend, load_embedder
+from tfdml.embeddings.reader import read_embeddings, read_names
+from tfdml.evaluation import RetrievalResults, evaluate_retrieval
+from tfdml.models import Embedder, stack
+
+DIMENSIONS = 16  # as the embedding of `finished_run` has
+
+
+def vectors(classes, seed):
+    """Ten noisy vectors of each class."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(classes, DIMENSIONS)).astype("f").repeat(10, 0) + rng.normal(
+        size=(10 * classes, DIMENSIONS)
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(commands, tmp_path_factory):
+    """Vectors without roles, the run of a head that was trained on the first half of their classes, and new vectors."""
+    folder = tmp_path_factory.mktemp("heads")
+    np.savez(folder / "vectors.npz", embeddings=vectors(8, 0), labels=np.arange(80) // 10)
+    np.savez(folder / "new.npz", embeddings=vectors(3, 1), names=[f"{row}.jpg" for row in range(30)])
+    np.savez(folder / "short.npz", embeddings=np.ones((4, 5)), labels=[0, 0, 1, 1])
+    flags = ["--embedding_dim=4", "--classes_per_batch=4", "--images_per_class=2", "--epochs=2", "--report=false"]
+    features, options = f"--features={folder / 'vectors.npz'}", "--dataset_options=test_fraction=0.25"
+    status, _, errors = commands.run("train", features, options, *flags, f"--run_dir={folder / 'head'}")
+    assert status == 0, errors
+    return folder
+
+
+def run(commands, name, *flags):
+    """A command that ends well; what it prints."""
+    status, said, errors = commands.run(name, *map(str, flags))
+    assert status == 0, errors
+    return said
+
+
+@pytest.mark.slow
+def test_a_head_is_measured_on_the_split_of_its_training(commands, folder):
+    model, file = f"--model={folder / 'head'}", f"--json={folder / 'metrics.json'}"
+    said = run(commands, "evaluate", model, file, "--generalisation", f"--report={folder / 'page.html'}")
+    assert "vectors, test: 20 images of 2 classes" in said
+    assert "data:image" in (folder / "page.html").read_text()
+    measured, trained = (json.loads((folder / name).read_text()) for name in ("metrics.json", "head/result.json"))
+    assert measured["map@r"] == pytest.approx(trained["metrics"]["map@r"], abs=1e-6)
+    assert "h_divergence" in measured["generalisation"]
+    same = f"--features={folder / 'head' / '..' / 'vectors.npz'}"
+    assert "train: 60 images of 6 classes" in run(commands, "evaluate", model, same, "--split=train")
+    run(commands, "embed", model, "--split=all", f"--out={folder / 'all'}")
+    assert np.bincount(read_embeddings(folder / "all").roles == "train").tolist() == [20, 60]
+
+
+@pytest.mark.slow
+def test_a_head_embeds_new_vectors_and_is_searched_with(commands, folder):
+    model, new = f"--model={folder / 'head'}", f"--features={folder / 'new.npz'}"
+    assert "30 embeddings of 4 dim" in run(commands, "embed", model, new, "--batch_size=7", f"--out={folder / 'new'}")
+    stored = read_embeddings(folder / "new")
+    expected = load_embedder(folder / "head")(np.load(folder / "new.npz")["embeddings"].astype("f"))
+    np.testing.assert_allclose(stored.embeddings, expected, atol=1e-6)
+    assert set(stored.roles) == {"test"}
+    assert read_names(folder / "new")[:2] == ("0.jpg", "1.jpg")
+    asked = f"--queries={folder / 'new.npz'}"
+    run(commands, "search", model, asked, f"--gallery={folder / 'new'}", "--k=1", f"--out={folder / 'n.parquet'}")
+    found = RetrievalResults.read(folder / "n.parquet")
+    assert found.column("id").tolist() == list(read_names(folder / "new"))
+    np.testing.assert_allclose(found.column("distance"), 0, atol=1e-3)
+    keras_file = f"--model={folder / 'head' / 'embedder.keras'}"
+    said = run(commands, "evaluate", keras_file, f"--features={folder / 'vectors.npz'}", f"--json={folder / 'm.json'}")
+    assert "80 images of 8 classes" in said
+    arrays = np.load(folder / "vectors.npz")
+    every = np.asarray(load_embedder(folder / "head")(arrays["embeddings"].astype("f")))
+    recall = evaluate_retrieval(every, arrays["labels"], metrics=["recall"])["recall@1"]
+    assert json.loads((folder / "m.json").read_text())["recall@1"] == recall
+
+
+@pytest.mark.slow
+def test_vectors_and_images_are_not_taken_for_each_other(commands, folder):
+    head, glyphs = f"--model={folder / 'head'}", ["--dataset=glyphs", "--dataset_options=images_per_class=2, size=32"]
+    embedder = Embedder("conv4", embedding_dim=4, image_size=16)
+    embedder.build((None, 16, 16, 3))
+    embedder.save(folder / "images.keras")
+    for flags, says in (
+        ([head, *glyphs], "head embeds vectors of 16 dimensions, but glyphs holds images"),
+        ([head, f"--features={folder / 'short.npz'}"], "vectors of 16 dimensions, but short holds vectors of 5 dim"),
+        (
+            [f"--model={folder / 'images.keras'}", f"--features={folder / 'new.npz'}"],
+            "images.keras embeds images, but new",
+        ),
+        ([f"--model={folder / 'images.keras'}"], "--dataset or --features is missing"),
+        (
+            [head, *glyphs, f"--features={folder / 'new.npz'}"],
+            "--dataset names images and --features stored embeddings",
+        ),
+        ([head, f"--features={folder / 'new.npz'}", "--split=train"], "has no train images: name another --split"),
+        ([head, "--features=nowhere.npz"], "nowhere.npz"),
+    ):
+        status, _, errors = commands.run("embed", *flags, f"--out={folder / 'refused'}")
+        assert (status, says in errors, errors.count("\n")) == (2, True, 1), errors
+        assert not (folder / "refused").exists() or not list((folder / "refused").glob("*.parquet"))
+    status, _, errors = commands.run("evaluate", head, f"--features={folder / 'new.npz'}")
+    assert (status, "no query shares its class" in errors) == (2, True), errors
+    status, _, errors = commands.run("evaluate", head, "--after=views(flip=true)")
+    assert (status, "has one view" in errors) == (2, True), errors
+
+
+@pytest.mark.slow
+def test_a_head_and_its_embedder_are_exported_as_one(commands, folder, finished_run):
+    """As a SavedModel and a LiteRT file, which are accepted against the two; the page states their settings."""
+    flags = [f"--run_dir={folder / 'head'}", f"--stack_on={finished_run}", f"--out={folder / 'models'}", "--images=20"]
+    run(commands, "export", *flags, "--formats=saved_model,litert_float32")
+    version = folder / "models" / "1"
+    card = json.loads((version / "model_card.json").read_text())
+    assert card["model"]["class"] == "StackedEmbedder"
+    assert (card["embedding_dim"], card["view"]["image_size"], card["data"]["dataset"]) == (4, 28, "glyphs")
+    assert (card["head"]["data"]["dataset"], card["head"]["flags"]["embedding_dim"]) == ("vectors", "4")
+    assert all(made["acceptance"]["max_difference"] < 1e-5 for made in card["artefacts"].values())
+    images = load("glyphs", split="test", images_per_class=4, size=32).take(range(8))
+    embedder, head = (load_embedder(path) for path in (finished_run, folder / "head"))
+    whole = stack(embedder, head)
+    whole.save(folder / "whole.keras")
+    expected = load_backend(folder / "whole.keras").embed(images, 8)
+    np.testing.assert_allclose(load_backend(folder / "models").embed(images, 8), expected, atol=1e-5)
+    for run_dir, stack_on, says in (
+        (finished_run, finished_run, "head must be a tfdml.models.Head"),
+        (folder / "head", folder / "head", "takes vectors of size 16, the embedder gives 4"),
+        (folder / "head", folder / "nowhere", "there is no embedder at"),
+    ):
+        wrong = [f"--run_dir={run_dir}", f"--stack_on={stack_on}", f"--out={folder / 'wrong'}"]
+        status, _, errors = commands.run("export", *wrong)
+        assert (status, says in errors, errors.count("\n")) == (2, True, 1), errors
+    assert not (folder / "wrong").exists()
