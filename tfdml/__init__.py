@@ -2,7 +2,7 @@
 
 The backend-free part (`losses`, `mining`, `kernels`, `layers`, `objectives`, `backbones`, `models`, `interop`) is
 imported with the package; what needs TensorFlow itself or is heavy (`data`, `training`, `embeddings`, `evaluation`,
-`callbacks`, `explain`, `report`, `export`, `retrieval`, `cluster`) on first use.
+`audit`, `callbacks`, `explain`, `report`, `export`, `retrieval`, `cluster`) on first use.
 """
 
 import importlib
@@ -13,10 +13,23 @@ from tfdml.errors import UserError
 from tfdml.version import __version__
 
 if TYPE_CHECKING:  # so that type checkers and editors know what is in them
-    from tfdml import callbacks, cluster, data, embeddings, evaluation, explain, export, report, retrieval, training
+    from tfdml import (
+        audit,
+        callbacks,
+        cluster,
+        data,
+        embeddings,
+        evaluation,
+        explain,
+        export,
+        report,
+        retrieval,
+        training,
+    )
     from tfdml.index import Index
 
 _ON_FIRST_USE = (
+    "audit",
     "callbacks",
     "cluster",
     "data",
@@ -33,6 +46,7 @@ __all__ = [
     "Index",
     "UserError",
     "__version__",
+    "audit",
     "backbones",
     "callbacks",
     "cluster",

@@ -21,6 +21,7 @@ STAGES = {
     "embed": "write the embeddings of a data set",
     "index": "write embeddings into a vector database",
     "search": "find the nearest images of a gallery",
+    "audit": "find near-duplicates, wrong labels and outliers of a data set",
     "export": "write a run as SavedModel, LiteRT, ONNX or a retriever",
 }
 OTHERS = {
@@ -41,11 +42,10 @@ def main(words: Sequence[str] | None = None) -> None:
         print(_help())
     elif name == "--version":
         print(importlib.metadata.version("tfdml"))
-    elif name in ("configs", "doctor"):
+    elif name in OTHERS:
+        if name == "completion":
+            _load_tensorflow(name)
         sys.exit(importlib.import_module(f"tfdml_command.{name}").main(rest))
-    elif name == "completion":
-        _load_tensorflow(name)
-        sys.exit(importlib.import_module("tfdml.cli.completion").main(rest))
     elif name in STAGES:
         _load_tensorflow(name)
         from tfdml.cli.main import run

@@ -254,6 +254,17 @@ CASES = {
         "gallery_dataset_options": ("size=32", {"gallery": "photos"}, {"gallery": "x", "gallery_dataset": "sop"}),
         "gallery_split": ("all", {"gallery": "photos"}, {"gallery": "x", "gallery_dataset": "sop"}),
     },
+    "audit": {
+        "timeout": (1.0, {"model": "runs/cars"}, {"model": "http://localhost:8501/v1/models/cars"}),
+        "dataset_options": ("size=32", {"embeddings": "x.npz"}, {"dataset": "glyphs"}),
+        "bad_images": ("skip", {"embeddings": "x.npz"}, {"model": "runs/cars"}),
+        "batch_size": (9, {"embeddings": "x.npz"}, {"model": "runs/cars"}),
+        "truncate_dim": (9, {"dataset": "glyphs"}, {"model": "runs/cars"}),
+        **dict.fromkeys(("backbone", "weights"), ("other", {"model": "runs/cars"}, {"dataset": "glyphs"})),
+        "image_size": (64, {"embeddings": "x.npz"}, {"dataset": "glyphs"}),
+        "max_distance": (0.1, {"embeddings": "x.npz", "data_dir": "photos"}, {"embeddings": "x.npz"}),
+        "min_correlation": (0.9, {"embeddings": "x.npz"}, {"embeddings": "x.npz", "data_dir": "photos"}),
+    },
     "index": {},
     "search": {
         "model": (
@@ -297,6 +308,7 @@ ALWAYS = {
     "embed": {"model", "out", "dtype", "batch_size", "truncate_dim", "rows_per_file", "cluster", "input", "dry_run"},
     "evaluate": {"model", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},
+    "audit": {"model", "dataset", "data_dir", "embeddings", "pick", "out"},
     "index": {"embeddings", "to", "prefix", "truncate_dim", "dry_run"},
     "search": {"gallery", "queries", "k", "max_distance", "out"},
     "prepare": {"verify", "dry_run"},

@@ -7,7 +7,7 @@ import pytest
 
 import tfdml_command
 from tests.cli.commands import ROOT, load
-from tfdml.cli.completion import script
+from tfdml_command.completion import script
 
 
 def fresh(program, **environment):

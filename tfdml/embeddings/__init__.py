@@ -7,12 +7,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 from tfdml.embeddings.compute import embed, embed_batches
-from tfdml.embeddings.reader import read_embeddings, read_names
+from tfdml.embeddings.reader import ImageTable, read_embeddings, read_names
 
 if TYPE_CHECKING:
     from tfdml.embeddings.backends import load_backend
 
-__all__ = ["embed", "embed_batches", "load_backend", "read_embeddings", "read_names"]
+__all__ = ["ImageTable", "embed", "embed_batches", "load_backend", "read_embeddings", "read_names"]
 
 
 def __getattr__(name):

@@ -1,5 +1,6 @@
 """Reports that a person looks at: what one run achieved, and several runs side by side."""
 
+from tfdml.report.audit_report import write_audit as write_audit
 from tfdml.report.comparison import write_comparison as write_comparison
 from tfdml.report.run_report import write_report as write_report
 from tfdml.report.run_report import write_run_report as write_run_report

@@ -165,6 +165,7 @@ class DataSettings(Settings):
             Parquet, .npz or .npy file, with labels. --data_dir is then the folder of the images that its paths name.
         dataset_options: Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.
         bad_images: What to do with files that are no readable images.
+        drop: A CSV file of tfdml audit, maybe edited: training images whose action is drop are left out.
         check_images: How images are checked before training: the header and the end of each file, or all of it
             (decode), at about a millisecond an image and core.
         holdout_classes: Share of the training classes that is held out of training, as validation classes; for
@@ -228,6 +229,7 @@ class DataSettings(Settings):
     features: str = ""
     dataset_options: str = ""
     bad_images: str = choice("error", choices=("error", "skip"))
+    drop: str = ""
     check_images: str = choice("headers", choices=("headers", "decode"))
     holdout_classes: float = choice(0.0, check=fraction)
     holdout_sampling: str = choice("random", choices=("random", "stratified"), effect=needs("holdout_classes"))

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from tfdml import data
+from tfdml.audit import read_drops
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import check
 from tfdml.data.images import VectorImages, images_checksum
@@ -46,6 +48,7 @@ class Splits:
         test: The unseen classes.
         seen: A sample of `train` that the embedder is measured on, or None.
         two_views: Those of which two views find each other, as they have no labels: each image is in them twice.
+        dropped: Names of the training images that were left out.
     """
 
     train: ImageDataset
@@ -53,6 +56,7 @@ class Splits:
     test: ImageDataset
     seen: ImageDataset | None = None
     two_views: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     def evaluated(self) -> dict[str, ImageDataset]:
         """Return the splits that the embedder is measured on, by name."""
@@ -72,6 +76,7 @@ class Splits:
                 "names and labels": ImageTable.of([split], directory).checksum(),
                 "content": images_checksum(split.images),
                 **({} if split.pairs is None else {"pairs": split.pairs.checksum()}),
+                **({"dropped": list(self.dropped)} if self.dropped and name == "train" else {}),
             }
             for name, split in ({"train": self.train} | self.evaluated()).items()
             if split is not self.seen  # a part of `train`
@@ -98,18 +103,51 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
         train, test = vector_splits(settings.features, settings.data_dir, **options).values()
     else:
         train, test = (data.load(settings.dataset, directory, split, **options) for split in ("train", "test"))
+    train, dropped = leave_out(train, test, settings.drop, settings.data_dir) if settings.drop else (train, ())
+    if not settings.features:
         train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
     without_labels = settings.sampling == "two_views"
     train = train.without_labels() if without_labels else train
     train, validation = split_training_classes(train, settings.holdout_classes, seed, settings.holdout_sampling)
     train = train.contiguous()
-    splits = Splits(train, validation, test, sample_seen_classes(train, evaluate_train, seed))
+    splits = Splits(train, validation, test, sample_seen_classes(train, evaluate_train, seed), dropped=dropped)
     if not without_labels:
         return splits
     evaluated = splits.evaluated()
     paired = {name: split for name, split in evaluated.items() if split.num_classes == len(split)}
-    twice = {name: split.take(np.repeat(np.arange(len(split)), 2)) for name, split in paired.items()}
+    twice: dict[str, Any] = {name: split.take(np.repeat(np.arange(len(split)), 2)) for name, split in paired.items()}
     return dataclasses.replace(splits, **twice, two_views=tuple(twice))
+
+
+def leave_out(
+    train: ImageDataset, test: ImageDataset, drop: str, directory: str = ""
+) -> tuple[ImageDataset, tuple[str, ...]]:
+    """Return the training images without those that a CSV file says to drop, and the names of these.
+
+    Args:
+        train: The training images.
+        test: The test images, which all stay, so that results remain comparable.
+        drop: As `tfdml.audit.read_drops`.
+        directory: Where the data set lies; names count from there.
+
+    Raises:
+        UserError: As `read_drops`; the file names images that are in neither split, or all of `train`.
+    """
+    named = set(read_drops(os.path.expanduser(drop)))
+    names, others = (ImageTable.of([split], os.path.expanduser(directory)).names for split in (train, test))
+    if unknown := sorted(named.difference(names, others)):
+        raise UserError(
+            f"`drop={drop}` names {len(unknown):,} images that {train.name} does not have, such as {unknown[0]!r}: "
+            "correct the names, or take out the rows"
+        )
+    kept = [row for row, name in enumerate(names) if name not in named]
+    if not kept:
+        raise UserError(f"`drop={drop}` leaves no training image")
+    logging.info(
+        "`drop=%s` leaves out %s of %s training images; %s test images that it names stay",
+        *(drop, f"{len(names) - len(kept):,}", f"{len(names):,}", f"{len(named.intersection(others)):,}"),
+    )
+    return train.take(np.array(kept)), tuple(sorted(named.intersection(names)))
 
 
 def vector_splits(

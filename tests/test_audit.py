@@ -1,0 +1,209 @@
+"""The audit of data in which what is wrong was planted."""
+
+import csv
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance
+
+from tfdml.audit import (
+    audit,
+    class_neighbors,
+    k_center,
+    label_confidences,
+    near_duplicates,
+    outlier_factors,
+    read_drops,
+    write_table,
+)
+from tfdml.embeddings.reader import ImageTable
+from tfdml.errors import UserError
+from tfdml.retrieval import nearest_neighbours
+
+
+def clusters(sizes, seed=0, dim=16, spread=0.25):
+    """Embeddings around random directions, and their labels."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    return rng.normal(size=(len(sizes), dim))[labels] + spread * rng.normal(size=(len(labels), dim)), labels
+
+
+def table(labels, roles=None, names=None, class_names=None):
+    names = names or [f"{row}.jpg" for row in range(len(labels))]
+    return ImageTable(tuple(names), labels, roles or ["train"] * len(labels), class_names or {})
+
+
+def drawing(seed):
+    """A picture of colored boxes on a gradient."""
+    rng = np.random.default_rng(seed)
+    pixels = np.linspace(60, 180, 96)[:, None, None] + rng.normal(0, 20, 3) + np.zeros((96, 96, 3))
+    for _ in range(14):
+        top, left, height, width = rng.integers(0, 80, 2).tolist() + rng.integers(6, 40, 2).tolist()
+        pixels[top : top + height, left : left + width] = rng.integers(0, 256, 3)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+COPIES = {
+    "smaller": lambda image: image.resize((60, 60)),
+    "crop": lambda image: image.crop((7, 2, 93, 88)),
+    "mirrored": lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.3),
+    "same": lambda image: image,
+}
+
+
+def test_pixels_tell_copies_from_other_images():
+    originals = [drawing(seed) for seed in range(6)]
+    flat = [Image.new("RGB", (96, 96), (200, 200, 200 + shade)) for shade in (0, 3)]
+    images = [*originals, *(copy(image) for copy, image in zip(COPIES.values(), originals, strict=False)), *flat]
+    # Each image is compared with every other, as if all were near.
+    neighbors = np.array([[(row + by) % len(images) for by in range(1, len(images))] for row in range(len(images))])
+    pictures = [np.asarray(image) for image in images]
+    found = {}
+    for start in range(0, neighbors.shape[1], 5):
+        block = neighbors[:, start : start + 5]
+        pairs, scores = near_duplicates(block, np.zeros(block.shape), pictures.__getitem__)
+        found |= {tuple(pair): score for pair, score in zip(pairs.tolist(), scores.tolist(), strict=True)}
+    assert sorted(found) == [(row, 6 + row) for row in range(5)]
+    assert [pair for pair, score in found.items() if score == 1] == [(4, 10)]
+
+
+def test_without_images_the_distance_decides():
+    pairs, scores = near_duplicates(np.array([[1], [0], [1]]), np.array([[0.005], [0.005], [0.02]]))
+    assert pairs.tolist() == [[0, 1]]
+    np.testing.assert_allclose(scores, 0.995)
+
+
+def test_groups_are_connected_and_say_what_they_lie_across():
+    x = np.eye(8)[[0, 0, 0, 1, 1, 2, 3, 4]] + 0
+    names = table([5, 5, 6, 7, 7, 8, 8, 8], ["train", "train", "test", *["train"] * 5])
+    rows = [(f.row, f.group, f.across, f.action) for f in audit(x, names).of("duplicate")]
+    assert rows == [
+        (2, 1, "split and class", "keep"),  # what is measured on is kept
+        (0, 1, "split and class", "drop"),
+        (1, 1, "split and class", "drop"),
+        (3, 2, "", "keep"),
+        (4, 2, "", "drop"),
+    ]
+
+
+def test_planted_labels_come_first_and_singletons_are_not_judged():
+    x, truth = clusters([30] * 6 + [1])
+    labels, planted = truth.copy(), np.arange(0, 180, 12)
+    labels[planted] = (truth[planted] + 1) % 6
+    confidences, suggested = label_confidences(x, labels)
+    assert sorted(np.argsort(confidences)[:15]) == planted.tolist()
+    np.testing.assert_array_equal(suggested[planted], truth[planted])
+    assert np.isnan(confidences[180])
+    found = audit(x, table(labels)).of("label")
+    assert [f.row for f in found] == np.argsort(confidences)[:15].tolist()
+    assert {(f.action, labels[f.row] != f.other_label) for f in found} == {("relabel", True)}
+
+
+def test_a_score_is_that_of_a_classifier_fitted_without_the_image():
+    x, labels = clusters([5, 6], seed=1, dim=3)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    targets = np.eye(2)[labels]
+    # The mean stays that of all images, as in the closed form.
+    centred, priors = x - x.mean(axis=0), targets.mean(axis=0)
+    penalty = np.trace(centred.T @ centred) / 3
+    scores = []
+    for row in range(11):
+        rest = np.delete(centred, row, axis=0)
+        weights = np.linalg.solve(
+            rest.T @ rest + penalty * np.eye(3), rest.T @ np.delete(targets - priors, row, axis=0)
+        )
+        scores.append((centred[row] @ weights)[labels[row]])
+    usual = np.bincount(labels, scores) / np.bincount(labels)
+    np.testing.assert_allclose(label_confidences(x, labels)[0], scores / usual[labels], rtol=1e-4)
+
+
+def test_outliers_as_scikit_learn_finds_them():
+    from sklearn.neighbors import LocalOutlierFactor
+
+    x, _ = clusters([40], dim=4)
+    x = np.concatenate([x, [-x.mean(axis=0)]])
+    near, far = nearest_neighbours(x, k=10)
+    expected = -LocalOutlierFactor(10).fit(x).negative_outlier_factor_
+    np.testing.assert_allclose(outlier_factors(near, far), expected, rtol=1e-3)
+    found = audit(x, table(np.zeros(41, int))).of("outlier")
+    assert found[0].row == 40
+
+
+def test_halves_of_a_class_overlap_and_a_mixture_is_scattered():
+    x, labels = clusters([40] * 5, spread=0.5)
+    labels[:20] = 7
+    mixed = np.arange(30, 200, 10)
+    labels[mixed] = 9
+    found = audit(x, table(labels))
+    assert [(f.label, f.other_label, f.action) for f in found.of("same class")] == [(0, 7, "merge")]
+    assert [f.label for f in found.of("scattered class")] == [9]
+    share, pairs, overlaps = class_neighbors(np.array([[1], [0], [3], [2]]), np.array([0, 0, 1, -1]))
+    assert (share.tolist(), len(pairs), len(overlaps)) == ([1.0, 0.0], 0, 0)
+
+
+def test_picks_are_furthest_first_and_within_twice_the_best_radius():
+    x, labels = clusters([30] * 6, spread=0.05)
+    picks = k_center(x, 6)
+    assert sorted(labels[picks]) == list(range(6))
+    assert sorted(labels[k_center(x, 4, x[labels < 2])]) == [2, 3, 4, 5]
+    assert k_center(x[:2], 5).tolist() == k_center(x[:2], 2).tolist()
+    # Of those without a label, where there are any; neither outliers nor duplicates.
+    partly = np.where(labels < 3, labels, -1)
+    x[100] = x[101]
+    picked = audit(x, table(partly), pick=3).of("pick")
+    assert sorted(labels[f.row] for f in picked) == [3, 4, 5]
+    assert all(f.label == -1 for f in picked)
+
+
+@pytest.mark.parametrize("labels", [[0], [0, 0], [-1, -1, -1], [0, 1]])
+def test_sets_too_small_to_tell_have_no_findings(labels):
+    x = np.eye(4)[: len(labels)]
+    found = audit(x, table(labels), pick=1)
+    assert [f.kind for f in found.findings] == ["pick"]
+    assert next(iter(found.rows()))["action"] == "label"
+
+
+def test_what_is_no_embedding_is_refused():
+    for x, message in (
+        (np.full((2, 3), np.nan), "2 of 2 rows hold NaN"),
+        (np.zeros((0, 3)), "neither of them 0"),
+        (np.eye(3), "3 embeddings, but 2 images"),
+    ):
+        with pytest.raises(UserError, match=message):
+            audit(x, table([0, 1]))
+
+
+NAMES = ["=1+1.jpg", "+a", "-a", "@a", "\ta", "'a", 'a,b;c\n"d".jpg', "é.jpg", "<script>"]
+
+
+def test_names_survive_a_spreadsheet(tmp_path):
+    path = tmp_path / "audit.csv"
+    write_table(path, ["image", "action"], [{"image": name, "action": "drop"} for name in NAMES])
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        cells = [row["image"] for row in csv.DictReader(file)]
+    assert not [cell for cell in cells if cell[0] in "=+-@\t\r\n"]
+    assert read_drops(path) == tuple(NAMES)
+    # As another program saves it: other order, delimiter and line ends, without a byte-order mark.
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter=";", lineterminator="\n").writerows(
+            [["note", "Action", "IMAGE"], *([1, " DROP ", cell] for cell in cells), ["", "keep", "other"], []]
+        )
+    assert read_drops(path) == tuple(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no column action"),
+        ("image\na", "has no column action"),
+        ("image,action\n,drop", "line 2: there is no image to drop"),
+    ],
+)
+def test_files_that_do_not_say_what_to_drop(tmp_path, text, message):
+    path = tmp_path / "audit.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_drops(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_drops(tmp_path / "none.csv")

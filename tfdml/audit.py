@@ -1,0 +1,617 @@
+"""Finds what is wrong with a data set: near-duplicates, wrong labels, outliers, classes, and images to label next.
+
+`audit` does all of it on embeddings, and on images where there are any. Its parts work alone: `near_duplicates`,
+`label_confidences`, `outlier_factors`, `class_neighbors` and `k_center`. `write_table` and `read_drops` are the CSV
+files between `tfdml audit` and `tfdml train --drop`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import csv
+import dataclasses
+import io
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdml.embeddings.reader import ImageTable
+from tfdml.errors import UserError
+from tfdml.io.files import atomic_write, read_bytes
+from tfdml.pairwise import integer_labels
+from tfdml.retrieval.exact import check_embeddings, nearest_neighbours, unit_rows
+
+# Neighbors of each image that are known; of these, the nearest are compared by their pixels.
+_NEIGHBORS, _COMPARED = 10, 5
+# Sides of the thumbnail that is kept of an image, of the views that are compared first, and of those that are aligned.
+_SIDE, _COARSE, _FINE = 64, 16, 40
+# Below this, thumbnails that are not aligned yet are of different images.
+_PROMISING = 0.85
+# From this correlation on, no better alignment is looked for.
+_SURE = 0.95
+# Of the windows in which an image is looked for in another: their sides, and places in the room around them.
+_PLACES = (0.0, 0.5, 1.0)
+_WINDOWS: list[tuple[float, ...]] = [
+    (1.0, 0.0, 0.0),
+    *((side, x * (1 - side), y * (1 - side)) for side in (0.95, 0.9, 0.85, 0.8) for x in _PLACES for y in _PLACES),
+]
+# How a window moves: its side, left and top, in steps.
+_MOVES = [
+    *((0, 1, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1), (1, 0, 0), (-1, 0, 0)),
+    *((1, -0.5, -0.5), (-1, 0.5, 0.5), (1, -1, 0), (1, 0, -1), (1, -1, -1), (-1, 1, 1)),
+]
+_SMALLEST_SIDE = 0.75
+# With fewer images of a class, the others do not show whether one belongs to it.
+_JUDGED = 3
+# What is reported: labels with less than this share of the usual confidence, images that lie this much sparser than
+# their neighbors, classes that overlap this much, and classes with less than this share of the typical coherence.
+_DOUBTED, _FAR, _SAME_CLASS, _SCATTERED = 0.2, 1.5, 0.5, 1 / 3
+# What makes a spreadsheet take a cell for a formula; the apostrophe so that reading takes off what writing put on.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
+FIELDS = ("kind", "score", "image", "role", "class", "other_image", "other_class", "group", "across", "action")
+
+
+def near_duplicates(
+    neighbors: np.ndarray,
+    distances: np.ndarray,
+    picture: Callable[[int], np.ndarray] | None = None,
+    *,
+    max_distance: float = 0.01,
+    min_correlation: float = 0.8,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs of images that show the same picture, among those that are neighbors.
+
+    With images, neighbors are compared by their pixels: one, or its mirror image, is looked for in windows of the
+    other, the window is aligned, and the details of both are correlated (normalised cross-correlation of high-passed
+    thumbnails). That finds copies of another quality, brightness or size, mirrored ones, and crops of at least 75 % of
+    the width. Without images the distance alone decides, which takes similar images for duplicates sooner or later.
+
+    Args:
+        neighbors: (N, k) rows of the nearest other images, nearest first.
+        distances: (N, k) their distances.
+        picture: From a row to its image (H, W, 3) uint8; None: there are no images.
+        max_distance: Without images, the largest distance of duplicates.
+        min_correlation: With images, the smallest correlation of duplicates.
+
+    Returns:
+        (P, 2) rows of each pair, once, and their (P,) scores: correlations, 1 for thumbnails that are the same; without
+        images 1 - distance.
+
+    Example:
+        >>> near_duplicates(np.array([[1], [0], [1]]), np.array([[0.0], [0.0], [0.4]]))[0].tolist()
+        [[0, 1]]
+
+    Source: Lewis, "Fast normalized cross-correlation", Vision Interface 1995.
+    """
+    neighbors, distances = neighbors[:, :_COMPARED], distances[:, :_COMPARED]
+    one = np.repeat(np.arange(len(neighbors)), neighbors.shape[1])
+    pairs = np.sort(np.stack([one, neighbors.ravel()], axis=1), axis=1)
+    if picture is None:
+        near = distances.ravel() <= max_distance
+        found, first = np.unique(pairs[near], axis=0, return_index=True)
+        return found, 1 - distances.ravel()[near][first]
+    pairs = np.unique(pairs, axis=0)
+    scores = _correlations(pairs, picture, len(neighbors))
+    kept = scores >= min_correlation
+    return pairs[kept], scores[kept]
+
+
+def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count: int) -> np.ndarray:
+    """(P,) how well the details of two images agree, once they are aligned; 0 where they look different at once."""
+    from PIL import Image
+
+    thumbnails = np.empty((count, _SIDE, _SIDE, 3), np.uint8)
+    whole, mirrored = np.empty((2, count, 3 * _COARSE**2), np.float32)
+
+    def look(row: int) -> None:
+        image = Image.fromarray(picture(row)).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+        thumbnails[row] = np.asarray(image)
+        small = _window(thumbnails[row], _WINDOWS[0], _COARSE)
+        whole[row], mirrored[row] = _normalised(np.stack([small, small[:, ::-1]]))
+
+    others: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for number, (a, b) in enumerate(pairs.tolist()):
+        others[a].append((b, number))
+        others[b].append((a, number))
+    scores = np.zeros(len(pairs))
+
+    def compare(row: int) -> None:
+        if not others[row]:
+            return
+        near = [other for other, _ in others[row]]
+        views = _normalised(np.stack([_window(thumbnails[row], window, _COARSE) for window in _WINDOWS]))
+        similar = np.stack([whole[near] @ views.T, mirrored[near] @ views.T], axis=1).reshape(len(near), -1)
+        for (other, number), values in zip(others[row], similar, strict=True):
+            if values.max() >= _PROMISING and scores[number] < _SURE:
+                flipped, window = divmod(int(values.argmax()), len(_WINDOWS))
+                score = _aligned(thumbnails[row], thumbnails[other], bool(flipped), _WINDOWS[window])
+                scores[number] = max(scores[number], score)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for work in (look, compare):
+            list(pool.map(work, range(count)))
+    return scores
+
+
+def _aligned(large: np.ndarray, small: np.ndarray, flipped: bool, window: tuple[float, ...]) -> float:
+    """Return the correlation of the details of two thumbnails, one in a window of the other that is moved to fit."""
+    if np.array_equal(large, small):
+        return 1.0
+    target = _window(small[:, ::-1] if flipped else small, _WINDOWS[0], _FINE)
+    wanted = _normalised(target[None])[0]
+
+    def fit(window: tuple[float, ...]) -> float:
+        side, left, top = window
+        inside = _SMALLEST_SIDE <= side <= 1 and min(left, top) >= 0 and max(left, top) + side <= 1.000001
+        return float(_normalised(_window(large, window, _FINE)[None])[0] @ wanted) if inside else -1.0
+
+    best, step = fit(window), 0.025
+    while step > 0.002 and _details(_window(large, window, _FINE), target) < _SURE:
+        moved = [tuple(place + step * by for place, by in zip(window, move, strict=True)) for move in _MOVES]
+        fits = [fit(other) for other in moved]
+        if max(fits) > best:
+            best, window = max(fits), moved[int(np.argmax(fits))]
+        else:
+            step /= 2
+    return min(_details(_window(large, window, _FINE), target), 0.9999)
+
+
+def _details(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the correlation of two images without what is larger than seven pixels."""
+    from scipy.ndimage import uniform_filter
+
+    both = np.stack([one, other]).astype(np.float32)
+    details = _normalised(both - uniform_filter(both, size=(1, 7, 7, 1), mode="nearest"))
+    return float(details[0] @ details[1])
+
+
+def _window(thumbnail: np.ndarray, window: tuple[float, ...], size: int) -> np.ndarray:
+    from PIL import Image
+
+    side, left, top = (_SIDE * part for part in window)
+    box = (left, top, min(left + side, _SIDE), min(top + side, _SIDE))
+    return np.asarray(Image.fromarray(thumbnail).resize((size, size), Image.Resampling.BILINEAR, box=box))
+
+
+def _normalised(images: np.ndarray) -> np.ndarray:
+    """(n, D) images without their mean, of length 1; nearly flat ones shorter, so that noise correlates little."""
+    rows = images.reshape(len(images), -1).astype(np.float32)
+    rows -= rows.mean(axis=1, keepdims=True)
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), rows.shape[1] ** 0.5)
+
+
+def label_confidences(embeddings: Any, labels: Any, *, ridge: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Return how far the other images support the label of each image, and which class they support.
+
+    A linear classifier (ridge regression to one-hot classes) is fitted to all images but one, for each image in turn,
+    in closed form. The score of the image's own class, beyond the class's share of the images, is divided by the mean
+    score of that class's images, as confident learning has a threshold for each class.
+
+    Args:
+        embeddings: (N, d); their direction counts.
+        labels: (N,) class ids; negative: without a label.
+        ridge: Ridge penalty, as a multiple of the mean eigenvalue of the covariance.
+
+    Returns:
+        (N,) float32 confidences, about 1 for usual images and 0 for wrong labels, NaN where a class has fewer than
+        three images or is the only one; (N,) class ids.
+
+    Raises:
+        UserError: The embeddings and labels do not go together.
+
+    Example:
+        >>> vectors = np.repeat(np.eye(2), 5, axis=0)
+        >>> confidences, suggested = label_confidences(vectors, [0, 0, 0, 0, 1, 1, 1, 1, 1, 1])
+        >>> int(confidences.argmin()), suggested.tolist()
+        (4, [0, 0, 0, 0, 0, 1, 1, 1, 1, 1])
+
+    Source: Northcutt et al., "Confident learning: estimating uncertainty in dataset labels", JAIR 2021. Rifkin and
+    Lippert, "Notes on regularized least squares", 2007, for leaving out each image.
+    """
+    x, labels = unit_rows(check_embeddings(embeddings)), integer_labels(labels)
+    if len(labels) != len(x):
+        raise UserError(f"{len(x)} embeddings, but {len(labels)} labels")
+    confidences, suggested = np.full(len(x), np.nan, np.float32), labels.copy()
+    rows = np.flatnonzero(labels >= 0)
+    classes, own, counts = np.unique(labels[rows], return_inverse=True, return_counts=True)
+    judged = counts >= _JUDGED
+    if len(classes) < 2 or not judged.any():
+        return confidences, suggested
+    x = x[rows] - x[rows].mean(axis=0)
+    covariance = (x.T @ x).astype(np.float64)
+    penalty = max(ridge * np.trace(covariance) / len(covariance), np.finfo(np.float32).tiny)
+    inverse = np.linalg.inv(covariance + penalty * np.eye(len(covariance))).astype(np.float32)
+    sums = np.add.reduceat(x[np.argsort(own, kind="stable")], np.cumsum(counts) - counts)
+    weights, priors = inverse @ sums.T, (counts / len(x)).astype(np.float32)
+    given, best = np.empty(len(x), np.float32), np.empty(len(x), np.int64)
+    # A block has the scores of all classes, 128 MB.
+    block = max(1, 2**25 // len(classes))
+    for start in range(0, len(x), block):
+        part = slice(start, start + block)
+        each = np.arange(len(x[part]))
+        leverage = np.einsum("nd,nd->n", x[part] @ inverse, x[part]).clip(max=0.999)[:, None]
+        scores = x[part] @ weights + leverage * priors
+        scores[each, own[part]] -= leverage[:, 0]
+        scores /= 1 - leverage
+        given[part] = scores[each, own[part]]
+        best[part] = np.where(judged, scores + priors, -np.inf).argmax(axis=1)
+    usual = np.bincount(own, weights=given) / counts
+    confidences[rows] = np.where(
+        judged[own], given / np.maximum(usual, max(float(given.mean()) / 4, 1e-6))[own], np.nan
+    )
+    suggested[rows] = np.where(judged[own], classes[best], labels[rows])
+    return confidences, suggested
+
+
+def outlier_factors(neighbors: np.ndarray, distances: np.ndarray) -> np.ndarray:
+    """Return how much sparser the place of each image is than the places of its neighbors: 1 inside, more outside.
+
+    Args:
+        neighbors: (N, k) rows of the nearest other images.
+        distances: (N, k) their distances.
+
+    Returns:
+        (N,) local outlier factors.
+
+    Example:
+        >>> line = np.array([[0.0], [1.0], [2.0], [9.0]])
+        >>> neighbors, distances = tfdml.retrieval.nearest_neighbours(line, k=2)
+        >>> outlier_factors(neighbors, distances).argmax()
+        3
+
+    Source: Breunig et al., "LOF: identifying density-based local outliers", SIGMOD 2000.
+    """
+    reach = np.maximum(distances[neighbors, -1], distances).mean(axis=1)
+    density = 1 / np.maximum(reach, max(1e-6 * float(np.median(reach)), float(np.finfo(np.float32).tiny)))
+    return density[neighbors].mean(axis=1) / density
+
+
+def class_neighbors(neighbors: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return how often images find their own class, and how often those of two classes find each other.
+
+    The overlap of two classes is the rate at which an image of one finds the other, divided by the rate at which it
+    finds its own class, both per image that there is to find. It is 1 for two halves of one class, and 0 for classes
+    apart. Of the two directions the lower counts.
+
+    Args:
+        neighbors: (N, k) rows of the nearest other images.
+        labels: (N,) positions of classes, 0 .. C - 1; negative: without a label.
+
+    Returns:
+        (C,) shares of the neighbors that are of the own class, (P, 2) pairs of classes that find each other, and their
+        (P,) overlaps, the largest first.
+
+    Example:
+        >>> class_neighbors(np.array([[1], [0], [3], [2]]), np.array([0, 0, 1, 1]))[0].tolist()
+        [1.0, 1.0]
+    """
+    counts = np.bincount(labels[labels >= 0])
+    one, other = np.repeat(labels, neighbors.shape[1]), labels[neighbors].ravel()
+    known = (one >= 0) & (other >= 0)
+    pairs, times = np.unique(one[known] * len(counts) + other[known], return_counts=True)
+    first, second = np.divmod(pairs, len(counts))
+    alone = first == second
+    own = np.zeros(len(counts))
+    own[first[alone]] = times[alone]
+    possible = counts * np.minimum(np.maximum(counts - 1, 1), neighbors.shape[1])
+    rate = times / (counts[first] * counts[second])
+    own_rate = np.maximum(own, 1) / (counts * np.maximum(counts - 1, 1))
+    overlap = dict(zip(pairs.tolist(), np.minimum(rate / own_rate[first], 1).tolist(), strict=True))
+    mutual = {
+        (a, b): min(value, overlap[b * len(counts) + a])
+        for (a, b), value in zip(zip(first.tolist(), second.tolist(), strict=True), overlap.values(), strict=True)
+        if a < b and b * len(counts) + a in overlap and min(counts[a], counts[b]) >= _JUDGED
+    }
+    order = sorted(mutual, key=lambda pair: -mutual[pair])
+    return own / possible, np.array(order, np.int64).reshape(-1, 2), np.array([mutual[pair] for pair in order])
+
+
+def k_center(embeddings: Any, count: int, labeled: Any = None) -> np.ndarray:
+    """Return images that cover the others best: each is the one furthest from those before, and from labeled ones.
+
+    The largest distance of an image to the nearest one chosen is at most twice the smallest possible.
+
+    Args:
+        embeddings: (N, d); their direction counts.
+        count: How many to choose.
+        labeled: (M, d) embeddings of images that have labels; None: the first choice is the image nearest to the mean.
+
+    Returns:
+        (count,) rows, in the order of choice; N where there are fewer.
+
+    Example:
+        >>> k_center([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], 1, labeled=[[1.0, 0.0]]).tolist()
+        [2]
+
+    Source: Sener and Savarese, "Active learning for convolutional neural networks: a core-set approach", ICLR 2018.
+    """
+    x = unit_rows(check_embeddings(embeddings))
+    if labeled is None:
+        chosen = [int((x @ x.mean(axis=0)).argmax())]
+        nearest = 1 - x @ x[chosen[0]]
+    else:
+        chosen = []
+        nearest = nearest_neighbours(x, labeled, k=1, distance="cosine")[1][:, 0]
+    nearest[chosen] = -np.inf
+    while len(chosen) < min(count, len(x)):
+        chosen.append(int(nearest.argmax()))
+        np.minimum(nearest, 1 - x @ x[chosen[-1]], out=nearest)
+        nearest[chosen] = -np.inf
+    return np.array(chosen[:count], np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something about one image, one class, or two of them.
+
+    Args:
+        kind: `"duplicate"`, `"label"`, `"outlier"`, `"same class"`, `"scattered class"` or `"pick"`.
+        score: How sure it is, in the kind's own measure: larger is surer.
+        row: Row of the image; -1 for a finding about a class.
+        other: Row of another image that shows why; -1: there is none.
+        label: Class id; that of the image, or the class that the finding is about; -1: none.
+        other_label: Class id of the other image, or the class that is suggested; -1: none.
+        group: Number of the group of duplicates; 0: none.
+        across: What a group lies across: `"split"`, `"class"`, `"split and class"` or nothing.
+        action: What is suggested: `"keep"`, `"drop"`, `"relabel"`, `"merge"`, `"check"` or `"label"`.
+    """
+
+    kind: str
+    score: float
+    row: int = -1
+    other: int = -1
+    label: int = -1
+    other_label: int = -1
+    group: int = 0
+    across: str = ""
+    action: str = "check"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Audit:
+    """What `audit` found.
+
+    Attributes:
+        table: The images.
+        findings: All findings, the surest of each kind first; duplicates of different classes before the others.
+        compared: Whether duplicates were compared by their pixels.
+        confidences: (N,) see `label_confidences`.
+        suggested: (N,) class ids that the other images support.
+        outliers: (N,) see `outlier_factors`.
+        neighbors: (N, k) rows of the nearest other images.
+        classes: (C,) class ids.
+        coherence: (C,) share of the neighbors of a class's images that are of the class.
+    """
+
+    table: ImageTable
+    findings: list[Finding]
+    compared: bool
+    confidences: np.ndarray
+    suggested: np.ndarray
+    outliers: np.ndarray
+    neighbors: np.ndarray
+    classes: np.ndarray
+    coherence: np.ndarray
+
+    def of(self, kind: str) -> list[Finding]:
+        """Return the findings of one kind."""
+        return [finding for finding in self.findings if finding.kind == kind]
+
+    def class_name(self, label: int) -> str:
+        """Return the name of a class; empty for none."""
+        return str(self.table.class_names.get(int(label), int(label))) if label >= 0 else ""
+
+    def rows(self) -> Iterable[dict[str, Any]]:
+        """Yield a row of the CSV file for each finding, with the columns `FIELDS`."""
+        for finding in self.findings:
+            image, other = finding.row, finding.other
+            yield {
+                "kind": finding.kind,
+                "score": f"{finding.score:.4f}",
+                "image": self.table.names[image] if image >= 0 else "",
+                "role": self.table.roles[image] if image >= 0 else "",
+                "class": self.class_name(finding.label),
+                "other_image": self.table.names[other] if other >= 0 else "",
+                "other_class": self.class_name(finding.other_label),
+                "group": finding.group or "",
+                "across": finding.across,
+                "action": finding.action,
+            }
+
+
+def audit(
+    embeddings: Any,
+    table: ImageTable,
+    picture: Callable[[int], np.ndarray] | None = None,
+    *,
+    pick: int = 0,
+    max_distance: float = 0.01,
+    min_correlation: float = 0.8,
+) -> Audit:
+    """Audit a data set.
+
+    Memory is that of the embeddings, some copies of them, and 16 KB for each image that is compared.
+
+    Args:
+        embeddings: (N, d); their direction counts.
+        table: The images, `ImageTable.of([train, test])`; a negative label means none.
+        picture: From a row to its image (H, W, 3) uint8, by which duplicates are compared; None: there are no images.
+        pick: How many images to choose that are worth labeling next: of those without a label, where there are any.
+        max_distance: As `near_duplicates`.
+        min_correlation: As `near_duplicates`.
+
+    Raises:
+        UserError: The embeddings are not finite, or not as many as images; an image cannot be read.
+
+    Example:
+        >>> table = tfdml.embeddings.ImageTable.of([test])
+        >>> found = audit(embeddings, table, test.images.picture, pick=10)
+        >>> len(found.of("pick"))
+        10
+    """
+    x = check_embeddings(embeddings)
+    if len(x) != len(table):
+        raise UserError(f"{len(x)} embeddings, but {len(table)} images")
+    labels = table.labels
+    neighbors, distances = np.empty((len(x), 0), np.int64), np.empty((len(x), 0), np.float32)
+    if len(x) > 1:
+        neighbors, distances = nearest_neighbours(x, k=min(_NEIGHBORS, len(x) - 1), distance="cosine")
+    confidences, suggested = label_confidences(x, labels)
+    findings = _duplicates(
+        *near_duplicates(neighbors, distances, picture, max_distance=max_distance, min_correlation=min_correlation),
+        table,
+        confidences,
+    )
+    for row in np.argsort(confidences, kind="stable").tolist():
+        if confidences[row] < _DOUBTED and suggested[row] != labels[row]:
+            near = neighbors[row][labels[neighbors[row]] == suggested[row]][:1].tolist()
+            score, about = 1 - float(confidences[row]), (int(labels[row]), int(suggested[row]))
+            findings.append(Finding("label", score, row, (*near, -1)[0], *about, action="relabel"))
+    outliers = np.ones(len(x))
+    if neighbors.shape[1] > 1:
+        outliers = outlier_factors(neighbors, distances)
+    for row in np.argsort(-outliers, kind="stable").tolist():
+        if outliers[row] > _FAR:
+            near = int(neighbors[row, 0])
+            findings.append(Finding("outlier", float(outliers[row]), row, near, int(labels[row]), int(labels[near])))
+    classes, place = np.unique(labels[labels >= 0], return_inverse=True)
+    own = np.full(len(labels), -1)
+    own[labels >= 0] = place
+    coherence = np.ones(len(classes))
+    if len(classes) > 1:
+        coherence, pairs, overlaps = class_neighbors(neighbors, own)
+        for (a, b), overlap in zip(classes[pairs].tolist(), overlaps.tolist(), strict=True):
+            if overlap >= _SAME_CLASS:
+                findings.append(Finding("same class", overlap, label=a, other_label=b, action="merge"))
+        typical = float(np.median(coherence))
+        for position in np.argsort(coherence, kind="stable").tolist():
+            if coherence[position] < _SCATTERED * typical and (own == position).sum() >= _JUDGED:
+                findings.append(
+                    Finding("scattered class", 1 - coherence[position] / typical, label=int(classes[position]))
+                )
+    if pick:
+        left_out = [finding.row for finding in findings if finding.kind == "outlier" or finding.action == "drop"]
+        pool = np.setdiff1d(np.flatnonzero(labels < 0) if (labels < 0).any() else np.arange(len(x)), left_out)
+        labeled = x[labels >= 0] if (labels < 0).any() and (labels >= 0).any() else None
+        chosen = pool[k_center(x[pool], pick, labeled)].tolist() if len(pool) else []
+        findings += [
+            Finding("pick", float(len(chosen) - place), row, label=int(labels[row]), action="label")
+            for place, row in enumerate(chosen)
+        ]
+    return Audit(table, findings, picture is not None, confidences, suggested, outliers, neighbors, classes, coherence)
+
+
+def _duplicates(pairs: np.ndarray, scores: np.ndarray, table: ImageTable, confidences: np.ndarray) -> list[Finding]:
+    """Return the images of each group of duplicates, the one to keep first."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    if not len(pairs):
+        return []
+    graph = coo_matrix((np.ones(len(pairs)), pairs.T), shape=(len(table), len(table)))
+    component = connected_components(graph, directed=False)[1]
+    partners: dict[int, tuple[float, int]] = {}
+    for (a, b), score in zip(pairs.tolist(), scores.tolist(), strict=True):
+        for one, other in ((a, b), (b, a)):
+            partners[one] = max(partners.get(one, (0.0, -1)), (score, other))
+    members: dict[int, list[int]] = {}
+    for row in sorted(partners):
+        members.setdefault(int(component[row]), []).append(row)
+    # Keep the image that is measured on rather than the one that is trained on, and then the surest label.
+    sure = np.nan_to_num(confidences, nan=-np.inf)
+    groups = []
+    for rows in members.values():
+        rows.sort(key=lambda row: (table.roles[row] == "train", -sure[row], row))
+        split = len({table.roles[row] == "train" for row in rows}) > 1
+        class_ = len({int(table.labels[row]) for row in rows}) > 1
+        across = " and ".join(name for name, crossed in (("split", split), ("class", class_)) if crossed)
+        groups.append((class_, max(partners[row][0] for row in rows), split, across, rows))
+    groups.sort(key=lambda group: group[:3], reverse=True)
+    return [
+        Finding(
+            "duplicate",
+            partners[row][0],
+            row,
+            partners[row][1],
+            int(table.labels[row]),
+            int(table.labels[partners[row][1]]),
+            number,
+            across,
+            "drop" if place else "keep",
+        )
+        for number, (*_, across, rows) in enumerate(groups, 1)
+        for place, row in enumerate(rows)
+    ]
+
+
+def write_table(path: str | os.PathLike, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Write a CSV file that a spreadsheet opens without running what is in it, atomically.
+
+    Text that a spreadsheet would take for a formula gets an apostrophe in front, which `read_drops` takes off.
+
+    Args:
+        path: The file.
+        columns: Its columns.
+        rows: By column.
+
+    Raises:
+        UserError: It cannot be written.
+
+    Example:
+        >>> write_table("picks.csv", ["image"], [{"image": "=1+1.jpg"}])
+        >>> open("picks.csv", encoding="utf-8-sig").read().split()
+        ['image', "'=1+1.jpg"]
+
+    Source: OWASP, "CSV injection".
+    """
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    for row in rows:
+        cells = [str(row[name]) for name in columns]
+        writer.writerow(["'" + cell if cell.startswith(_FORMULAS) else cell for cell in cells])
+    # With a byte-order mark, without which Excel takes UTF-8 for another encoding.
+    data = "\ufeff".encode() + text.getvalue().encode("utf-8", "surrogateescape")
+    with atomic_write(os.fspath(path), len(data)) as temporary, open(temporary, "wb") as file:
+        file.write(data)
+
+
+def read_drops(path: str | os.PathLike) -> tuple[str, ...]:
+    """Return the names of the images that a CSV file of `tfdml audit` says to drop, each once.
+
+    A spreadsheet may have saved it, with commas, semicolons or tabs, further columns, or another order. Only the
+    columns `image` and `action` count.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UserError: It cannot be read or has no such columns, or a row says to drop and names no image.
+
+    Example:
+        >>> write_table("mine.csv", ["image", "action"], [{"image": "a.jpg", "action": "drop"}])
+        >>> read_drops("mine.csv")
+        ('a.jpg',)
+    """
+    try:
+        text = read_bytes(path).decode("utf-8-sig", "surrogateescape")
+    except OSError as error:
+        raise UserError(f"`drop={path}` cannot be read: {error.strerror or error}") from error
+    head = text.partition("\n")[0]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
+    names: dict[str, None] = {}
+    try:
+        columns = [cell.strip().lower() for cell in next(reader, [])]
+        if missing := {"image", "action"} - set(columns):
+            raise UserError(f"`drop={path}` has no column {min(missing)}: it must have image and action")
+        image, action = columns.index("image"), columns.index("action")
+        for cells in reader:
+            if len(cells) > max(image, action) and cells[action].strip().lower() == "drop":
+                if not cells[image]:
+                    raise UserError(f"`drop={path}`, line {reader.line_num}: there is no image to drop")
+                names[cells[image].removeprefix("'")] = None
+    except csv.Error as error:
+        raise UserError(f"`drop={path}`, line {reader.line_num}: {error}") from error
+    return tuple(names)
