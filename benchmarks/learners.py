@@ -37,14 +37,13 @@ class FeatureEmbedder(Embedder):
         layer = Factor() if scaled else keras.layers.Activation("linear")
         features = keras.Sequential([keras.Input(shape), layer])
         super().__init__(features, embedding_dim=embedding_dim, image_size=shape[0], scaling="none")
-        self._shape = shape
         self.build((None, *shape))
         self.built = True
 
     @property
-    def representations(self):
-        """The names that `represent` gives."""
-        return tuple(self.representation_shapes((None, *self._shape)))
+    def view_shape(self):
+        """(h, w, c)."""
+        return tuple(self.backbone.input_shape[1:])
 
 
 class Factor(keras.layers.Layer):
