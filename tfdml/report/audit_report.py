@@ -33,7 +33,8 @@ def write_audit(
         UserError: An image cannot be read.
 
     Example:
-        >>> write_audit("audit.html", tfdml.audit.audit(embeddings, table), "photos")
+        >>> table = tfdml.embeddings.ImageTable.of([test])
+        >>> write_audit("audit.html", tfdml.audit.audit(embeddings, table), "photos", test.images.picture)
     """
     table = audit.table
     images = types.SimpleNamespace(picture=picture, name=lambda row: table.names[row])
