@@ -258,7 +258,7 @@ def outlier_factors(neighbors: np.ndarray, distances: np.ndarray) -> np.ndarray:
     Example:
         >>> line = np.array([[0.0], [1.0], [2.0], [9.0]])
         >>> neighbors, distances = tfdml.retrieval.nearest_neighbours(line, k=2)
-        >>> outlier_factors(neighbors, distances).argmax()
+        >>> int(outlier_factors(neighbors, distances).argmax())
         3
 
     Source: Breunig et al., "LOF: identifying density-based local outliers", SIGMOD 2000.
