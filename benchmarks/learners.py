@@ -37,13 +37,14 @@ class FeatureEmbedder(Embedder):
         layer = Factor() if scaled else keras.layers.Activation("linear")
         features = keras.Sequential([keras.Input(shape), layer])
         super().__init__(features, embedding_dim=embedding_dim, image_size=shape[0], scaling="none")
+        self._shape = shape
         self.build((None, *shape))
         self.built = True
 
     @property
-    def view_shape(self):
-        """(h, w, c)."""
-        return tuple(self.backbone.input_shape[1:])
+    def representations(self):
+        """The names that `represent` gives."""
+        return tuple(self.representation_shapes((None, *self._shape)))
 
 
 class Factor(keras.layers.Layer):

@@ -65,10 +65,11 @@ def test_what_modules_import_is_required_and_pinned():
     setup.read(ROOT / "setup.cfg")
     listed = [re.match(r"[\w-]+", line) for line in setup["options"]["install_requires"].splitlines()]
     required = {name[0].replace("_", "-").lower() for name in listed if name}
-    # The clients of databases are extras: these modules are imported where an address names one.
+    # Clients of databases and the web framework are extras: these modules are imported where an address names one, and
+    # by the command.
     packages = (ROOT / "tfdml", ROOT / "tfdml_command")
     found = [path for package in packages for path in package.rglob("*.py")]
-    modules = [path for path in found if not path.name.endswith("_gallery.py")]
+    modules = [path for path in found if not path.name.endswith("_gallery.py") and path.parent.name != "demo"]
     imported = (
         {name for path in modules for name in _imports(path)}
         - sys.stdlib_module_names

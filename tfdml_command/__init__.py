@@ -22,6 +22,7 @@ STAGES = {
     "index": "write embeddings into a vector database",
     "search": "find the nearest images of a gallery",
     "audit": "find near-duplicates, wrong labels and outliers of a data set",
+    "demo": "try a model on a local web page",
     "export": "write a run as SavedModel, LiteRT, ONNX or a retriever",
 }
 OTHERS = {

@@ -227,6 +227,9 @@ def test_what_is_wrong_is_told_before_anything_is_written(gallery):
         gallery.count({"role": "x"})
     assert len(gallery) == 3
     assert gallery.search(queries, k=1).ids.ravel().tolist() == ["a", "b", "c"]
+    rows = gallery.rows(9)
+    assert sorted(zip(rows.ids, rows.attributes["label"], strict=True)) == [("a", 1), ("b", 2), ("c", 3)]
+    assert len(gallery.rows(2)) == 2
 
 
 class Rounding(GalleryDatabase):

@@ -1,4 +1,4 @@
-"""The flags by which commands name a model and the images that it embeds."""
+"""The flags by which commands name a model and the images that it embeds; what a gallery is."""
 
 import dataclasses
 import functools
@@ -13,7 +13,9 @@ from tfdml.data.faults import check
 from tfdml.effects import Effect
 from tfdml.embeddings.backends import load_backend
 from tfdml.embeddings.base import EmbeddingBackend
+from tfdml.embeddings.reader import holds_embeddings
 from tfdml.errors import UserError
+from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder
 from tfdml.training.build.images import vector_splits
 from tfdml.training.distributed import devices
@@ -135,3 +137,11 @@ def chosen_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
         # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
         devices.one_operation_at_a_time()
     return load_backend(model, timeout=values.timeout, truncate_dim=values.truncate_dim)
+
+
+def kind_of_gallery(gallery: str) -> str:
+    """Return what a gallery is: a `database`, stored `embeddings`, or a `retriever`."""
+    if is_gallery(gallery):
+        return "database"
+    gallery = os.path.expanduser(gallery)
+    return "retriever" if os.path.isdir(gallery) and not holds_embeddings(gallery) else "embeddings"

@@ -20,7 +20,7 @@ from tfdml.errors import UserError
 from tfdml.evaluation import RetrievalResults
 from tfdml.export.retriever import Retriever
 from tfdml.io.files import require_writable
-from tfdml.retrieval import EmbeddingsToIndex, connect, is_gallery
+from tfdml.retrieval import EmbeddingsToIndex, connect
 
 USAGE = f"""
 Find the nearest images of a gallery.
@@ -88,16 +88,9 @@ def search(values: Flags) -> None:
         print(json.dumps({"written": written}))
 
 
+_kind = model_flags.kind_of_gallery
 # The others are printed with their names.
 _PRINTED = ("query", "rank", "id", "distance", "relevant", "num_relevant", "query_label")
-
-
-def _kind(gallery: str) -> str:
-    """Return what a gallery is: a `database`, stored `embeddings`, or a `retriever`."""
-    if is_gallery(gallery):
-        return "database"
-    gallery = os.path.expanduser(gallery)
-    return "retriever" if os.path.isdir(gallery) and not holds_embeddings(gallery) else "embeddings"
 
 
 def _max_distance(text: str, kind: str) -> float:
@@ -179,7 +172,10 @@ def _in_retriever(values: Flags) -> RetrievalResults:
 _SEARCHES = {"database": _in_database, "embeddings": _in_embeddings, "retriever": _in_retriever}
 _IMAGES = Effect(lambda given: bool(given["queries"]) and _holds_images(given["queries"]), "images as --queries")
 _BY_MODEL = either(
-    Effect(lambda given: _kind(given["gallery"]) != "retriever", "a gallery that does not embed images itself"),
+    Effect(
+        lambda given: _kind(given["gallery"]) != "retriever",
+        "a gallery that does not embed images itself",
+    ),
     Effect(lambda given: not _IMAGES.holds(given), "stored embeddings as --queries"),
 )
 _EMBEDDED = both(either(_IMAGES, needs("model")), _BY_MODEL)
@@ -192,7 +188,10 @@ COMMAND = Command(
         **{name: both(_EMBEDDED, effect) for name, effect in model_flags.EFFECTS.items()},
         "model": _BY_MODEL,
         **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDED),
-        "distance": Effect(lambda given: _kind(given["gallery"]) == "embeddings", "stored embeddings as --gallery"),
+        "distance": Effect(
+            lambda given: _kind(given["gallery"]) == "embeddings",
+            "stored embeddings as --gallery",
+        ),
     },
     flag_of={"uri": "gallery"},
 )

@@ -164,9 +164,24 @@ class Gallery:
 def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem]:
     """Every image below a folder, read when its turn comes; in place of one that cannot be read, why.
 
-    An item's id is its path below the folder, its class the first folder on that path, its label the place of the class
-    among the sorted ones; images right in the folder have no class. Hidden files and folders are left out,
-    and so are links to folders.
+    Args:
+        folder: As `images_of_folder`, whose names below the folder are the ids.
+
+    Raises:
+        UserError: As `images_of_folder`.
+
+    Example:
+        >>> [item.id for item in items_of_folder("photos")]
+        ['bus/0.jpg', 'bus/1.jpg', 'bus/2.jpg', 'coupe/0.jpg', ...]
+    """
+    return items_of_dataset(images_of_folder(folder), folder)
+
+
+def images_of_folder(folder: str | os.PathLike) -> ImageDataset:
+    """Return every image below a folder.
+
+    An image's class is the first folder on its path below the folder, its label the place of the class among the sorted
+    ones; images right in the folder have no class. Hidden files and folders are left out, and so are links to folders.
 
     Args:
         folder: A folder of class folders, or of images.
@@ -175,8 +190,8 @@ def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem]:
         UserError: There is no such folder, it or one below it may not be read, or it holds no image.
 
     Example:
-        >>> [item.id for item in items_of_folder("photos")]
-        ['bus/0.jpg', 'bus/1.jpg', 'bus/2.jpg', 'coupe/0.jpg', ...]
+        >>> images_of_folder("photos")
+        ImageDataset('gallery', 'all', images=12, classes=4)
     """
 
     def unreadable(error: OSError) -> None:
@@ -197,7 +212,7 @@ def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem]:
     label_of = {name: label for label, name in enumerate(class_names)}
     labels = [label_of[path.parts[0]] if len(path.parts) > 1 else NO_LABEL for path in paths]
     images = FileImages(tuple(str(root / path) for path in paths))
-    return items_of_dataset(ImageDataset("gallery", "all", images, labels, dict(enumerate(class_names))), root)
+    return ImageDataset("gallery", "all", images, labels, dict(enumerate(class_names)))
 
 
 def items_of_dataset(dataset: ImageDataset, directory: str | os.PathLike = "") -> Iterator[GalleryItem]:

@@ -421,6 +421,16 @@ class GalleryDatabase(abc.ABC):
         with self._as_user_error("cannot be read"):
             return self._count(conditions)
 
+    def rows(self, most: int) -> Rows:
+        """Return the rows, at most so many, in an order of the database's own.
+
+        Raises:
+            UserError: There is no table, or the database fails.
+        """
+        self._existing()
+        with self._as_user_error("cannot be read"):
+            return self._rows(most)
+
     def optimize(self) -> None:
         """Tidy the files, and build the approximate index that the address names. Without an index it may still help.
 
@@ -511,6 +521,10 @@ class GalleryDatabase(abc.ABC):
     @abc.abstractmethod
     def _count(self, conditions: dict[str, Any]) -> int:
         """Rows with these values."""
+
+    @abc.abstractmethod
+    def _rows(self, most: int) -> Rows:
+        """Return at most so many rows."""
 
     @abc.abstractmethod
     def _indexes(self) -> list[tuple[str, dict[str, int]]]:

@@ -92,6 +92,11 @@ class LanceGallery(GalleryDatabase):
     def _count(self, conditions: dict[str, Any]) -> int:
         return int(self._table.count_rows(_where(conditions) if conditions else None))
 
+    def _rows(self, most: int) -> Rows:
+        assert self.about is not None
+        names = ["id", "vector", *self.about.attributes]
+        return self._read(self._table.search().limit(most).select(names).to_arrow().combine_chunks())
+
     def _read(self, table: Any) -> Rows:
         assert self.about is not None
         vectors = table["vector"].combine_chunks()

@@ -132,6 +132,10 @@ class PostgresGallery(GalleryDatabase):
         values = tuple(conditions.values())
         return int(self._one("SELECT count(*) FROM {table} {where}", values, where=_where(conditions)))
 
+    def _rows(self, most: int) -> Rows:
+        with self._connection.cursor(binary=True) as cursor:
+            return self._read(cursor.execute(self._sql("SELECT {columns} FROM {table} LIMIT {k}", k=most)).fetchall())
+
     def _read(self, rows: list[tuple]) -> Rows:
         assert self.about is not None
         ids, vectors, *columns = zip(*rows, strict=True) if rows else ((), (), *((),) * len(self.about.attributes))

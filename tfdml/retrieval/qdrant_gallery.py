@@ -103,6 +103,18 @@ class QdrantGallery(GalleryDatabase):
     def _count(self, conditions: dict[str, Any]) -> int:
         return int(self._client.count(self.address.table, _where(conditions), exact=True).count)
 
+    def _rows(self, most: int) -> Rows:
+        found: list[Any] = []
+        after = None
+        while len(found) < most:
+            points, after = self._client.scroll(
+                self.address.table, limit=min(most - len(found), self.batch_rows), offset=after, with_vectors=True
+            )
+            found += points
+            if after is None:
+                break
+        return self._read(found)
+
     def _read(self, points: list[Any]) -> Rows:
         assert self.about is not None
         vectors = np.array([point.vector for point in points], np.float32).reshape(-1, self.about.dimension)

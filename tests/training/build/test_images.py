@@ -164,7 +164,7 @@ def test_what_cannot_be_computed_leaves_no_run_folder(objectives, says, tmp_path
 
 @pytest.mark.slow
 def test_generalisation_counts_no_held_out_class_as_seen(tmp_path):
-    from tfdml.cli.measuring import seen_and_held_out
+    from tfdml.cli.evaluate import seen_and_held_out
 
     settings = experiment(run_dir=str(tmp_path / "run"), holdout_classes=0.2)
     with RunFolder(settings.run_dir).created(settings):

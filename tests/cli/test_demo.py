@@ -1,0 +1,100 @@
+"""`tfdml demo`: what it opens and serves, and one clear line for what is wrong."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfdml.models import Embedder
+
+pytest.importorskip("starlette")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of 4 dimensions, photos in two class folders, and embeddings of 4 and of 5 dimensions."""
+    folder = tmp_path_factory.mktemp("demo")
+    rng = np.random.default_rng(0)
+    for name in ("bus", "coupe"):
+        (folder / "photos" / name).mkdir(parents=True)
+        for number in range(6):
+            pixels = rng.integers(0, 255, (20, 20, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / "photos" / name / f"{number}.png")
+    embedder = Embedder("conv4", embedding_dim=4, image_size=16)
+    embedder.build((None, 16, 16, 3))
+    embedder.save(folder / "model.keras")
+    for dimensions in (4, 5):
+        np.savez(folder / f"{dimensions}.npz", embeddings=rng.normal(size=(8, dimensions)), labels=np.arange(8) // 4)
+    (folder / "calibration.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What is served, in place of a server: the demo, the host, the port and the token."""
+    from tfdml import demo
+
+    found = []
+    monkeypatch.setattr(demo, "serve", lambda *given: found.append(given))
+    return found
+
+
+def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
+    flags = [f"--model={folder}/model.keras", f"--gallery={folder}/photos", f"--cache={folder}/cache", "--host=0.0.0.0"]
+    status, printed, errors = commands.run("demo", *flags, "--calibration=far=0.2", "--port=0")
+    assert status == 0, errors
+    assert "embedding 12 images" in printed
+    demo, host, port, token, _ = served[0]
+    assert (len(demo.gallery), host, port) == (12, "0.0.0.0", 0)
+    assert len(token) >= 32
+    assert demo.calibration.num_images == 12
+    image = (folder / "photos" / "coupe" / "3.png").read_bytes()
+    row, far = demo.gallery.search(demo.embed(image), 1)[0]
+    assert demo.gallery.describe(row)["name"] == "coupe/3.png"
+    assert far == pytest.approx(0, abs=1e-3)
+    assert Image.open(io.BytesIO(demo.explain(image, image))).size == (32, 16)
+
+    status, printed, errors = commands.run("demo", *flags)
+    assert status == 0, errors
+    assert "reusing the embeddings" in printed
+    assert served[1][0].calibration is None
+    assert served[1][3] != token
+
+
+def test_this_machine_needs_no_token(commands, folder, served):
+    status, _, errors = commands.run("demo", f"--model={folder}/model.keras", f"--gallery={folder}/4.npz")
+    assert status == 0
+    assert "name their folder by --data_dir" in errors
+    assert served[0][1:4] == ("127.0.0.1", 8765, "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "--gallery is missing"),
+        (["--gallery={}/4.npz"], "--model is missing"),
+        (["--gallery={}/5.npz", "--model={}/model.keras"], "the model gives 4 dimensions, the gallery has 5"),
+        (["--gallery={}/nothing", "--model={}/model.keras"], "there are no embeddings at"),
+        (["--gallery={}/cache_of_none", "--model={}/none.keras"], "there is no such file"),
+        (["--gallery={}/photos", "--model={}/model.keras", "--data_dir=x"], "--data_dir=x has no effect"),
+        (["--gallery={}/4.npz", "--model={}/model.keras", "--calibration={}/calibration.json"], "a calibration has"),
+        (["--gallery={}/4.npz", "--model={}/model.keras", "--calibration=far=2"], "--calibration=far=2"),
+    ],
+)
+def test_wrong_command_lines(commands, folder, served, flags, says):
+    status, _, errors = commands.run("demo", *(flag.format(folder) for flag in flags))
+    assert status == 2
+    assert says in errors.splitlines()[-1]
+    assert not served
+
+
+def test_without_the_extra_the_command_names_it(commands, folder, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[:2] == ["tfdml", "demo"]]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("tfdml.demo", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    status, _, errors = commands.run("demo", f"--gallery={folder}/4.npz", f"--model={folder}/model.keras")
+    assert status == 2
+    assert "the demo needs the package uvicorn: pip install 'tfdml[demo]'" in errors

@@ -1,0 +1,56 @@
+"""A small gallery of colored pictures with hostile names, and a model that sees their mean color."""
+
+import io
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from tfdml.data.decoding import decode_image
+from tfdml.demo import Gallery, embedder_of
+from tfdml.embeddings.base import EncodedImagesBackend, ImageRefused
+
+EVIL = "<img src=x onerror=alert(1)>&\"'.png"
+COLORS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
+
+
+def encoded(color, side=24, kind="PNG"):
+    """The bytes of a picture of one color."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), color).save(buffer, kind)
+    return buffer.getvalue()
+
+
+class Colors(EncodedImagesBackend):
+    """A model that embeds by the mean color, and counts the images that it is asked for."""
+
+    kind, address, asked, name = "keras", "colors", 0, "sha256:1"
+
+    def checksum(self):
+        return self.name
+
+    def request(self, encoded_images):
+        self.asked += len(encoded_images)
+        try:
+            pixels = [decode_image(data).numpy().reshape(-1, 3) for data in encoded_images]
+        except tf.errors.OpError as error:
+            raise ImageRefused("damaged") from error
+        return np.stack([each.mean(axis=0) / 255 for each in pixels]).astype(np.float32)
+
+
+embed = embedder_of(Colors())
+
+
+def small_gallery(folder, each=4):
+    """Pictures of three classes, each a little darker than the one before; the last has a hostile name."""
+    names, vectors, classes = [], [], []
+    for name, color in COLORS.items():
+        for number in range(each):
+            shade = tuple(int(value * (1 - number / 20)) for value in color)
+            file = EVIL if (name, number) == ("red", each - 1) else f"{name}{number}.png"
+            (folder / file).write_bytes(encoded(shade))
+            names.append(file)
+            vectors.append(np.array(shade, np.float32) / 255)
+            classes.append(name)
+    parity = [str(row % 2) for row in range(len(names))]
+    return Gallery("colors", names, np.array(vectors), {"class": classes, "parity": parity}, str(folder))
