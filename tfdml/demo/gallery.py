@@ -73,7 +73,7 @@ class Gallery:
     Example:
         >>> gallery = Gallery("cars", ["a.jpg", "b.jpg"], np.eye(2), {"class": ["bus", "coupe"]})
         >>> gallery.search(np.array([0.9, 0.1]), k=1)
-        [(0, 0.1414213478565216)]
+        [(0, 0.1414213627576828)]
         >>> gallery.search(np.array([0.9, 0.1]), k=2, where={"class": "coupe"})[0][0]
         1
     """
