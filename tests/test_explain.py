@@ -67,7 +67,7 @@ def test_positions_contribute_what_they_have_in_the_pooled_features(pooling):
     if pooling == "attention":
         embedder.pool.query.assign(np.linspace(-2, 2, 6))
     found = {name: values([x])[0] for name, x in embedder.represent(np.stack([first, second])).items()}
-    maps = explain.similarity(embedder, first, second)
+    maps = explain.similarity(embedder, first, second, "local")
     kernel, bias = (x.astype("float64") for x in values(embedder.dense.weights))
     cosine = float(np.prod(found["embedding"], axis=0, dtype="float64").sum())
     for place, heat in enumerate(maps):
@@ -92,7 +92,7 @@ def test_a_head_of_several_layers_is_replaced_by_its_derivative():
     one, two, _ = values(head.weights)
     slope = (one * (found["pooled"][0] @ one > 0)) @ two @ found["embedding"][1]
     expected = found["feature_map"][0] @ slope / np.linalg.norm(found["projection"][0])
-    heat = explain.similarity(embedder, first, second)[0]
+    heat = explain.similarity(embedder, first, second, "local")[0]
     assert heat.mean() == pytest.approx(np.prod(found["embedding"], axis=0).sum(), abs=1e-5)
     assert np.corrcoef(heat.reshape(6, 2, 6, 2).mean((1, 3)).ravel(), expected.ravel())[0, 1] > 0.9
 
@@ -126,11 +126,11 @@ def test_models_without_a_feature_map_have_gradients():
     outputs = keras.layers.UnitNormalization()(keras.layers.Dense(4)(keras.layers.Flatten()(inputs)))
     model = keras.Model(inputs, outputs, name="plain")
     first, second = images(size=2)
-    assert explain.similarity(model, first, second, "gradient")[1].shape == (12, 12)
+    assert explain.similarity(model, first, second)[1].shape == (12, 12)
     with pytest.raises(
         UserError, match="plain: its vectors are not pooled from one feature map; use method='gradient'"
     ):
-        explain.similarity(model, first, second)
+        explain.similarity(model, first, second, "local")
 
 
 def test_what_does_not_fit_is_refused():

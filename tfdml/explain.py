@@ -28,7 +28,7 @@ _BLUR = 24
 
 
 def similarity(
-    embedder: keras.Model, first: Any, second: Any, method: str = "local", steps: int = 16
+    embedder: keras.Model, first: Any, second: Any, method: str = "gradient", steps: int = 16
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a heat map for each of two images: how much each pixel adds to their cosine similarity s.
 
@@ -48,8 +48,8 @@ def similarity(
     a model of another kind is taken as it is. The map has more detail than the other, and is negative where a pixel
     makes the images less similar. It takes `steps` forward and backward passes for each image.
 
-    Prefer `"gradient"` for transformers. Attention mixes the patches, so that the features of one position are not of
-    its pixels alone.
+    `"local"` takes one pass, but is coarse for small feature maps. In a transformer it may point elsewhere: attention
+    mixes the patches, so that the features of one position are not of its pixels alone.
 
     Args:
         embedder: A `tfdml.models.Embedder`; for `"gradient"` any model from images to unit vectors.
@@ -69,7 +69,7 @@ def similarity(
 
     Example:
         >>> first, second = np.array(views, "float32") + np.random.default_rng(0).uniform(0, 255, (2, 28, 28, 3))
-        >>> maps = tfdml.explain.similarity(embedder, first, second)
+        >>> maps = tfdml.explain.similarity(embedder, first, second, "local")
         >>> cosine = np.sum(embedder.predict(np.stack([first, second]), verbose=0).prod(axis=0))
         >>> maps[0].shape, bool(abs(maps[0].mean() - cosine) < 1e-5)
         ((28, 28), True)
@@ -176,13 +176,12 @@ def _gradient(function: Callable[[Any], Any], x: Any) -> Any:
     return x.grad
 
 
-def overlay(image: Any, heat: np.ndarray, highest: float | None = None) -> np.ndarray:
-    """Return an image with a heat map over it: bright where it is high, dark where it is 0 or negative.
+def overlay(image: Any, heat: np.ndarray) -> np.ndarray:
+    """Return an image with a heat map over it: brightest at its highest value, dark where it is 0 or negative.
 
     Args:
         image: (H, W, 3) pixels 0-255.
         heat: (H, W), a map of `similarity`.
-        highest: The value of the brightest colour; None: the map's highest.
 
     Returns:
         (H, W, 3) uint8.
@@ -194,14 +193,14 @@ def overlay(image: Any, heat: np.ndarray, highest: float | None = None) -> np.nd
     """
     import matplotlib
 
-    highest = max(float(heat.max()) if highest is None else highest, 1e-12)
+    highest = max(float(heat.max()), 1e-12)
     colours = matplotlib.colormaps["inferno"](np.clip(heat / highest, 0, 1))[..., :3] * 255
     mixed = _OPACITY * colours + (1 - _OPACITY) * np.asarray(image, "float64")
     return np.clip(np.rint(mixed), 0, 255).astype(np.uint8)
 
 
-def draw(embedder: keras.Model, first: Any, second: Any, method: str = "local") -> Image:
-    """Draw two images next to one another, each with its heat map over it, in one scale of colours.
+def draw(embedder: keras.Model, first: Any, second: Any, method: str = "gradient") -> Image:
+    """Draw two images next to one another, each with its heat map over it.
 
     A notebook displays the picture; `picture.save("pair.png")` writes it.
 
@@ -221,6 +220,5 @@ def draw(embedder: keras.Model, first: Any, second: Any, method: str = "local") 
     from PIL import Image
 
     maps = similarity(embedder, first, second, method)
-    highest = max(float(heat.max()) for heat in maps)
-    shown = [overlay(image, heat, highest) for image, heat in zip((first, second), maps, strict=True)]
+    shown = [overlay(image, heat) for image, heat in zip((first, second), maps, strict=True)]
     return Image.fromarray(np.concatenate(shown, axis=1))

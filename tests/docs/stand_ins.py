@@ -26,7 +26,9 @@ def names() -> dict:
     found = {"keras": keras, "np": np, "os": os, "pathlib": pathlib, "tf": tf, "tfdml": tfdml}
     for package in (*PACKAGES, "objectives", "report", "retrieval", "training"):
         module = importlib.import_module(f"tfdml.{package}")
-        found.update({name: value for name, value in vars(module).items() if not name.startswith("_")})
+        found.update(
+            {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "map"}
+        )
     train, test = (_glyphs(split) for split in ("train", "test"))
     view = tfdml.data.TrainTransform("random_crop", resize=32, image_size=SIDE)
     embedder = _embedder()

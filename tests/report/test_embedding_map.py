@@ -4,9 +4,12 @@ import json
 import re
 
 import numpy as np
+import pytest
 from PIL import Image
 
+import tfdml
 from tests.report.pages import EVIL, Page, embedded, made, rows_of
+from tfdml import UserError
 from tfdml.report.embedding_map import lay_out, map_html, sprite_sheet
 from tfdml.report.queries import rank_queries
 
@@ -81,3 +84,17 @@ def test_sheet_holds_every_picture_in_its_cell():
         assert cell[8, 8, 3] == 255
         assert cell[1, 8, 3] == 0  # twice as wide as high: nothing above it
     assert pixels[40, 40, 3] == 0
+
+
+def test_a_notebook_map_has_every_image_and_names_the_frequent_classes():
+    embeddings, labels = embedded(0, classes=10, per_class=5)
+    x, y = np.concatenate([embeddings, embeddings[:5] + 0.01]), np.concatenate([labels, labels[:5]])
+    figure = tfdml.report.map(x, y, class_names={0: "zero"})
+    drawn = figure.axes[0].collections
+    assert [len(points.get_offsets()) for points in drawn] == [10, 10, *[5] * 7]
+    assert drawn[1].get_label() == "zero"
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match="54 labels for 55 embeddings"):
+        tfdml.report.map(x, y[:-1])
+    with pytest.raises(UserError, match="too few different embeddings"):
+        tfdml.report.map(x[:4])

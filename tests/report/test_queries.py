@@ -3,9 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.report.pages import embedded
+from tests.models.networks import tiny_embedder
+from tests.report.pages import Page, embedded, made
+from tfdml import explain
 from tfdml.evaluation.per_query import precision_sums
-from tfdml.report.queries import choose_examples, rank_queries, spread_over_classes
+from tfdml.report.queries import choose_examples, examples_html, rank_queries, spread_over_classes
 
 
 def slow(queries, labels, gallery=None, gallery_labels=None):
@@ -105,3 +107,27 @@ def test_queries_of_a_comparison_gain_and_lose():
     everything = [query for queries in chosen.values() for query in queries]
     assert len(set(everything)) == len(everything)
     assert list(choose_examples([ranked[0], ranked[0]], labels, 7)) == ["random"]
+
+
+def test_heat_maps_are_of_the_nearest_hit_and_the_nearest_miss(monkeypatch):
+    embeddings, labels = embedded(spread=1.0)
+    dataset, ranked = made(labels), rank_queries(embeddings, labels)
+    pairs = []
+
+    def similarity(embedder, first, second):
+        # The grey value of an image is five times its number.
+        pairs.append((round(first.mean() / 5), round(second.mean() / 5)))
+        return np.ones((2, 12, 12))
+
+    monkeypatch.setattr(explain, "similarity", similarity)
+    page = Page(examples_html({"": ranked}, dataset, dataset, 8, tiny_embedder()))
+    chosen = [rows[0] for rows in choose_examples([ranked], labels, 8).values()]
+    expected = []
+    for query in chosen:
+        for verdict in (True, False):
+            expected += [(query, row) for row, _, hit in ranked.neighbours(query) if hit is verdict][:1]
+    assert pairs == expected
+    bright = [e["alt"] for e in page.all("img") if "bright" in e["alt"]]
+    assert len(bright) == 2 * len(pairs)
+    assert len(page.all("div", class_="heat")) == len(chosen)
+    assert "cosine" not in examples_html({"": ranked}, dataset, dataset, 8)

@@ -1,16 +1,19 @@
 """Names from outside are text on every page, whatever is in them."""
 
+import csv
 import dataclasses
+import io
 import json
 import re
+import urllib.parse
 
 import numpy as np
 import pytest
 from markupsafe import Markup
 
-from tests.report.pages import EVIL, check_page, embedded, made
+from tests.report.pages import EVIL, Page, check_page, embedded, made
 from tfdml.report import Run, write_comparison, write_report
-from tfdml.report.rendering import render, write_page
+from tfdml.report.rendering import csv_link, render, write_page
 
 
 def hostile_dataset(**fields):
@@ -98,3 +101,13 @@ def test_what_a_template_lacks_is_an_error_and_writes_nothing(tmp_path):
     with pytest.raises(Exception, match="is undefined"):
         write_page(tmp_path / "page.html", "report.html")
     assert not list(tmp_path.iterdir())
+
+
+def test_values_of_plots_are_saved_without_formulas():
+    rows = [["=1+1", -0.5], ['@x,"y"', 2], [" +3", ""], ["a-b", None]]
+    page = Page(csv_link("Recall@K, in percent", ["K", "=run"], rows))
+    (link,) = page.all("a")
+    assert link["download"] == "recall_k_in_percent.csv"
+    text = urllib.parse.unquote(link["href"].removeprefix("data:text/csv;charset=utf-8,"))
+    read = list(csv.reader(io.StringIO(text)))
+    assert read == [["K", "'=run"], ["'=1+1", "-0.5"], ['\'@x,"y"', "2"], ["' +3", ""], ["a-b", ""]]

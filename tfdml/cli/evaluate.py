@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 from absl import logging
 
@@ -117,6 +118,7 @@ FLAGS.define("cluster", "", "Search over Ray, with the same result: local, ray:/
 FLAGS.define("workers", 0, "With --cluster: how many processes; 0: one for each CPU.", lower_bound=0)
 FLAGS.define("json", "", "File to write the metrics to, as fractions.")
 FLAGS.define("report", "", "File to write an HTML page to.")
+FLAGS.define("heat_maps", False, "With --report: show what a few queries have in common with their neighbors.")
 FLAGS.define("compare", [], "In place of --model: finished runs, compared with the first of them.")
 FLAGS.define(
     "after",
@@ -439,6 +441,10 @@ class EmbeddedSplit:
         options: dict[str, Any] = {"distance": values.distance, "held_out": held_out}
         if values.target:
             options["target"] = target_of(values.target)
+        if values.heat_maps:
+            options["embedder"] = getattr(self.source, "embedder", None)
+            if not isinstance(options["embedder"], keras.Model):
+                raise UserError(f"--heat_maps needs a Keras model, for its gradients; {values.model} is none")
         settings = {name: values[name].value for name in values if values[name].present}
         run = Run(values.model, {"metrics": result}, flags=settings)
         try:
@@ -596,6 +602,7 @@ COMMAND = Command(
         "report": needs("task", "retrieval", "verification"),
         "features": Effect(lambda given: _kind(given) != "embeddings", "a head as --model"),
         **dict.fromkeys(("split", "distance"), either(_ALONE, needs("dataset"), needs("features"))),
+        "heat_maps": both(needs("report"), Effect(lambda given: _kind(given) == "model", "a model")),
         **dict.fromkeys(("metrics", "ks", "intervals", "generalisation", "after", "cluster"), both(_ALONE, _RETRIEVAL)),
         "workers": needs("cluster"),
         "task": _ALONE,

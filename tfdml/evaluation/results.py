@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import io
 import os
 import re
 import urllib.parse
@@ -306,8 +308,6 @@ class RetrievalResults:
         Raises:
             UserError: A number is out of range, an image cannot be read, or no query has an image to find.
         """
-        from matplotlib.figure import Figure
-
         from tfdml.data.images import FileImages
 
         if num_queries < 1 or k < 1:
@@ -321,7 +321,7 @@ class RetrievalResults:
         chosen = spread_over_classes(np.random.default_rng(seed).permutation(answerable).tolist(), labels)[:num_queries]
         k = min(k, int(rank.max()))
         numbers = {} if dataset is None else {name: number for number, name in enumerate(dataset.names)}
-        figure = Figure((1.1 * (k + 1), 1.2 * len(chosen)), layout="constrained")
+        figure = notebook_figure(1.1 * (k + 1), 1.2 * len(chosen))
         for line, start in zip(figure.subplots(len(chosen), k + 1, squeeze=False), chosen, strict=True):
             rows = self.table.slice(start, k).to_pylist()
             shown = [(rows[0]["query"], "black")]
@@ -339,6 +339,25 @@ class RetrievalResults:
                 line[0].set_title("query", fontsize=9)
                 line[1].set_title("nearest images", fontsize=9, loc="left")
         return figure
+
+
+def notebook_figure(width: float, height: float) -> Figure:
+    """Return a matplotlib figure that a notebook displays as a cell's value, whether or not pyplot is imported.
+
+    Args:
+        width: In inches.
+        height: The same.
+    """
+    from matplotlib.figure import Figure
+
+    def png(figure: Figure) -> bytes:
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png")
+        return stream.getvalue()
+
+    figure = Figure((width, height), layout="constrained")
+    vars(figure)["_repr_png_"] = functools.partial(png, figure)
+    return figure
 
 
 def spread_over_classes(rows: Sequence[int], labels: np.ndarray) -> list[int]:

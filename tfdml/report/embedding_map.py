@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
+from tfdml.errors import UserError
+from tfdml.evaluation.results import notebook_figure
 from tfdml.report.classes import class_rows
 from tfdml.report.plots import MARKS, STYLES, colour, draw
 from tfdml.report.queries import rank_queries
-from tfdml.report.rendering import data_uri, render
-from tfdml.retrieval.exact import unit_rows
+from tfdml.report.rendering import csv_link, data_uri, render
+from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,6 +67,53 @@ def lay_out(embeddings: np.ndarray, *, distance: str = "euclidean", seed: int = 
     return places / (places.max() or 1.0)
 
 
+def map(
+    embeddings: Any,
+    labels: Any = None,
+    *,
+    class_names: Mapping[int, str] | None = None,
+    distance: str = "euclidean",
+    seed: int = 0,
+) -> Figure:
+    """Draw embeddings in the plane by t-SNE, of at most 2,000 images; a notebook displays the figure.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) class ids, drawn as colours; the eight most frequent classes are named. None: one colour.
+        class_names: What the classes are called.
+        distance: As `nearest_neighbours`.
+        seed: Of the choice of images and of t-SNE.
+
+    Raises:
+        UserError: There are fewer than five different embeddings, or not as many labels.
+
+    Example:
+        >>> figure = tfdml.report.map(embeddings, labels)
+        >>> figure.savefig("map.png")
+    """
+    vectors = check_embeddings(embeddings, "embeddings")
+    labels = np.zeros(len(vectors), np.int64) if labels is None else np.asarray(labels)
+    if len(labels) != len(vectors):
+        raise UserError(f"{len(labels)} labels for {len(vectors)} embeddings")
+    rows = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:_MAX_IMAGES])
+    places = lay_out(vectors[rows], distance=distance, seed=seed)
+    if places is None:
+        raise UserError("there are too few different embeddings for a map: at least five")
+    classes, counts = np.unique(labels[rows], return_counts=True)
+    order = classes[np.argsort(-counts, kind="stable")]
+    figure = notebook_figure(7.5, 6)
+    axes = figure.add_subplot(aspect="equal", xticks=[], yticks=[])
+    rest = np.isin(labels[rows], order[STYLES:])
+    axes.scatter(places[rest, 0], places[rest, 1], c=labels[rows][rest] % 20, cmap="tab20", s=9, alpha=0.5)
+    for style, label in enumerate(order[:STYLES].tolist()):
+        name = str((class_names or {}).get(label, label))
+        x, y = places[labels[rows] == label].T
+        axes.scatter(x, y, s=30, marker=MARKS[style], label=name)
+    if len(order) > 1:
+        figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
 def map_html(
     embeddings: np.ndarray,
     dataset: ImageDataset,
@@ -96,8 +145,11 @@ def map_html(
     size = np.array([_WIDTH, _HEIGHT])
     extent = np.maximum(places.max(axis=0), 1e-9)
     points = size / 2 + ((size - 2 * _EDGE) / extent).min() * (places - extent / 2)
+    files = [dataset.images.name(row) for row in rows]
+    columns = (files, [names[number] for number in class_of], *places.T.round(5).tolist())
     return render(
         "map.html",
+        csv=csv_link("Map of the embedding", ["image", "class", "x", "y"], zip(*columns, strict=True)),
         images=len(rows),
         names=names,
         picture=_picture(points, class_of, shown, names),
@@ -110,7 +162,7 @@ def map_html(
             "class": class_of.tolist(),
             "classes": names,
             # The end of a path, enough to find the file by.
-            "names": ["/".join(dataset.images.name(row).replace("\\", "/").split("/")[-2:]) for row in rows],
+            "names": ["/".join(name.replace("\\", "/").split("/")[-2:]) for name in files],
         },
         sheet=sprite_sheet(dataset, rows, _CELL, _COLUMNS),
         mixed=class_rows(ranked, class_of, class_of, places, class_of, "euclidean")[:_LISTED],

@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
+from tfdml.errors import UserError
 from tfdml.evaluation.pair_distances import PairHistogram, overlap_coefficient, probability_nearer
+from tfdml.evaluation.results import notebook_figure
 from tfdml.evaluation.verification import OperatingPoint, Verification
-from tfdml.report.rendering import render
+from tfdml.report.rendering import csv_link, render
 
 if TYPE_CHECKING:  # slow to import, so only where something is drawn
     from matplotlib.axes import Axes
@@ -85,8 +87,15 @@ def draw(plot: Callable[[Figure], None], label: str, width: float, height: float
     return start.format(width, height, label) + Markup(body + "</svg>")  # noqa: S704 - matplotlib escapes text
 
 
-def _draw_axes(plot: Callable[[Axes], None], label: str, x_label: str, y_label: str, key_rows: int = 0) -> Markup:
-    """Return a figure of one pair of axes; the y label is above its axis."""
+def _draw_axes(
+    plot: Callable[[Axes], None],
+    label: str,
+    x_label: str,
+    y_label: str,
+    values: tuple[str, Sequence[str], Iterable[Sequence[Any]]],
+    key_rows: int = 0,
+) -> Markup:
+    """Return a figure of one pair of axes, the y label above its axis, and its `values` as `csv_link` takes them."""
 
     def plot_figure(figure: Figure) -> None:
         figure.set_layout_engine("constrained")
@@ -96,10 +105,41 @@ def _draw_axes(plot: Callable[[Axes], None], label: str, x_label: str, y_label: 
         plot(axes)
 
     width, height = _SIZE
-    return draw(plot_figure, label, width, height + 20 * key_rows)
+    return draw(plot_figure, label, width, height + 20 * key_rows) + csv_link(*values)
 
 
 # Curves
+
+
+def curves(history: Any) -> Figure:
+    """Draw what `fit` has reported, a plot for each metric; a notebook displays the figure.
+
+    Args:
+        history: What `fit` returns, `learner.history`, or a mapping from names to the values of the epochs. A name with
+            `val_` before it is drawn with the one without.
+
+    Raises:
+        UserError: There is no epoch.
+
+    Example:
+        >>> len(curves({"loss": [2.0, 1.5], "val_loss": [2.5, 2.0], "d_pos": [0.5, 0.4]}).axes)
+        2
+    """
+    values = {name: line for name, line in getattr(history, "history", history or {}).items() if len(line)}
+    if not values:
+        raise UserError("the history has no epoch; draw it after fit")
+    names = list(dict.fromkeys(name.removeprefix("val_") for name in values))
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    figure = notebook_figure(3.4 * columns, 2.5 * rows)
+    for place, name in enumerate(names):
+        axes = figure.add_subplot(rows, columns, place + 1, title=name, xlabel="epoch")
+        for key, label in ((name, "training"), (f"val_{name}", "validation")):
+            if key in values:
+                axes.plot(range(1, len(values[key]) + 1), values[key], "o-", ms=3, label=label)
+        if len(axes.lines) > 1:
+            axes.legend()
+    return figure
 
 
 def curves_html(
@@ -170,7 +210,9 @@ def curves_html(
 
     described = "; ".join(_described(name, curve, x_label, digits) for name, (_, curve) in shown.items())
     table = [[f"{x:g}", *(f"{of[x]:{digits}}" if x in of else "–" for _, of in shown.values())] for x in rows]
-    figure = _draw_axes(plot, f"{title}. {described}", x_label, y_label, key_rows)
+    every = sorted({x for _, curve in shown.values() for x in curve})
+    values = title, [x_label, *shown], ([x, *(curve.get(x, "") for _, curve in shown.values())] for x in every)
+    figure = _draw_axes(plot, f"{title}. {described}", x_label, y_label, values, key_rows)
     return render("curve.html", figure=figure, caption=title, heads=[x_label.capitalize(), *shown], rows=table)
 
 
@@ -356,11 +398,12 @@ def histogram_html(
         _plot_line(axes, means[0], f"d⁺ {means[0]:.3g}", "s0", means[0] <= means[1])
         _plot_line(axes, means[1], f"d⁻ {means[1]:.3g}", "s1", means[0] > means[1])
 
-    label = f"Histogram of pair distances{' of ' if run else ''}{run}. {marks}"
+    title = f"Histogram of pair distances{' of ' if run else ''}{run}"
+    label = f"{title}. {marks}"
     label += "" if threshold is None else f", threshold {threshold:.3g}"
     return render(
         "histogram.html",
-        figure=_draw_axes(plot, label, DISTANCE_NAMES[distance], "% of pairs"),
+        figure=_draw_axes(plot, label, DISTANCE_NAMES[distance], "% of pairs", (title, *_bins(shown.edges, *counts))),
         overlap=overlap_coefficient(*counts),
         ordered=probability_nearer(histogram.positive, histogram.negative),
         pairs=[int(count.sum()) for count in counts],
@@ -399,7 +442,16 @@ def roc_curve(measured: Verification, chosen: OperatingPoint) -> Markup:
 
     points = "; ".join(f"{100 * point.tar.mean:.1f} % at {far:g}" for far, point in measured.points.items())
     label = f"ROC curve: true accept rate by false accept rate. {points}"
-    return _draw_axes(plot, label, "false accept rate", "true accept rate, %")
+    values = "ROC curve", list(measured.roc), zip(*(column.tolist() for column in measured.roc.values()), strict=True)
+    return _draw_axes(plot, label, "false accept rate", "true accept rate, %", values)
+
+
+def _bins(
+    edges: np.ndarray, positive: np.ndarray, negative: np.ndarray
+) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    """Return the heads and the rows of a histogram's values."""
+    columns = (column.tolist() for column in (edges[:-1], edges[1:], positive, negative))
+    return ["from", "to", "pairs of one class", "pairs of different classes"], zip(*columns, strict=True)
 
 
 def _plot_pairs(axes: Axes, edges: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> None:

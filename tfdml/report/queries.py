@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 from markupsafe import Markup
 
@@ -178,8 +179,53 @@ def choose_examples(
     return {kind: chosen[kind] for kind in _GROUPS if chosen.get(kind)}
 
 
+@dataclasses.dataclass(frozen=True)
+class HeatMap:
+    """What a query has in common with a neighbour.
+
+    Args:
+        hit: Whether the neighbour is of the query's class.
+        similarity: Their cosine similarity, in the view that the embedder takes.
+        pictures: The query and the neighbour with their heat maps, (S, S, 3) uint8.
+    """
+
+    hit: bool
+    similarity: float
+    pictures: tuple[np.ndarray, np.ndarray]
+
+
+def heat_maps(
+    embedder: Any, ranked: RankedQueries, queries: ImageDataset, gallery: ImageDataset, query: int
+) -> list[HeatMap]:
+    """Return the heat maps of a query with its nearest hit and its nearest miss, as far as they are kept."""
+    import tensorflow as tf
+
+    from tfdml.data import EvaluationTransform
+    from tfdml.explain import overlay, similarity
+
+    def view(images: ImageDataset, row: int) -> np.ndarray:
+        return EvaluationTransform.of(embedder)(tf.constant(images.images.picture(row))).numpy()
+
+    first = view(queries, query)
+    nearest: dict[bool, int] = {}
+    for row, _, hit in ranked.neighbours(query):
+        nearest.setdefault(hit, row)
+    result = []
+    for hit, row in sorted(nearest.items(), reverse=True):
+        second = view(gallery, row)
+        maps = similarity(embedder, first, second)
+        one, other = keras.ops.convert_to_numpy(embedder(np.stack([first, second]), training=False))
+        pictures = overlay(first, maps[0]), overlay(second, maps[1])
+        result.append(HeatMap(hit, float(one @ other), pictures))
+    return result
+
+
 def examples_html(
-    runs: Mapping[str, RankedQueries | None], queries: ImageDataset, gallery: ImageDataset, count: int
+    runs: Mapping[str, RankedQueries | None],
+    queries: ImageDataset,
+    gallery: ImageDataset,
+    count: int,
+    embedder: Any = None,
 ) -> Markup:
     """Return some queries in groups, each with its neighbours under every run.
 
@@ -188,8 +234,13 @@ def examples_html(
         queries: The images that are searched for.
         gallery: Those that are searched.
         count: How many queries.
+        embedder: Of the one run, for heat maps of the first query of each group; None: there are none.
     """
     ranked = {name: run for name, run in runs.items() if run is not None}
     chosen = choose_examples(list(ranked.values()), queries.labels, count) if ranked else {}
     groups = [(*_GROUPS[kind], rows) for kind, rows in chosen.items()]
-    return render("examples.html", groups=groups, ranked=ranked, queries=queries, gallery=gallery)
+    maps = {}
+    if embedder is not None and len(ranked) == 1:
+        (run,) = ranked.values()
+        maps = {rows[0]: heat_maps(embedder, run, queries, gallery, rows[0]) for rows in chosen.values()}
+    return render("examples.html", groups=groups, ranked=ranked, queries=queries, gallery=gallery, maps=maps)

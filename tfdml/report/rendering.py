@@ -1,6 +1,7 @@
 """Pages of the templates in `templates/`, in which all text is escaped unless it is markup already."""
 
 import base64
+import csv
 import functools
 import hashlib
 import importlib.resources
@@ -11,6 +12,9 @@ import math
 import numbers
 import os
 import pathlib
+import re
+import urllib.parse
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jinja2
@@ -94,6 +98,33 @@ def class_of(dataset: Any, index: int) -> str:
 def setting_text(value: Any) -> str:
     """Return a setting as text: strings as they are, the rest as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def csv_link(title: str, heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
+    """Return a link that saves the values of a plot as a CSV file, which is inside the link.
+
+    Text that a spreadsheet would take for a formula starts with an apostrophe.
+
+    Args:
+        title: What is plotted; the file is named after it.
+        heads: The names of the columns.
+        rows: Numbers and text.
+
+    Example:
+        >>> "%27%3D1%2B1%2C0.5" in csv_link("Classes", ["class", "x"], [["=1+1", 0.5]])
+        True
+    """
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    for row in (heads, *rows):
+        writer.writerow(
+            [f"'{cell}" if isinstance(cell, str) and re.match(r"\s*[=+\-@]", cell) else cell for cell in row]
+        )
+    name = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")[:60] or "values"
+    uri = "data:text/csv;charset=utf-8," + urllib.parse.quote(stream.getvalue(), safe="")
+    return Markup('<p class="csv"><a href="{}" download="{}.csv" aria-label="{}, as CSV">CSV</a></p>').format(
+        uri, name, title
+    )
 
 
 def _number(value: Any, form: str, factor: float = 1) -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 from markupsafe import Markup
 
@@ -39,9 +40,10 @@ def write_run_report(
         embeddings: (N, d) one row per image, after training; None for a run of several seeds.
         held_out: Embeddings and labels of the held-out training classes, if there are any.
     """
-    interval_name = "95% interval over classes"
-    run = read_run(folder.path)
-    write_report(folder.report, run, dataset, embeddings, interval_name=interval_name, held_out=held_out)
+    options: dict[str, Any] = {"interval_name": "95% interval over classes", "held_out": held_out}
+    if dataset is not None and folder.load_experiment().heat_maps:
+        options["embedder"] = keras.saving.load_model(folder.embedder)
+    write_report(folder.report, read_run(folder.path), dataset, embeddings, **options)
 
 
 def write_report(
@@ -55,6 +57,7 @@ def write_report(
     num_queries: int = 10,
     held_out: tuple[Any, Any] | None = None,
     target: Mapping[str, float] = TARGET,
+    embedder: Any = None,
 ) -> None:
     """Write the report: metrics, curves, retrieval examples, verification, the map, classes, confusions, settings.
 
@@ -79,6 +82,8 @@ def write_report(
         held_out: Embeddings and labels of other classes that the embedder was not trained on. They calibrate the
             threshold of the section "Same or different?"; None: half of the classes of `dataset`.
         target: What that threshold is calibrated to, as `calibrate`: `far` or `precision`.
+        embedder: What the embeddings come from. The section "What is found" then has heat maps of what three queries
+            have in common with their nearest hit and miss (`tfdml.explain`); None: it has none.
 
     Raises:
         UserError: Embeddings that do not go with their data set, or an image that cannot be read.
@@ -131,7 +136,7 @@ def write_report(
         training=plots.training_curves(run.histories),
         objectives=plots.objectives_html(run.history),
         watched=plots.watched_html(run.watch),
-        examples=examples_html({"": ranked}, queries, gallery, num_queries),
+        examples=examples_html({"": ranked}, queries, gallery, num_queries, embedder),
         map=map_html(embeddings, dataset, marked, distance=distance),
         verification=verification_html(embeddings, dataset, distance, held_out, target),
         sizes=sizes,

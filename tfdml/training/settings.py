@@ -524,6 +524,7 @@ class EvaluationSettings(Settings):
         evaluate_orders: With one horde: measure the embedding of each order of moments by itself, and all side by side,
             on the unseen classes: at the end; with every evaluation (epochs); or never.
         report: Write report/index.html at the end.
+        heat_maps: In the report, show what a few queries have in common with their neighbors.
 
     Raises:
         UserError: A value is out of range, or two do not go together.
@@ -548,6 +549,7 @@ class EvaluationSettings(Settings):
         "end", choices=("end", "epochs", "never"), effect=Effect(_names_horde, "horde(...) in --objectives")
     )
     report: bool = True
+    heat_maps: bool = choice(False, effect=needs("report"))
 
     def __post_init__(self):
         super().__post_init__()

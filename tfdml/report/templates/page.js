@@ -35,6 +35,14 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
+// The contents are folded on a phone, where a choice folds them again.
+const contents = document.getElementById("contents");
+const phone = matchMedia("(max-width: 560px)");
+const fold = () => (contents.open = !phone.matches);
+phone.addEventListener("change", fold);
+contents.addEventListener("click", (event) => event.target.closest("a") && fold());
+fold();
+
 // The map: the point that is pointed at, or stepped to with the arrow keys, shows its image and its class.
 function startMap(data) {
   const map = document.getElementById("map");
