@@ -262,7 +262,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments, message):
 
 def test_what_it_is_given_is_named_when_it_does_not_fit():
     labels, x = batch()
-    with pytest.raises(ValueError, match="needs the representation 'maps', but there are only feature_map"):
+    with pytest.raises(ValueError, match="needs the representation 'maps', and there is only feature_map"):
         HighOrderMomentLoss(losses.ContrastiveLoss(), embedding_dim=4, representation="maps")(
             {"feature_map": x}, labels
         )

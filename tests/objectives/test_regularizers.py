@@ -205,7 +205,7 @@ def test_command_line_names_it(text, kind, expected):
         (DensityAdaptivity, {"initial_target": 0.0}, "initial_target must be positive"),
         (DensityAdaptivity, {"constraint": "firm"}, "constraint must be .soft., .hard. or None"),
         (DensityAdaptivity, {"reduction": "max"}, "'mean' or 'sum'"),
-        (DensityAdaptivity, {"reference_density": [1.0, 2.0]}, r"must have shape \(3,\)"),
+        (DensityAdaptivity, {"reference_density": [1.0, 2.0]}, r"must be \(3,\)"),
         (DensityAdaptivity, {"reference_density": [1.0, 2.0, -1.0]}, "finite and not negative"),
         (DensityAdaptivity, {"reference_density": [1.0, 2.0, float("inf")]}, "finite and not negative"),
         (EnergyConfusion, {"form": "exp"}, "form must be .log., .plain. or .log_of_mean."),

@@ -94,7 +94,7 @@ def test_matryoshka_of_proxies_is_the_sum_over_prefixes_of_both(loss, factors):
     assert_close(value, expected)
     whole = objective.represent({"embedding": x})["class"]
     assert_close(whole, alone.represent({"embedding": x})["class"])
-    with pytest.raises(ValueError, match="which has 5"):
+    with pytest.raises(ValueError, match="there are 5 dimensions"):
         MatryoshkaProxyLoss(loss, 3, [2, 6])({"embedding": x}, labels)
 
 
@@ -250,7 +250,7 @@ def test_several_proxies_per_class_reach_the_loss_as_they_are():
         (lambda: Matryoshka(losses.ContrastiveLoss(), []), "must be ascending lengths"),
         (lambda: Matryoshka(losses.ContrastiveLoss(), [0, 2]), "dims must be a positive integer"),
         (lambda: Matryoshka(losses.ContrastiveLoss(), [2, 4], [1.0]), "one of dim_weights for each of 2 dims; got 1"),
-        (lambda: matryoshka([2, 4])({"embedding": np.eye(3, dtype="float32")}, [0, 0, 1]), "which has 3"),
+        (lambda: matryoshka([2, 4])({"embedding": np.eye(3, dtype="float32")}, [0, 0, 1]), "there are 3 dimensions"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(make, message):
