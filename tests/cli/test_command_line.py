@@ -3,6 +3,8 @@
 import dataclasses
 import logging
 import os
+import pathlib
+import tempfile
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.experiments import ROOT, experiment_of
 from tfdml.cli.command_line import Command, Flags, Formatter, as_flags, read_flag_files
 from tfdml.effects import in_vain
 from tfdml.errors import UserError
+from tfdml.export.retriever import RETRIEVER_CARD
 from tfdml.io.manifests import parse_flags
 from tfdml.training import Experiment
 from tfdml.training.settings import ALWAYS as SETTINGS_ALWAYS
@@ -139,6 +142,11 @@ BALANCED, SHUFFLE = {"sampling": "class_balanced"}, {"sampling": "shuffle"}
 HIERARCHICAL, NEIGHBORS = {"sampling": "hierarchical"}, {"sampling": "neighbors"}
 VECTORS = {"model": "vectors.npz"}
 VECTORS_GALLERY = {"gallery": "vectors.npz"}
+# What is taken for a retriever: a folder with a version that has its card.
+RETRIEVER = tempfile.mkdtemp()
+pathlib.Path(RETRIEVER, "1").mkdir()
+for name in (RETRIEVER_CARD, "saved_model.pb"):
+    pathlib.Path(RETRIEVER, "1", name).touch()
 COMPARE, RUN = {"compare": ["a", "b"]}, {"model": "runs/cars"}
 # By command and flag: the value; others beside which it has no effect, and some beside which it has one.
 OF_IMAGES = {
@@ -262,10 +270,23 @@ CASES = {
         "bad_images": ("skip", {"embeddings": "x.npz"}, {"model": "runs/cars"}),
         "batch_size": (9, {"embeddings": "x.npz"}, {"model": "runs/cars"}),
         "truncate_dim": (9, {"dataset": "glyphs"}, {"model": "runs/cars"}),
+        "features": ("x.npz", {"dataset": "glyphs"}, {"model": "runs/head"}),
         **dict.fromkeys(("backbone", "weights"), ("other", {"model": "runs/cars"}, {"dataset": "glyphs"})),
         "image_size": (64, {"embeddings": "x.npz"}, {"dataset": "glyphs"}),
         "max_distance": (0.1, {"embeddings": "x.npz", "data_dir": "photos"}, {"embeddings": "x.npz"}),
         "min_correlation": (0.9, {"embeddings": "x.npz"}, {"embeddings": "x.npz", "data_dir": "photos"}),
+    },
+    "demo": {
+        "model": ("runs/cars", {"gallery": RETRIEVER}, {"gallery": "."}),
+        "truncate_dim": (8, {"gallery": RETRIEVER}, {"gallery": "."}),
+        "timeout": (
+            1.0,
+            {"gallery": ".", "model": "runs/cars"},
+            {"gallery": ".", "model": "http://localhost:8501/v1/models/cars"},
+        ),
+        "batch_size": (9, VECTORS_GALLERY, {"gallery": "."}),
+        "data_dir": ("photos", {"gallery": "."}, VECTORS_GALLERY),
+        "distance": ("cosine", {"gallery": "lancedb:///data"}, VECTORS_GALLERY),
     },
     "index": {},
     "search": {
@@ -311,6 +332,7 @@ ALWAYS = {
     "evaluate": {"model", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},
     "audit": {"model", "dataset", "data_dir", "embeddings", "pick", "out"},
+    "demo": {"gallery", "calibration", "cache", "host", "port"},
     "index": {"embeddings", "to", "prefix", "truncate_dim", "dry_run"},
     "search": {"gallery", "queries", "k", "max_distance", "out"},
     "prepare": {"verify", "dry_run"},

@@ -74,7 +74,7 @@ def test_data_is_compared_and_told_apart(tmp_path):
     folder = RunFolder(tmp_path)
     folder.describe(DATA, [])
     folder.describe(DATA, [])
-    with pytest.raises(UserError, match=r"test: images was 2 and is now 1\); bring them back") as changed:
+    with pytest.raises(UserError, match=r"test: images was 2 and is now 1\): bring them back") as changed:
         folder.describe({**DATA, "test": {"images": 1, "content": "sha256:b"}}, [])
     assert "train" not in str(changed.value)
     for damage in ("{", "[]", '{"train": 3}'):

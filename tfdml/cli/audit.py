@@ -195,7 +195,7 @@ COMMAND = Command(
         **model_flags.EFFECTS,
         **dict.fromkeys(("dataset_options", "bad_images"), _IMAGES),
         "batch_size": Effect(lambda given: not given["embeddings"], "images to embed"),
-        "truncate_dim": _MODEL,
+        **dict.fromkeys(("truncate_dim", "features"), _MODEL),
         **dict.fromkeys(("backbone", "weights", "image_size"), _NETWORK),
         "max_distance": Effect(
             lambda given: bool(given["embeddings"] and not (given["data_dir"] or given["dataset"])),

@@ -46,7 +46,7 @@ def test_processes_are_named_by_the_environment(monkeypatch):
     assert from_environment() == (1, ("localhost:1234", "process 1"))
     for wrong in ("2", "-1", "first"):
         monkeypatch.setenv(INDEX, wrong)
-        with pytest.raises(UserError, match=f"PROCESS_ID={wrong} of {COUNT}=2: processes are numbered from 0"):
+        with pytest.raises(UserError, match=f"PROCESS_ID={wrong} is not one of 2 from 0 on"):
             from_environment()
 
 
