@@ -35,7 +35,8 @@ def test_a_threshold_of_held_out_classes_on_the_test_images():
     assert rows_of(text, "True accept rates by false accept rate") == [
         [f"{100 * far:g}", *percent(point.tar), f"{point.threshold:.4g}"] for far, point in measured.points.items()
     ]
-    assert f"AUC {measured.auc:.4f}. Equal error rate {100 * measured.eer:.2f}%" in "".join(p["text"] for p in page.all("p"))
+    rates = f"AUC {measured.auc:.4f}. Equal error rate {100 * measured.eer:.2f}%"
+    assert rates in "".join(p["text"] for p in page.all("p"))
     roc, histogram = (e["aria-label"] for e in page.all("svg", role="img"))
     assert "true accept rate by false accept rate" in roc
     assert histogram.endswith(f"threshold {calibration.threshold:.3g}")
