@@ -34,6 +34,7 @@ from tfdml.training.run.several import WORDS, epochs_to_train, final_run, select
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
 from tfdml.training.settings import Experiment
 from tfdml.training.watching import Logger, Watcher
+from tfdml.version import __version__, installed
 
 
 def train(
@@ -115,9 +116,16 @@ def train(
 
 
 def _check_alike(experiment: Experiment, processes: Processes) -> None:
-    """Refuse to train with processes that were started with other settings."""
+    """Refuse to train with processes of other versions or with other settings."""
     if processes.alone:
         return
+    versions = {"tfdml": __version__, **installed(("tensorflow", "keras", "jax", "numpy"))}
+    for name, other in processes.of_chief(lambda: versions).items():
+        if versions.get(name) != other:
+            own = versions.get(name, "none")
+            raise UserError(
+                f"{name} {own} on worker {processes.index} and {other} on worker 0: install the same version"
+            )
     chiefs = Experiment.from_flags(processes.of_chief(experiment.as_flags))
     for field in dataclasses.fields(Experiment):
         other, own = getattr(chiefs, field.name), getattr(experiment, field.name)
