@@ -34,8 +34,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], write: Callab
         text = write(value)
         return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
-    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    return "; ".join(f"{name} was {short(before.get(name))} and is now {short(now.get(name))}" for name in names)
+    changed = []
+    for name in sorted({*before, *now}):
+        was, value = before.get(name), now.get(name)
+        if isinstance(was, Mapping) and isinstance(value, Mapping) and was != value:
+            changed.append(f"{name}: {differences(was, value, write)}")
+        elif was != value:
+            changed.append(f"{name} was {short(was)} and is now {short(value)}")
+    return "; ".join(changed)
 
 
 def short_message(

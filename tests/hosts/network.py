@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -41,6 +42,7 @@ class Network:
         self._started = []
 
     def __enter__(self):
+        self._remove_what_is_left()
         with contextlib.ExitStack() as undo:
             undo.callback(self.__exit__)
             switch = self._namespace("switch")
@@ -70,6 +72,14 @@ class Network:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "delete", self._namespace(host)], check=False, capture_output=True)
+
+    @staticmethod
+    def _remove_what_is_left():
+        """Remove the namespaces of processes that were killed before they could."""
+        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        for name, pid in re.findall(r"^(tfdml(\d+)-\S+)", listed, re.MULTILINE):
+            if not pathlib.Path(f"/proc/{pid}").exists():
+                subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
     def _namespace(self, host):
         return f"{self._name}-{host}"
