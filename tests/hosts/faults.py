@@ -1,12 +1,11 @@
 """Faults of hosts and cables in the middle of a training run: what each host prints, when, and how the run ends.
 
-    python -m tests.hosts.faults [--only=NAME]     a table of all faults, as Markdown; some 15 minutes on two cores
+    python -m tests.hosts.faults [--only=NAME] [--json=FILE]     a table of all faults; some 15 minutes on two cores
 
 Each fault starts a run on several hosts, waits for a moment of it, and breaks something there. Then the run resumes,
 and must end with the weights of a run of one process that nothing disturbed.
 """
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -19,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from tests.hosts.network import Network
+from tools.numbers import Results, command_line
 
 PORT = 2222
 FLAGS = (
@@ -198,17 +198,24 @@ class Trial:
 
 def main():
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--only", default="", help="names of faults")
     arguments = parser.parse_args()
-    print("| fault | host | status | its last line | seconds | resumed | difference |\n|---|---|---|---|---|---|---|")
+    columns = ("fault", "seconds until all hosts end", "what they print", "hosts that resume", "largest difference")
+    row = Results(arguments.json).table("faults", *columns)
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial(pathlib.Path(folder))
         for name in arguments.only.split(",") if arguments.only else FAULTS:
-            seen = trial.run(name)
-            end = f"{seen['seconds']:.0f} | {seen.get('resumed', '')} | {seen.get('difference', float('nan')):.0e}"
+            fault, seen = FAULTS[name], trial.run(name)
+            printed = []
             for host, (status, line) in enumerate(zip(seen["statuses"], seen["lines"], strict=True)):
-                print(f"| {FAULTS[name].title} | {host} | {status} | {line} | {end} |", flush=True)
+                text = line.removeprefix("train: error: ").partition(": see what")[0]
+                printed += [f"host {host}: {text}"] if status == 2 else []
+            resumed = seen.get("resumed")
+            count = "" if resumed is None else len(resumed) if set(resumed) == {0} else f"failed: {resumed}"
+            seconds = f"{seen['seconds']:.0f}" if fault.done else ""
+            difference = f"{seen['difference']:.0e}" if "difference" in seen else ""
+            row(fault.title, seconds, "<br>".join(printed), count, difference)
 
 
 if __name__ == "__main__":
