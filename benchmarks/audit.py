@@ -1,7 +1,7 @@
 """What `tfdml audit` finds of planted near-duplicates and labels, and what it costs.
 
-    python -m benchmarks.audit --features=cars.npz --data_dir=CARS196 --weights=MNV2.weights.h5 --json=audit.json
-    python -m benchmarks.audit --features=cars.npz omniglot.npz --parts labels
+    python -m benchmarks.audit --features cars.npz omniglot.npz --data_dir=CARS196 --weights=MNV2.weights.h5
+    python -m benchmarks.audit --features cars.npz --data_dir=CARS196 --parts identical
     python -m benchmarks.audit --parts cost
 
 Duplicates: of --sources images of Cars-196, copies of four kinds are searched among --gallery images of it. A pair is
@@ -11,10 +11,8 @@ of Cars-196 whose bytes are the same and whose labels differ, and where their gr
 embeddings without images. --features are made by `python -m benchmarks.heads --table`, or by tfdml embed.
 """
 
-import argparse
 import hashlib
 import io
-import json
 import os
 import resource
 import time
@@ -25,6 +23,7 @@ from PIL import Image
 from tfdml.audit import audit, label_confidences, near_duplicates
 from tfdml.embeddings.reader import ImageTable, read_embeddings
 from tfdml.retrieval import nearest_neighbours
+from tools.numbers import Results, command_line
 
 KINDS = {
     "jpeg": "JPEG, quality 50",
@@ -51,7 +50,7 @@ def planted(image, kind, generator):
     return buffer.getvalue()
 
 
-def duplicates(arguments):
+def duplicates(arguments, results):
     """A row for each kind of copy."""
     import tfdml
 
@@ -83,14 +82,19 @@ def duplicates(arguments):
         encoded = paths[gallery[row]] if row < len(gallery) else io.BytesIO(copies[row - len(gallery)])
         return np.asarray(Image.open(encoded).convert("RGB"))
 
-    started = time.perf_counter()
     neighbors, distances = nearest_neighbours(x, k=10, distance="cosine")
-    searched = time.perf_counter()
     pairs, _ = near_duplicates(neighbors, distances, picture)
-    seconds = {"search": searched - started, "pixels": time.perf_counter() - searched}
     # By distance alone, as many pairs as there are true ones.
     alone, near = near_duplicates(neighbors, distances, max_distance=np.inf)
-    rows = []
+    copied = np.isin(pairs, np.flatnonzero(kind_of != "")).any(axis=1)
+    wrong = pairs[copied & (origin[pairs[:, 0]] != origin[pairs[:, 1]])]
+    results.value("sources", f"{arguments.sources:,}")
+    results.value("gallery", f"{arguments.gallery:,}")
+    results.value("pairs", f"{copied.sum():,}")
+    results.value("wrong", f"{len(wrong):,}")
+    for pair in wrong:
+        print("  " + " and ".join(f"{paths[origin[row]]} ({kind_of[row] or 'itself'})" for row in pair))
+    row_of = results.table("duplicates", "copy", "precision, %", "recall, %", "precision by distance alone, %")
     for kind, name in KINDS.items():
         of_kind = np.flatnonzero(kind_of == kind)
         found = pairs[np.isin(pairs, of_kind).any(axis=1)]
@@ -100,27 +104,19 @@ def duplicates(arguments):
         }
         cut = alone[np.isin(alone, of_kind).any(axis=1)], near[np.isin(alone, of_kind).any(axis=1)]
         nearest = cut[0][np.argsort(-cut[1])[: right.sum()]]
-        rows.append([
+        row_of(
             name,
             f"{100 * right.mean():.1f}",
             f"{100 * len(to_source) / len(of_kind):.1f}",
             f"{100 * (origin[nearest[:, 0]] == origin[nearest[:, 1]]).mean():.1f}",
-        ])  # fmt: skip
-    wrong = [pair for pair in pairs.tolist() if origin[pair[0]] != origin[pair[1]] and max(pair) >= len(gallery)]
-    names = [[paths[origin[row]] + (f" ({kind_of[row]})" if kind_of[row] else "") for row in pair] for pair in wrong]
-    return {
-        "images": f"{len(x):,}",
-        "seconds": {name: f"{value:.0f}" for name, value in seconds.items()},
-        "pairs": f"{int(np.isin(pairs, np.flatnonzero(kind_of != '')).any(axis=1).sum()):,}",
-        "wrong": f"{len(wrong)}",
-        "wrong_names": names,
-        "table": {"columns": ["copy", "precision, %", "recall, %", "precision by distance alone, %"], "rows": rows},
-    }
+        )
 
 
-def labels(arguments):
+def labels(arguments, results):
     """A row for each file of embeddings."""
-    rows = []
+    columns = ["images", "of", "classes", "planted", "at that number, %"]
+    columns += ["reported", "precision, %", "recall, %", "right suggestions, %"]
+    row_of = results.table("labels", *columns)
     for path in arguments.features:
         stored = read_embeddings(path)
         classes, own = np.unique(stored.labels, return_inverse=True)
@@ -128,12 +124,10 @@ def labels(arguments):
         wrong = np.zeros(len(own), bool)
         wrong[generator.choice(len(own), len(own) // 10, replace=False)] = True
         given = np.where(wrong, (own + generator.integers(1, len(classes), len(own))) % len(classes), own)
-        started = time.perf_counter()
         confidences, suggested = label_confidences(stored.embeddings, given)
-        seconds = time.perf_counter() - started
         top = np.argsort(confidences)[: wrong.sum()]
         listed = (confidences < 0.2) & (suggested != given)
-        rows.append([
+        row_of(
             os.path.basename(path).partition(".")[0],
             f"{len(own):,}",
             f"{len(classes):,}",
@@ -143,16 +137,10 @@ def labels(arguments):
             f"{100 * wrong[listed].mean():.1f}",
             f"{100 * listed[wrong].mean():.1f}",
             f"{100 * (suggested == own)[wrong].mean():.1f}",
-            f"{seconds:.0f}",
-        ])  # fmt: skip
-    columns = [
-        "images", "of", "classes", "planted", "at that number, %",
-        "reported", "precision, %", "recall, %", "right suggestions, %", "seconds",
-    ]  # fmt: skip
-    return {"table": {"columns": columns, "rows": rows}}
+        )
 
 
-def identical(arguments):
+def identical(arguments, results):
     """Where the images with the same bytes and two labels are in the list of duplicates."""
     stored = read_embeddings(arguments.features[0])
     paths = [os.path.join(arguments.data_dir, name) for name in stored.names]
@@ -163,21 +151,19 @@ def identical(arguments):
     same = [rows for rows in by_bytes.values() if len(rows) > 1]
     conflicting = [rows for rows in same if len(set(stored.labels[rows])) > 1]
     of_test = [rows for rows in conflicting if all(stored.roles[row] == "test" for row in rows)]
-    # Their neighbors are enough.
     table = ImageTable(stored.names, stored.labels, stored.roles)
     found = audit(stored.embeddings, table, lambda row: np.asarray(Image.open(paths[row]).convert("RGB")))
     groups = {finding.row: finding.group for finding in found.of("duplicate")}
-    places = sorted({groups.get(row, 0) for rows in conflicting for row in rows})
-    return {
-        "identical": len(same),
-        "conflicting": len(conflicting),
-        "conflicting_test": len(of_test),
-        "groups": f"{min(places)} to {max(places)}",
-        "all_groups": len(set(groups.values())),
-    }
+    places = {groups.get(row, 0) for rows in conflicting for row in rows}
+    results.value("identical", len(same))
+    results.value("conflicting", len(conflicting))
+    results.value("conflicting_test", len(of_test))
+    results.value("first_group", min(places))
+    results.value("last_group", max(places))
+    results.value("groups", len(set(groups.values())))
 
 
-def cost(arguments):
+def cost(arguments, results):
     """Seconds and memory of an audit of embeddings alone."""
     generator = np.random.default_rng(0)
     own = np.arange(arguments.count) // 20
@@ -185,40 +171,31 @@ def cost(arguments):
     x = centers[own] + generator.standard_normal((arguments.count, 512), "float32")
     table = ImageTable(tuple(map(str, range(len(x)))), own, ["train"] * len(x))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.perf_counter()
+    started, used = time.perf_counter(), time.process_time()
     audit(x, table, pick=100)
-    return {
-        "count": f"{arguments.count:,}",
-        "seconds": f"{time.perf_counter() - started:.0f}",
-        "cpu_seconds": f"{time.process_time():.0f}",
-        "mb": f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024:,.0f}",
-    }
+    results.value("count", f"{arguments.count:,}")
+    results.value("minutes", f"{(time.perf_counter() - started) / 60:.0f}")
+    results.value("cpu_seconds", f"{time.process_time() - used:.0f}")
+    results.value("mb", f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024:,.0f}")
+
+
+PARTS = {part.__name__: part for part in (duplicates, labels, identical, cost)}
 
 
 def main():
     """Measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", default=["duplicates", "labels", "identical", "cost"])
+    parser = command_line(__doc__)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--features", nargs="+", default=["cars.npz"], help="embeddings; the first those of Cars-196")
     parser.add_argument("--data_dir", default="", help="Cars-196")
     parser.add_argument("--weights", default="imagenet", help="of MobileNetV2, which made --features")
     parser.add_argument("--sources", type=int, default=500, help="images that are copied")
     parser.add_argument("--gallery", type=int, default=4000, help="images of Cars-196 besides the copies")
     parser.add_argument("--count", type=int, default=60_000)
-    parser.add_argument("--json", default="", help="a file to write or to add to")
     arguments = parser.parse_args()
-    result = {}
-    if arguments.json and os.path.exists(arguments.json):
-        with open(arguments.json, encoding="utf-8") as file:
-            result = json.load(file)
+    results = Results(arguments.json)
     for part in arguments.parts:
-        result[part] = {"duplicates": duplicates, "labels": labels, "identical": identical, "cost": cost}[part](
-            arguments
-        )
-        print(json.dumps(result[part], indent=1), flush=True)
-        if arguments.json:
-            with open(arguments.json, "w", encoding="utf-8") as file:
-                json.dump(result, file, indent=1)
+        PARTS[part](arguments, results)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,21 @@ files between `tfdml audit` and `tfdml train --drop`.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import csv
 import dataclasses
 import io
+import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import UserError
-from tfdml.io.files import atomic_write, read_bytes
+from tfdml.io.files import read_bytes, write_whole
 from tfdml.pairwise import integer_labels
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbours, unit_rows
 
@@ -50,7 +52,6 @@ _JUDGED = 3
 _DOUBTED, _FAR, _SAME_CLASS, _SCATTERED = 0.2, 1.5, 0.5, 1 / 3
 # What makes a spreadsheet take a cell for a formula; the apostrophe so that reading takes off what writing put on.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
-FIELDS = ("kind", "score", "image", "role", "class", "other_image", "other_class", "group", "across", "action")
 
 
 def near_duplicates(
@@ -111,27 +112,27 @@ def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count
         small = _window(thumbnails[row], _WINDOWS[0], _COARSE)
         whole[row], mirrored[row] = _normalised(np.stack([small, small[:, ::-1]]))
 
-    others: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    # The numbers of the pairs that an image is in.
+    pairs_of = collections.defaultdict(list)
     for number, (a, b) in enumerate(pairs.tolist()):
-        others[a].append((b, number))
-        others[b].append((a, number))
+        pairs_of[a].append(number)
+        pairs_of[b].append(number)
     scores = np.zeros(len(pairs))
 
     def compare(row: int) -> None:
-        if not others[row]:
-            return
-        near = [other for other, _ in others[row]]
+        numbers = pairs_of[row]
+        near = pairs[numbers].sum(axis=1) - row
         views = _normalised(np.stack([_window(thumbnails[row], window, _COARSE) for window in _WINDOWS]))
-        similar = np.stack([whole[near] @ views.T, mirrored[near] @ views.T], axis=1).reshape(len(near), -1)
-        for (other, number), values in zip(others[row], similar, strict=True):
+        similar = np.concatenate([whole[near] @ views.T, mirrored[near] @ views.T], axis=1)
+        for other, number, values in zip(near, numbers, similar, strict=True):
             if values.max() >= _PROMISING and scores[number] < _SURE:
                 flipped, window = divmod(int(values.argmax()), len(_WINDOWS))
                 score = _aligned(thumbnails[row], thumbnails[other], bool(flipped), _WINDOWS[window])
                 scores[number] = max(scores[number], score)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for work in (look, compare):
-            list(pool.map(work, range(count)))
+        list(pool.map(look, range(count)))
+        list(pool.map(compare, list(pairs_of)))
     return scores
 
 
@@ -225,22 +226,20 @@ def label_confidences(embeddings: Any, labels: Any, *, ridge: float = 1.0) -> tu
     inverse = np.linalg.inv(covariance + penalty * np.eye(len(covariance))).astype(np.float32)
     sums = np.add.reduceat(x[np.argsort(own, kind="stable")], np.cumsum(counts) - counts)
     weights, priors = inverse @ sums.T, (counts / len(x)).astype(np.float32)
+    leverage = np.einsum("nd,nd->n", x @ inverse, x).clip(max=0.999)
     given, best = np.empty(len(x), np.float32), np.empty(len(x), np.int64)
-    # A block has the scores of all classes, 128 MB.
+    # A block has the scores of all classes, 128 MB: with priors, and times 1 - leverage.
     block = max(1, 2**25 // len(classes))
     for start in range(0, len(x), block):
         part = slice(start, start + block)
-        each = np.arange(len(x[part]))
-        leverage = np.einsum("nd,nd->n", x[part] @ inverse, x[part]).clip(max=0.999)[:, None]
-        scores = x[part] @ weights + leverage * priors
-        scores[each, own[part]] -= leverage[:, 0]
-        scores /= 1 - leverage
-        given[part] = scores[each, own[part]]
-        best[part] = np.where(judged, scores + priors, -np.inf).argmax(axis=1)
+        scores = x[part] @ weights + priors
+        each = np.arange(len(scores)), own[part]
+        scores[each] -= leverage[part]
+        given[part] = scores[each] / (1 - leverage[part]) - priors[own[part]]
+        best[part] = np.where(judged, scores, -np.inf).argmax(axis=1)
     usual = np.bincount(own, weights=given) / counts
-    confidences[rows] = np.where(
-        judged[own], given / np.maximum(usual, max(float(given.mean()) / 4, 1e-6))[own], np.nan
-    )
+    usual = np.maximum(usual, max(float(given.mean()) / 4, 1e-6))
+    confidences[rows] = np.where(judged[own], given / usual[own], np.nan)
     suggested[rows] = np.where(judged[own], classes[best], labels[rows])
     return confidences, suggested
 
@@ -287,25 +286,19 @@ def class_neighbors(neighbors: np.ndarray, labels: np.ndarray) -> tuple[np.ndarr
         >>> class_neighbors(np.array([[1], [0], [3], [2]]), np.array([0, 0, 1, 1]))[0].tolist()
         [1.0, 1.0]
     """
+    from scipy.sparse import coo_matrix, diags, triu
+
     counts = np.bincount(labels[labels >= 0])
     one, other = np.repeat(labels, neighbors.shape[1]), labels[neighbors].ravel()
     known = (one >= 0) & (other >= 0)
-    pairs, times = np.unique(one[known] * len(counts) + other[known], return_counts=True)
-    first, second = np.divmod(pairs, len(counts))
-    alone = first == second
-    own = np.zeros(len(counts))
-    own[first[alone]] = times[alone]
-    possible = counts * np.minimum(np.maximum(counts - 1, 1), neighbors.shape[1])
-    rate = times / (counts[first] * counts[second])
-    own_rate = np.maximum(own, 1) / (counts * np.maximum(counts - 1, 1))
-    overlap = dict(zip(pairs.tolist(), np.minimum(rate / own_rate[first], 1).tolist(), strict=True))
-    mutual = {
-        (a, b): min(value, overlap[b * len(counts) + a])
-        for (a, b), value in zip(zip(first.tolist(), second.tolist(), strict=True), overlap.values(), strict=True)
-        if a < b and b * len(counts) + a in overlap and min(counts[a], counts[b]) >= _JUDGED
-    }
-    order = sorted(mutual, key=lambda pair: -mutual[pair])
-    return own / possible, np.array(order, np.int64).reshape(-1, 2), np.array([mutual[pair] for pair in order])
+    times = coo_matrix((np.ones(known.sum()), (one[known], other[known])), shape=(len(counts), len(counts))).tocsr()
+    own, others = times.diagonal(), np.maximum(counts - 1, 1)
+    rates = diags(others / np.maximum(own, 1)) @ times @ diags(1 / counts)
+    overlap = triu(rates.minimum(rates.T), 1).tocoo()
+    pairs, values = np.stack(overlap.coords, axis=1), overlap.data.clip(max=1)
+    order = np.argsort(-values, kind="stable")
+    order = order[counts[pairs[order]].min(axis=1) >= _JUDGED]
+    return own / (counts * np.minimum(others, neighbors.shape[1])), pairs[order], values[order]
 
 
 def k_center(embeddings: Any, count: int, labeled: Any = None) -> np.ndarray:
@@ -328,18 +321,16 @@ def k_center(embeddings: Any, count: int, labeled: Any = None) -> np.ndarray:
     Source: Sener and Savarese, "Active learning for convolutional neural networks: a core-set approach", ICLR 2018.
     """
     x = unit_rows(check_embeddings(embeddings))
-    if labeled is None:
-        chosen = [int((x @ x.mean(axis=0)).argmax())]
-        nearest = 1 - x @ x[chosen[0]]
-    else:
-        chosen = []
+    nearest = np.full(len(x), np.inf, np.float32)
+    if labeled is not None:
         nearest = nearest_neighbours(x, labeled, k=1, distance="cosine")[1][:, 0]
-    nearest[chosen] = -np.inf
-    while len(chosen) < min(count, len(x)):
-        chosen.append(int(nearest.argmax()))
-        np.minimum(nearest, 1 - x @ x[chosen[-1]], out=nearest)
+    scores, chosen = x @ x.mean(axis=0) if labeled is None else nearest, []
+    for _ in range(min(count, len(x))):
+        chosen.append(int(scores.argmax()))
+        nearest = np.minimum(nearest, 1 - x @ x[chosen[-1]])
         nearest[chosen] = -np.inf
-    return np.array(chosen[:count], np.int64)
+        scores = nearest
+    return np.array(chosen, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -399,26 +390,31 @@ class Audit:
         """Return the findings of one kind."""
         return [finding for finding in self.findings if finding.kind == kind]
 
+    def groups(self) -> list[list[Finding]]:
+        """Return the groups of duplicates, each with the image to keep first."""
+        return [list(group) for _, group in itertools.groupby(self.of("duplicate"), lambda finding: finding.group)]
+
     def class_name(self, label: int) -> str:
         """Return the name of a class; empty for none."""
         return str(self.table.class_names.get(int(label), int(label))) if label >= 0 else ""
 
-    def rows(self) -> Iterable[dict[str, Any]]:
-        """Yield a row of the CSV file for each finding, with the columns `FIELDS`."""
-        for finding in self.findings:
-            image, other = finding.row, finding.other
-            yield {
-                "kind": finding.kind,
-                "score": f"{finding.score:.4f}",
-                "image": self.table.names[image] if image >= 0 else "",
-                "role": self.table.roles[image] if image >= 0 else "",
-                "class": self.class_name(finding.label),
-                "other_image": self.table.names[other] if other >= 0 else "",
-                "other_class": self.class_name(finding.other_label),
-                "group": finding.group or "",
-                "across": finding.across,
-                "action": finding.action,
-            }
+    def columns(self, kind: str = "") -> dict[str, list[Any]]:
+        """Return the columns of the CSV file of all findings, or of those of one kind."""
+        findings = self.of(kind) if kind else self.findings
+        # The last of each is that of row -1.
+        names, roles = [*self.table.names, ""], [*self.table.roles, ""]
+        return {
+            "kind": [finding.kind for finding in findings],
+            "score": [f"{finding.score:.4f}" for finding in findings],
+            "image": [names[finding.row] for finding in findings],
+            "role": [roles[finding.row] for finding in findings],
+            "class": [self.class_name(finding.label) for finding in findings],
+            "other_image": [names[finding.other] for finding in findings],
+            "other_class": [self.class_name(finding.other_label) for finding in findings],
+            "group": [finding.group or "" for finding in findings],
+            "across": [finding.across for finding in findings],
+            "action": [finding.action for finding in findings],
+        }
 
 
 def audit(
@@ -459,24 +455,17 @@ def audit(
     if len(x) > 1:
         neighbors, distances = nearest_neighbours(x, k=min(_NEIGHBORS, len(x) - 1), distance="cosine")
     confidences, suggested = label_confidences(x, labels)
-    findings = _duplicates(
-        *near_duplicates(neighbors, distances, picture, max_distance=max_distance, min_correlation=min_correlation),
-        table,
-        confidences,
-    )
-    for row in np.argsort(confidences, kind="stable").tolist():
-        if confidences[row] < _DOUBTED and suggested[row] != labels[row]:
-            near = neighbors[row][labels[neighbors[row]] == suggested[row]][:1].tolist()
-            score, about = 1 - float(confidences[row]), (int(labels[row]), int(suggested[row]))
-            findings.append(Finding("label", score, row, (*near, -1)[0], *about, action="relabel"))
-    outliers = np.ones(len(x))
-    if neighbors.shape[1] > 1:
-        outliers = outlier_factors(neighbors, distances)
-    for row in np.argsort(-outliers, kind="stable").tolist():
-        if outliers[row] > _FAR:
-            near = int(neighbors[row, 0])
-            findings.append(Finding("outlier", float(outliers[row]), row, near, int(labels[row]), int(labels[near])))
-    classes, place = np.unique(labels[labels >= 0], return_inverse=True)
+    options = {"max_distance": max_distance, "min_correlation": min_correlation}
+    findings = _duplicates(*near_duplicates(neighbors, distances, picture, **options), table, confidences)
+    for row in _ranked(confidences, (confidences < _DOUBTED) & (suggested != labels)):
+        near = next((other for other in neighbors[row].tolist() if labels[other] == suggested[row]), -1)
+        about = row, near, int(labels[row]), int(suggested[row])
+        findings.append(Finding("label", 1 - float(confidences[row]), *about, action="relabel"))
+    outliers = outlier_factors(neighbors, distances) if len(x) > 2 else np.ones(len(x))
+    for row in _ranked(-outliers, outliers > _FAR):
+        near = int(neighbors[row, 0])
+        findings.append(Finding("outlier", float(outliers[row]), row, near, int(labels[row]), int(labels[near])))
+    classes, place, counts = np.unique(labels[labels >= 0], return_inverse=True, return_counts=True)
     own = np.full(len(labels), -1)
     own[labels >= 0] = place
     coherence = np.ones(len(classes))
@@ -486,21 +475,24 @@ def audit(
             if overlap >= _SAME_CLASS:
                 findings.append(Finding("same class", overlap, label=a, other_label=b, action="merge"))
         typical = float(np.median(coherence))
-        for position in np.argsort(coherence, kind="stable").tolist():
-            if coherence[position] < _SCATTERED * typical and (own == position).sum() >= _JUDGED:
-                findings.append(
-                    Finding("scattered class", 1 - coherence[position] / typical, label=int(classes[position]))
-                )
+        for position in _ranked(coherence, (coherence < _SCATTERED * typical) & (counts >= _JUDGED)):
+            score = 1 - float(coherence[position]) / typical
+            findings.append(Finding("scattered class", score, label=int(classes[position])))
     if pick:
+        unlabeled = labels < 0
         left_out = [finding.row for finding in findings if finding.kind == "outlier" or finding.action == "drop"]
-        pool = np.setdiff1d(np.flatnonzero(labels < 0) if (labels < 0).any() else np.arange(len(x)), left_out)
-        labeled = x[labels >= 0] if (labels < 0).any() and (labels >= 0).any() else None
+        pool = np.setdiff1d(np.flatnonzero(unlabeled) if unlabeled.any() else np.arange(len(x)), left_out)
+        labeled = x[~unlabeled] if 0 < unlabeled.sum() < len(x) else None
         chosen = pool[k_center(x[pool], pick, labeled)].tolist() if len(pool) else []
-        findings += [
-            Finding("pick", float(len(chosen) - place), row, label=int(labels[row]), action="label")
-            for place, row in enumerate(chosen)
-        ]
+        for score, row in zip(range(len(chosen), 0, -1), chosen, strict=True):
+            findings.append(Finding("pick", float(score), row, label=int(labels[row]), action="label"))
     return Audit(table, findings, picture is not None, confidences, suggested, outliers, neighbors, classes, coherence)
+
+
+def _ranked(values: np.ndarray, listed: np.ndarray) -> list[int]:
+    """Return the rows that are listed, the lowest value first."""
+    rows = np.flatnonzero(listed)
+    return rows[np.argsort(values[rows], kind="stable")].tolist()
 
 
 def _duplicates(pairs: np.ndarray, scores: np.ndarray, table: ImageTable, confidences: np.ndarray) -> list[Finding]:
@@ -508,59 +500,45 @@ def _duplicates(pairs: np.ndarray, scores: np.ndarray, table: ImageTable, confid
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
-    if not len(pairs):
-        return []
     graph = coo_matrix((np.ones(len(pairs)), pairs.T), shape=(len(table), len(table)))
     component = connected_components(graph, directed=False)[1]
+    # Each image's surest partner: the last one counts.
     partners: dict[int, tuple[float, int]] = {}
-    for (a, b), score in zip(pairs.tolist(), scores.tolist(), strict=True):
-        for one, other in ((a, b), (b, a)):
-            partners[one] = max(partners.get(one, (0.0, -1)), (score, other))
-    members: dict[int, list[int]] = {}
-    for row in sorted(partners):
-        members.setdefault(int(component[row]), []).append(row)
+    for score, (a, b) in sorted(zip(scores.tolist(), pairs.tolist(), strict=True)):
+        partners |= {a: (score, b), b: (score, a)}
     # Keep the image that is measured on rather than the one that is trained on, and then the surest label.
-    sure = np.nan_to_num(confidences, nan=-np.inf)
+    trained, sure = table.roles == "train", np.nan_to_num(confidences, nan=-np.inf)
+    order = sorted(partners, key=lambda row: (component[row], trained[row], -sure[row], row))
     groups = []
-    for rows in members.values():
-        rows.sort(key=lambda row: (table.roles[row] == "train", -sure[row], row))
-        split = len({table.roles[row] == "train" for row in rows}) > 1
-        class_ = len({int(table.labels[row]) for row in rows}) > 1
-        across = " and ".join(name for name, crossed in (("split", split), ("class", class_)) if crossed)
-        groups.append((class_, max(partners[row][0] for row in rows), split, across, rows))
+    for _, members in itertools.groupby(order, component.__getitem__):
+        rows = list(members)
+        crossed = [name for name, of in (("split", trained), ("class", table.labels)) if len(np.unique(of[rows])) > 1]
+        best = max(partners[row][0] for row in rows)
+        groups.append(("class" in crossed, best, "split" in crossed, " and ".join(crossed), rows))
     groups.sort(key=lambda group: group[:3], reverse=True)
-    return [
-        Finding(
-            "duplicate",
-            partners[row][0],
-            row,
-            partners[row][1],
-            int(table.labels[row]),
-            int(table.labels[partners[row][1]]),
-            number,
-            across,
-            "drop" if place else "keep",
-        )
-        for number, (*_, across, rows) in enumerate(groups, 1)
-        for place, row in enumerate(rows)
-    ]
+    findings = []
+    for number, (*_, across, rows) in enumerate(groups, 1):
+        for row in rows:
+            (score, other), action = partners[row], "keep" if row == rows[0] else "drop"
+            about = int(table.labels[row]), int(table.labels[other]), number, across, action
+            findings.append(Finding("duplicate", score, row, other, *about))
+    return findings
 
 
-def write_table(path: str | os.PathLike, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+def write_table(path: str | os.PathLike, columns: Mapping[str, Iterable[Any]]) -> None:
     """Write a CSV file that a spreadsheet opens without running what is in it, atomically.
 
     Text that a spreadsheet would take for a formula gets an apostrophe in front, which `read_drops` takes off.
 
     Args:
         path: The file.
-        columns: Its columns.
-        rows: By column.
+        columns: The cells of each column.
 
     Raises:
         UserError: It cannot be written.
 
     Example:
-        >>> write_table("picks.csv", ["image"], [{"image": "=1+1.jpg"}])
+        >>> write_table("picks.csv", {"image": ["=1+1.jpg"]})
         >>> open("picks.csv", encoding="utf-8-sig").read().split()
         ['image', "'=1+1.jpg"]
 
@@ -569,13 +547,10 @@ def write_table(path: str | os.PathLike, columns: Sequence[str], rows: Iterable[
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(columns)
-    for row in rows:
-        cells = [str(row[name]) for name in columns]
-        writer.writerow(["'" + cell if cell.startswith(_FORMULAS) else cell for cell in cells])
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow(["'" + cell if cell.startswith(_FORMULAS) else cell for cell in map(str, row)])
     # With a byte-order mark, without which Excel takes UTF-8 for another encoding.
-    data = "\ufeff".encode() + text.getvalue().encode("utf-8", "surrogateescape")
-    with atomic_write(os.fspath(path), len(data)) as temporary, open(temporary, "wb") as file:
-        file.write(data)
+    write_whole(path, ("\ufeff" + text.getvalue()).encode("utf-8", "surrogateescape"))
 
 
 def read_drops(path: str | os.PathLike) -> tuple[str, ...]:
@@ -591,7 +566,7 @@ def read_drops(path: str | os.PathLike) -> tuple[str, ...]:
         UserError: It cannot be read or has no such columns, or a row says to drop and names no image.
 
     Example:
-        >>> write_table("mine.csv", ["image", "action"], [{"image": "a.jpg", "action": "drop"}])
+        >>> write_table("mine.csv", {"image": ["a.jpg"], "action": ["drop"]})
         >>> read_drops("mine.csv")
         ('a.jpg',)
     """
@@ -600,18 +575,17 @@ def read_drops(path: str | os.PathLike) -> tuple[str, ...]:
     except OSError as error:
         raise UserError(f"`drop={path}` cannot be read: {error.strerror or error}") from error
     head = text.partition("\n")[0]
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
     names: dict[str, None] = {}
     try:
-        columns = [cell.strip().lower() for cell in next(reader, [])]
-        if missing := {"image", "action"} - set(columns):
+        reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
+        if missing := {"image", "action"}.difference(reader.fieldnames):
             raise UserError(f"`drop={path}` has no column {min(missing)}: it must have image and action")
-        image, action = columns.index("image"), columns.index("action")
-        for cells in reader:
-            if len(cells) > max(image, action) and cells[action].strip().lower() == "drop":
-                if not cells[image]:
+        for row in reader:
+            if (row["action"] or "").strip().lower() == "drop":
+                if not row["image"]:
                     raise UserError(f"`drop={path}`, line {reader.line_num}: there is no image to drop")
-                names[cells[image].removeprefix("'")] = None
+                names[row["image"].removeprefix("'")] = None
     except csv.Error as error:
         raise UserError(f"`drop={path}`, line {reader.line_num}: {error}") from error
     return tuple(names)

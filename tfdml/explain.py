@@ -81,17 +81,15 @@ def similarity(
     one_of("method", method, METHODS)
     integer("steps", steps, at_least=1)
     shape = tuple(getattr(embedder, "view_shape", np.shape(first)))
-    images = []
-    for name, image in (("first", first), ("second", second)):
-        image = np.asarray(image, "float32")
+    images = [np.asarray(image, "float32") for image in (first, second)]
+    for name, image in zip(("first", "second"), images, strict=True):
         if image.shape != shape or len(shape) != 3:
             raise UserError(f"{name} has the shape {image.shape}; the embedder takes images of the shape {shape}")
-        images.append(image)
     if method == "local":
         return _local(embedder, np.stack(images))
     vectors = ops.cast(embedder(np.stack(images), training=False), "float32")
-    maps = [_integrated(embedder, image, vectors[1 - place], steps) for place, image in enumerate(images)]
-    return maps[0], maps[1]
+    one, other = (_integrated(embedder, images[place], vectors[1 - place], steps) for place in (0, 1))
+    return one, other
 
 
 def _is_plain(embedder: Any) -> bool:
@@ -107,22 +105,14 @@ def _local(embedder: Any, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     features, pooled, projection, embeddings = (ops.cast(x, "float32") for x in found.values())
     lengths = ops.maximum(ops.norm(projection, axis=-1, keepdims=True), 1e-12)
     targets = ops.flip(embeddings, axis=0) / lengths
-    weights = None
+    slope = _gradient(lambda f: ops.sum(ops.cast(embedder.project(f)["projection"], "float32") * targets), pooled)
     if embedder.pool is None:
-        weights = ops.full((1, 1, 1, 1), 1 / (features.shape[1] * features.shape[2]))
+        slopes = slope[:, None, None] / (features.shape[1] * features.shape[2])
     elif isinstance(embedder.pool, AttentionPooling2D):
-        weights = embedder.pool.weights_of(features)[..., None]
-
-    def numerator(x):
-        if weights is None:
-            vectors = embedder.pool(x)
-        else:
-            vectors = ops.sum(weights * x, axis=(1, 2))
-            # The value is that of the pooled features, whatever the sum is.
-            vectors = vectors + ops.stop_gradient(pooled - vectors)
-        return ops.sum(ops.cast(embedder.project(vectors)["projection"], "float32") * targets)
-
-    parts = ops.sum(features * _gradient(numerator, features), axis=-1)
+        slopes = slope[:, None, None] * embedder.pool.weights_of(features)[..., None]
+    else:
+        slopes = _gradient(lambda x: ops.sum(ops.cast(embedder.pool(x), "float32") * slope), features)
+    parts = ops.sum(features * slopes, axis=-1)
     # Contributions times n: their mean is the similarity.
     parts = parts * (parts.shape[1] * parts.shape[2])
     large = ops.image.resize(parts[..., None], images.shape[1:3], "bilinear", data_format="channels_last")[..., 0]
@@ -141,17 +131,16 @@ def _integrated(embedder: Any, image: np.ndarray, other: Any, steps: int) -> np.
     places = (np.arange(steps) + 0.5) / steps
     total = np.zeros_like(image)
 
-    if _is_plain(embedder):
-        length = ops.norm(ops.cast(embedder.represent(image[None], training=False)["projection"], "float32"))
-        other = other / ops.maximum(length, 1e-12)
-
-    def value(x):
+    def project(x: Any) -> Any:
         vectors = embedder.represent(x, training=False)["projection"] if _is_plain(embedder) else embedder(x)
-        return ops.sum(ops.cast(vectors, "float32") * other)
+        return ops.cast(vectors, "float32")
 
+    if _is_plain(embedder):
+        other = other / ops.maximum(ops.norm(project(image[None])), 1e-12)
     for first in range(0, steps, _BATCH):
         u = places[first : first + _BATCH].reshape(-1, 1, 1, 1).astype("float32")
-        gradient = _gradient(value, ops.convert_to_tensor(plain + u**2 * (image - plain)))
+        points = ops.convert_to_tensor(plain + u**2 * (image - plain))
+        gradient = _gradient(lambda x: ops.sum(project(x) * other), points)
         total += np.sum(2 * u / steps * ops.convert_to_numpy(gradient), axis=0)
     parts = np.sum(total * (image - plain), axis=-1) * total[..., 0].size
     return gaussian_filter(parts, max(image.shape[:2]) / _BLUR).astype("float32")

@@ -91,7 +91,7 @@ def command_line(text: str) -> argparse.ArgumentParser:
 
 
 class Results:
-    """Tables that are printed row by row, and written after every row.
+    """Tables and single values that are printed and written one after another, a table row by row.
 
     Args:
         path: The file of `--json`; empty to print only.
@@ -99,19 +99,27 @@ class Results:
 
     def __init__(self, path: str = "") -> None:
         self.path = path
-        self.tables: dict[str, dict] = {}
+        self.values: dict[str, Any] = {}
+
+    def value(self, key: str, value: Any) -> None:
+        """Add a single value."""
+        print(f"{key}: {value}", flush=True)
+        self._add(key, value)
+
+    def _add(self, key: str, value: Any) -> None:
+        self.values[key] = value
+        if self.path:
+            write(self.path, self.values)
 
     def table(self, key: str, *columns: str) -> Callable[..., None]:
         """Begin a table, and return the function that adds the cells of a row."""
         rows: list[list[str]] = []
-        self.tables[key] = {"columns": list(columns), "rows": rows}
         print(f"\n| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|", flush=True)
 
         def add(*cells: object) -> None:
             rows.append([str(cell) for cell in cells])
             print(f"| {' | '.join(rows[-1])} |", flush=True)
-            if self.path:
-                write(self.path, self.tables)
+            self._add(key, {"columns": list(columns), "rows": rows})
 
         return add
 

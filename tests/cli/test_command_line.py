@@ -273,7 +273,11 @@ CASES = {
         "features": ("x.npz", {"dataset": "glyphs"}, {"model": "runs/head"}),
         **dict.fromkeys(("backbone", "weights"), ("other", {"model": "runs/cars"}, {"dataset": "glyphs"})),
         "image_size": (64, {"embeddings": "x.npz"}, {"dataset": "glyphs"}),
-        "max_distance": (0.1, {"embeddings": "x.npz", "data_dir": "photos"}, {"embeddings": "x.npz"}),
+        "max_distance": (
+            0.1,
+            {"embeddings": "x.npz", "data_dir": "photos"},
+            {"model": "runs/head", "features": "x.npz"},
+        ),
         "min_correlation": (0.9, {"embeddings": "x.npz"}, {"embeddings": "x.npz", "data_dir": "photos"}),
     },
     "demo": {

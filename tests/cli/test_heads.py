@@ -59,6 +59,15 @@ def test_a_head_is_measured_on_the_split_of_its_training(commands, folder):
 
 
 @pytest.mark.slow
+def test_vectors_of_a_head_are_audited_without_pictures(commands, folder):
+    np.savez(folder / "twice.npz", embeddings=np.concatenate([vectors(3, 1), vectors(3, 1)[:2]]))
+    flags = f"--model={folder / 'head'}", f"--features={folder / 'twice.npz'}", f"--out={folder / 'audit'}"
+    said = run(commands, "audit", *flags, "--max_distance=1e-6")
+    assert "2 groups of near-duplicates, 0 across classes, 0 across the split, by distance alone" in said
+    assert "data:image" not in (folder / "audit/audit.html").read_text()
+
+
+@pytest.mark.slow
 def test_a_head_embeds_new_vectors_and_is_searched_with(commands, folder):
     model, new = f"--model={folder / 'head'}", f"--features={folder / 'new.npz'}"
     assert "30 embeddings of 4 dim" in run(commands, "embed", model, new, "--batch_size=7", f"--out={folder / 'new'}")

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from tfdml import backbones
-from tfdml.audit import FIELDS, Audit, audit, write_table
+from tfdml.audit import Audit, audit, write_table
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
-from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import FileImages
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.effects import Effect, either, needs
 from tfdml.embeddings import embed
-from tfdml.embeddings.reader import ImageTable
+from tfdml.embeddings.reader import ImageTable, read_embeddings
 from tfdml.errors import UserError
 from tfdml.io.files import require_local
 from tfdml.io.folders import ResumableFolder
@@ -36,7 +38,8 @@ worth labeling next.
   tfdml train --dataset=folder --data_dir=photos --drop=audits/photos/audit.csv --run_dir=runs/photos
 
 Images are embedded by --model, or by an ImageNet network (--backbone, --weights). With --embeddings they are embedded
-already; --data_dir is then where their names count from. Without images, duplicates are a matter of distance alone.
+already; --data_dir is then where their names count from. Without images, as with a head and its --features, duplicates
+are a matter of distance alone.
 
 --out gets audit.html; audit.csv, a row for each finding with a suggested action; images.csv and classes.csv, with the
 scores of all; and picks.csv with --pick. Change the column action as you like: tfdml train --drop=audit.csv leaves out
@@ -72,15 +75,9 @@ def run_audit(values: Flags) -> None:
     if folder.manifest:
         print(f"{folder.folder} is finished already: nothing to do")
         return
-    name, vectors, table, picture = _stored(values) if values.embeddings else _embedded(values)
-    found = audit(
-        vectors,
-        table,
-        picture,
-        pick=values.pick,
-        max_distance=values.max_distance,
-        min_correlation=values.min_correlation,
-    )
+    name, vectors, table, picture = _data_of(values)
+    limits = {"max_distance": values.max_distance, "min_correlation": values.min_correlation}
+    found = audit(vectors, table, picture, pick=values.pick, **limits)
     with folder.opened():
         folder.begin({})
         folder.finish({"files": _write(folder, found, name, picture)})
@@ -90,102 +87,100 @@ def run_audit(values: Flags) -> None:
     print(f"  {folder.path('audit.html')}\n  {folder.path('audit.csv')}")
 
 
-def _embedded(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture]:
-    """Return what the images are called, their embeddings, their table and the images, of a data set."""
-    if values.model:
-        choice = model_flags.chosen_data(values)
-        source = model_flags.chosen_source(values)
-        splits = [choice.load(split) for split in ("train", "test")]
-        vectors = [source.embed(split, values.batch_size) for split in splits]
-    else:
+def _data_of(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
+    """Return what the images are called, their embeddings, their table, and the images where they are there."""
+    read = EmbeddingsToIndex.read(os.path.expanduser(values.embeddings)) if values.embeddings else None
+    if read and not values.dataset:
+        return _named(read, values)
+    if not values.model:
         values.require("dataset")
-        choice = model_flags.DataChoice(values.dataset, values.data_dir, values.dataset_options, values.bad_images)
-        splits = [choice.load(split) for split in ("train", "test")]
+    choice = model_flags.chosen_data(values)
+    splits = choice.parts("all")
+    table = ImageTable.of(splits, os.path.expanduser(choice.directory))
+    if choice.features and read_embeddings(os.path.expanduser(choice.features)).labels is None:
+        table = dataclasses.replace(table, labels=np.full(len(table), -1))
+    if read:
+        if tuple(read.names) != table.names:
+            raise UserError(f"--embeddings={values.embeddings} is not of the training and test images of {choice.name}")
+        vectors = read.stored.embeddings
+    elif values.model:
+        source = model_flags.chosen_source(values)
+        vectors = np.concatenate([source.embed(split, values.batch_size) for split in splits])
+    else:
         network = backbones.resolve(values.backbone, values.image_size, os.path.expanduser(values.weights))
         embedder = Embedder(network, embedding_dim=0, image_size=values.image_size)
         view = EvaluationTransform.of(embedder)
-        vectors = [embed(embedder, evaluation_batches(split, view, values.batch_size)) for split in splits]
-    table = ImageTable.of(splits, os.path.expanduser(choice.directory))
-    return choice.name, np.concatenate(vectors), table, _pictures(splits)
-
-
-def _pictures(splits: list[ImageDataset]) -> _Picture:
-    """Return the images of several splits by their rows in the whole."""
-    ends = np.cumsum([len(split) for split in splits])
+        vectors = np.concatenate(
+            [embed(embedder, evaluation_batches(part, view, values.batch_size)) for part in splits]
+        )
+    places = [(split.images, row) for split in splits for row in range(len(split))]
 
     def picture(row: int) -> np.ndarray:
-        part = int(np.searchsorted(ends, row, "right"))
-        return splits[part].images.picture(row - int(ends[part]) + len(splits[part]))
+        images, place = places[row]
+        return images.picture(place)
 
-    return picture
+    return choice.name, vectors, table, None if choice.features else picture
 
 
-def _stored(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
-    """Return the same of stored embeddings; None for images that are not there."""
-    read = EmbeddingsToIndex.read(os.path.expanduser(values.embeddings))
-    stored = read.stored
+def _named(read: EmbeddingsToIndex, values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
+    """Return the same of stored embeddings, whose names count from `--data_dir`."""
+    stored, names = read.stored, tuple(read.names)
     labels = np.full(len(read), -1) if stored.labels is None else stored.labels
     roles = np.full(len(read), "test") if stored.roles is None else stored.roles
-    table = ImageTable(tuple(read.names), labels, roles)
-    if values.dataset:
-        choice = model_flags.DataChoice(values.dataset, values.data_dir, values.dataset_options, values.bad_images)
-        splits = [choice.load(split) for split in ("train", "test")]
-        known = ImageTable.of(splits, os.path.expanduser(choice.directory))
-        if known.names != table.names:
-            raise UserError(f"--embeddings={values.embeddings} is not of the training and test images of {choice.name}")
-        return choice.name, stored.embeddings, known, _pictures(splits)
-    name = os.path.basename(os.path.normpath(values.embeddings))
-    if not values.data_dir:
-        return name, stored.embeddings, table, None
     base = os.path.expanduser(values.data_dir)
-    return name, stored.embeddings, table, FileImages(tuple(os.path.join(base, part) for part in read.names)).picture
+    images = FileImages(tuple(os.path.join(base, name) for name in names))
+    name = os.path.basename(os.path.normpath(values.embeddings))
+    return name, stored.embeddings, ImageTable(names, labels, roles), images.picture if base else None
 
 
 def _summary(found: Audit) -> list[str]:
-    groups = {finding.group: finding for finding in found.of("duplicate")}.values()
-    across = [sum(kind in group.across for group in groups) for kind in ("class", "split")]
+    groups, kinds = found.groups(), collections.Counter(finding.kind for finding in found.findings)
+    across = [sum(kind in group[0].across for group in groups) for kind in ("class", "split")]
     how = "" if found.compared else ", by distance alone"
     return [
         f"{len(groups):,} groups of near-duplicates, {across[0]:,} across classes, {across[1]:,} across the split{how}",
-        f"{len(found.of('label')):,} labels that other images contradict",
-        f"{len(found.of('outlier')):,} outliers",
-        f"{len(found.of('same class')):,} pairs of classes that overlap, {len(found.of('scattered class')):,} classes "
-        "that are scattered",
-        *([f"{len(picks):,} images to label next"] if (picks := found.of("pick")) else []),
+        f"{kinds['label']:,} labels that other images contradict",
+        f"{kinds['outlier']:,} outliers",
+        f"{kinds['same class']:,} pairs of classes that overlap, {kinds['scattered class']:,} scattered classes",
+        f"{kinds['pick']:,} images to label next",
     ]
 
 
 def _write(folder: ResumableFolder, found: Audit, name: str, picture: _Picture | None) -> list[str]:
     """Write the files, and return their names."""
-    table, rows = found.table, list(found.rows())
-    write_table(folder.path("audit.csv"), FIELDS, rows)
-    columns = {
-        "image": table.names,
-        "role": table.roles,
-        "class": [found.class_name(label) for label in table.labels],
-        "label_confidence": [f"{value:.4f}" for value in found.confidences],
-        "suggested_class": [found.class_name(label) for label in found.suggested],
-        "outlier_factor": [f"{value:.4f}" for value in found.outliers],
-        "nearest_image": [table.names[near[0]] if len(near) else "" for near in found.neighbors],
+    table = found.table
+    files: dict[str, Mapping[str, Iterable[Any]]] = {
+        "audit.csv": found.columns(),
+        "images.csv": {
+            "image": table.names,
+            "role": table.roles,
+            "class": [found.class_name(label) for label in table.labels],
+            "label_confidence": [f"{value:.4f}" for value in found.confidences],
+            "suggested_class": [found.class_name(label) for label in found.suggested],
+            "outlier_factor": [f"{value:.4f}" for value in found.outliers],
+            "nearest_image": [table.names[near[0]] if len(near) else "" for near in found.neighbors],
+        },
+        "classes.csv": {
+            "class": [found.class_name(label) for label in found.classes],
+            "images": [(table.labels == label).sum() for label in found.classes],
+            "coherence": [f"{share:.4f}" for share in found.coherence],
+        },
+        **({"picks.csv": found.columns("pick")} if found.of("pick") else {}),
     }
-    images = (dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
-    write_table(folder.path("images.csv"), list(columns), images)
-    classes = [
-        {"class": found.class_name(label), "images": int((table.labels == label).sum()), "coherence": f"{share:.4f}"}
-        for label, share in zip(found.classes, found.coherence, strict=True)
-    ]
-    write_table(folder.path("classes.csv"), ["class", "images", "coherence"], classes)
-    files = ["audit.csv", "images.csv", "classes.csv", "audit.html"]
-    if picks := [row for row in rows if row["kind"] == "pick"]:
-        write_table(folder.path("picks.csv"), FIELDS, picks)
-        files.append("picks.csv")
+    for file, columns in files.items():
+        write_table(folder.path(file), columns)
     write_audit(folder.path("audit.html"), found, name, picture)
-    return files
+    return [*files, "audit.html"]
 
 
-_MODEL = needs("model")
 _IMAGES = either(needs("model"), needs("dataset"))
 _NETWORK = Effect(lambda given: not (given["model"] or given["embeddings"]), "no --model and no --embeddings")
+
+
+def _has_pictures(given: Mapping[str, Any]) -> bool:
+    return bool(given["dataset"] or (given["data_dir"] if given["embeddings"] else not given["features"]))
+
+
 COMMAND = Command(
     "audit",
     run_audit,
@@ -195,14 +190,11 @@ COMMAND = Command(
         **model_flags.EFFECTS,
         **dict.fromkeys(("dataset_options", "bad_images"), _IMAGES),
         "batch_size": Effect(lambda given: not given["embeddings"], "images to embed"),
-        **dict.fromkeys(("truncate_dim", "features"), _MODEL),
+        **dict.fromkeys(("truncate_dim", "features"), needs("model")),
         **dict.fromkeys(("backbone", "weights", "image_size"), _NETWORK),
+        "min_correlation": Effect(_has_pictures, "images"),
         "max_distance": Effect(
-            lambda given: bool(given["embeddings"] and not (given["data_dir"] or given["dataset"])),
-            "--embeddings without --data_dir",
-        ),
-        "min_correlation": Effect(
-            lambda given: bool(given["data_dir"] or given["dataset"] or given["model"]), "images"
+            lambda given: not _has_pictures(given), "--features, or --embeddings without --data_dir"
         ),
     },
 )

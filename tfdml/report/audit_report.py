@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import types
 from collections.abc import Callable
@@ -38,7 +37,7 @@ def write_audit(
     """
     table = audit.table
     images = types.SimpleNamespace(picture=picture, name=lambda row: table.names[row])
-    groups = [list(group) for _, group in itertools.groupby(audit.of("duplicate"), lambda finding: finding.group)]
+    groups = audit.groups()
     write_page(
         path,
         "audit.html",
