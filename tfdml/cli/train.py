@@ -48,7 +48,7 @@ Train an image embedder and measure it on classes never seen in training.
 objectives.weight is the factor of the last term, objectives.NAME that of another. --workers runs train side by side.
 
 The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
-tensorboard/ and report/index.html; with rank_mi statistics_network.keras too.
+tensorboard/ and report/index.html; with rank_mi statistics_network.keras and statistics.json too.
 """
 
 _STAGES = {

@@ -239,7 +239,7 @@ def test_a_run_on_given_pairs_goes_on_where_it_was_killed_and_is_selected_by_the
         train(folder, **settings)
     train(folder, resume=True, **settings)
     assert_alike(folder, unbroken)
-    with pytest.raises(UserError, match="--selection_metric=spearman: the validation images have no pairs of which"):
+    with pytest.raises(UserError, match="--selection_metric=spearman: the images have no pairs for it"):
         train(tmp_path / "graded", **settings | {"selection_metric": "spearman"})
 
 
@@ -258,12 +258,13 @@ def test_the_numbers_of_the_papers_figures_survive_kills(tmp_path, monkeypatch):
     unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
     train(unbroken, **settings)
     first, second = f"step-{STEPS - 1:08d}.npz", f"step-{STEPS + 2:08d}.npz"
-    for phase, name in enumerate((first, second, "statistics_network.keras", "result.json")):
+    for phase, name in enumerate((first, second, "statistics_network.keras", "statistics.json", "result.json")):
         kill_after(monkeypatch, name)
         with pytest.raises(Killed):
             train(folder, resume=phase > 0, **settings)
     result = train(folder, resume=True, **settings)
     assert_alike(folder, unbroken)
+    assert (folder / "statistics.json").read_bytes() == (unbroken / "statistics.json").read_bytes()
     networks = [keras.saving.load_model(run / "statistics_network.keras").get_weights() for run in (unbroken, folder)]
     for one, other in zip(*networks, strict=True):
         np.testing.assert_array_equal(one, other)
