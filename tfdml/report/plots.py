@@ -496,7 +496,8 @@ def statistics_html(statistics: Mapping[str, Any]) -> Markup:
 
         means = f"mean d⁺ {float(pairs['mean_positive']):.3g}, mean d⁻ {float(pairs['mean_negative']):.3g}"
         label = f"{name}: densities of the distances of pairs, {means}, β {beta:.3g}"
-        values = (f"{name}: pairs by distance", *_bins(edges, pairs["positive"], pairs["negative"]))
+        counted = (np.asarray(pairs[kind]) for kind in ("positive", "negative"))
+        values = (f"{name}: pairs by distance", *_bins(edges, *counted))
         return _draw_axes(plot, label, "Euclidean distance", "density of pairs", values)
 
     losses = {"a pair of one class": curve("positive_loss"), "a pair of different classes": curve("negative_loss")}
