@@ -88,14 +88,13 @@ def near_duplicates(
     """
     neighbors, distances = neighbors[:, :_COMPARED], distances[:, :_COMPARED]
     one = np.repeat(np.arange(len(neighbors)), neighbors.shape[1])
-    pairs = np.sort(np.stack([one, neighbors.ravel()], axis=1), axis=1)
+    ends = np.sort(np.stack([one, neighbors.ravel()], axis=1), axis=1)
+    pairs, first = np.unique(ends, axis=0, return_index=True)
     if picture is None:
-        near = distances.ravel() <= max_distance
-        found, first = np.unique(pairs[near], axis=0, return_index=True)
-        return found, 1 - distances.ravel()[near][first]
-    pairs = np.unique(pairs, axis=0)
-    scores = _correlations(pairs, picture, len(neighbors))
-    kept = scores >= min_correlation
+        kept, scores = distances.ravel()[first] <= max_distance, 1 - distances.ravel()[first]
+    else:
+        scores = _correlations(pairs, picture, len(neighbors))
+        kept = scores >= min_correlation
     return pairs[kept], scores[kept]
 
 
@@ -132,7 +131,7 @@ def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(look, range(count)))
-        list(pool.map(compare, list(pairs_of)))
+        list(pool.map(compare, sorted(pairs_of)))
     return scores
 
 
@@ -465,9 +464,10 @@ def audit(
     for row in _ranked(-outliers, outliers > _FAR):
         near = int(neighbors[row, 0])
         findings.append(Finding("outlier", float(outliers[row]), row, near, int(labels[row]), int(labels[near])))
-    classes, place, counts = np.unique(labels[labels >= 0], return_inverse=True, return_counts=True)
-    own = np.full(len(labels), -1)
-    own[labels >= 0] = place
+    classes, own, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    # Images without a label are negative, as their labels are.
+    own = own - (classes < 0).sum()
+    classes, counts = classes[classes >= 0], counts[classes >= 0]
     coherence = np.ones(len(classes))
     if len(classes) > 1:
         coherence, pairs, overlaps = class_neighbors(neighbors, own)

@@ -81,10 +81,19 @@ def run_audit(values: Flags) -> None:
     with folder.opened():
         folder.begin({})
         folder.finish({"files": _write(folder, found, name, picture)})
-    print(f"{name}: {len(table):,} images of {len(found.classes):,} classes")
-    for line in _summary(found):
-        print(f"  {line}")
-    print(f"  {folder.path('audit.html')}\n  {folder.path('audit.csv')}")
+    groups, kinds = found.groups(), collections.Counter(finding.kind for finding in found.findings)
+    classes, split = (sum(kind in group[0].across for group in groups) for kind in ("class", "split"))
+    how = "" if found.compared else ", by distance alone"
+    print(
+        f"{name}: {len(table):,} images of {len(found.classes):,} classes",
+        f"{len(groups):,} groups of near-duplicates, {classes:,} across classes, {split:,} across the split{how}",
+        f"{kinds['label']:,} labels that other images contradict, {kinds['outlier']:,} outliers",
+        f"{kinds['same class']:,} pairs of classes that overlap, {kinds['scattered class']:,} scattered classes",
+        f"{kinds['pick']:,} images to label next",
+        folder.path("audit.html"),
+        folder.path("audit.csv"),
+        sep="\n  ",
+    )
 
 
 def _data_of(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
@@ -131,19 +140,6 @@ def _named(read: EmbeddingsToIndex, values: Flags) -> tuple[str, np.ndarray, Ima
     images = FileImages(tuple(os.path.join(base, name) for name in names))
     name = os.path.basename(os.path.normpath(values.embeddings))
     return name, stored.embeddings, ImageTable(names, labels, roles), images.picture if base else None
-
-
-def _summary(found: Audit) -> list[str]:
-    groups, kinds = found.groups(), collections.Counter(finding.kind for finding in found.findings)
-    across = [sum(kind in group[0].across for group in groups) for kind in ("class", "split")]
-    how = "" if found.compared else ", by distance alone"
-    return [
-        f"{len(groups):,} groups of near-duplicates, {across[0]:,} across classes, {across[1]:,} across the split{how}",
-        f"{kinds['label']:,} labels that other images contradict",
-        f"{kinds['outlier']:,} outliers",
-        f"{kinds['same class']:,} pairs of classes that overlap, {kinds['scattered class']:,} scattered classes",
-        f"{kinds['pick']:,} images to label next",
-    ]
 
 
 def _write(folder: ResumableFolder, found: Audit, name: str, picture: _Picture | None) -> list[str]:
