@@ -46,7 +46,7 @@ def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
     status, printed, errors = commands.run("demo", *flags, "--calibration=far=0.2", "--port=0")
     assert status == 0, errors
     assert "embedding 12 images" in printed
-    demo, host, port, token, _ = served[0]
+    demo, host, port, token = served[0]
     assert (len(demo.gallery), host, port) == (12, "0.0.0.0", 0)
     assert len(token) >= 32
     assert demo.calibration.num_images == 12

@@ -60,6 +60,8 @@ def test_examples_filters_and_rows(client):
     listed = client.get("/api/rows?class=red&start=1&count=2").json()
     assert (listed["total"], [image["row"] for image in listed["images"]]) == (4, [9, 10])
     assert [image["row"] for image in client.get("/api/rows?rows=7,2").json()["images"]] == [7, 2]
+    codes = np.frombuffer(client.get("/api/codes/parity?class=green").content, "<i4")
+    assert codes.tolist() == [-1] * 4 + [0, 1] * 2 + [-1] * 4
 
 
 def png_header(width, height):
@@ -188,7 +190,9 @@ def test_pages_from_elsewhere_are_refused(client, demo):
     same = {"origin": "http://localhost:8765", "sec-fetch-site": "same-origin"}
     assert client.post("/api/search", json={"positives": [{"row": 0}]}, headers=same).status_code == 200
     for path in ("/", "/demo.js", "/demo.css", "/page.css", "/image/0", "/image/99", "/api/about"):
-        headers = client.get(path).headers
+        answer = client.get(path)
+        assert answer.status_code == (404 if path == "/image/99" else 200)
+        headers = answer.headers
         assert headers["x-content-type-options"] == "nosniff"
         assert "default-src 'none'; script-src 'self'" in headers["content-security-policy"]
 

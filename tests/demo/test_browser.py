@@ -10,6 +10,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("playwright", reason="Playwright is not installed: pip install playwright")
 
 from playwright import sync_api
+from playwright.sync_api import expect
 
 from tests.demo.pages import EVIL, embed, encoded, small_gallery
 from tfdml.demo import Demo, application
@@ -90,7 +91,7 @@ def test_upload_click_filter_and_examples(page):
     assert classes(page) == ["red"] * 8
     assert page.locator("#page").inner_text() == "1 to 24 of 30"
     page.click("#next")
-    page.wait_for_function("document.getElementById('page').textContent.startsWith('25 to 30')")
+    expect(page.locator("#page")).to_have_text("25 to 30 of 30")
     last = page.locator("#images li .search-by").last
     assert last.get_attribute("aria-label") == f"Search by red, {EVIL}"
     last.click()
@@ -99,13 +100,13 @@ def test_upload_click_filter_and_examples(page):
     assert page.locator("#positives img").get_attribute("alt") == f"red, {EVIL}"
 
     page.select_option("#column", "")
-    page.wait_for_function("document.getElementById('page').textContent.endsWith('of 90')")
+    expect(page.locator("#page")).to_have_text("1 to 24 of 90")
     page.get_by_role("button", name="Not like").first.click()
     page.wait_for_selector("#negatives li")
     page.get_by_role("button", name="More like").last.click()
     page.wait_for_selector("#positives li >> nth=1")
     page.click("#clear")
-    page.wait_for_function("!document.querySelector('#results li')")
+    expect(page.locator("#results li")).to_have_count(0)
 
 
 def test_selection_on_the_map_by_mouse_and_keys(page):
@@ -124,10 +125,10 @@ def test_selection_on_the_map_by_mouse_and_keys(page):
     for _ in range(6):
         page.keyboard.press("+")
     page.keyboard.press("Enter")
-    page.wait_for_function("!document.getElementById('selected-status').textContent.startsWith('90 ')")
+    expect(page.locator("#selected-status")).not_to_contain_text("90 ")
     page.keyboard.press("0")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.getElementById('selected-status').textContent.startsWith('90 ')")
+    expect(page.locator("#selected-status")).to_contain_text("90 images")
     painted = page.evaluate(
         "() => { const c = document.getElementById('canvas');"
         "const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; return d.some((v) => v > 0); }"
@@ -165,4 +166,4 @@ def test_a_phone_a_keyboard_and_a_screen_reader(page):
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     first = page.locator("#positives img").get_attribute("alt")
     page.keyboard.press("Enter")
-    page.wait_for_function(f"document.querySelector('#positives img').alt !== {first!r}")
+    expect(page.locator("#positives img")).not_to_have_attribute("alt", first)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import secrets
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
@@ -20,8 +20,7 @@ from tfdml.cli.main import Progress
 from tfdml.effects import Effect, both
 from tfdml.embeddings.model_card import CARD, served_version
 from tfdml.errors import UserError
-from tfdml.evaluation import Calibration, calibrate
-from tfdml.evaluation.verification import target_of
+from tfdml.evaluation.verification import Calibration, calibrate, target_of
 from tfdml.export.retriever import RETRIEVER_CARD, Retriever
 from tfdml.export.saved_model import read_calibration
 from tfdml.io.manifests import read_json
@@ -45,6 +44,8 @@ Open a web page of this machine to try a model: what it finds for an image, and 
 
 {model_flags.SOURCES}
 
+--calibration=far=0.01 is measured on the classes of the gallery. By default it is that of the model card or retriever.
+
 The page is at http://127.0.0.1:PORT and for this machine alone. With another --host, the address that is printed has a
 random token, without which nobody is answered. Ctrl-C ends the demo.
 """
@@ -53,12 +54,7 @@ FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
 FLAGS.define("data_dir", "", "Where the images of a gallery of embeddings are: the folder that their names are below.")
 FLAGS.define("distance", "euclidean", "What near means.", ["euclidean", "sqeuclidean", "cosine", "dot"])
-FLAGS.define(
-    "calibration",
-    "",
-    "When two images are the same: a JSON file of tfdml evaluate --target; or far=0.01, measured on the classes of the "
-    "gallery. By default that of the model card or retriever.",
-)
+FLAGS.define("calibration", "", "When two images are the same: a JSON file of tfdml evaluate --target, or far=0.01.")
 FLAGS.define("cache", "~/.cache/tfdml/demo", "Folder where the embeddings of a folder of images and maps are kept.")
 FLAGS.define("host", "127.0.0.1", "Address to listen at; 0.0.0.0: at all of this machine.")
 FLAGS.define("port", 8765, "Port to listen at; 0: any that is free.", lower_bound=0, upper_bound=65535)
@@ -74,55 +70,34 @@ def demo(values: Flags) -> None:
     try:
         from tfdml import demo as web
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("tfdml"):
-            raise
         raise UserError(f"the demo needs the package {error.name}: pip install 'tfdml[demo]'") from error
-    kind, address, folder = _kind(values.gallery), os.path.expanduser(values.gallery), values.data_dir
-    folder, cache = os.path.expanduser(folder), os.path.expanduser(values.cache)
-    distance, model = values.distance, os.path.expanduser(values.model)
+    kind, distance = _kind(values.gallery), values.distance
+    paths = (values.gallery, values.data_dir, values.cache, values.model)
+    address, folder, cache, model = map(os.path.expanduser, paths)
     gallery: Any
     with contextlib.ExitStack() as opened:
         if kind == "retriever":
             retriever = Retriever.load(address)
-            gallery, embed = _of_retriever(retriever, folder, values.gallery), lambda data: retriever.embed(data)[0]
-            model, explain = str(retriever.path), None
+            model, items = str(retriever.path), retriever.gallery()
+            embed, explain = lambda data: retriever.embed(data)[0], None
+            gallery = web.Gallery(address, list(items.ids), items.embeddings, {"class": items.classes}, folder)
         else:
             values.require("model")
             source = model_flags.chosen_source(values, model)
             embed, explain = web.embedder_of(source), web.explainer_of(source)
-            if kind == "images":
-                progress = opened.enter_context(Progress())
-                gallery = web.folder_gallery(
-                    address,
-                    source,
-                    cache,
-                    batch_size=values.batch_size,
-                    distance=distance,
-                    report=print,
-                    progress=progress.images,
-                )
+            if kind == "database":
+                gallery = web.DatabaseGallery(opened.enter_context(connect(address)), folder)
             elif kind == "embeddings":
                 gallery = web.stored_gallery(address, folder, distance)
             else:
-                gallery = web.DatabaseGallery(opened.enter_context(connect(values.gallery)), folder)
+                with Progress() as line:
+                    gallery = web.folder_gallery(address, source, cache, values.batch_size, distance, line.images)
         _try_out(embed, gallery)
         about = _about(model)
-        shown = web.Demo(
-            gallery,
-            embed,
-            model,
-            numbers(about.get("metrics") or {}),
-            _calibration(values.calibration, about, gallery),
-            cache,
-            explain,
-        )
+        calibration = _calibration(values.calibration, about, gallery)
+        shown = web.Demo(gallery, embed, model, numbers(about.get("metrics") or {}), calibration, cache, explain)
         token = "" if values.host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(24)
-        ready = functools.partial(_ready, gallery.count)
-        web.serve(shown, values.host, values.port, token, ready)
-
-
-def _ready(count: int, address: str) -> None:
-    print(f"{count:,} images at {address} (Ctrl-C ends the demo)", flush=True)
+        web.serve(shown, values.host, values.port, token)
 
 
 def _kind(gallery: str) -> str:
@@ -131,27 +106,12 @@ def _kind(gallery: str) -> str:
     return "images" if kind == "retriever" and not (version and (version / RETRIEVER_CARD).is_file()) else kind
 
 
-def _of_retriever(retriever: Retriever, folder: str, title: str) -> Any:
-    from tfdml.demo import Gallery
-
-    gallery = retriever.gallery()
-    return Gallery(title, list(gallery.ids), gallery.embeddings, {"class": gallery.classes}, folder)
-
-
 def _try_out(embed: Callable[[bytes], np.ndarray], gallery: Any) -> None:
     """Search by an image, so that the first one of the page does not wait; refuse a model of another dimension."""
-    import io
-
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.new("RGB", (256, 256), (127, 127, 127)).save(buffer, "JPEG")
-    query = embed(buffer.getvalue())
-    dimension = len(query)
-    if dimension != gallery.dimension:
-        raise UserError(
-            f"the model gives {dimension} dimensions, the gallery has {gallery.dimension}: both must be of one model"
-        )
+    query = embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy())
+    if len(query) != gallery.dimension:
+        dimensions = f"{len(query)} dimensions, the gallery has {gallery.dimension}"
+        raise UserError(f"the model gives {dimensions}: both must be of one model")
     gallery.search(query, 12)
     try:
         gallery.picture(0, 64)
@@ -180,20 +140,16 @@ def _calibration(asked: str, about: dict[str, Any], gallery: Any) -> Calibration
         return calibrate(gallery.embeddings[rows], column.codes[rows], distance=gallery.distance, **target)
     if asked:
         stored = read_json(os.path.expanduser(asked))
-        found = Calibration.from_dict(stored.get("calibration") or stored)
-    elif about.get("calibration"):
-        found = read_calibration(about["calibration"], CARD)
-    else:
-        return None
-    if found.distance == gallery.distance:
-        return found
-    if asked:
-        searched = f"the gallery is searched by {gallery.distance}"
-        raise UserError(f"`calibration={asked}` is of the distance {found.distance}, {searched}")
-    return None
+        return read_calibration(stored.get("calibration") or stored, f"`calibration={asked}`", gallery.distance)
+    card = about.get("calibration")
+    return read_calibration(card, CARD) if card and gallery.distance == "euclidean" else None
 
 
-_BY_MODEL = Effect(lambda given: _kind(given["gallery"]) != "retriever", "a gallery that does not embed images itself")
+def _for(text: str, *kinds: str) -> Effect:
+    return Effect(lambda given: _kind(given["gallery"]) in kinds, text)
+
+
+_BY_MODEL = _for("a gallery that does not embed images itself", "images", "embeddings", "database")
 COMMAND = Command(
     "demo",
     demo,
@@ -202,11 +158,9 @@ COMMAND = Command(
     effects={
         **{name: both(_BY_MODEL, effect) for name, effect in model_flags.EFFECTS.items()},
         **dict.fromkeys(("model", "truncate_dim"), _BY_MODEL),
-        "batch_size": Effect(lambda given: _kind(given["gallery"]) == "images", "a folder of images as --gallery"),
-        "data_dir": Effect(lambda given: _kind(given["gallery"]) != "images", "a gallery that is no folder of images"),
-        "distance": Effect(
-            lambda given: _kind(given["gallery"]) in ("images", "embeddings"), "images or embeddings as --gallery"
-        ),
+        "batch_size": _for("a folder of images as --gallery", "images"),
+        "data_dir": _for("a gallery that is no folder of images", "embeddings", "database", "retriever"),
+        "distance": _for("images or embeddings as --gallery", "images", "embeddings"),
     },
     flag_of={"uri": "gallery"},
 )

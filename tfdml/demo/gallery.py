@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.faults import check
@@ -20,6 +20,7 @@ from tfdml.embeddings.writer import EmbeddingWriter
 from tfdml.errors import UserError
 from tfdml.export.gallery import images_of_folder
 from tfdml.io.files import atomic_write, is_remote
+from tfdml.io.folders import MANIFEST
 from tfdml.report.embedding_map import lay_out
 from tfdml.retrieval.database import GalleryDatabase
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbours
@@ -31,10 +32,15 @@ _SPARE = 64
 # Images that t-SNE lays out; the others are placed between these.
 _SAMPLE = 2000
 _NEAREST_SAMPLED = 3
-# Rows that are placed at once, and the memory for it.
-_MAP_ROWS, _MAP_BYTES = 50_000, 2**26
+# Rows that are placed at once: few, as their distances to the whole sample are in memory.
+_MAP_ROWS = 5_000
 # The share of the mean of the negative examples that is subtracted, see `combined_query`.
 NEGATIVE_SHARE = 0.25
+
+
+# Values by attribute; rows and distances.
+_Values = Mapping[str, str]
+_Found = list[tuple[int, float]]
 
 
 class Column:
@@ -51,9 +57,7 @@ class Column:
 
     def matches(self, value: str) -> np.ndarray:
         """Return (N,) booleans, which images have a value."""
-        place = int(np.searchsorted(self.values, value))
-        known = place < len(self.values) and self.values[place] == value
-        return self.codes == place if known else np.zeros(len(self.codes), bool)
+        return np.isin(self.codes, np.flatnonzero(self.values == value))
 
 
 class Gallery:
@@ -89,23 +93,15 @@ class Gallery:
     ):
         self.title, self.names, self.folder, self.distance = title, names, folder, distance
         self.embeddings = check_embeddings(embeddings)
+        self.count, self.dimension = self.embeddings.shape
         self.columns = {name: Column(values) for name, values in attributes.items()}
         squares = np.einsum("nd,nd->n", self.embeddings, self.embeddings)
-        self._lengths = np.sqrt(np.maximum(squares, np.finfo(np.float32).tiny))
-        self._bias = -0.5 * squares
+        # A product with a query, times the one and plus the other, is largest for the nearest.
+        self._scale: Any = 1 / np.sqrt(np.maximum(squares, np.finfo(np.float32).tiny)) if distance == "cosine" else 1
+        self._bias: Any = -0.5 * squares if distance in ("euclidean", "sqeuclidean") else 0
 
     def __len__(self) -> int:
         return len(self.embeddings)
-
-    @property
-    def count(self) -> int:
-        """How many images are searched."""
-        return len(self)
-
-    @property
-    def dimension(self) -> int:
-        """Numbers per embedding, d."""
-        return self.embeddings.shape[1]
 
     def describe(self, row: int) -> dict[str, Any]:
         """Return the row, name and attributes of an image, for JSON."""
@@ -129,15 +125,12 @@ class Gallery:
         matching = np.ones(len(self), bool)
         for name, value in where.items():
             if name not in self.columns:
-                raise UserError(
-                    f"the gallery has no attribute {name!r:.60}; it has {', '.join(self.columns) or 'none'}"
-                )
+                known = ", ".join(self.columns) or "none"
+                raise UserError(f"the gallery has no attribute {name!r:.60}; it has {known}")
             matching &= self.columns[name].matches(value)
         return matching
 
-    def search(
-        self, query: np.ndarray, k: int, where: Mapping[str, str] | None = None, without: Iterable[int] = ()
-    ) -> list[tuple[int, float]]:
+    def search(self, query: np.ndarray, k: int, where: _Values | None = None, without: Iterable[int] = ()) -> _Found:
         """Return the rows and distances of the k nearest images, nearest first; fewer where fewer match.
 
         Candidates come from one product with the gallery, and are measured by `nearest_neighbours`.
@@ -148,11 +141,7 @@ class Gallery:
             where: Values that their attributes must have.
             without: Rows that are left out.
         """
-        scores = self.embeddings @ np.asarray(query, np.float32)
-        if self.distance == "cosine":
-            scores /= self._lengths
-        elif self.distance != "dot":
-            scores += self._bias
+        scores = self.embeddings @ np.asarray(query, np.float32) * self._scale + self._bias
         left = self.matching(where or {})
         left[list(without)] = False
         scores[~left] = -np.inf
@@ -174,9 +163,7 @@ class Gallery:
 
         picture = Image.fromarray(self._file(row).picture(0))
         picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
-        buffer = io.BytesIO()
-        picture.save(buffer, "JPEG", quality=85)
-        return buffer.getvalue()
+        return tf.io.encode_jpeg(np.asarray(picture), quality=85).numpy()
 
     def encoded(self, row: int) -> bytes:
         """Return the bytes of the file of an image.
@@ -198,8 +185,8 @@ class Gallery:
         return images
 
     def _check(self, row: int) -> None:
-        if not 0 <= row < len(self.names):
-            raise UserError(f"there is no image {row}; they are numbered from 0 to {len(self.names) - 1}")
+        if type(row) is not int or not 0 <= row < len(self.names):
+            raise UserError(f"there is no image {row!r:.60}; rows are numbered from 0 to {len(self.names) - 1}")
 
 
 class DatabaseGallery(Gallery):
@@ -221,20 +208,14 @@ class DatabaseGallery(Gallery):
         shown = {name: values for name, values in rows.attributes.items() if name not in ("path", "source")}
         names = list(rows.attributes.get("path", rows.ids))
         super().__init__(str(database.address), names, rows.vectors, shown, folder, database.distance)
+        self.count = database.count()
         # Rows that a search has found beyond those held.
         self._further: dict[int, dict[str, str]] = {}
-
-    @property
-    def count(self) -> int:
-        """How many images are searched."""
-        return self.database.count()
 
     def _attributes(self, row: int) -> dict[str, str]:
         return super()._attributes(row) if row < len(self) else self._further[row]
 
-    def search(
-        self, query: np.ndarray, k: int, where: Mapping[str, str] | None = None, without: Iterable[int] = ()
-    ) -> list[tuple[int, float]]:
+    def search(self, query: np.ndarray, k: int, where: _Values | None = None, without: Iterable[int] = ()) -> _Found:
         """See `Gallery.search`."""
         assert self.database.about is not None
         kinds, left_out, filters = self.database.about.attributes, set(without), dict(where or {})
@@ -244,9 +225,7 @@ class DatabaseGallery(Gallery):
             return []
         found = self.database.search(query[None], k + len(left_out), typed)
         neighbors = []
-        for rank, name in enumerate(found.ids[0]):
-            if name is None:
-                break
+        for rank, name in enumerate(filter(None, found.ids[0])):  # the last are None where fewer match
             row = self._row_of.setdefault(name, len(self.names))
             if row == len(self.names):
                 self.names.append(found.attributes["path"][0, rank] if "path" in kinds else name)  # type: ignore[attr-defined]
@@ -275,13 +254,11 @@ def folder_gallery(
     folder: str,
     model: EmbeddingBackend,
     cache: str | os.PathLike,
-    *,
     batch_size: int = 100,
     distance: str = "euclidean",
-    report: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Gallery:
-    """Return the gallery of a folder of images, embedded at the first time.
+    """Return the gallery of a folder of images, embedded at the first time; print which it is.
 
     The embeddings are kept in a folder of the cache that is named by checksums of the model, of the names of the images
     and of their bytes (length, beginning and end of each), so that no others are taken for them. An interrupted call
@@ -293,7 +270,6 @@ def folder_gallery(
         cache: The folder of the caches.
         batch_size: Images that are embedded at once.
         distance: As `nearest_neighbours`.
-        report: Called with a line on what is done.
         progress: Called with how many images are embedded, and how many there are.
 
     Raises:
@@ -302,14 +278,13 @@ def folder_gallery(
     dataset = images_of_folder(folder)
     table = ImageTable.of([dataset], folder)
     identity = {"model": model.checksum(), "names": table.checksum(), "images": images_checksum(dataset.images)}
-    key = hashlib.sha256("\n".join(identity.values()).encode()).hexdigest()[:32]
-    path = os.path.join(cache, key)
-    if os.path.isfile(os.path.join(path, "manifest.json")):
-        report(f"reusing the embeddings in {path}, of the same model and images")
+    path = os.path.join(cache, hashlib.sha256("\n".join(identity.values()).encode()).hexdigest()[:32])
+    if os.path.isfile(os.path.join(path, MANIFEST)):
+        print(f"reusing the embeddings in {path}, of the same model and images")
         return stored_gallery(path, folder, distance, folder)
     dataset = check(dataset, "skip", "decode")
     with EmbeddingWriter(path, identity, ImageTable.of([dataset], folder)) as writer:
-        report(f"embedding {len(dataset):,} images into {path}")
+        print(f"embedding {len(dataset):,} images into {path}")
         for vectors in model.stream(dataset, batch_size, writer.rows):
             writer.append(vectors)
             progress(writer.rows, len(dataset))
@@ -371,11 +346,10 @@ def map_of(gallery: Gallery, cache: str | os.PathLike, seed: int = 0) -> np.ndar
         return None
     places = np.zeros((len(vectors), 2), np.float32)
     # The order by inner products is none of distances.
-    options: dict[str, Any] = {"distance": "cosine" if gallery.distance == "dot" else gallery.distance}
-    options |= {"k": min(_NEAREST_SAMPLED, len(sample)), "memory_budget": _MAP_BYTES}
-    for first in range(0, len(vectors) if len(sample) < len(vectors) else 0, _MAP_ROWS):
+    distance = "cosine" if gallery.distance == "dot" else gallery.distance
+    for first in range(0, len(vectors), _MAP_ROWS):
         rows = slice(first, first + _MAP_ROWS)
-        near, far = nearest_neighbours(vectors[rows], vectors[sample], **options)
+        near, far = nearest_neighbours(vectors[rows], vectors[sample], k=_NEAREST_SAMPLED, distance=distance)
         weights = 1 / (far + 1e-6 * (1 + far.mean()))
         places[rows] = np.einsum("nm,nmc->nc", weights / weights.sum(axis=1, keepdims=True), laid_out[near])
     places[sample] = laid_out

@@ -160,20 +160,21 @@ def same_signature(embed_each: Callable[..., dict[str, tf.Tensor]], calibration:
     return same
 
 
-def read_calibration(values: Any, where: str) -> Calibration:
+def read_calibration(values: Any, where: str, distance: str = "euclidean") -> Calibration:
     """Return a stored calibration of the distances of an exported model, which are Euclidean.
 
     Args:
         values: What `Calibration.to_dict` gave.
         where: The file that holds it, for the message.
+        distance: The one that it must be of; that of an exported model by default.
 
     Raises:
         UserError: It is damaged, or of another distance.
     """
     try:
         calibration = Calibration.from_dict(values)
-        if calibration.distance != "euclidean":
-            raise UserError(f"its distance is {calibration.distance!r}, an exported model's is 'euclidean'")
+        if calibration.distance != distance:
+            raise UserError(f"its distance is {calibration.distance!r}, not {distance!r}")
         curve = np.stack([calibration.distances, calibration.probabilities])
         if not np.isfinite([calibration.threshold, *curve.ravel()]).all() or not (np.diff(curve[0]) > 0).all():
             raise UserError("its threshold or its curve is damaged")

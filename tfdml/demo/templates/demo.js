@@ -144,7 +144,7 @@ const refresh = guarded(async () => {
 });
 
 const upload = guarded(async (file) => {
-  if (file.size > about.limits.bytes) throw new Error(`${file.name} is larger than ${about.limits.bytes / 2 ** 20} MB.`);
+  if (file.size > about.most_bytes) throw new Error(`${file.name} is larger than ${about.most_bytes / 2 ** 20} MB.`);
   $("status").textContent = "Searching…";
   try {
     const { vector } = await (await post("/api/embed", file)).json();
@@ -227,6 +227,7 @@ function chooseColumn() {
 // ---------------------------------------------------------------- map
 
 const map = { x: null, y: null, codes: null, colors: null, scale: 1, left: 0, top: 0, neighbors: [], selected: new Set(), path: [] };
+const isShown = (row) => !map.codes || map.codes[row] >= 0;
 const context = () => $("canvas").getContext("2d");
 
 // From a place in [0, 1] to a pixel of the canvas: side * scale * (place - left or top).
@@ -267,10 +268,9 @@ async function loadMap() {
 // Classes differ in hue, by the golden angle, so that neighboring numbers do not look alike.
 const colorMap = guarded(async () => {
   if (!map.x) return;
-  const read = async (path) => (await ask(path)).arrayBuffer();
-  const name = $("color").value, wanted = new URLSearchParams(filter());
-  map.codes = name ? new Uint32Array(await read(`/api/codes/${encodeURIComponent(name)}`)) : null;
-  map.shown = `${wanted}` ? new Uint8Array(await read(`/api/matching?${wanted}`)) : null;
+  const name = $("color").value;
+  const answer = name && await ask(`/api/codes/${encodeURIComponent(name)}?${new URLSearchParams(filter())}`);
+  map.codes = name ? new Int32Array(await answer.arrayBuffer()) : null;
   drawMap();
 });
 
@@ -300,7 +300,7 @@ function paint() {
   for (let row = 0; row < map.x.length; row++) {
     const x = left + step * (map.x[row] - map.left), y = top + step * (map.y[row] - map.top);
     if (x < -size || y < -size || x > width + size || y > height + size) continue;
-    pen.fillStyle = map.shown && !map.shown[row] ? faint : map.codes ? fill(map.codes[row]) : plain;
+    pen.fillStyle = !isShown(row) ? faint : map.codes ? fill(map.codes[row]) : plain;
     pen.fillRect(x - size / 2, y - size / 2, size, size);
   }
   const ring = (row, stroke, radius) => {
@@ -356,10 +356,10 @@ function within(path, x, y) {
 const select = guarded(async (path) => {
   map.selected = new Set();
   for (let row = 0; row < map.x.length; row++) {
-    if ((!map.shown || map.shown[row]) && within(path, toX(map.x[row]), toY(map.y[row]))) map.selected.add(row);
+    if (isShown(row) && within(path, toX(map.x[row]), toY(map.y[row]))) map.selected.add(row);
   }
   const rows = [...map.selected].slice(0, LISTED);
-  const { images } = rows.length ? await (await ask(`/api/rows?rows=${rows}`)).json() : { images: [] };
+  const { images } = rows.length ? await (await ask(`/api/rows?rows=${rows}&count=${LISTED}`)).json() : { images: [] };
   $("selected").replaceChildren(...images.map((image) => tile(image, false)));
   const count = map.selected.size.toLocaleString("en");
   $("selected-status").textContent = `${count} images selected` + (map.selected.size > LISTED ? `, the first ${LISTED} are listed.` : ".");
@@ -438,7 +438,7 @@ const pick = guarded(async (x, y) => {
   let nearest = -1, best = 12 ** 2;
   for (let row = 0; row < map.x.length; row++) {
     const far = (toX(map.x[row]) - x) ** 2 + (toY(map.y[row]) - y) ** 2;
-    if (far < best && (!map.shown || map.shown[row])) [nearest, best] = [row, far];
+    if (far < best && isShown(row)) [nearest, best] = [row, far];
   }
   if (nearest < 0) return;
   const { images } = await (await ask(`/api/rows?rows=${nearest}`)).json();
@@ -455,7 +455,7 @@ function describe() {
   $("summary").textContent = `${number(about.count)} images, embeddings of ${about.dimension} dimensions, `
     + `searched by ${distance[about.distance]} distance.`;
   $("model-name").textContent = about.model;
-  $("drop-hint").textContent += `, at most ${about.limits.bytes / 2 ** 20} MB`;
+  $("drop-hint").textContent += `, at most ${about.most_bytes / 2 ** 20} MB`;
   const { calibration } = about;
   const percent = (share) => `${Number((100 * share).toPrecision(2))} %`;
   $("calibration").textContent = calibration
