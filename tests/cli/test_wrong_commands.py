@@ -149,7 +149,7 @@ WRONG += [
         (["--objectives=contrastive", "--images_per_class=1"], "learns from pairs of images of one class"),
         (["--classes_per_batch=1"], "jrs learns from pairs of images of different classes"),
         (["--augmentation=multi_resolution", "--min_resolution=inf"], "--min_resolution must be a finite number, not"),
-        (["--augmentation=multi_resolution", "--min_resolution=2"], "--min_resolution=2 is above --max_resolution=1.8"),
+        (["--augmentation=multi_resolution", "--min_resolution=2"], "--min_resolution=2 is above --max_resolution"),
         (["--objectives=horde(loss=triplet) + horde(loss=triplet, name=b)", "--moment_embedder"], "needs one horde"),
     ]
 ]
@@ -180,7 +180,7 @@ WRONG += [
         (["--model=x\udcff"], "is not UTF-8 text"),
         (["--model=ftp://host/name"], "ftp"),
         (["--model=rest://localhost:1/x", "--timeout=1"], "localhost:1"),
-        (["--dataset="], "--dataset is missing"),
+        (["--dataset="], "--dataset or --features is missing"),
         (["--dataset=nope"], "unknown data set 'nope'"),
         (["--model=rest://localhost:1/x", "--timeout=-1"], "--timeout=-1.0 must be"),
         (["--batch_size=0"], "--batch_size=0"),
@@ -373,6 +373,9 @@ BASE = {
     "prepare": [*PREPARE, "--dry_run"],
     "search": ["--gallery={files}/vectors.npz", "--queries={files}/vectors.npz"],
     "export": [*EXPORT, "--dry_run"],
+    # What these read is not there, as they would write a folder, or serve.
+    "audit": ["--embeddings={files}/none.npz", "--out=audit"],
+    "demo": ["--model={files}/embedder.keras", "--gallery={files}/none.npz", "--cache=cache"],
 }
 
 

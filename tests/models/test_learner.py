@@ -318,7 +318,7 @@ def test_sample_weights_are_refused():
 def test_embedder_alone_and_learner_make_the_same_update():
     labels, x = coloured_batch()
     embedder = tiny_embedder()
-    embedder.compile(optimizer=keras.optimizers.SGD(0.1), loss=losses.ContrastiveLoss())
+    embedder.compile(optimizer=keras.optimizers.SGD(0.1), loss=losses.ContrastiveLoss(), run_eagerly=True)
     embedder.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
     learner = compiled(losses.ContrastiveLoss())
     learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
