@@ -211,7 +211,7 @@ def test_saves_loads_and_is_exported(made, tmp_path):
 
 def test_what_cannot_be_is_refused(made):
     embedder, train, _ = made
-    with pytest.raises(ValueError, match="need more vectors than"):
+    with pytest.raises(ValueError, match="needs more than 5 vectors"):
         with_whitening(embedder, train[:5])
     with pytest.raises(ValueError, match="embedder must be an Embedder"):
         WhitenedEmbedder(keras.Sequential(), 3)
