@@ -48,7 +48,7 @@ quickstart: $(STAMP)
 
 # Each line of folders is a process of its own, two at a time and the longest first, which shows what it prints when it
 # ends: networks stay in a process's memory until then. The first line is all that the others leave.
-GROUPS  := training docs,report cli,command,tools models losses,layers,mining objectives data evaluation,export cluster,embeddings,retrieval,backbones
+GROUPS  := training docs,report cli,command,tools models,backbones losses,layers,mining objectives data evaluation,export cluster,embeddings,retrieval
 comma   := ,
 GROUPED := $(addprefix tests/,$(subst $(comma), ,$(GROUPS)))
 define run_tests

@@ -20,6 +20,8 @@ def write(versions, content):
         assert version.folder.name.startswith(".")
         (version.folder / "below").mkdir()
         (version.folder / "below" / "file").write_text(content)
+        folder = os.stat(version.folder).st_ino
+    assert os.stat(version.path).st_ino == folder  # renamed, so that it is there whole from the first moment
     return version.path
 
 

@@ -36,6 +36,14 @@ def test_a_link_is_followed_and_stays(tmp_path):
     assert sorted(os.listdir(tmp_path / "there")) == ["new.json", "old.json"]
 
 
+def test_who_reads_a_file_that_is_replaced_has_the_old_one_whole(tmp_path):
+    (tmp_path / "metrics.json").write_bytes(b"before")
+    with open(tmp_path / "metrics.json", "rb") as reader:
+        files.write_whole(tmp_path / "metrics.json", b"after")
+        assert reader.read() == b"before"
+    assert (tmp_path / "metrics.json").read_bytes() == b"after"
+
+
 def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path):
     pipe, got = tmp_path / "pipe.json", []
     os.mkfifo(pipe)

@@ -10,8 +10,9 @@ import pytest
 from tests.training.test_optimizers import make_learner
 from tfdml.errors import UserError
 from tfdml.io.files import atomic_write, write_json
-from tfdml.losses import ContrastiveLoss
+from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
+from tfdml.objectives import ProxyLoss
 from tfdml.training import checkpoints
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.optimizers import build_optimizer
@@ -151,9 +152,10 @@ def test_no_checkpoint_is_none(tmp_path):
     assert checkpoints.restore_latest(tmp_path / "missing", trained(epochs=1)) is None
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path):
+@pytest.mark.parametrize("term", [ContrastiveLoss(), ProxyLoss(AMSoftmaxLoss(), 4)])  # other variables, other sizes
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(term, tmp_path):
     checkpoints.save(tmp_path, trained(epochs=1), TrainingState(1, []))
-    other = MetricLearner(Embedder("conv4", embedding_dim=5, image_size=16), [ContrastiveLoss()])
+    other = MetricLearner(Embedder("conv4", embedding_dim=4, image_size=16, batch_norm="train"), [term])
     other.build((None, 16, 16, 3))
     other.compile(optimizer=build_optimizer("adam", other, 1e-3, {}))
     before = arrays(other)

@@ -101,6 +101,7 @@ def test_miners_are_named_alone_or_with_arguments():
         ("contrastive(mining=hardest(fraction=1))", "there is no miner 'hardest'; known: angular, batch_easy_hard"),
         ("contrastive(mining=hard_aware(fraction=2))", "hard_aware: fraction must be above 0 and at most 1, not 2"),
         ("nonsense", "there is no 'nonsense'"),
+        ("0 * contrastive", "every term has the factor 0"),
         ("contrastive + auto", "there is no 'auto'; known:"),
         ("auto * contrastive", "auto is measured relative to terms whose factors are numbers: give one"),
         ("0 * contrastive + auto * gor", "give one a number above 0"),

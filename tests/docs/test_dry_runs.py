@@ -1,0 +1,135 @@
+"""The command lines of README, docs and the commands' help are run with `--dry_run`, where they have it.
+
+Data sets are small trees in the official layouts, and the network is a small one without weights: all else, such as
+the terms, the batches, the schedule and how flags go together, is what the page says.
+"""
+
+import json
+
+import pytest
+
+from tests.cli import commands
+from tests.data.trees import write_tree
+from tests.docs.commands import typed
+from tests.docs.files import write_run
+from tests.docs.test_commands import _arguments, _command_lines
+from tfdml.cli.command_line import read_flag_files
+
+# What a page leaves out, or a machine does not have.
+SMALL = ["--backbone=conv4(width=4)", "--weights=none", "--image_size=32", "--resize=36", "--batch_norm=train"]
+# Classes to train on; images of each.
+TREES = {"cars196": (98, 2), "omniglot": (40, 5), "sop": (12, 2), "cub200": (12, 2), "market1501": (20, 4)}
+
+
+# What makes no other dry run.
+OF_PLACE = ("--run_dir", "--data_dir", "--weights", "--out", "--model", "--dry_run")
+
+
+def lines_of(command, without=()):
+    """The command lines of the pages, each once, by where it stands; fragments and those with a flag `without` are
+    left out."""
+    found = {}
+    for where, line, match in _command_lines():
+        words = tuple(_arguments(line)) if match["command"] == command and "..." not in line else ()
+        if words and not {word.partition("=")[0] for word in words} & set(without):
+            key = frozenset(word for word in words if word.partition("=")[0] not in OF_PLACE)
+            found.setdefault(key, (words, where))
+    return [pytest.param(list(words), id=f"{where} {words[0][2:40]}") for words, where in found.values()]
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Call a command in this process."""
+    return commands.run
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory):
+    """A folder with each data set, and photos in class folders."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, (classes, images) in TREES.items():
+        write_tree(name, folder / name, classes, 5, images)
+    write_tree("cub200", folder / "cub", 60, 5, 5)
+    (folder / "cub" / "images").rename(folder / "folder")
+    write_lists(folder)
+    return folder
+
+
+def write_lists(folder):
+    """Lists of the photos by the names that the page on labels gives them, and pairs of them."""
+    photos = [path.relative_to(folder) for path in sorted((folder / "folder").rglob("*.jpg"))]
+    splits = ["train" if row < len(photos) * 2 // 3 else "test" for row in range(len(photos))]
+    rows = list(zip(photos, splits, (photo.parent.name for photo in photos), strict=True))
+    sets = [{"path": str(path), "split": split, "labels": [name, name[:2]]} for path, split, name in rows]
+    near = [(a, b, int(a.parent == b.parent)) for step in (1, 7) for a, b in zip(photos, photos[step:], strict=False)]
+    texts = {
+        "list.csv": ["path,split", *(f"{path},{split}" for path, split, _ in rows)],
+        "levels.csv": ["path,split,label,super_label", *(f"{p},{s},{name},{name[:1]}" for p, s, name in rows)],
+        "sets.jsonl": map(json.dumps, sets),
+        "pairs.csv": ["a,b,similar", *(f"{a},{b},{same}" for a, b, same in near)],
+        "graded.csv": ["a,b,similarity", *(f"{a},{b},{4.5 * same}" for a, b, same in near)],
+    }
+    for name, lines in texts.items():
+        (folder / name).write_text("\n".join(lines) + "\n")
+
+
+def of_data(words, trees):
+    """The flags that name the data set of a command line in `trees`, in place of the page's own folder."""
+    chosen = typed(read_flag_files(words))
+    name = chosen.get("dataset", "glyphs")
+    if name == "glyphs":
+        return ["--dataset_options=images_per_class=2, size=32"]
+    if name == "list":
+        return [f"--data_dir={trees / chosen['data_dir']}"]
+    return [f"--data_dir={trees / name}", *([] if name == "folder" else ["--dataset_options=check_counts=false"])]
+
+
+# What is not there: a run to go on with, networks of KerasHub, records.
+@pytest.mark.parametrize("words", lines_of("train", ("--resume", "--pooling", "--preview", "--drop")))
+def test_a_training_command_is_planned(words, run, trees, tmp_path):
+    data = of_data(words, trees)
+    words = [word for word in words if word.partition("=")[0] not in ("--data_dir", "--start_from", "--probe")]
+    if "--dataset=records" in words or not any(word.startswith(("--flagfile", "--dataset")) for word in words):
+        pytest.skip("the rest of the command is another line's")
+    where = [f"--run_dir={tmp_path / 'run'}", "--dry_run"]
+    status, output, errors = run("train", *words, *data, *SMALL, *where)
+    assert status == 0, errors
+    assert "--objectives=" in output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", lines_of("prepare", ("--verify",)))
+def test_a_preparing_command_is_planned(words, run, trees, tmp_path):
+    words = [word for word in words if word.partition("=")[0] not in ("--data_dir", "--out", "--check_only")]
+    status, _, errors = run("prepare", *words, *of_data(words, trees), f"--out={tmp_path / 'out'}", "--dry_run")
+    assert status == 0, errors
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of one tiny training."""
+    path = tmp_path_factory.mktemp("runs") / "cars"
+    write_run(path)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", lines_of("export", ("--gallery", "--dry_run", "--stack_on")))
+def test_an_export_is_planned(words, run, finished, tmp_path):
+    words = [word for word in words if word.partition("=")[0] not in ("--run_dir", "--out")]
+    out = tmp_path / "models"
+    status, output, errors = run("export", *words, f"--run_dir={finished}", f"--out={out}", "--dry_run")
+    assert (status, "would export" in output) == (0, True), errors
+    assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", lines_of("embed", ("--cluster", "--features")))
+def test_an_embedding_is_planned(words, run, finished, trees, tmp_path):
+    own = of_data(words, trees) if any(word.startswith("--dataset") for word in words) else []
+    words = [word for word in words if word.partition("=")[0] not in ("--model", "--out", "--data_dir")]
+    out = tmp_path / "embeddings"
+    status, output, errors = run("embed", *words, *own, f"--model={finished}", f"--out={out}", "--dry_run")
+    assert (status, "would write embeddings" in output) == (0, True), errors
+    assert not out.exists()
