@@ -58,12 +58,17 @@ OF_SEVERAL = frozenset(
         *("test_configs.py", "test_distribution.py", "test_jax.py", "test_package.py"),
         *("test_packaging.py", "test_studies.py", "test_tensorflow.py"),
         *("backbones/test_jax.py", "losses/test_backends.py", "losses/test_replicas.py"),
-        *("cli/test_heads.py", "cli/test_wrong_commands.py"),
+        *(
+            "cli/test_heads.py",
+            "cli/test_broken_files.py",
+            "cli/test_records_equal_files.py",
+            "cli/test_wrong_commands.py",
+        ),
         *("embeddings/test_backends_onnx.py", "evaluation/test_published_scripts.py", "io/test_object_store.py"),
         *("demo/test_browser.py", "export/test_client.py", "export/test_hub_networks.py", "export/test_load.py"),
         *("export/test_plain_environments.py", "export/test_serving_files.py"),
         *("training/distributed/test_worker_runs.py", "training/run/test_auto_weights.py"),
-        *("training/run/test_kills.py", "training/run/test_recall_improves.py"),
+        *("training/run/test_kills.py", "training/run/test_random_kills.py", "training/run/test_recall_improves.py"),
         *("training/test_rows_of_the_papers.py",),
     }
 )
