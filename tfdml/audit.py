@@ -21,7 +21,7 @@ import numpy as np
 
 from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import UserError
-from tfdml.io.files import read_bytes, write_whole
+from tfdml.io.files import cell_text, read_bytes, write_whole
 from tfdml.pairwise import integer_labels
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbours, unit_rows
 
@@ -50,8 +50,6 @@ _JUDGED = 3
 # What is reported: labels with less than this share of the usual confidence, images that lie this much sparser than
 # their neighbors, classes that overlap this much, and classes with less than this share of the typical coherence.
 _DOUBTED, _FAR, _SAME_CLASS, _SCATTERED = 0.2, 1.5, 0.5, 1 / 3
-# What makes a spreadsheet take a cell for a formula; the apostrophe so that reading takes off what writing put on.
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
 
 
 def near_duplicates(
@@ -393,6 +391,12 @@ class Audit:
         """Return the groups of duplicates, each with the image to keep first."""
         return [list(group) for _, group in itertools.groupby(self.of("duplicate"), lambda finding: finding.group)]
 
+    def counts(self) -> collections.Counter[str]:
+        """Return how many findings of each kind, groups, and groups `"across class"` and `"across split"` there are."""
+        groups = self.groups()
+        across = [f"across {kind}" for kind in ("class", "split") for group in groups if kind in group[0].across]
+        return collections.Counter([finding.kind for finding in self.findings] + ["group"] * len(groups) + across)
+
     def class_name(self, label: int) -> str:
         """Return the name of a class; empty for none."""
         return str(self.table.class_names.get(int(label), int(label))) if label >= 0 else ""
@@ -548,7 +552,7 @@ def write_table(path: str | os.PathLike, columns: Mapping[str, Iterable[Any]]) -
     writer = csv.writer(text)
     writer.writerow(columns)
     for row in zip(*columns.values(), strict=True):
-        writer.writerow(["'" + cell if cell.startswith(_FORMULAS) else cell for cell in map(str, row)])
+        writer.writerow([cell_text(str(cell)) for cell in row])
     # With a byte-order mark, without which Excel takes UTF-8 for another encoding.
     write_whole(path, ("\ufeff" + text.getvalue()).encode("utf-8", "surrogateescape"))
 

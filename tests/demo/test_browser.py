@@ -146,7 +146,7 @@ def test_errors_are_shown_and_go_away(page, address):
     page.context.set_offline(True)
     page.locator("#images .search-by").first.click()
     page.wait_for_selector("#error:not([hidden])")
-    assert page.locator("#error").inner_text() == "The demo does not answer. Has it ended?"
+    assert page.locator("#error").inner_text() == "The demo does not respond. Is it still running?"
 
 
 def test_a_phone_a_keyboard_and_a_screen_reader(page):

@@ -21,7 +21,7 @@ def write(versions, content):
         (version.folder / "below").mkdir()
         (version.folder / "below" / "file").write_text(content)
         folder = os.stat(version.folder).st_ino
-    assert os.stat(version.path).st_ino == folder  # renamed, so that it is there whole from the first moment
+    assert os.stat(version.path).st_ino == folder  # renamed into place, which is atomic
     return version.path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -81,15 +80,14 @@ def run_audit(values: Flags) -> None:
     with folder.opened():
         folder.begin({})
         folder.finish({"files": _write(folder, found, name, picture)})
-    groups, kinds = found.groups(), collections.Counter(finding.kind for finding in found.findings)
-    classes, split = (sum(kind in group[0].across for group in groups) for kind in ("class", "split"))
-    how = "" if found.compared else ", by distance alone"
+    counts, how = found.counts(), "" if found.compared else ", by distance alone"
+    across = f"{counts['across class']:,} across classes, {counts['across split']:,} across the split"
     print(
         f"{name}: {len(table):,} images of {len(found.classes):,} classes",
-        f"{len(groups):,} groups of near-duplicates, {classes:,} across classes, {split:,} across the split{how}",
-        f"{kinds['label']:,} labels that other images contradict, {kinds['outlier']:,} outliers",
-        f"{kinds['same class']:,} pairs of classes that overlap, {kinds['scattered class']:,} scattered classes",
-        f"{kinds['pick']:,} images to label next",
+        f"{counts['group']:,} groups of near-duplicates, {across}{how}",
+        f"{counts['label']:,} labels that other images contradict, {counts['outlier']:,} outliers",
+        f"{counts['same class']:,} pairs of classes that overlap, {counts['scattered class']:,} scattered classes",
+        f"{counts['pick']:,} images to label next",
         folder.path("audit.html"),
         folder.path("audit.csv"),
         sep="\n  ",
@@ -158,7 +156,7 @@ def _write(folder: ResumableFolder, found: Audit, name: str, picture: _Picture |
         },
         "classes.csv": {
             "class": [found.class_name(label) for label in found.classes],
-            "images": [(table.labels == label).sum() for label in found.classes],
+            "images": np.unique(table.labels[table.labels >= 0], return_counts=True)[1],
             "coherence": [f"{share:.4f}" for share in found.coherence],
         },
         **({"picks.csv": found.columns("pick")} if found.of("pick") else {}),

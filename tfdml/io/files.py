@@ -362,6 +362,20 @@ def write_whole(path: str | os.PathLike, data: bytes) -> None:
         file.write(data)
 
 
+def cell_text(text: str) -> str:
+    """Return text for a cell of a CSV file; what a spreadsheet would take for a formula starts with an apostrophe.
+
+    So does text that starts with an apostrophe, so that a reader who removes one gets the text back.
+
+    Example:
+        >>> cell_text("=1+1"), cell_text("car.jpg")
+        ("'=1+1", 'car.jpg')
+
+    Source: OWASP, "CSV injection".
+    """
+    return f"'{text}" if re.match(r"\s*[=+\-@]|[\t\r\n']", text) else text
+
+
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write a JSON file atomically; numbers that are not finite become null."""
     write_whole(path, (json.dumps(finite(value), indent=2, sort_keys=True) + "\n").encode())

@@ -37,16 +37,14 @@ def write_audit(
     """
     table = audit.table
     images = types.SimpleNamespace(picture=picture, name=lambda row: table.names[row])
-    groups = audit.groups()
     write_page(
         path,
         "audit.html",
         title=f"{name}: audit",
         audit=audit,
         dataset=types.SimpleNamespace(images=images, labels=table.labels, class_names={-1: "–", **table.class_names}),
-        groups=groups[:_GROUPS],
-        num_groups=len(groups),
-        num_across={kind: sum(kind in group[0].across for group in groups) for kind in ("split", "class")},
+        groups=audit.groups()[:_GROUPS],
+        counts=audit.counts(),
         in_a_group=_IN_A_GROUP,
         labels=audit.of("label")[:_LABELS],
         outliers=audit.of("outlier")[:_OUTLIERS],

@@ -21,7 +21,7 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.io.files import write_whole
+from tfdml.io.files import cell_text, write_whole
 from tfdml.report import metric_text
 
 
@@ -117,9 +117,7 @@ def csv_link(title: str, heads: Sequence[str], rows: Iterable[Sequence[Any]]) ->
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     for row in (heads, *rows):
-        writer.writerow(
-            [f"'{cell}" if isinstance(cell, str) and re.match(r"\s*[=+\-@]", cell) else cell for cell in row]
-        )
+        writer.writerow([cell_text(cell) if isinstance(cell, str) else cell for cell in row])
     name = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")[:60] or "values"
     uri = "data:text/csv;charset=utf-8," + urllib.parse.quote(stream.getvalue(), safe="")
     return Markup('<p class="csv"><a href="{}" download="{}.csv" aria-label="{}, as CSV">CSV</a></p>').format(

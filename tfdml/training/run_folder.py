@@ -202,12 +202,11 @@ class RunFolder:
     def _compare(self, data: dict[str, Any]) -> None:
         try:
             before = read_json(self.data)
-            changed = [f"{split}: {differences(before.get(split, {}), now)}" for split, now in data.items()]
-        except (UserError, AttributeError, TypeError) as error:
+            known = {split: dict(before.get(split, {})) for split in data}
+        except (UserError, AttributeError, TypeError, ValueError) as error:
             raise UserError(f"{self.data} is damaged; delete it if the images are the same") from error
-        changed = [words for words in changed if not words.endswith(": ")]
-        if changed:
-            raise UserError(f"--resume: the images are not those of the start ({'; '.join(changed)}): bring them back")
+        if changed := differences(known, data):
+            raise UserError(f"--resume: the images are not those of the start ({changed}): bring them back")
 
     def _sweep(self) -> None:
         """Remove what killed processes left half-written; what another command writes below the folder is its own."""

@@ -13,7 +13,7 @@ async function ask(path, options) {
   try {
     answer = await fetch(path, options);
   } catch {
-    throw new Error("The demo does not answer. Has it ended?");
+    throw new Error("The demo does not respond. Is it still running?");
   }
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => ({}));
