@@ -124,6 +124,8 @@ def serve_on_torch(threads):
     """Answer requests with tfdml's losses on Keras's PyTorch backend."""
     import torch
 
+    from tfdml import interop, losses, mining  # noqa: F401  (imported before memory is counted)
+
     torch.set_num_threads(threads)
 
     def prepare(request):
@@ -145,6 +147,8 @@ def serve_on_torch(threads):
 def serve_ours(threads, xla):
     """Answer requests with tfdml's losses on TensorFlow."""
     import tensorflow as tf
+
+    from tfdml import interop, losses, mining  # noqa: F401  (imported before memory is counted)
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
 
