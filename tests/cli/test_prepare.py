@@ -17,10 +17,8 @@ from tfdml.data import load
 
 @pytest.fixture
 def photos(tmp_path):
-    """Four classes of six images; one is in both splits."""
-    images = images_of_kinds(24)
-    images[23] = images[0]
-    for index, data in enumerate(images):
+    """Four classes of six images."""
+    for index, data in enumerate(images_of_kinds(24)):
         folder = tmp_path / "photos" / f"class {index // 6} é"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{index:02d}.jpg").write_bytes(data)
@@ -47,8 +45,6 @@ def test_a_folder_of_photos_becomes_records(photos, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert "train: 12 of 12 images" in done.stdout
     assert "none of the 24 images is bad" in done.stdout
-    assert "1 groups ACROSS THE TRAIN/TEST SPLIT" in done.stdout
-    assert len(json.loads((tmp_path / "out" / "copies.json").read_text())) == 1
     for split in ("train", "test"):
         files, records = load("folder", photos, split), load("records", tmp_path / "out", split)
         np.testing.assert_array_equal(files.labels, records.labels)

@@ -235,7 +235,6 @@ WRONG += [
         (["--splits=foo"], "there is only train and test"),
         (["--nocheck_only", "--out=out", "--shrink=-1"], "--shrink=-1"),
         (["--nocheck_only", "--out=out", "--shard_mb=0"], "--shard_mb=0.0"),
-        (["--workers=0"], "--workers=0"),
         (["--max_pixels=-1"], "--max_pixels=-1"),
         (["--dataset="], "--dataset is missing"),
         (["--data_dir=/no/folder"], "there is no folder"),

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.data.preparations import made
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import decode_image
-from tfdml.data.faults import check, describe_duplicates, find_duplicates, find_faults
+from tfdml.data.faults import check, find_faults
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
 from tfdml.data.readers import official_archives
 from tfdml.errors import UserError
@@ -357,25 +356,3 @@ def test_decoding_finds_damage_that_headers_do_not_show():
     assert check(dataset, "skip", "decode").images.names == ("a", "c")
     with pytest.raises(UserError, match="1 of 3 images of toy"):
         check(dataset, "error", "decode")
-
-
-def _images(split, *labels):
-    names = tuple(f"{split}{i}" for i in range(len(labels)))
-    return made(EncodedImages((b"",) * len(labels), names), labels, split=split)
-
-
-@pytest.mark.parametrize(
-    ("train", "test", "across", "differ"),
-    [("aa", "b", False, False), ("aab", "a", True, True), ("ab", "ca", True, True), ("abb", "c", False, True)],
-)
-def test_every_image_of_a_group_counts(train, test, across, differ):
-    """Where the first two of three copies lie together, the third may still lie across the split."""
-    # The images of a split are of the classes 0, 0, 1; those of the test split of 5, 6.
-    splits = {"train": (_images("train", *[0, 0, 1][: len(train)]), train), "test": (_images("test", 5, 6), test)}
-    (group,) = find_duplicates({name: (part.take(range(len(of))), of) for name, (part, of) in splits.items()})
-    assert group["across_splits"] == across
-    assert group["labels_differ"] == differ
-    described = "\n".join(describe_duplicates([group]))
-    assert ("ACROSS THE TRAIN/TEST SPLIT" in described) == across
-    assert ("none lies across" in described) == (not across)
-    assert ("with different labels" in described) == differ

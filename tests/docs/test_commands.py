@@ -1,5 +1,6 @@
 """Every command line of README, docs and the commands' own help has flags that exist, with values that they take."""
 
+import ast
 import json
 import re
 import shlex
@@ -38,9 +39,7 @@ def _texts():
     for page in PAGES:
         yield from ((f"{page.relative_to(ROOT)}:{block.line}", block.code) for block in blocks(page))
     for path in sorted((ROOT / "tfdml" / "cli").glob("*.py")):
-        usage = re.search(r'USAGE = f?"""(.*?)"""', path.read_text(), re.DOTALL)
-        if usage:
-            yield str(path.relative_to(ROOT)), usage[1].replace("\\\\\n", "\\\n")
+        yield str(path.relative_to(ROOT)), ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
 def _command_lines():

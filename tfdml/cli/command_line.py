@@ -99,7 +99,7 @@ class Command:
         name: Its name, put before errors.
         work: Does the work.
         flags: Its flags.
-        usage: What `--help` prints before the flags.
+        usage: What `--help` prints before the flags: the docstring of its module.
         effects: By flag, the condition for it to have an effect; flags that always have one are left out. A flag in
             vain on the command line is an error. One in a flag file is reset to its default with a warning, since the
             file may be meant for other values of the other flags.
@@ -111,7 +111,7 @@ class Command:
     name: str
     work: Callable[[Flags], None]
     flags: Flags
-    usage: str
+    usage: str | None
     effects: Mapping[str, Effect] = dataclasses.field(default_factory=dict)
     flag_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sections: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
@@ -140,7 +140,7 @@ class Command:
     def help(self) -> str:
         """Return the usage, and every flag with its default."""
         listed = {name for names in self.sections.values() for name in names}
-        lines = [self.usage.strip(), ""]
+        lines = [(self.usage or "").strip(), ""]
         for title, names in self.sections.items():
             lines += [f"{title}:", *(_flag_help(self.flags[name]) for name in names), ""]
         text = "Read flags from a file, one a line; flags after it override it. It may name others, relative to itself."

@@ -1,20 +1,4 @@
-"""tfdml prepare: download, check and pack a data set."""
-
-import os
-import time
-
-from tfdml import data
-from tfdml.cli.command_line import Command, Flags, as_flags
-from tfdml.cli.main import Progress
-from tfdml.data import download, records
-from tfdml.data.faults import describe_duplicates
-from tfdml.data.records import bad_images_in_words, one_line
-from tfdml.effects import Effect, both, either, needs
-from tfdml.errors import UserError
-from tfdml.training.expressions import parse_arguments
-
-USAGE = """
-Check every image of a data set, and pack it into record files for large or remote data.
+"""Check every image of a data set, and pack it into record files for large or remote data.
 
   tfdml prepare --dataset=cub200 --data_dir=/data --download --check_only
   tfdml prepare --dataset=sop --data_dir=/data --out=/data/sop_records --shrink=256
@@ -23,8 +7,21 @@ Check every image of a data set, and pack it into record files for large or remo
   tfdml train --dataset=records --data_dir=/data/sop_records --run_dir=runs/sop ...
 
 Interrupted, the same command resumes where it stopped. The folder holds manifest.json (written last), *.tar,
-*.parquet, copies.json (byte-identical images) and, where there are any, bad_images.txt.
+*.parquet and, where there are any, bad_images.txt. tfdml audit finds duplicates.
 """
+
+import os
+import time
+from collections.abc import Mapping
+
+from tfdml import data
+from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.main import Progress
+from tfdml.data import download, records
+from tfdml.data.records import bad_images_in_words, one_line
+from tfdml.effects import Effect, both, either, needs
+from tfdml.errors import UserError
+from tfdml.training.expressions import parse_arguments
 
 FLAGS = Flags()
 FLAGS.define("dataset", "", "Data set, as in tfdml train.")
@@ -32,15 +29,9 @@ FLAGS.define("data_dir", "", "Where the data set lies unpacked, or is to go.")
 FLAGS.define("dataset_options", "", "Options of the data set, as in tfdml train.")
 FLAGS.define("out", "", "Folder to write: new, empty, or begun by this command.")
 FLAGS.define("splits", ["train", "test"], "Splits to prepare.")
-FLAGS.define("shrink", 0, "Resize images to at most this many pixels of the shorter side; 0 keeps them.")
-FLAGS.define("shrink_format", "jpeg", "How resized images are encoded: JPEG of quality 95, or PNG.", ["jpeg", "png"])
-FLAGS.define("shard_mb", 128.0, "MiB of source images in a shard.")
-FLAGS.define("workers", os.cpu_count() or 1, "Images decoded at once.")
-FLAGS.define("bad_images", "error", "Whether bad images are an error or are left out.", ["error", "skip"])
-FLAGS.define("drop_copies", "none", "across: leave out test images that copy a training image.", ["none", "across"])
-FLAGS.define("max_pixels", 178_956_970, "Images with more pixels are bad, and are not decoded.")
+FLAGS.define_settings(records.RecordSettings)
 FLAGS.define("download", False, "First download what is missing, with resume and checksum.")
-FLAGS.define("check_only", False, "Check the images and look for copies; write nothing.")
+FLAGS.define("check_only", False, "Check the images; write nothing.")
 FLAGS.define("verify", False, "Compare the record files in --out with their checksums.")
 FLAGS.define("dry_run", False, "Say what would be done; read no image, write nothing.")
 
@@ -70,12 +61,9 @@ def prepare(values: Flags) -> None:
 
     settings = values.settings(records.RecordSettings)
     options = parse_arguments(values.dataset_options, "--dataset_options")
-    # Copies across the splits are looked for in training images first.
-    names = sorted(set(values.splits), key=lambda name: (name != "train", name))
-    for name in names:
-        if name not in ("train", "test"):
-            raise UserError(f"--splits={','.join(values.splits)}: there is only train and test")
-    splits = {name: data.load(values.dataset, values.data_dir or None, name, **options) for name in names}
+    if not {*values.splits} <= {"train", "test"}:
+        raise UserError(f"--splits={','.join(values.splits)}: there is only train and test")
+    splits = {name: data.load(values.dataset, values.data_dir or None, name, **options) for name in values.splits}
     if values.dry_run:
         for split, (images, size, starts) in records.plan(splits, settings).items():
             print(f"{split}: {images:,} images, {size / _MEGABYTE:,.1f} MB, in {len(starts)} shards")
@@ -85,13 +73,21 @@ def prepare(values: Flags) -> None:
     started = time.perf_counter()
     with Progress() as progress:
         if values.check_only:
-            report = records.check(splits, settings, progress.images)
+            reports = records.check(splits, settings, progress.images)
         else:
             source = {"dataset": values.dataset, "data_dir": values.data_dir, "options": options}
-            report = records.prepare(splits, out, settings, source, progress.images)
-    _say_report(report, out, time.perf_counter() - started, values.check_only)
-    faults = sum(len(found.faults) for found in report.splits.values())
-    if faults and values.check_only and values.bad_images == "error":
+            reports = records.prepare(splits, out, settings, source, progress.images)
+    if not reports:
+        print(f"{out} is finished already: nothing to do")
+        return
+    _print_reports(reports, values.check_only)
+    seconds = time.perf_counter() - started
+    if not values.check_only:
+        print(f"written to {out} in {seconds:,.1f} s; use it with --dataset=records --data_dir={out}")
+        return
+    print(f"checked in {seconds:,.1f} s")
+    faults = sum(len(found.faults) for found in reports.values())
+    if faults and values.bad_images == "error":
         raise UserError(f"{faults:,} images are bad, as listed; mend or remove them, or pass --bad_images=skip")
 
 
@@ -115,37 +111,25 @@ def _verify(out: str) -> None:
         print(f"{split}: {about['images']:,} images of {about['classes']:,} classes in {shards} shards: sound")
 
 
-def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
-    if report.finished_before:
-        print(f"{out} is finished already: nothing to do")
-        return
-    for split, found in report.splits.items():
-        size = sum(shard["bytes"] for shard in found.shards)
-        written = f", {size / _MEGABYTE:,.1f} MB in {len(found.shards)} shards" if not check_only else ""
+def _print_reports(reports: Mapping[str, records.SplitReport], check_only: bool) -> None:
+    for split, found in reports.items():
+        size = sum(shard["bytes"] for shard in found.files.values())
+        written = f", {size / _MEGABYTE:,.1f} MB in {len(found.files)} shards" if not check_only else ""
         resumed = f" ({found.resumed} kept from an earlier run)" if found.resumed else ""
         print(f"{split}: {len(found.kept):,} of {len(found.dataset):,} images{written}{resumed}")
-        if found.dropped:
-            print(f"  {len(found.dropped):,} left out as copies of training images")
-        if found.lost_classes:
-            print(f"  {found.lost_classes:,} classes have no image left")
-    for fault in [fault for found in report.splits.values() for fault in found.faults if check_only]:
-        print(f"  {one_line(str(fault))}")
-    print(bad_images_in_words(report))
-    print(as_flags("\n".join(describe_duplicates(report.duplicates)), FLAGS))
-    if check_only:
-        print(f"checked in {seconds:,.1f} s")
-    else:
-        print(f"written to {out} in {seconds:,.1f} s; use it with --dataset=records --data_dir={out}")
+        for fault in found.faults if check_only else ():
+            print(f"  {one_line(str(fault))}")
+    print(bad_images_in_words(reports))
 
 
 COMMAND = Command(
     "prepare",
     prepare,
     FLAGS,
-    USAGE,
+    __doc__,
     effects={
         **dict.fromkeys(("dataset", "data_dir", "download", "check_only"), _NOT_VERIFYING),
-        **dict.fromkeys(("dataset_options", "splits", "workers", "bad_images", "max_pixels", "drop_copies"), _READING),
+        **dict.fromkeys(("dataset_options", "splits", "bad_images", "max_pixels"), _READING),
         "out": Effect(lambda given: not given["check_only"], "a command without --check_only, which writes nothing"),
         "shrink": _WRITING,
         "shrink_format": both(_WRITING, needs("shrink")),

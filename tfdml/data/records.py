@@ -4,9 +4,9 @@ A folder of records, as `tfdml prepare` writes it, holds
 
 - `manifest.json`: what was prepared from what, and the size and SHA-256 of every other file;
 - `train-00000-of-00012.tar` and so on: the encoded images, numbered, as any tar reads them;
-- `train.parquet`: a row for each image with `shard`, `offset` and `size` (where its bytes lie), `label`, `name`, and
-  where the data set has them `super_label`, `is_query` and `group`, so that a data set of millions opens without
-  reading its shards.
+- `train.parquet`: a row for each image with `shard`, `offset` and `size` (where its bytes lie), `label`, `class`,
+  `name`, and where the data set has them `super_label`, `is_query` and `group`, so that a data set of millions opens
+  without reading its shards.
 
 The shards are tar files and not ArrayRecord files, which also have random access. ArrayRecord has no wheels for
 Windows, reads local files only, and opens a file that is missing or was cut off as one of 0 records. Its index would
@@ -28,7 +28,6 @@ import io
 import itertools
 import json
 import os
-import re
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -38,29 +37,27 @@ import tensorflow as tf
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import DECODER_LIMIT, decode_image, format_of
-from tfdml.data.faults import ImageError, access_fault, decoding_fault, find_duplicates
+from tfdml.data.faults import ImageError, access_fault, decoding_fault, find_faults
 from tfdml.data.images import Images, Source, reading_threads, source_of_encoded
 from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError, short_message
 from tfdml.io import files
-from tfdml.io.files import require_space
 from tfdml.io.folders import MANIFEST, PROGRESS, ResumableFolder
-from tfdml.io.manifests import Kinds, confined, fields, read_json
+from tfdml.io.manifests import Kinds, compare_files, confined, fields, read_json
 
 FORMAT = "tfdml-records"
-VERSION = 3
+VERSION = 4
 REMEDY = "copy the folder again from its source, or prepare it again with tfdml prepare"
-ENTRY: Kinds = {"file": str, "bytes": int, "sha256": str}
-SHARD: Kinds = {**ENTRY, "images": int}
-_SPLIT: Kinds = {"images": int, "table": dict, "shards": list, "class_names": dict}
+_FILE: Kinds = {"bytes": int, "sha256": str}
+_SPLIT: Kinds = {"images": int, "table": str, "shards": list}
 _OPTIONAL = ("super_label", "is_query", "group")
-_CLASS_ID = re.compile(r"-?\d{1,19}")
 # The columns of a table.
 COLUMNS = {
     "shard": "int32",
     "offset": "int64",
     "size": "int64",
     "label": "int64",
+    "class": "binary",
     "name": "binary",
     "super_label": "int64",
     "is_query": "bool",
@@ -86,15 +83,15 @@ def read(data_dir: str | os.PathLike, split: str = "train") -> ImageDataset:
     manifest = read_manifest(folder)
     if split not in manifest["splits"]:
         raise UserError(f"{folder} has no {split} split; it holds {', '.join(manifest['splits'])}")
-    about = manifest["splits"][split]
-    paths = _shards(folder, about["shards"])
-    columns, names = _columns(folder, about)
+    paths, columns = _read_split(folder, manifest["splits"][split], manifest["files"])
+    classes, rows = np.unique(columns["label"], return_index=True)
+    names = columns["class"].take(rows).to_pylist()
     return ImageDataset(
         name=manifest["dataset"],
         split=split,
-        images=RecordImages(paths, columns["shard"], columns["offset"], columns["size"], names),
+        images=RecordImages(paths, *(columns[name] for name in ("shard", "offset", "size", "name"))),
         labels=columns["label"],
-        class_names={int(label): name for label, name in about["class_names"].items()},
+        class_names=dict(zip(classes.tolist(), map(os.fsdecode, names), strict=True)),
         super_labels=columns.get("super_label"),
         is_query=columns.get("is_query"),
         groups=columns.get("group"),
@@ -117,22 +114,15 @@ def read_manifest(folder: str) -> dict[str, Any]:
     manifest = read_json(path, remedy=REMEDY)
     if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
         raise UserError(f"{path} is not of {FORMAT}, version {VERSION}; prepare the folder again with tfdml prepare")
-    fields(manifest, {"dataset": str, "splits": dict}, path, REMEDY)
+    fields(manifest, {"dataset": str, "splits": dict, "files": dict}, path, REMEDY)
+    for name, entry in manifest["files"].items():
+        confined(folder, name, f"{path}: files")
+        fields(entry, _FILE, f"{path}: files.{name}", REMEDY)
     for split, about in manifest["splits"].items():
-        _check_split(folder, about, f"{path}: splits.{split}")
+        named = [fields(about, _SPLIT, f"{path}: splits.{split}", REMEDY)["table"], *about["shards"]]
+        if not all(isinstance(name, str) and name in manifest["files"] for name in named):
+            raise UserError(f"{path}: splits.{split} names files that are not in its files; {REMEDY}")
     return manifest
-
-
-def _check_split(folder: str, about: Any, where: str) -> None:
-    """Refuses an entry that lacks something, or names a file outside the folder."""
-    fields(about, _SPLIT, where, REMEDY)
-    entries = {"table": about["table"], **{f"shards[{i}]": shard for i, shard in enumerate(about["shards"])}}
-    for name, entry in entries.items():
-        place = f"{where}.{name}"
-        confined(folder, fields(entry, ENTRY if name == "table" else SHARD, place, REMEDY)["file"], place)
-    for label, name in about["class_names"].items():
-        if not isinstance(name, str) or not _CLASS_ID.fullmatch(label):
-            raise UserError(f"{where}.class_names must be from class ids to names, but has {label[:40]!r}; {REMEDY}")
 
 
 def verify(folder: str, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
@@ -153,79 +143,60 @@ def verify(folder: str, progress: Callable[[int, int], None] = lambda done, tota
         ['test', 'train']
     """
     manifest = read_manifest(folder)
-    entries = [entry for about in manifest["splits"].values() for entry in (about["table"], *about["shards"])]
-    total, done, faults = sum(entry["bytes"] for entry in entries), 0, []
-    for entry in entries:
+    total, done, faults = sum(entry["bytes"] for entry in manifest["files"].values()), 0, []
+    for name, entry in manifest["files"].items():
         try:
-            _read_entry(folder, entry)
+            compare_files(folder, {name: entry}, MANIFEST, "")
         except UserError as error:
-            faults.append(str(error).removesuffix(f"; {REMEDY}"))
+            faults.append(str(error))
         done += entry["bytes"]
         progress(done, total)
     if faults:
-        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise UserError(f"{len(faults)} of {len(entries)} files are damaged: {'; '.join(faults[:5])}{more}; {REMEDY}")
+        count = f"{len(faults)} of {len(manifest['files'])} files are damaged"
+        raise UserError(f"{count}: {'; '.join(faults[:_NAMED_IN_MESSAGES])}; {REMEDY}")
     return manifest
 
 
-def _shards(folder: str, shards: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the paths of shards as the manifest lists them, if each has its size."""
-    paths = tuple(os.path.join(folder, shard["file"]) for shard in shards)
-    for path, shard, size in zip(paths, shards, reading_threads().map(files.size_of, paths), strict=True):
-        if size != shard["bytes"]:
-            fault = "is missing" if size is None else f"has {size:,} bytes instead of {shard['bytes']:,}"
-            raise UserError(f"{path} {fault}; {REMEDY}")
-    return paths
-
-
-def _columns(folder: str, about: dict[str, Any]) -> tuple[dict[str, np.ndarray], Any]:
-    """Return the columns of a table, and that of the names as Arrow's."""
+def _read_split(folder: str, about: dict[str, Any], known: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the paths of the shards, each of its size, and the columns of the table, binary ones as Arrow's."""
     import pyarrow as pa  # takes a while to import
     import pyarrow.parquet
 
-    path, data = os.path.join(folder, about["table"]["file"]), _read_entry(folder, about["table"])
+    paths = tuple(os.path.join(folder, name) for name in about["shards"])
+    expected = [known[name]["bytes"] for name in about["shards"]]
+    for path, size, found in zip(paths, expected, reading_threads().map(files.size_of, paths), strict=True):
+        if found != size:
+            fault = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
+            raise UserError(f"{path} {fault}; {REMEDY}")
+    path = os.path.join(folder, about["table"])
+    compare_files(folder, {about["table"]: known[about["table"]]}, MANIFEST, REMEDY)
     try:
-        table = pa.parquet.read_table(pa.BufferReader(data))
+        table = pa.parquet.read_table(pa.BufferReader(files.read_bytes(path)))
         table.validate(full=True)
-        columns = {name: table[name].to_numpy() for name in table.column_names if name != "name"}
-        _check_columns(table, columns, about)
+        columns = {
+            name: table[name].combine_chunks() if kind == "binary" else table[name].to_numpy()
+            for name, kind in COLUMNS.items()
+            if name in table.column_names or name not in _OPTIONAL
+        }
+        _check_columns(table, columns, about["images"], np.array(expected))
     except (KeyError, OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{path} is damaged ({short_message(error, named=True)}); {REMEDY}") from error
-    return columns, table["name"].combine_chunks()
+    return paths, columns
 
 
-def _check_columns(table: Any, columns: dict[str, np.ndarray], about: dict[str, Any]) -> None:
-    for name, kind in COLUMNS.items():
-        missing = name not in table.column_names and name in _OPTIONAL
-        if not missing and (str(table.schema.field(name).type) != kind or table[name].null_count):
-            raise ValueError(f"{name} must be {kind} without null, not {table.schema.field(name).type}")
-    if len(table) != about["images"]:
-        raise ValueError(f"{len(table)} rows for {about['images']} images")
+def _check_columns(table: Any, columns: dict[str, Any], images: int, shard_bytes: np.ndarray) -> None:
+    for name in columns:
+        kind = table.schema.field(name).type
+        if str(kind) != COLUMNS[name] or table[name].null_count:
+            raise ValueError(f"{name} must be {COLUMNS[name]} without null, not {kind}")
+    if len(table) != images:
+        raise ValueError(f"{len(table)} rows for {images} images")
     shard, offset, size = (columns[name] for name in ("shard", "offset", "size"))
-    if not ((shard >= 0) & (shard < len(about["shards"]))).all():
+    if not ((shard >= 0) & (shard < len(shard_bytes))).all():
         raise ValueError("shard names one that there is not")
-    length = np.array([entry["bytes"] for entry in about["shards"]])[shard]
+    length = shard_bytes[shard]
     if not ((offset >= 0) & (size > 0) & (size <= length) & (offset <= length - size)).all():
         raise ValueError("an image lies outside its shard")
-    unknown = {str(label) for label in np.unique(columns["label"])} - about["class_names"].keys()
-    if unknown:
-        raise ValueError(f"class {min(unknown)} has no name in the {MANIFEST}")
-
-
-def _read_entry(folder: str, entry: dict[str, Any]) -> bytes:
-    """Return a file that the manifest lists, if it is as it should be."""
-    path = os.path.join(folder, entry["file"])
-    try:
-        data = files.read_bytes(path)
-    except Exception as error:  # clients of file systems have their own error types
-        missing = files.size_of(path) is None
-        reason = "is missing" if missing else f"cannot be read ({type(error).__name__})"
-        raise UserError(f"{path} {reason}; {REMEDY}") from error
-    if len(data) != entry["bytes"]:
-        raise UserError(f"{path} has {len(data):,} bytes instead of {entry['bytes']:,}; {REMEDY}")
-    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise UserError(f"{path} is damaged (its checksum is not the manifest's); {REMEDY}")
-    return data
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -294,9 +265,7 @@ class RecordImages(Images):
         return source_of_encoded(lambda indices: (reading_threads().map if remote else map)(self.encoded, indices))
 
 
-SHRINK_FORMATS = ("jpeg", "png")
-BAD_IMAGE_CHOICES = ("error", "skip")
-DROP_COPIES = ("none", "across")
+_CHOICES = {"shrink_format": ("jpeg", "png"), "bad_images": ("error", "skip")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,46 +275,34 @@ class RecordSettings:
     Args:
         shrink: Images whose shorter side is longer than this many pixels are resized to it and encoded again; 0 keeps
             every byte. Smaller images are never enlarged or touched.
-        shrink_format: `"jpeg"` (quality 95) or `"png"` (lossless) for the images that are resized.
+        shrink_format: jpeg (quality 95) or png (lossless), for the images that are resized.
         shard_mb: MiB of source images in a shard.
-        bad_images: `"error"` to end without records if an image is bad, `"skip"` to leave the bad ones out.
-        drop_copies: `"across"` to leave out test images that are byte-identical to a training image, `"none"` to keep
-            all.
+        bad_images: error, to end without records if an image is bad, or skip, to leave the bad ones out.
         max_pixels: An image whose header states more is bad, and is not decoded.
-        workers: Images read and decoded at once.
 
     Raises:
         UserError: A value is out of range.
 
     Example:
-        >>> RecordSettings(shrink=256).job()["shrink"]
-        256
+        >>> RecordSettings(shrink=256).shrink_format
+        'jpeg'
     """
 
     shrink: int = 0
     shrink_format: str = "jpeg"
     shard_mb: float = 128.0
     bad_images: str = "error"
-    drop_copies: str = "none"
     max_pixels: int = DECODER_LIMIT
-    workers: int = 2
 
     def __post_init__(self):
         if self.shrink < 0:
             raise UserError(f"`shrink={self.shrink}`: give the pixels of the shorter side, or 0 for no change")
-        for name in ("shard_mb", "max_pixels", "workers"):
+        for name in ("shard_mb", "max_pixels"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"`{name}={getattr(self, name)}` must be more than 0, and finite")
-        for name, values in (
-            ("shrink_format", SHRINK_FORMATS), ("bad_images", BAD_IMAGE_CHOICES), ("drop_copies", DROP_COPIES),
-        ):  # fmt: skip
+        for name, values in _CHOICES.items():
             if getattr(self, name) not in values:
                 raise UserError(f"`{name}={getattr(self, name)}` must be one of {', '.join(values)}")
-
-    def job(self) -> dict[str, Any]:
-        """Return the settings that decide what the records hold; a job is resumed only with the same ones."""
-        values = dataclasses.asdict(self)
-        return {name: value for name, value in values.items() if name not in ("bad_images", "workers")}
 
 
 _JPEG_QUALITY = 95
@@ -360,13 +317,11 @@ class Examined:
     Args:
         index: Its place in the data set.
         data: The bytes for its record; empty for a bad image.
-        digest: The SHA-256 of its bytes as they were read, in hexadecimal; empty for a bad image.
         fault: What is wrong with it, or None.
     """
 
     index: int
     data: bytes
-    digest: str
     fault: str | None = None
 
 
@@ -385,12 +340,10 @@ def examine(images: Images, index: int, settings: RecordSettings) -> Examined:
     try:
         data = images.encoded(index)
     except Exception as error:  # clients of file systems have their own error types
-        return Examined(index, b"", "", access_fault(error))
+        return Examined(index, b"", access_fault(error))
     convert, converted = _converter(settings.shrink, settings.shrink_format), []
     fault = decoding_fault(data, lambda encoded: converted.append(convert(encoded).numpy()), settings.max_pixels)
-    if fault:
-        return Examined(index, b"", "", fault)
-    return Examined(index, converted[0] or data, hashlib.sha256(data).hexdigest())
+    return Examined(index, b"", fault) if fault else Examined(index, converted[0] or data)
 
 
 @functools.cache
@@ -423,71 +376,43 @@ class SplitReport:
 
     Args:
         dataset: The split.
-        digests: The SHA-256 of every image, empty for one that could not be read.
         faults: The bad images.
-        dropped: The images left out because they are copies.
-        shards: The manifest's entries of the shards, where any were written.
-        places: Of each image in them the offset and the size, in bytes.
-        resumed: How many of these an earlier run had written.
+        files: The manifest's entries of the shards, by name, where any were written.
+        places: By shard, of each image in it the offset and the size, in bytes.
+        resumed: How many shards an earlier run had written.
     """
 
     dataset: ImageDataset
-    digests: list[str] = dataclasses.field(default_factory=list)
     faults: list[ImageError] = dataclasses.field(default_factory=list)
-    dropped: list[int] = dataclasses.field(default_factory=list)
-    shards: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    places: list[list[int]] = dataclasses.field(default_factory=list)
+    files: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    places: list[list[list[int]]] = dataclasses.field(default_factory=list)
     resumed: int = 0
 
     def add(self, part: Mapping[str, Any]) -> None:
         """Add what is known of a shard."""
-        self.digests += part["digests"]
         for index, reason in part["faults"].items():
             self.faults.append(ImageError(int(index), self.dataset.images.place(int(index)), reason))
-        self.dropped += part["dropped"]
-        self.places += part["places"]
-        for file, entry in part["files"].items():
-            self.shards.append({"file": file, "images": len(part["places"]), **entry})
+        self.files |= part["files"]
+        self.places += [part["places"]] if part["files"] else []
 
     @property
     def kept(self) -> np.ndarray:
         """The indices of the images that have a record."""
-        left_out = [fault.index for fault in self.faults] + self.dropped
-        return np.setdiff1d(np.arange(len(self.dataset)), np.array(left_out, np.int64))
-
-    @property
-    def lost_classes(self) -> int:
-        """How many classes have no image left."""
-        return self.dataset.num_classes - len(np.unique(self.dataset.labels[self.kept]))
+        return np.setdiff1d(np.arange(len(self.dataset)), [fault.index for fault in self.faults])
 
 
-@dataclasses.dataclass
-class Report:
-    """What a preparation found and did.
-
-    Args:
-        splits: The findings by split.
-        duplicates: The groups of byte-identical images: see `find_duplicates`.
-        finished_before: Whether an earlier run had done it all.
-    """
-
-    splits: dict[str, SplitReport]
-    duplicates: list[dict[str, Any]]
-    finished_before: bool = False
-
-
-def bad_images_in_words(report: Report) -> str:
+def bad_images_in_words(reports: Mapping[str, SplitReport]) -> str:
     """How many images are bad, for which reasons, and the first of them.
 
     Args:
-        report: What was found.
+        reports: What was found, by split.
 
     Example:
-        >>> bad_images_in_words(Report({}, []))
+        >>> bad_images_in_words({})
         'none of the 0 images is bad'
     """
-    faults = [fault for found in report.splits.values() for fault in found.faults]
-    total = sum(len(found.dataset) for found in report.splits.values())
+    faults = [fault for found in reports.values() for fault in found.faults]
+    total = sum(len(found.dataset) for found in reports.values())
     if not faults:
         return f"none of the {total:,} images is bad"
     reasons = collections.Counter(_kind(fault.reason) for fault in faults)
@@ -512,33 +437,39 @@ def one_line(text: str) -> str:
     return " ".join(text.split()) if any(c in text for c in "\n\r\t") else text
 
 
-DUPLICATES = "copies.json"
 BAD_IMAGES = "bad_images.txt"
 _MEGABYTE = 2**20
-# Images of a part where no shards are written; it bounds what is in memory.
-_BLOCK = 256
+# Images that are checked between two reports of progress.
+_BLOCK = 1024
 
 
 def check(
     splits: Mapping[str, ImageDataset], settings: RecordSettings | None = None, progress: Progress = lambda *_: None
-) -> Report:
-    """Decode every image and looks for copies; writes nothing.
+) -> dict[str, SplitReport]:
+    """Decode every image; writes nothing.
 
     Args:
-        splits: The data set's splits by name, `"train"` first.
+        splits: The data set's splits by name.
         settings: The preparation's settings.
         progress: Called now and then.
 
     Returns:
-        The bad images and the copies.
+        The bad images, by split.
 
     Example:
-        >>> check({"train": load("folder", "photos")}).splits["train"].faults
+        >>> check({"train": load("folder", "photos")})["train"].faults
         []
     """
-    starts = {split: list(range(0, len(dataset), _BLOCK)) for split, dataset in splits.items()}
-    settings = dataclasses.replace(settings or RecordSettings(), shrink=0)
-    return _examine_all(splits, starts, settings, progress, lambda stem, key: None, lambda stem, part, kept: part)
+    max_pixels = (settings or RecordSettings()).max_pixels
+    reports = {split: SplitReport(dataset) for split, dataset in splits.items()}
+    total, done, bad = sum(map(len, splits.values())), 0, 0
+    for found in reports.values():
+        for start in range(0, len(found.dataset), _BLOCK):
+            rows = range(len(found.dataset))[start : start + _BLOCK]
+            found.faults += find_faults(found.dataset.images, rows, max_pixels=max_pixels)
+            done, bad = done + len(rows), sum(len(report.faults) for report in reports.values())
+            progress(done, total, bad)
+    return reports
 
 
 def plan(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> dict[str, tuple[int, int, list[int]]]:
@@ -569,21 +500,21 @@ def prepare(
     settings: RecordSettings | None = None,
     source: Mapping[str, Any] | None = None,
     progress: Progress = lambda *_: None,
-) -> Report:
+) -> dict[str, SplitReport]:
     """Check a data set and writes it as record files that `load("records", out, split)` reads.
 
     Interrupted and called again with the same arguments, it keeps the shards that are complete and continues. The
     manifest is written last: a folder without it is not yet a data set.
 
     Args:
-        splits: The data set's splits by name, `"train"` first.
+        splits: The data set's splits by name.
         out: A new or empty folder, local or on any file system that `fsspec` knows.
         settings: How images are checked and stored.
         source: Where the data set came from (`data_dir`, `options`), for the manifest.
         progress: Called now and then.
 
     Returns:
-        What was found and written.
+        What was found and written, by split; empty where an earlier run had finished.
 
     Raises:
         UserError: Images are bad and `bad_images` is `"error"`; the folder holds something else, is being written by
@@ -591,7 +522,7 @@ def prepare(
 
     Example:
         >>> splits = {split: load("cars196", "data/cars196", split) for split in ("train", "test")}
-        >>> report = prepare(splits, "records/cars196_256", RecordSettings(shrink=256))
+        >>> reports = prepare(splits, "records/cars196_256", RecordSettings(shrink=256))
         >>> load("records", "records/cars196_256", "train").num_classes
         98
     """
@@ -601,93 +532,65 @@ def prepare(
         if folder.manifest:
             for split in splits:
                 read(out, split)
-            return Report({split: SplitReport(dataset) for split, dataset in splits.items()}, [], finished_before=True)
-        starts = _starts(folder, splits, settings)
-
-        def known_part(stem: str, key: str) -> dict[str, Any] | None:
-            part = folder.part(stem)
-            if part is None or part["key"] != key or (part["faults"] and settings.bad_images == "error"):
-                return None
-            return part if folder.has_files(part) else None
-
-        def write_part(stem: str, part: dict[str, Any], kept: Sequence[Examined]) -> dict[str, Any]:
-            if part["faults"] and settings.bad_images == "error":
-                return part
-            written = {}
-            if kept:
-                written[f"{stem}.tar"], part["places"] = write_shard(folder.path(f"{stem}.tar"), kept)
-            return folder.finish_part(stem, part, written)
-
-        report = _examine_all(splits, starts, settings, progress, known_part, write_part)
-        files.write_json(folder.path(DUPLICATES), report.duplicates)
-        _report_bad_images(report, out, settings)
+            return {}
+        reports = _write_shards(folder, splits, settings, progress)
+        _report_bad_images(reports, out, settings)
+        known = {f"{split}.parquet": _write_table(found, split, out) for split, found in reports.items()}
+        for found in reports.values():
+            known |= found.files
         entries = {
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "dataset": next(iter(splits.values())).name,
             "source": dict(source or {}),
-            "splits": {split: _finish(found, split, out) for split, found in report.splits.items()},
+            "splits": {split: _about(found, f"{split}.parquet") for split, found in reports.items()},
+            "files": known,
         }
         folder.finish(entries)
-    return report
+    return reports
 
 
-def _examine_all(
-    splits: Mapping[str, ImageDataset],
-    starts: Mapping[str, Sequence[int]],
-    settings: RecordSettings,
-    progress: Progress,
-    known_part: Callable[[str, str], dict[str, Any] | None],
-    write_part: Callable[[str, dict[str, Any], Sequence[Examined]], dict[str, Any]],
-) -> Report:
-    """Examine the images part by part.
-
-    Args:
-        splits: The data set's splits by name, `"train"` first.
-        starts: The first image of each part.
-        settings: The preparation's settings.
-        progress: Called after each image.
-        known_part: Returns what an earlier run recorded of a part, by its name and the key of its content.
-        write_part: Writes the images of a part that are kept; returns what is known of the part.
-    """
+def _write_shards(
+    folder: ResumableFolder, splits: Mapping[str, ImageDataset], settings: RecordSettings, progress: Progress
+) -> dict[str, SplitReport]:
+    """Examine the images shard by shard, and write those that an earlier run has not written."""
+    starts = _starts(folder, splits, settings)
     reports = {split: SplitReport(dataset) for split, dataset in splits.items()}
     total, done, bad = sum(map(len, splits.values())), 0, 0
-    pool = concurrent.futures.ThreadPoolExecutor(settings.workers, "prepare")
+    strict = settings.bad_images == "error"
+    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1, "prepare")
     try:
         for split, dataset in splits.items():
-            excluded: set[str] = set()
-            if settings.drop_copies == "across" and split != "train" and "train" in reports:
-                excluded = set(reports["train"].digests) - {""}
             stamps = dataset.images.stamps()
+            examining = functools.partial(examine, dataset.images, settings=settings)
             for number, (start, stop) in enumerate(itertools.pairwise([*starts[split], len(dataset)])):
                 stem = f"{split}-{number:05d}-of-{len(starts[split]):05d}"
-                content = json.dumps([stamps[start:stop], sorted(excluded)])
-                key = hashlib.sha256(content.encode()).hexdigest()
-                part = known_part(stem, key)
-                if part is None:
+                key = hashlib.sha256(json.dumps(stamps[start:stop]).encode()).hexdigest()
+                part = folder.part(stem)
+                if part and part["key"] == key and not (part["faults"] and strict) and folder.has_files(part):
+                    reports[split].resumed += 1
+                    progress(done + stop - start, total, bad)
+                else:
                     images = []
-                    examining = functools.partial(examine, dataset.images, settings=settings)
                     for image in pool.map(examining, range(start, stop)):
                         images.append(image)
                         bad += image.fault is not None
                         progress(done + len(images), total, bad)
-                    part = {
-                        "key": key,
-                        "digests": [image.digest for image in images],
-                        "faults": {str(image.index): image.fault for image in images if image.fault},
-                        "dropped": [image.index for image in images if image.digest in excluded],
-                        "places": [],
-                        "files": {},
-                    }
-                    kept = [image for image in images if not image.fault and image.digest not in excluded]
-                    part = write_part(stem, part, kept)
-                else:
-                    reports[split].resumed += 1
-                    progress(done + stop - start, total, bad)
+                    faults = {str(image.index): image.fault for image in images if image.fault}
+                    part = {"key": key, "faults": faults, "places": [], "files": {}}
+                    if not (faults and strict):
+                        part = _write_part(folder, stem, part, [image for image in images if not image.fault])
                 done += stop - start
                 reports[split].add(part)
     finally:
         pool.shutdown(cancel_futures=True)
-    return Report(reports, find_duplicates({split: (found.dataset, found.digests) for split, found in reports.items()}))
+    return reports
+
+
+def _write_part(folder: ResumableFolder, stem: str, part: dict[str, Any], kept: Sequence[Examined]) -> dict[str, Any]:
+    written = {}
+    if kept:
+        written[f"{stem}.tar"], part["places"] = write_shard(folder.path(f"{stem}.tar"), kept)
+    return folder.finish_part(stem, part, written)
 
 
 def _starts(
@@ -699,7 +602,7 @@ def _starts(
     planned = plan(splits, settings)
     if not settings.shrink and not files.is_remote(folder.folder):
         needed = sum(size for _, size, _ in planned.values())
-        require_space(folder.folder, needed, "out", "the records", "shrink the images with `shrink`")
+        files.require_space(folder.folder, needed, "out", "the records", "shrink the images with `shrink`")
     starts = {split: shards for split, (_, _, shards) in planned.items()}
     folder.begin(starts)
     return starts
@@ -707,7 +610,9 @@ def _starts(
 
 def _identity(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> dict[str, Any]:
     """Return what decides the content of the records."""
-    identity = {"dataset": next(iter(splits.values())).name, **settings.job()}
+    # What decides the records; a job is resumed only with the same.
+    chosen = {name: value for name, value in dataclasses.asdict(settings).items() if name != "bad_images"}
+    identity = {"dataset": next(iter(splits.values())).name, **chosen}
     for split, dataset in splits.items():
         if dataset.pairs is not None or dataset.label_rows is not None:
             raise UserError(f"{dataset.name}: records hold one class of each image, no pairs, label sets or levels")
@@ -720,20 +625,21 @@ def _identity(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> d
     return identity
 
 
-def _finish(found: SplitReport, split: str, out: str) -> dict[str, Any]:
-    """Write a split's table; returns its part of the manifest."""
+def _write_table(found: SplitReport, split: str, out: str) -> dict[str, Any]:
+    """Write a split's table; returns its entry in the manifest."""
     import pyarrow as pa  # takes a while to import
     import pyarrow.parquet
 
     kept, dataset = found.kept, found.dataset
     if not len(kept):
         raise UserError(f"{dataset.name}: no image of the {split} split is left")
-    offsets, sizes = zip(*found.places, strict=True)
+    offsets, sizes = zip(*itertools.chain(*found.places), strict=True)
     columns = {
-        "shard": np.repeat(np.arange(len(found.shards)), [shard["images"] for shard in found.shards]),
+        "shard": np.repeat(np.arange(len(found.places)), list(map(len, found.places))),
         "offset": offsets,
         "size": sizes,
         "label": dataset.labels[kept],
+        "class": [os.fsencode(dataset.class_names[label]) for label in dataset.labels[kept].tolist()],
         "name": [os.fsencode(dataset.images.name(index)) for index in kept],
         "super_label": None if dataset.super_labels is None else dataset.super_labels[kept],
         "is_query": None if dataset.is_query is None else dataset.is_query[kept],
@@ -744,23 +650,23 @@ def _finish(found: SplitReport, split: str, out: str) -> dict[str, Any]:
     pa.parquet.write_table(pa.table(arrays), buffer, compression="zstd")
     table = buffer.getvalue().to_pybytes()
     files.write_whole(os.path.join(out, f"{split}.parquet"), table)
-    classes = np.unique(columns["label"])
+    return {"bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()}
+
+
+def _about(found: SplitReport, table: str) -> dict[str, Any]:
+    """Return a split's part of the manifest."""
     return {
-        "images": len(kept),
-        "classes": len(classes),
-        "class_names": {str(label): dataset.class_names[int(label)] for label in classes},
-        "super_classes": None if dataset.super_labels is None else len(np.unique(columns["super_label"])),
-        "queries": None if dataset.is_query is None else int(columns["is_query"].sum()),
-        "table": {"file": f"{split}.parquet", "bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()},
-        "shards": found.shards,
+        "images": len(found.kept),
+        "classes": len(np.unique(found.dataset.labels[found.kept])),
+        "table": table,
+        "shards": list(found.files),
         "bad_images": [{"name": fault.name, "reason": fault.reason} for fault in found.faults],
-        "copies_left_out": [dataset.images.name(index) for index in found.dropped],
     }
 
 
-def _report_bad_images(report: Report, out: str, settings: RecordSettings) -> None:
+def _report_bad_images(reports: Mapping[str, SplitReport], out: str, settings: RecordSettings) -> None:
     path = os.path.join(out, BAD_IMAGES)
-    faults = [fault for found in report.splits.values() for fault in found.faults]
+    faults = [fault for found in reports.values() for fault in found.faults]
     if not faults:
         files.remove(path)
         return
@@ -768,7 +674,7 @@ def _report_bad_images(report: Report, out: str, settings: RecordSettings) -> No
     files.write_whole(path, text.encode("utf-8", "surrogateescape"))
     if settings.bad_images == "error":
         raise UserError(
-            f"{bad_images_in_words(report)}; all of them are in {path}: fix or remove them and run the same command "
+            f"{bad_images_in_words(reports)}; all of them are in {path}: fix or remove them and run the same command "
             "again, which keeps the shards that are finished, or leave them out with `bad_images='skip'`"
         )
 
@@ -810,7 +716,7 @@ def write_shard(path: str, images: Sequence[Examined]) -> tuple[dict[str, Any], 
         UserError: The disk is full, or the file system refuses.
 
     Example:
-        >>> examined = [Examined(row, jpeg, "") for row in range(3)]
+        >>> examined = [Examined(row, jpeg) for row in range(3)]
         >>> len(write_shard("train-00000-of-00001.tar", examined)[1])
         3
     """
