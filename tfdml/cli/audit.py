@@ -1,4 +1,21 @@
-"""`tfdml audit`: what is wrong with a data set, as a report and CSV files."""
+"""Find what is wrong with a data set: near-duplicates, wrong labels, outliers, and classes without a cluster.
+
+It also finds classes that should be one, and images that are worth labeling next.
+
+  tfdml audit --dataset=folder --data_dir=photos --out=audits/photos
+  tfdml audit --model=runs/cars_jrd --out=audits/cars
+  tfdml audit --dataset=cars196 --data_dir=/data/cars196 --weights=mnv2_100.weights.h5 --out=audits/cars
+  tfdml audit --embeddings=embeddings/photos --data_dir=photos --pick=100 --out=audits/photos
+  tfdml train --dataset=folder --data_dir=photos --drop=audits/photos/audit.csv --run_dir=runs/photos
+
+Images are embedded by --model, or by an ImageNet network (--backbone, --weights). With --embeddings they are embedded
+already; --data_dir is then where their names count from. Without images, as with a head and its --features, duplicates
+are a matter of distance alone.
+
+--out gets audit.html; audit.csv, a row for each finding with a suggested action; images.csv and classes.csv, with the
+scores of all; and picks.csv with --pick. Change the column action as you like: tfdml train --drop=audit.csv leaves out
+the images whose action is drop.
+"""
 
 from __future__ import annotations
 
@@ -25,27 +42,6 @@ from tfdml.io.folders import ResumableFolder
 from tfdml.models import Embedder
 from tfdml.report import write_audit
 from tfdml.retrieval import EmbeddingsToIndex
-
-USAGE = f"""
-Find near-duplicates, wrong labels, outliers, classes that should be one, classes without a cluster, and images that are
-worth labeling next.
-
-  tfdml audit --dataset=folder --data_dir=photos --out=audits/photos
-  tfdml audit --model=runs/cars_jrd --out=audits/cars
-  tfdml audit --dataset=cars196 --data_dir=/data/cars196 --weights=mnv2_100.weights.h5 --out=audits/cars
-  tfdml audit --embeddings=embeddings/photos --data_dir=photos --pick=100 --out=audits/photos
-  tfdml train --dataset=folder --data_dir=photos --drop=audits/photos/audit.csv --run_dir=runs/photos
-
-Images are embedded by --model, or by an ImageNet network (--backbone, --weights). With --embeddings they are embedded
-already; --data_dir is then where their names count from. Without images, as with a head and its --features, duplicates
-are a matter of distance alone.
-
---out gets audit.html; audit.csv, a row for each finding with a suggested action; images.csv and classes.csv, with the
-scores of all; and picks.csv with --pick. Change the column action as you like: tfdml train --drop=audit.csv leaves out
-the images whose action is drop.
-
-{model_flags.SOURCES}
-"""
 
 FLAGS = Flags()
 model_flags.define_model_flags(FLAGS)
@@ -179,7 +175,7 @@ COMMAND = Command(
     "audit",
     run_audit,
     FLAGS,
-    USAGE,
+    __doc__,
     effects={
         **model_flags.EFFECTS,
         **dict.fromkeys(("dataset_options", "bad_images"), _IMAGES),

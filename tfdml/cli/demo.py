@@ -1,4 +1,21 @@
-"""`tfdml demo`: a local web page to try a model."""
+"""Open a web page of this machine to try a model: what it finds for an image, and the map of its embeddings.
+
+  tfdml demo --model=runs/cars_jrd --gallery=photos
+  tfdml demo --model=runs/cars_jrd --gallery=embeddings/cars --data_dir=/data/cars196
+  tfdml demo --gallery=models/cars_retriever --data_dir=photos
+  tfdml demo --model=models/cars --gallery='lancedb:///data/galleries?table=cars' --data_dir=/data/cars196
+
+--gallery is one of
+  a folder of images, or of class folders; it is embedded at the first time
+  a folder that tfdml embed wrote, or a Parquet, .npz or .npy file
+  a retriever that tfdml export --gallery wrote; it embeds images itself
+  the address of a database that tfdml index wrote
+
+--calibration=far=0.01 is measured on the classes of the gallery. By default it is that of the model card or retriever.
+
+The page is at http://127.0.0.1:PORT and for this machine alone. With another --host, the address that is printed has a
+random token, without which nobody is answered. Ctrl-C ends the demo.
+"""
 
 from __future__ import annotations
 
@@ -27,28 +44,6 @@ from tfdml.io.manifests import read_json
 from tfdml.report.metric_text import numbers
 from tfdml.retrieval import connect
 from tfdml.training import RunFolder
-
-USAGE = f"""
-Open a web page of this machine to try a model: what it finds for an image, and the map of its embeddings.
-
-  tfdml demo --model=runs/cars_jrd --gallery=photos
-  tfdml demo --model=runs/cars_jrd --gallery=embeddings/cars --data_dir=/data/cars196
-  tfdml demo --gallery=models/cars_retriever --data_dir=photos
-  tfdml demo --model=models/cars --gallery='lancedb:///data/galleries?table=cars' --data_dir=/data/cars196
-
---gallery is one of
-  a folder of images, or of class folders; it is embedded at the first time
-  a folder that tfdml embed wrote, or a Parquet, .npz or .npy file
-  a retriever that tfdml export --gallery wrote; it embeds images itself
-  the address of a database that tfdml index wrote
-
-{model_flags.SOURCES}
-
---calibration=far=0.01 is measured on the classes of the gallery. By default it is that of the model card or retriever.
-
-The page is at http://127.0.0.1:PORT and for this machine alone. With another --host, the address that is printed has a
-random token, without which nobody is answered. Ctrl-C ends the demo.
-"""
 
 FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
@@ -154,7 +149,7 @@ COMMAND = Command(
     "demo",
     demo,
     FLAGS,
-    USAGE,
+    __doc__,
     effects={
         **{name: both(_BY_MODEL, effect) for name, effect in model_flags.EFFECTS.items()},
         **dict.fromkeys(("model", "truncate_dim"), _BY_MODEL),

@@ -1,4 +1,17 @@
-"""tfdml embed: the embeddings of a data set, on disk."""
+"""Write the embeddings of a data set, with the names, labels, roles and groups of its images.
+
+  tfdml embed --model=runs/cars_jrd --out=embeddings/cars
+  tfdml embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
+  tfdml embed --model=runs/cars_jrd --truncate_dim=32 --out=embeddings/cars32
+  tfdml embed --model=runs/head --features=new.parquet --out=embeddings/new
+  tfdml embed --model=models/cars --cluster=local --input='/data/**/*.jpg' --out=embeddings/photos
+
+--out gets part-*.parquet, a row per image, and, last of all, manifest.json. The same command resumes after the last
+whole file and ends with the same bytes. tfdml evaluate --model=OUT measures the embeddings.
+
+With --cluster the images of --input are embedded over many processes: a path or URL with * and **, a folder, or a list
+as --dataset=list reads it, of which only path is required. Bad images are listed in bad_images.csv.
+"""
 
 import json
 import os
@@ -14,24 +27,6 @@ from tfdml.embeddings.reader import ImageTable
 from tfdml.embeddings.writer import EmbeddingWriter
 from tfdml.errors import UserError
 from tfdml.io.files import require_local
-
-USAGE = f"""
-Write the embeddings of a data set, with the names, labels, roles and groups of its images.
-
-  tfdml embed --model=runs/cars_jrd --out=embeddings/cars
-  tfdml embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
-  tfdml embed --model=runs/cars_jrd --truncate_dim=32 --out=embeddings/cars32
-  tfdml embed --model=runs/head --features=new.parquet --out=embeddings/new
-  tfdml embed --model=models/cars --cluster=local --input='/data/**/*.jpg' --out=embeddings/photos
-
-{model_flags.SOURCES}
-
---out gets part-*.parquet, a row per image, and, last of all, manifest.json. The same command resumes after the last
-whole file and ends with the same bytes. tfdml evaluate --model=OUT measures the embeddings.
-
-With --cluster the images of --input are embedded over many processes: a path or URL with * and **, a folder, or a list
-as --dataset=list reads it, of which only path is required. Bad images are listed in bad_images.csv.
-"""
 
 FLAGS = Flags()
 model_flags.define_model_flags(FLAGS)
@@ -155,7 +150,7 @@ COMMAND = Command(
     "embed",
     embed,
     FLAGS,
-    USAGE,
+    __doc__,
     effects={
         **model_flags.EFFECTS,
         **dict.fromkeys(("dataset", "features", "data_dir", "dataset_options", "split", "bad_images"), _ONE_PROCESS),

@@ -1,4 +1,42 @@
-"""`tfdml evaluate`: measure embedders and stored embeddings, or compare runs."""
+"""Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pairwise F1.
+
+  tfdml evaluate --model=runs/cars_jrd
+  tfdml evaluate --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --json=metrics.json
+  tfdml evaluate --model=models/cars/1/litert/int8.tflite --dataset=cars196 --data_dir=/data/cars196
+  tfdml evaluate --model=http://localhost:8501/v1/models/cars --dataset=folder --data_dir=photos --intervals=classes
+  tfdml evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
+  tfdml evaluate --model=vectors.npz --distance=cosine
+  tfdml evaluate --model=runs/head --features=new.npz
+  tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
+  tfdml evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
+  tfdml evaluate --model=embeddings/photos --metrics=recall,map@r --cluster=ray://head:10001
+  tfdml evaluate --compare=runs/cars_am,runs/cars_jrd --report=comparison.html
+  tfdml evaluate --model=runs/cars_jrd --task=verification --target=far=0.001 --json=threshold.json
+  tfdml evaluate --model=runs/cars_jrd --task=classification
+
+--model embeds the images, or is stored embeddings:
+  a folder that tfdml embed wrote; a Parquet file or a folder of them, with the columns embedding and label
+  an .npy file of embeddings (N, d), with --dataset for the labels
+  an .npz file with the arrays embeddings (N, d) and labels (N,), and for queries that are searched in the rest
+  is_query (N,) bool
+
+--metrics are of recall, recall@K (CMC), precision@K, map@K, mp@K, mmp@K, map@r, r_precision, nmi, ami, f1, and of map,
+map_trapezoidal, minp, mrr, ndcg, h_ap, asi, gap and gap_known, which search once more; see docs/evaluation.md. The
+default is what the benchmark of the data set reports: for market1501 CMC, mAP and mINP (docs/protocols.md).
+--after measures each step of a chain, e.g. 'whitening(dim=128) + query_expansion(k=5)': its gain and cost. Steps:
+views(flip=true, crops=1 or 5), whitening(dim=0, power=1, shrinkage=0), fitted to the training classes,
+database_augmentation(k=10, alpha=3), query_expansion(k=10, alpha=3), and as the last one csls(k=10) or
+k_reciprocal(k1=20, k2=6, weight=0.3, top=200).
+
+--task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
+With --target=far=0.001, or precision=0.99, it also chooses the threshold on the distance; --json keeps it. --report has
+the ROC curve and the worst errors as images; its threshold comes from the held-out classes of a run.
+--task=classification votes by the nearest images of a gallery: every second image of each class, without the last half
+of the classes, whose images are to be found unknown.
+
+With --compare, the others are compared with the first run query by query, with 95 % intervals; --report and --json are
+optional. With --dataset too, the page also shows what each run finds for the same queries.
+"""
 
 from __future__ import annotations
 
@@ -51,47 +89,6 @@ from tfdml.training import RunFolder
 from tfdml.training.build.images import split_training_classes
 from tfdml.training.expressions import parse_sum, shortened
 from tfdml.training.run.several import final_run
-
-USAGE = f"""
-Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pairwise F1.
-
-  tfdml evaluate --model=runs/cars_jrd
-  tfdml evaluate --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --json=metrics.json
-  tfdml evaluate --model=models/cars/1/litert/int8.tflite --dataset=cars196 --data_dir=/data/cars196
-  tfdml evaluate --model=http://localhost:8501/v1/models/cars --dataset=folder --data_dir=photos --intervals=classes
-  tfdml evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
-  tfdml evaluate --model=vectors.npz --distance=cosine
-  tfdml evaluate --model=runs/head --features=new.npz
-  tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
-  tfdml evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
-  tfdml evaluate --model=embeddings/photos --metrics=recall,map@r --cluster=ray://head:10001
-  tfdml evaluate --compare=runs/cars_am,runs/cars_jrd --report=comparison.html
-  tfdml evaluate --model=runs/cars_jrd --task=verification --target=far=0.001 --json=threshold.json
-  tfdml evaluate --model=runs/cars_jrd --task=classification
-
-{model_flags.SOURCES}
-  a folder that tfdml embed wrote; a Parquet file or a folder of them, with the columns embedding and label
-  an .npy file of embeddings (N, d), with --dataset for the labels
-  an .npz file with the arrays embeddings (N, d) and labels (N,), and for queries that are searched in the rest
-  is_query (N,) bool
-
---metrics are of recall, recall@K (CMC), precision@K, map@K, mp@K, mmp@K, map@r, r_precision, nmi, ami, f1, and of map,
-map_trapezoidal, minp, mrr, ndcg, h_ap, asi, gap and gap_known, which search once more; see docs/evaluation.md. The
-default is what the benchmark of the data set reports: for market1501 CMC, mAP and mINP (docs/protocols.md).
---after measures each step of a chain, e.g. 'whitening(dim=128) + query_expansion(k=5)': its gain and cost. Steps:
-views(flip=true, crops=1 or 5), whitening(dim=0, power=1, shrinkage=0), fitted to the training classes,
-database_augmentation(k=10, alpha=3), query_expansion(k=10, alpha=3), and as the last one csls(k=10) or
-k_reciprocal(k1=20, k2=6, weight=0.3, top=200).
-
---task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
-With --target=far=0.001, or precision=0.99, it also chooses the threshold on the distance; --json keeps it. --report has
-the ROC curve and the worst errors as images; its threshold comes from the held-out classes of a run.
---task=classification votes by the nearest images of a gallery: every second image of each class, without the last half
-of the classes, whose images are to be found unknown.
-
-With --compare, the others are compared with the first run query by query, with 95 % intervals; --report and --json are
-optional. With --dataset too, the page also shows what each run finds for the same queries.
-"""
 
 FLAGS = Flags()
 model_flags.define_model_flags(FLAGS)
@@ -231,10 +228,7 @@ def _compare_runs(values: Flags) -> None:
         # Of several seeds, the first embeds the images that the page shows.
         models = [str(run.seeds[0].path if run.seeds else run.path) for run in runs]
         embeddings = [model_flags.chosen_source(values, model).embed(dataset, values.batch_size) for model in models]
-    try:
-        pairs = write_comparison(report or None, folders, dataset=dataset, embeddings=embeddings, distance=distance)
-    except OSError as error:
-        raise UserError(f"--report={report} cannot be written: {error.strerror or error}") from error
+    pairs = write_comparison(report or None, folders, dataset=dataset, embeddings=embeddings, distance=distance)
     for pair in pairs:
         if pair.refused:
             print(f"{pair.name} and {pair.reference} are not compared query by query: {pair.refused}")
@@ -425,11 +419,7 @@ class EmbeddedSplit:
         return measured
 
     def write_page(self, result: dict[str, Any]) -> None:
-        """Write the report of one model on the split.
-
-        Raises:
-            UserError: It cannot be written.
-        """
+        """Write the report of one model on the split."""
         assert self.dataset is not None
         values, held_out = self.values, None
         if self.source is not None and self.choice is not None and values.split == "test" and is_run(values.model):
@@ -447,10 +437,7 @@ class EmbeddedSplit:
                 raise UserError(f"--heat_maps needs a Keras model, for its gradients; {values.model} is none")
         settings = {name: values[name].value for name in values if values[name].present}
         run = Run(values.model, {"metrics": result}, flags=settings)
-        try:
-            write_report(values.report, run, self.dataset, self.embeddings, **options)
-        except OSError as error:
-            raise UserError(f"--report={values.report} cannot be written: {error.strerror or error}") from error
+        write_report(values.report, run, self.dataset, self.embeddings, **options)
 
     def _embed(self, dataset: ImageDataset | None, views: Views | None) -> np.ndarray:
         """(N, d) a data set, embedded by the model, in its one view or averaged over several."""
@@ -594,7 +581,7 @@ COMMAND = Command(
     "evaluate",
     evaluate,
     FLAGS,
-    USAGE,
+    __doc__,
     effects={
         **model_flags.EFFECTS,
         **dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),

@@ -1,23 +1,4 @@
-"""`tfdml export`: from a run folder to models that are served, and to a retriever: an embedder with a gallery."""
-
-import functools
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
-from tfdml import data
-from tfdml.cli.command_line import Command, Flags
-from tfdml.effects import Effect, both, needs
-from tfdml.errors import UserError
-from tfdml.export.exporter import ExportOptions, check_whitening, export_run, load_run
-from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
-from tfdml.export.network import check_backend
-from tfdml.export.retriever import Retriever, newest_version
-from tfdml.io.files import require_local, scratch_folder
-from tfdml.training.expressions import parse_arguments
-
-USAGE = """
-Export the embedder of a run.
+"""Export the embedder of a run.
 
   tfdml export --run_dir=runs/cars_jrd --out=models/cars
   tfdml export --run_dir=runs/cars_jrd --out=models/cars --formats=saved_model,litert
@@ -43,6 +24,22 @@ metadata, and the signatures search_bytes, search_embedding and search_each. --g
 of images, or where --gallery_dataset lies. The embedder is that of a run, compared as above before it is used, or, with
 --embedder, one that was exported before.
 """
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tfdml import data
+from tfdml.cli.command_line import Command, Flags
+from tfdml.effects import Effect, both, needs
+from tfdml.errors import UserError
+from tfdml.export.exporter import ExportOptions, check_whitening, export_run, load_run
+from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
+from tfdml.export.network import check_backend
+from tfdml.export.retriever import Retriever, newest_version
+from tfdml.io.files import require_local, scratch_folder
+from tfdml.training.expressions import parse_arguments
 
 FLAGS = Flags()
 FLAGS.define("run_dir", "", "Folder of the run.")
@@ -139,7 +136,7 @@ COMMAND = Command(
     "export",
     export,
     FLAGS,
-    USAGE,
+    __doc__,
     effects={
         **dict.fromkeys(("embedder", "gallery_dataset", "gallery_bad_images"), needs("gallery")),
         "gallery_dataset_options": _OF_DATASET,

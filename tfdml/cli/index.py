@@ -1,14 +1,4 @@
-"""tfdml index: embeddings into a gallery, where it lives."""
-
-import os
-
-from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.main import Progress
-from tfdml.retrieval import connect, index_embeddings
-from tfdml.retrieval.indexing import EmbeddingsToIndex
-
-USAGE = """
-Write the embeddings of a data set into a database, where they are searched.
+"""Write the embeddings of a data set into a database, where they are searched.
 
   tfdml index --embeddings=embeddings/cars --to=lancedb:///data/galleries
   tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?index=hnsw&links=16'
@@ -24,6 +14,13 @@ replaced. The same command resumes after the last whole batch. tfdml search --ga
   lists, links, bytes, effort, refine    its parameters, see docs/galleries.md
 A password may also come from the environment (PGPASSWORD) and is never printed.
 """
+
+import os
+
+from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.main import Progress
+from tfdml.retrieval import connect, index_embeddings
+from tfdml.retrieval.indexing import EmbeddingsToIndex
 
 FLAGS = Flags()
 FLAGS.define("embeddings", "", "A folder that tfdml embed wrote, or a Parquet, .npz or .npy file.")
@@ -58,4 +55,4 @@ def index(values: Flags) -> None:
         print(f"searched by the index {gallery.address.index}" if gallery.address.index else "searched exactly")
 
 
-COMMAND = Command("index", index, FLAGS, USAGE, flag_of={"uri": "to"})
+COMMAND = Command("index", index, FLAGS, __doc__, flag_of={"uri": "to"})

@@ -21,16 +21,16 @@ from tfdml.training.build.images import vector_splits
 from tfdml.training.distributed import devices
 from tfdml.training.expressions import parse_arguments
 
-SOURCES = """--model is one of
-  a run folder, or a .keras file
-  a SavedModel, or a folder of SavedModel versions, of which the newest is taken
-  a .tflite or .onnx file; how it sees images is read from its export's model_card.json
-  http://host:port/v1/models/NAME: TF Serving over REST, or with /versions/VERSION"""
+_MODEL = (
+    "What embeds: a run folder or a .keras file; a SavedModel, or a folder of its versions, of which the newest is "
+    "taken; a .tflite or .onnx file, whose view is in its export's model_card.json; or TF Serving over REST, as "
+    "http://host:port/v1/models/NAME, or with /versions/VERSION."
+)
 
 
 def define_model_flags(values: Flags) -> None:
     """Define --model, and the flags that say how it is asked."""
-    values.define("model", "", "What embeds: a path or an address, see above.")
+    values.define("model", "", _MODEL)
     values.define("batch_size", 100, "Images per batch or request.", lower_bound=1)
     values.define("truncate_dim", 0, "Keep the first N dimensions, scaled to length 1; 0: all.", lower_bound=0)
     values.define("timeout", 60.0, "Seconds that a request to an endpoint may take.")

@@ -1,4 +1,24 @@
-"""`tfdml search`: the nearest images of a gallery."""
+"""Find the nearest images of a gallery.
+
+  tfdml search --gallery=models/cars_retriever --queries='photos/*.jpg' --max_distance=calibrated
+  tfdml search --gallery=embeddings/cars --model=models/cars --queries=photos/1.jpg --k=3
+  tfdml search --gallery=embeddings/cars --queries=queries.npz --out=neighbors.parquet
+  tfdml search --gallery=embeddings/cars --queries=embeddings/cars --k=1000 --out=run.trec
+  tfdml search --gallery=embeddings/cars_head --model=runs/head --queries=new.npz
+  tfdml search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd --queries=1.jpg,2.jpg
+
+--gallery is one of
+  a retriever that tfdml export --gallery wrote; it embeds the images itself
+  a folder that tfdml embed wrote, or a Parquet, .npz or .npy file, which is searched exactly
+  the address of a database that tfdml index wrote
+
+--queries are images, which --model embeds, or stored embeddings: of the same model as the gallery, or for a head as
+--model. Where gallery and queries are the same embeddings, their test images are searched as tfdml evaluate does:
+queries in the gallery, or each in all others.
+
+--out is a .parquet or .csv file with a row for each neighbor, or a .trec file: a run for trec_eval or ranx, with
+qrels.trec next to it where the labels of queries and gallery are known.
+"""
 
 import dataclasses
 import glob
@@ -21,31 +41,6 @@ from tfdml.evaluation import RetrievalResults
 from tfdml.export.retriever import Retriever
 from tfdml.io.files import require_writable
 from tfdml.retrieval import EmbeddingsToIndex, connect
-
-USAGE = f"""
-Find the nearest images of a gallery.
-
-  tfdml search --gallery=models/cars_retriever --queries='photos/*.jpg' --max_distance=calibrated
-  tfdml search --gallery=embeddings/cars --model=models/cars --queries=photos/1.jpg --k=3
-  tfdml search --gallery=embeddings/cars --queries=queries.npz --out=neighbors.parquet
-  tfdml search --gallery=embeddings/cars --queries=embeddings/cars --k=1000 --out=run.trec
-  tfdml search --gallery=embeddings/cars_head --model=runs/head --queries=new.npz
-  tfdml search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd --queries=1.jpg,2.jpg
-
---gallery is one of
-  a retriever that tfdml export --gallery wrote; it embeds the images itself
-  a folder that tfdml embed wrote, or a Parquet, .npz or .npy file, which is searched exactly
-  the address of a database that tfdml index wrote
-
---queries are images, which --model embeds, or stored embeddings: of the same model as the gallery, or for a head as
---model. Where gallery and queries are the same embeddings, their test images are searched as tfdml evaluate does:
-queries in the gallery, or each in all others.
-
---out is a .parquet or .csv file with a row for each neighbor, or a .trec file: a run for trec_eval or ranx, with
-qrels.trec next to it where the labels of queries and gallery are known.
-
-{model_flags.SOURCES}
-"""
 
 FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
@@ -183,7 +178,7 @@ COMMAND = Command(
     "search",
     search,
     FLAGS,
-    USAGE,
+    __doc__,
     effects={
         **{name: both(_EMBEDDED, effect) for name, effect in model_flags.EFFECTS.items()},
         "model": _BY_MODEL,

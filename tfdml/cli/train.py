@@ -1,4 +1,23 @@
-"""`tfdml train`: run an experiment."""
+r"""Train an image embedder and measure it on classes never seen in training.
+
+  tfdml train --flagfile=configs/quickstart.flags --run_dir=runs/quickstart
+  tfdml train --flagfile=configs/cars_jrd_small.flags --data_dir=/data/cars196 --weights=mnv2_035.weights.h5 \
+              --run_dir=runs/cars_jrd
+  tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
+  tfdml train --features=vectors.parquet --head=mlp --dim=256 --objectives=multi_similarity --run_dir=runs/head
+  tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
+  tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
+  tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
+  tfdml train --flagfile=... --run_dir=... --refit      then train again on all classes, the held-out ones too
+  tfdml train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
+  tfdml train --flagfile=... --run_dir=... --dry_run --probe    print the experiment, its hours, bottleneck and memory
+
+--sweep combines lists, draws from ranges --sweep_samples times, and ends runs that are worse than the others (Optuna).
+objectives.weight is the factor of the last term, objectives.NAME that of another. --workers runs train side by side.
+
+The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
+tensorboard/ and report/index.html; with rank_mi statistics_network.keras and statistics.json too.
+"""
 
 import dataclasses
 import sys
@@ -28,28 +47,6 @@ from tfdml.training.settings import (
     RunSettings,
 )
 from tfdml.training.watching import Halted
-
-USAGE = """
-Train an image embedder and measure it on classes never seen in training.
-
-  tfdml train --flagfile=configs/quickstart.flags --run_dir=runs/quickstart
-  tfdml train --flagfile=configs/cars_jrd_small.flags --data_dir=/data/cars196 --weights=mnv2_035.weights.h5 \\
-              --run_dir=runs/cars_jrd
-  tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
-  tfdml train --features=vectors.parquet --head=mlp --dim=256 --objectives=multi_similarity --run_dir=runs/head
-  tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
-  tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
-  tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
-  tfdml train --flagfile=... --run_dir=... --refit      then train again on all classes, the held-out ones too
-  tfdml train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
-  tfdml train --flagfile=... --run_dir=... --dry_run --probe    print the experiment, its hours, bottleneck and memory
-
---sweep combines lists, draws from ranges --sweep_samples times, and ends runs that are worse than the others (Optuna).
-objectives.weight is the factor of the last term, objectives.NAME that of another. --workers runs train side by side.
-
-The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
-tensorboard/ and report/index.html; with rank_mi statistics_network.keras and statistics.json too.
-"""
 
 _STAGES = {
     "Data: images, views and batches": DataSettings,
@@ -170,7 +167,7 @@ COMMAND = Command(
     "train",
     train,
     FLAGS,
-    USAGE,
+    __doc__,
     effects={
         **SETTINGS,
         "probe": needs("dry_run"),
