@@ -85,6 +85,9 @@ def test_the_table_of_a_study(tmp_path):
     study = {"classes": [4, 7], "queries": [3, 3], "rows": {"base": base, "+ term": better, "+ other": failed}}
     [row] = gains(study)
     assert row["gain"]["recall@1"].mean == pytest.approx(0.1)
+    assert row["over_seeds"].high > 0.101
+    [paired] = gains({**study, "study": "ten_cars196"})
+    assert paired["over_seeds"][:3] == pytest.approx([0.1, 0.1, 0.1])
     study["rows"]["+ once"] = {**better, "seeds": {"0": better["seeds"]["0"]}}
     several, once = tables(study).values()
     assert [row[0] for row in several] == ["+ term"]

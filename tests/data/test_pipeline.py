@@ -1,6 +1,8 @@
 """The input pipeline, and the contact sheet of a batch."""
 
+import gc
 import io
+import weakref
 
 import keras
 import numpy as np
@@ -237,6 +239,23 @@ def test_a_failure_inside_fit_is_explained(mixed):
     batches = shuffled(broken, 20, TrainTransform(resize=24, image_size=20))
     error = failure_of(lambda: model.fit(batches, steps_per_epoch=2, verbose=0))
     assert "1 of 20 images of made (train) cannot be decoded: 0.png: " in str(explain_failure(error, broken))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_images_live_as_long_as_the_batches_of_them(training):
+    pixels = np.zeros((8, 6, 6, 3), np.uint8)
+    images = dataset_of(ArrayImages(pixels, tuple("abcdefgh")))
+    if training:
+        batches = training_batches(images, ShuffleSampler(8, 4), TrainTransform(image_size=6))
+    else:
+        batches = evaluation_batches(images, EvaluationTransform(resize=6, image_size=6), 4)
+    read, iterator = weakref.ref(images.images), iter(batches.prefetch(1))
+    del images, batches
+    gc.collect()
+    assert len([next(iterator) for _ in range(2)]) == 2
+    del iterator
+    gc.collect()
+    assert read() is None
 
 
 def test_other_failures_are_not_explained(mixed):

@@ -17,6 +17,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
@@ -545,11 +546,20 @@ class _PythonCalls:
         atexit.register(self._close)
 
     def call(self, function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf.DType]) -> list[tf.Tensor]:
+        # TensorFlow keeps what it calls until the process ends. The function, and the images that it reads, are to live
+        # as long as the graph of the dataset that calls it.
+        graph = tf.compat.v1.get_default_graph()
+        while hasattr(outer := getattr(graph, "outer_graph", None), "outer_graph"):
+            graph = outer
+        if hasattr(graph, "outer_graph"):  # no function without a graph outlives this call
+            graph.called = [*getattr(graph, "called", ()), function]
+        weak: Callable[[], Any] = weakref.ref(function)
+
         def counted(*arguments: Any) -> Any:
             with self._idle:
                 self._running += 1
             try:
-                return function(*arguments)
+                return weak()(*arguments)
             finally:
                 with self._idle:
                     self._running -= 1

@@ -127,17 +127,17 @@ def part_name(number: int) -> str:
     return f"part-{number:06d}.parquet"
 
 
-def read_files(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+def read_files(files: Sequence[Path]) -> tuple[np.ndarray, dict[str, np.ndarray | None]]:
     """Return the embeddings of Parquet files, one after another.
 
     Args:
         files: Their paths. `embedding` is a list of numbers, the same number in each row, fixed-size or not; with a
-            column `scale`, each row is multiplied by its own. `label`, `role` and `group` may be there.
+            column `scale`, each row is multiplied by its own. `label`, `class`, `role` and `group` may be there.
 
     Returns:
-        (N, d) float32 embeddings, of many in a file that is mapped; (N,) labels, int64 or names of classes, (N,)
-        roles and (N,) groups, each None where there are none. Groups are numbered from 0; a row without one is a group
-        of its own, with a negative number.
+        (N, d) float32 embeddings, of many in a file that is mapped; and the (N,) values of each of these columns, or
+        None. Labels are int64 or names of classes. Groups are numbered from 0; a row without one is a group of its
+        own, with a negative number.
 
     Raises:
         UserError: A file cannot be read, or holds no such columns.
@@ -160,8 +160,7 @@ def read_files(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray | None, np
         embeddings[done : done + len(vectors)] = vectors
         done += len(vectors)
     assert embeddings is not None
-    labels, roles, groups = (_column(files, opened, name) for name in ("label", "role", "group"))
-    return embeddings, labels, None if roles is None else roles.astype("<U7"), groups
+    return embeddings, {name: _column(files, opened, name) for name in ("label", "class", "role", "group")}
 
 
 def read_paths(files: Sequence[Path]) -> tuple[str, ...] | None:

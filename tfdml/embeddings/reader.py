@@ -123,6 +123,7 @@ class StoredEmbeddings:
         manifest: The folder's manifest; empty for a file from elsewhere.
         groups: (N,) int64, or None where the file holds none; see `tfdml.data.ImageDataset`. Images without a group
             have each a negative number of their own.
+        class_names: Names of the class ids, where the file holds any.
     """
 
     source: str
@@ -132,6 +133,7 @@ class StoredEmbeddings:
     names: tuple[str, ...] | None = None
     manifest: dict[str, Any] = dataclasses.field(default_factory=dict)
     groups: np.ndarray | None = None
+    class_names: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -193,10 +195,10 @@ def holds_embeddings(path: str | os.PathLike) -> bool:
 def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     """Read the embeddings of a folder that `tfdml embed` wrote, or of Parquet, .npz or .npy files from anywhere.
 
-    Parquet files have the column `embedding`, lists of d numbers, and optionally `label`, `role`, `group` (integers or
-    text) and `scale` (each row is multiplied by its own); rows come in the order of the files. An .npz holds
-    `embeddings` (N, d) and `labels` (N,), integers or names of classes; optionally `is_query` (N,) bool, for queries
-    that are searched in the rest, or `roles` (N,), and `names` (N,). An .npy holds the embeddings only, and is
+    Parquet files have the column `embedding`, lists of d numbers, and optionally `label`, `class` (its name), `role`,
+    `group` (integers or text) and `scale` (each row is multiplied by its own); rows come in the order of the files. An
+    .npz holds `embeddings` (N, d) and `labels` (N,), integers or names of classes; optionally `is_query` (N,) bool, for
+    queries that are searched in the rest, or `roles` (N,), and `names` (N,). An .npy holds the embeddings only, and is
     memory-mapped.
 
     Args:
@@ -222,9 +224,9 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     from tfdml.embeddings import parquet  # pyarrow takes a while to import
 
     files, manifest = _files_of(path)
-    embeddings, labels, roles, groups = parquet.read_files(files)
-    checked = _checked(str(path), embeddings, labels, roles, None)
-    stored = dataclasses.replace(checked, groups=groups, manifest=manifest)
+    embeddings, columns = parquet.read_files(files)
+    checked = _checked(str(path), embeddings, columns["label"], columns["role"], None, columns["class"])
+    stored = dataclasses.replace(checked, groups=columns["group"], manifest=manifest)
     if manifest and len(stored) != manifest["count"]:
         raise UserError(f"{path}: {MANIFEST} states {manifest['count']} images, the files hold {len(stored)}")
     return stored
@@ -357,20 +359,25 @@ def _checked(
     labels: np.ndarray | None,
     roles: np.ndarray | None,
     names: np.ndarray | None,
+    classes: np.ndarray | None = None,
 ) -> StoredEmbeddings:
     if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype.kind not in "fiu":
         raise UserError(f"{source}: embeddings must be numbers (N, d), not {embeddings.dtype} {embeddings.shape}")
     for what, array in (("labels", labels), ("roles or is_query", roles), ("names", names)):
         if array is not None and array.shape != (len(embeddings),):
             raise UserError(f"{source}: {len(embeddings)} embeddings but {what} of shape {array.shape}; one for each")
+    class_names: dict[int, str] = {}
     if labels is not None and labels.dtype.kind in "US":
-        labels = np.unique(labels, return_inverse=True)[1]
+        classes, labels = labels.astype(np.str_), np.unique(labels, return_inverse=True)[1]
     if labels is not None:
         if labels.dtype.kind not in "iu":
             raise UserError(f"{source}: labels must be integers or names of classes, not {labels.dtype}")
         labels = labels.astype(np.int64)
+        class_names = {} if classes is None else dict(zip(labels.tolist(), map(str, classes), strict=True))
     if roles is not None:
         unknown = set(np.unique(roles).tolist()) - set(ROLE_NAMES)
         if unknown:
             raise UserError(f"{source}: unknown role {min(map(str, unknown))!r}; one of {', '.join(ROLE_NAMES)}")
-    return StoredEmbeddings(source, embeddings, labels, roles, None if names is None else tuple(names.tolist()))
+    roles = None if roles is None else roles.astype("<U7")
+    named = None if names is None else tuple(names.tolist())
+    return StoredEmbeddings(source, embeddings, labels, roles, named, class_names=class_names)

@@ -16,7 +16,7 @@ from tfdml.data.pipeline import training_batches
 from tfdml.data.policies import Policy, Step
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
-from tfdml.embeddings import parquet
+from tfdml.embeddings import ImageTable, parquet
 from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol
 from tfdml.mining import shares_a_label
@@ -413,7 +413,7 @@ def test_given_pairs_of_stored_vectors_go_by_their_names(tmp_path):
 
 
 def test_a_folder_of_embeddings_brings_its_roles_and_paths(tmp_path):
-    table = {"path": [f"{row}.jpg" for row in range(4)], "label": [0, 0, 1, 1]}
+    table = {"path": [f"{row}.jpg" for row in range(4)], "label": [0, 0, 1, 1], "class": ["a", "a", "b", "b"]}
     table["role"] = ["test", "test", "train", "train"]
     (tmp_path / "vectors").mkdir()
     parquet.write_file(tmp_path / "vectors" / "a.parquet", parquet.table_of({"id": range(4), **table}, np.eye(4)))
@@ -421,6 +421,13 @@ def test_a_folder_of_embeddings_brings_its_roles_and_paths(tmp_path):
     assert (train.names, test.names) == (("2.jpg", "3.jpg"), ("0.jpg", "1.jpg"))
     np.testing.assert_array_equal(train.images.pixels(), np.eye(4, dtype=np.float32)[2:])
     assert train.name == "vectors"
+    assert (train.class_names, test.class_names) == ({1: "b"}, {0: "a"})
+
+
+def test_classes_keep_their_names(tmp_path):
+    train, test = vector_splits(stored(tmp_path, labels=np.repeat(["fox", "owl", "bear", "elk"], 3))).values()
+    assert (train.class_names, test.class_names) == ({0: "bear", 1: "elk"}, {2: "fox", 3: "owl"})
+    assert ImageTable.of([train, test]).columns(slice(2, 4))["class"] == ["bear", "elk"]
 
 
 @pytest.mark.parametrize(

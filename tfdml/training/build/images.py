@@ -223,8 +223,17 @@ def _names_of(path: str) -> tuple[str, ...]:
 
 def _vectors_of(stored: StoredEmbeddings, split: str, folder: str) -> ImageDataset:
     images = VectorImages(stored.embeddings, stored.names or (), folder)
-    name, groups = Path(stored.source).stem, stored.groups
-    return ImageDataset(name, split, images, stored.labels, is_query=stored.is_query, groups=groups)
+    assert stored.labels is not None
+    class_names = {label: stored.class_names.get(label, str(label)) for label in np.unique(stored.labels).tolist()}
+    return ImageDataset(
+        Path(stored.source).stem,
+        split,
+        images,
+        stored.labels,
+        class_names=class_names,
+        is_query=stored.is_query,
+        groups=stored.groups,
+    )
 
 
 def split_training_classes(
