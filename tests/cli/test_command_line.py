@@ -184,7 +184,6 @@ CASES = {
         "batch_size": (64, BALANCED, SHUFFLE),
         "super_classes_per_batch": (2, BALANCED, HIERARCHICAL),
         "super_class_weights": ("uniform", BALANCED, HIERARCHICAL),
-        "short_super_classes": ("drop", SHUFFLE, HIERARCHICAL),
         "neighbors_every": (2, BALANCED, NEIGHBORS),
         "anchor_classes": (1, SHUFFLE, NEIGHBORS),
         "skip_top": (1, BALANCED, NEIGHBORS),

@@ -251,22 +251,21 @@ def data_of(classes_per_kind, images=3, seed=0):
     st.integers(1, 3),
     st.integers(1, 4),
     st.sampled_from(["proportional", "uniform"]),
-    st.sampled_from(["merge", "drop"]),
     st.integers(0, 10**6),
 )
 @settings(max_examples=80, deadline=None)
-def test_batches(classes_per_kind, group, rows, images_per_class, weights, short, step):
+def test_batches(classes_per_kind, group, rows, images_per_class, weights, step):
     labels, kinds = data_of(classes_per_kind)
     kind_of = dict(zip(labels.tolist(), kinds.tolist(), strict=True))
     pool = sum(count for count in classes_per_kind if count < group)
     is_short = {k for k, count in Counter(kind_of.values()).items() if count < group}
-    enough = sum(count >= group for count in classes_per_kind) + (short == "merge" and pool >= group)
+    enough = sum(count >= group for count in classes_per_kind) + (pool >= group)
     arguments = (labels, kinds, group * rows, images_per_class, rows)
     if enough < rows:
         with pytest.raises(UserError, match=f"`super_classes_per_batch={rows}`, but the data has {enough} super-cl"):
-            HierarchicalSampler(*arguments, weights=weights, short_super_classes=short)
+            HierarchicalSampler(*arguments, weights=weights)
         return
-    sampler = HierarchicalSampler(*arguments, seed=5, weights=weights, short_super_classes=short)
+    sampler = HierarchicalSampler(*arguments, seed=5, weights=weights)
     batch = sampler.batch(step)
     assert batch.dtype == np.int64
     assert batch.shape == (sampler.batch_size,) == (group * rows * images_per_class,)
@@ -277,10 +276,7 @@ def test_batches(classes_per_kind, group, rows, images_per_class, weights, short
     of = [{"rest" if kind_of[c] in is_short else kind_of[c] for c in row[:, 0].tolist()} for row in groups]
     assert all(len(kind) == 1 for kind in of), "each part of a batch is of one super-class"
     assert len(set().union(*of)) == rows, "super-classes are distinct"
-    assert short == "merge" or "rest" not in set().union(*of)
-    np.testing.assert_array_equal(
-        HierarchicalSampler(*arguments, seed=5, weights=weights, short_super_classes=short).batch(step), batch
-    )
+    np.testing.assert_array_equal(HierarchicalSampler(*arguments, seed=5, weights=weights).batch(step), batch)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
@@ -331,10 +327,6 @@ def test_short_super_classes_are_merged_or_counted(caplog):
     assert caplog.text == ""
     assert {int(c) for step in range(100) for c in labels[merged.batch(step)]} == set(labels.tolist())
     with caplog.at_level("WARNING", logger="absl"):
-        HierarchicalSampler(labels, kinds, 3, 1, short_super_classes="drop")
-    assert "3 of 15 classes are never sampled" in caplog.text
-    caplog.clear()
-    with caplog.at_level("WARNING", logger="absl"):
         HierarchicalSampler(labels, kinds, 4, 1)
     assert "3 of 15 classes are never sampled" in caplog.text, "merged, they are still too few"
 
@@ -367,7 +359,6 @@ def test_extreme_ids_stay_apart():
         ({"super_classes_per_batch": 0}, "`super_classes_per_batch` must be at least 1"),
         ({"images_per_class": 0}, "`images_per_class` must be at least 1"),
         ({"weights": "sqrt"}, "`weights` must be proportional or uniform, not 'sqrt'"),
-        ({"short_super_classes": "repeat"}, "`short_super_classes` must be merge or drop, not 'repeat'"),
         ({"short_classes": "pad"}, "`short_classes` must be repeat or drop, not 'pad'"),
         ({"super_labels": np.zeros(3, int)}, r"super_labels must be \(45,\) integers"),
         ({"super_labels": np.zeros(45)}, "not float64"),

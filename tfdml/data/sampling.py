@@ -450,7 +450,6 @@ class NeighborSampler(ClassBalancedSampler):
 
 
 WEIGHTS = ("proportional", "uniform")
-SHORT_SUPER_CLASSES = ("merge", "drop")
 
 
 class HierarchicalSampler:
@@ -467,7 +466,8 @@ class HierarchicalSampler:
     equal length; a batch is a column. The turns left over, and those that a dominant super-class has too many, are
     left out of the pass. In the next, a super-class continues with its groups where its turns ended.
 
-    Rows are grouped by super-class, then by class.
+    All super-classes of fewer than Q classes together make one more. Classes that are never sampled, because it is
+    still too small, are counted in a warning. Rows are grouped by super-class, then by class.
 
     Args:
         labels: (N,) integer class ids, any values.
@@ -478,9 +478,6 @@ class HierarchicalSampler:
         seed: A non-negative integer.
         weights: `"proportional"` or `"uniform"`.
         short_classes: What to do with classes of fewer than K images, see `ClassBalancedSampler`.
-        short_super_classes: What to do with super-classes of fewer than P / S classes. `"merge"`: all of them together
-            make one more super-class. `"drop"`: never sample them. Classes that are never sampled are counted in a
-            warning.
 
     Attributes:
         batch_size: P * K.
@@ -507,7 +504,6 @@ class HierarchicalSampler:
         seed: int = 0,
         weights: str = "proportional",
         short_classes: str = "repeat",
-        short_super_classes: str = "merge",
     ):
         check_positive("classes_per_batch", classes_per_batch)
         check_positive("images_per_class", images_per_class)
@@ -515,7 +511,6 @@ class HierarchicalSampler:
         check_seed(seed)
         check_choice("weights", weights, WEIGHTS)
         check_choice("short_classes", short_classes, SHORT_CLASSES)
-        check_choice("short_super_classes", short_super_classes, SHORT_SUPER_CLASSES)
         self._group, remainder = divmod(classes_per_batch, super_classes_per_batch)
         if remainder:
             raise UserError(
@@ -527,7 +522,7 @@ class HierarchicalSampler:
         if short_classes == "drop":
             keep = self._classes.counts >= images_per_class
             self._classes, kinds = self._classes.select(keep), kinds[keep]
-        self._by_kind, self._starts, self._counts = _members(kinds, self._group, short_super_classes == "merge")
+        self._by_kind, self._starts, self._counts = _members(kinds, self._group)
         if len(self._counts) < super_classes_per_batch:
             raise UserError(
                 f"`super_classes_per_batch={super_classes_per_batch}`, but the data has {len(self._counts)} "
@@ -594,12 +589,12 @@ def _kind_of_classes(classes: ClassIndex, labels: np.ndarray, super_labels: np.n
     return lowest
 
 
-def _members(kinds: np.ndarray, at_least: int, merge: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _members(kinds: np.ndarray, at_least: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Group the classes by super-class: where each super-class that has enough begins, and how many it has."""
     _, kinds = np.unique(kinds, return_inverse=True)
     counts = np.bincount(kinds) if len(kinds) else np.zeros(0, np.int64)
     short = counts < at_least
-    if merge and short.any():
+    if short.any():
         kinds = np.where(short[kinds], len(counts), kinds)
         counts = np.bincount(kinds)
     order = np.argsort(kinds, kind="stable").astype(np.int32)

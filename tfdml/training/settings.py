@@ -200,7 +200,6 @@ class DataSettings(Settings):
         super_classes_per_batch: S, for hierarchical: a batch has P / S classes of each of S super-classes.
         super_class_weights: For hierarchical: super-classes in proportion to their classes, or all equally often
             (uniform).
-        short_super_classes: Super-classes of fewer than P / S classes: merge them into one, or drop them.
         neighbors_every: For neighbors: embed and search the training images before the first epoch and after every this
             many.
         anchor_classes: For neighbors: A of the P classes are drawn in turn, and the others are those that they are most
@@ -259,7 +258,6 @@ class DataSettings(Settings):
     short_classes: str = choice("repeat", choices=("repeat", "drop"), effect=_BY_CLASS)
     super_classes_per_batch: int = choice(1, check=positive, effect=_HIERARCHICAL)
     super_class_weights: str = choice("proportional", choices=("proportional", "uniform"), effect=_HIERARCHICAL)
-    short_super_classes: str = choice("merge", choices=("merge", "drop"), effect=_HIERARCHICAL)
     neighbors_every: int = choice(1, check=positive, effect=_NEIGHBORS)
     anchor_classes: int = choice(4, check=positive, effect=_NEIGHBORS)
     skip_top: int = choice(0, check=not_negative, effect=_NEIGHBORS)

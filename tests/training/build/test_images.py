@@ -296,11 +296,8 @@ def batches_of(**settings):
                 "sampling": "hierarchical",
                 "classes_per_batch": 3,
                 "short_classes": "drop",
-                "short_super_classes": "drop",
             },
-            lambda d: sampling.HierarchicalSampler(
-                d.labels, d.super_labels, 3, 2, 1, 7, "proportional", "drop", "drop"
-            ),
+            lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 3, 2, 1, 7, "proportional", "drop"),
         ),
     ],
 )
@@ -318,7 +315,6 @@ def test_the_sampler_of_the_flags(settings, expected):
         ({"sampling": "classes"}, "--sampling=classes: must be one of class_balanced, shuffle, whole_classes, hierarc"),
         ({"super_classes_per_batch": 0}, "--super_classes_per_batch=0: out of range"),
         ({"super_class_weights": "even"}, "--super_class_weights=even: must be one of proportional, uniform"),
-        ({"short_super_classes": "keep"}, "--short_super_classes=keep: must be one of merge, drop"),
         (
             {"sampling": "hierarchical", "super_classes_per_batch": 3},
             "=4` is no multiple of `super_classes_per_batch=3`",

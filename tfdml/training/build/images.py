@@ -319,7 +319,6 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
             seed,
             settings.super_class_weights,
             settings.short_classes,
-            settings.short_super_classes,
         )
     else:
         by_class = train.labels, settings.classes_per_batch, settings.images_per_class, seed, settings.short_classes
