@@ -47,24 +47,25 @@ class Images(abc.ABC):
     """Images by index. A new kind says how its bytes are read and how a batch of it is looked up; the rest follows.
 
     Attributes:
+        names: The name of each image in messages and reports.
         decoded: Whether the images are held as pixels, so that there is nothing to decode and nothing to be damaged.
         verified: Whether whoever made the set has examined its images, so that headers need no second look.
     """
 
     decoded: ClassVar[bool] = False
     verified: ClassVar[bool] = False
+    names: Sequence[str]
 
-    @abc.abstractmethod
     def __len__(self) -> int:
-        """How many images there are."""
+        return len(self.names)
 
     def __repr__(self) -> str:
         # The names of a million images say nothing.
         return f"<{type(self).__name__} of {len(self)} images>"
 
-    @abc.abstractmethod
     def name(self, index: int) -> str:
         """Return the name of one image in messages and reports."""
+        return self.names[index]
 
     def place(self, index: int) -> str:
         """Where one image lies, for messages on what is wrong with it."""
@@ -106,9 +107,9 @@ class Images(abc.ABC):
         """Return the images themselves, of a kind whose images are `decoded`."""
         raise TypeError(f"{type(self).__name__} holds no decoded images")
 
-    @abc.abstractmethod
     def stamps(self) -> list[tuple[int, int]]:
         """Size in bytes and time of change in nanoseconds of every image, as far as they have such; else 0."""
+        return [(self.pixels()[0].nbytes, 0)] * len(self)
 
     def open(self, index: int) -> BinaryIO:
         """One image as a file, for those who need only its beginning or its end."""
@@ -145,12 +146,10 @@ class FileImages(Images):
 
     paths: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def name(self, index: int) -> str:
-        """Return the path of one image."""
-        return self.paths[index]
+    @property
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The paths."""
+        return self.paths
 
     def take(self, indices: np.ndarray) -> FileImages:
         """Return the images at `indices`, in that order."""
@@ -273,13 +272,6 @@ class EncodedImages(Images):
     data: tuple[bytes, ...]
     names: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def name(self, index: int) -> str:
-        """Return the name of one image."""
-        return self.names[index]
-
     def take(self, indices: np.ndarray) -> EncodedImages:
         """Return the images at `indices`, in that order."""
         return EncodedImages(tuple(self.data[i] for i in indices), tuple(self.names[i] for i in indices))
@@ -334,13 +326,6 @@ class ArrayImages(Images):
             raise UserError(f"{len(data)} images but {len(names)} names")
         object.__setattr__(self, "names", names)
 
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def name(self, index: int) -> str:
-        """Return the name of one image."""
-        return self.names[index]
-
     def take(self, indices: np.ndarray) -> ArrayImages:
         """Return the images at `indices`, in that order."""
         return ArrayImages(self.data[indices], tuple(self.names[i] for i in indices))
@@ -357,10 +342,6 @@ class ArrayImages(Images):
         """Height and width."""
         del index
         return self.data.shape[1], self.data.shape[2]
-
-    def stamps(self) -> list[tuple[int, int]]:
-        """See `Images.stamps`."""
-        return [(self.data[0].nbytes, 0)] * len(self)
 
     def lookup(self) -> Source:
         """See `Images.lookup`."""
@@ -426,10 +407,6 @@ class VectorImages(Images):
     def pixels(self) -> np.ndarray:
         """Return the vectors."""
         return self.vectors
-
-    def stamps(self) -> list[tuple[int, int]]:
-        """See `Images.stamps`."""
-        return [(self.vectors[0].nbytes, 0)] * len(self)
 
     def lookup(self) -> Source:
         """See `Images.lookup`; whole batches of rows."""

@@ -220,9 +220,6 @@ class RecordImages(Images):
     sizes: np.ndarray
     names: Any
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
     def name(self, index: int) -> str:
         """Return the name of one image in the data set that the records were made from."""
         return os.fsdecode(self.names[int(index)].as_py())
