@@ -28,19 +28,6 @@ if TYPE_CHECKING:  # so that type checkers and editors know what is in them
     )
     from tfdml.index import Index
 
-_ON_FIRST_USE = (
-    "audit",
-    "callbacks",
-    "cluster",
-    "data",
-    "embeddings",
-    "evaluation",
-    "explain",
-    "export",
-    "report",
-    "retrieval",
-    "training",
-)
 
 __all__ = [
     "Index",
@@ -75,7 +62,7 @@ if not TYPE_CHECKING:  # else a type checker takes any name for one of the packa
     def __getattr__(name):
         if name == "Index":
             return importlib.import_module("tfdml.index").Index
-        if name in _ON_FIRST_USE:
+        if name in __all__:
             return importlib.import_module(f"tfdml.{name}")
         raise AttributeError(f"module 'tfdml' has no attribute {name!r}")
 

@@ -69,6 +69,7 @@ OF_SEVERAL = frozenset(
         *("export/test_plain_environments.py", "export/test_serving_files.py"),
         *("training/distributed/test_worker_runs.py", "training/run/test_auto_weights.py"),
         *("training/run/test_kills.py", "training/run/test_random_kills.py", "training/run/test_recall_improves.py"),
+        "training/run/test_seeds.py",
         *("training/test_rows_of_the_papers.py",),
     }
 )

@@ -199,7 +199,6 @@ CASES = {
         "gradient_cache": (100, {**BALANCED, "classes_per_batch": 20, "images_per_class": 5}, {"images_per_class": 6}),
         "generalisation_every": (1, {}, {"evaluate_train": 1.0}),
         "selection_metric": ("map@r", {"selection": "last"}, {"selection": "test"}),
-        "refit": (True, {"selection": "last"}, {"selection": "validation"}),
         "moment_embedder": (True, {}, HORDE),
         "evaluate_orders": ("epochs", {}, HORDE),
         "heat_maps": (True, {"report": False}, {}),

@@ -11,17 +11,14 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from tests.evaluation.test_pair_distances import all_distances
-from tests.models.networks import coloured_batch, tiny_embedder
 from tfdml.errors import UserError
 from tfdml.evaluation import (
     GENERALISATION_MEASURES,
     class_density,
-    embed,
     evaluate_divergence,
     evaluate_generalisation,
     evaluate_overlap,
     evaluate_retrieval,
-    evaluate_scattering,
     generalisation,
     part_protocol,
 )
@@ -323,16 +320,6 @@ def test_without_training_embeddings_only_the_unseen_are_measured(sides):
     assert "unseen_d_avg_mean" in figures
 
 
-def test_scattering_comes_with_an_embedder_and_its_images():
-    labels, data = coloured_batch(per_class=5)
-    embedder = tiny_embedder()
-    embeddings = embed(embedder, [data])
-    figures = evaluate_generalisation(embeddings, labels, embedder=embedder, test_batches=[data], share=0.5, seed=1)
-    expected = evaluate_scattering(embedder, [data], labels, share=0.5, seed=1)
-    assert expected.items() <= figures.items()
-    assert figures["whole_recall@1"] == figures["unseen_recall@1"]
-
-
 def test_large_classes_have_recall_by_parts_too():
     rng = np.random.default_rng(1)
     labels = np.repeat([0, 1, 2], 20)
@@ -368,7 +355,5 @@ def test_the_summary_refuses_bad_input(sides):
         evaluate_generalisation(embeddings, labels, measures=["recal"])
     with pytest.raises(UserError, match="train_embeddings and train_labels"):
         evaluate_generalisation(embeddings, labels, embeddings)
-    with pytest.raises(UserError, match="embedder and test_batches"):
-        evaluate_generalisation(embeddings, labels, embedder=tiny_embedder())
     with pytest.raises(UserError, match="train_labels must be one class id"):
         evaluate_generalisation(embeddings, labels, embeddings, labels[1:])

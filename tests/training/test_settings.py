@@ -76,5 +76,3 @@ def test_what_two_stages_must_agree_on_is_refused_by_the_experiment():
     with pytest.raises(UserError, match="--selection=validation needs held-out classes"):
         Experiment(run_dir="a", selection="validation")
     assert Experiment(run_dir="a", selection="validation", holdout_classes=0.2).holdout_classes == 0.2
-    # The moments are those of the training anew.
-    assert Experiment(run_dir="a", refit=True, selection="validation", holdout_classes=0.1, moment_embedder=True).refit

@@ -56,8 +56,6 @@ from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cluster.query_blocks import values_over_ray
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.pipeline import evaluation_batches
-from tfdml.data.transforms import EvaluationTransform
 from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.base import EmbeddingBackend, Views, embed_views
 from tfdml.embeddings.reader import StoredEmbeddings, holds_embeddings, read_embeddings
@@ -80,7 +78,6 @@ from tfdml.evaluation.chains import Step, steps_of
 from tfdml.evaluation.per_query import WHOLE_RANKING_METRICS, dataset_roles, requested
 from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol, ks_within
 from tfdml.io.files import require_writable, sweep, write_json
-from tfdml.models import Embedder, Head
 from tfdml.report import Run, write_comparison, write_report
 from tfdml.report.comparison import Paired
 from tfdml.report.runs import read_runs
@@ -88,7 +85,6 @@ from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder
 from tfdml.training.build.images import split_training_classes
 from tfdml.training.expressions import parse_sum, shortened
-from tfdml.training.run.several import final_run
 
 FLAGS = Flags()
 model_flags.define_model_flags(FLAGS)
@@ -332,16 +328,10 @@ class EmbeddedSplit:
         """Return the measures of generalisation that the training classes, and the model, allow."""
         if self.values.split == "train":
             raise UserError("--generalisation compares the test classes with the training classes: leave --split=test")
-        train, options = self._train_side(), {}
+        train = self._train_side()
         if train[0] is None:
             logging.warning("no embeddings of training classes: some measures are left out (tfdml embed --split=all)")
-        embedder = getattr(self.source, "embedder", None)
-        if isinstance(embedder, Embedder) and not isinstance(embedder, Head) and self.dataset is not None:
-            batches = evaluation_batches(self.dataset, EvaluationTransform.of(embedder), self.values.batch_size)
-            options = {"embedder": embedder, "test_batches": batches}
-        return evaluate_generalisation(
-            self.embeddings, self.images.labels, *train, distance=self.values.distance, **options
-        )
+        return evaluate_generalisation(self.embeddings, self.images.labels, *train, distance=self.values.distance)
 
     def after_embedding(
         self, chains: Sequence[Sequence[Step]], ks: Sequence[int], metrics: Sequence[str]
@@ -499,8 +489,7 @@ def seen_and_held_out(train: ImageDataset, name: str, model: str) -> tuple[Image
     experiment = RunFolder(model).load_experiment()
     if experiment.data_name != name or experiment.sampling == "two_views":
         return train, None
-    data = final_run(experiment)
-    return split_training_classes(train, data.holdout_classes, experiment.seed, data.holdout_sampling)
+    return split_training_classes(train, experiment.holdout_classes, experiment.seed, experiment.holdout_sampling)
 
 
 def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset, what: str) -> StoredEmbeddings:

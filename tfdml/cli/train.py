@@ -8,7 +8,6 @@ r"""Train an image embedder and measure it on classes never seen in training.
   tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
   tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
   tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
-  tfdml train --flagfile=... --run_dir=... --refit      then train again on all classes, the held-out ones too
   tfdml train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
   tfdml train --flagfile=... --run_dir=... --dry_run --probe    print the experiment, its hours, bottleneck and memory
 
@@ -105,9 +104,8 @@ def train(values: Flags) -> None:
     if values.sweep:
         _sweep(experiment, values)
         return
-    if values.cluster and (experiment.seeds or experiment.refit):
-        flag = "seeds" if experiment.seeds else "refit"
-        raise UserError(f"--{flag} trains run after run in one process: leave out --cluster")
+    if values.cluster and experiment.seeds:
+        raise UserError("--seeds trains run after run in one process: leave out --cluster")
     try:
         if values.cluster:
             result = train_on_cluster(experiment, values.settings(ClusterSettings), values.resume)

@@ -25,7 +25,7 @@ from tfdml.training.settings import EFFECTS
 
 _FORM = "write e.g. --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'"
 _FIXED = (
-    *("run_dir", "selection", "selection_metric", "dataset", "data_dir", "features", "seed", "seeds", "refit"),
+    *("run_dir", "selection", "selection_metric", "dataset", "data_dir", "features", "seed", "seeds"),
     *("holdout_classes", "holdout_sampling", "ks", "start_from"),
 )
 # The values of a setting, or the two ends of the range from which it is drawn.
@@ -147,8 +147,8 @@ def sweep(
     chosen = combinations(experiment, axes)
     if not experiment.holdout_classes:
         raise UserError("--sweep compares runs on held-out classes: add e.g. --holdout_classes=0.1")
-    if experiment.seeds or experiment.refit:
-        raise UserError("--sweep goes without --seeds and --refit: train the best of its runs again with them")
+    if experiment.seeds:
+        raise UserError("--sweep goes without --seeds: train the best of its runs again with them")
     experiment = dataclasses.replace(experiment, run_dir=str(Path(experiment.run_dir).absolute()))
     folder, metric = Path(experiment.run_dir), experiment.selection_metric
     if not resume:

@@ -44,7 +44,6 @@ from tfdml.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
 from tfdml.evaluation.retrieval import part_protocol as part_protocol
 from tfdml.evaluation.retrieval import recall_by_size as recall_by_size
 from tfdml.evaluation.retrieval import split_into_parts as split_into_parts
-from tfdml.evaluation.scattering import evaluate_scattering as evaluate_scattering
 from tfdml.evaluation.verification import Calibration as Calibration
 from tfdml.evaluation.verification import Verification as Verification
 from tfdml.evaluation.verification import accepted_rates as accepted_rates

@@ -73,15 +73,10 @@ def pairwise_f1(labels: Any, clusters: Any) -> float:
         >>> pairwise_f1([0, 0, 1, 1], [5, 5, 5, 7])
         0.4
     """
-    labels, clusters = np.unique(labels, return_inverse=True)[1], np.unique(clusters, return_inverse=True)[1]
-    together = labels.astype(np.int64) * (int(clusters.max()) + 1) + clusters
+    from sklearn.metrics.cluster import pair_confusion_matrix
 
-    def pairs(ids: np.ndarray) -> int:
-        counts = np.unique(ids, return_counts=True)[1].astype(np.int64)
-        return int((counts * (counts - 1) // 2).sum())
-
-    predicted_or_true = pairs(labels) + pairs(clusters)
-    return 2 * pairs(together) / predicted_or_true if predicted_or_true else 1.0
+    (_, wrong), (missed, right) = pair_confusion_matrix(labels, clusters).tolist()
+    return 2 * right / (2 * right + wrong + missed) if right + wrong + missed else 1.0
 
 
 def clustering_agreement(labels: Any, clusters: Any, metrics: Sequence[str] = CLUSTERING_METRICS) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """How an embedding treats classes it was not trained on: overlap of distances, density, divergence, and a summary."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,9 @@ from tfdml.evaluation.pair_distances import (
 )
 from tfdml.evaluation.per_query import check_labels
 from tfdml.evaluation.retrieval import evaluate_retrieval, part_protocol
-from tfdml.evaluation.scattering import evaluate_scattering
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbours
 
-GENERALISATION_MEASURES = ("recall", "overlap", "density", "divergence", "scattering")
+GENERALISATION_MEASURES = ("recall", "overlap", "density", "divergence")
 # Parts of the test set, each of which needs two images of every class.
 _PARTS = 10
 
@@ -327,12 +326,9 @@ def evaluate_generalisation(
     train_embeddings: Any = None,
     train_labels: Any = None,
     *,
-    embedder: Any = None,
-    test_batches: Iterable[Any] | None = None,
     measures: Sequence[str] = GENERALISATION_MEASURES,
     distance: str = "euclidean",
     repeats: int = 10,
-    share: float = 1 / 6,
     seed: int = 0,
 ) -> dict[str, float | int]:
     """Measure how far an embedding that was trained on some classes carries over to others.
@@ -344,28 +340,23 @@ def evaluate_generalisation(
     - `overlap`: of the distances of pairs of one class and of different classes (`evaluate_overlap`);
     - `density`: of classes, and how far their means lie apart (`class_density`).
 
-    Of both together: `divergence`, lambda and the H-divergence (`evaluate_divergence`). With the embedder and the test
-    images: `scattering` of deep features (`evaluate_scattering`). What cannot be measured on the classes given, for
-    want of a second class or of a second image of any class, is left out.
+    Of both together: `divergence`, lambda and the H-divergence (`evaluate_divergence`). What cannot be measured on the
+    classes given, for want of a second class or of a second image of any class, is left out.
 
     Args:
         test_embeddings: (N, d), of classes not trained on.
         test_labels: (N,) integer class ids.
         train_embeddings: (M, d), of the classes trained on; None: what needs them is left out.
         train_labels: (M,) integer class ids, given exactly if `train_embeddings` are.
-        embedder: A `tfdml.models.Embedder`, for `scattering`; None leaves it out.
-        test_batches: The test images in the order of `test_labels`, given exactly if `embedder` is.
         measures: Which of `GENERALISATION_MEASURES`.
-        distance: Of `recall`, `overlap`, `divergence` and `scattering`, as `nearest_neighbours`.
+        distance: Of `recall`, `overlap` and `divergence`, as `nearest_neighbours`.
         repeats: Of `evaluate_divergence`: how many splits.
-        share: Of `evaluate_scattering`: of the positions.
         seed: Of whatever is drawn.
 
     Returns:
-        Numbers by name, suited to JSON: those of `evaluate_divergence` and `evaluate_scattering` as they are;
-        `unseen_` and `seen_` before `recall@1`, `recall@1_parts`, `recall@1_parts_ci95` and those of
-        `evaluate_overlap` and `ClassDensity.summary`. Their
-        meanings are the pages' of those functions; distances are not fractions, and lambda may exceed 1.
+        Numbers by name, suited to JSON: those of `evaluate_divergence` as they are; `unseen_` and `seen_` before
+        `recall@1`, `recall@1_parts`, `recall@1_parts_ci95` and those of `evaluate_overlap` and `ClassDensity.summary`.
+        Their meanings are the pages' of those functions; distances are not fractions, and lambda may exceed 1.
 
     Raises:
         UserError: Embeddings or labels that do not go together, an unknown measure, or an argument out of range.
@@ -380,8 +371,6 @@ def evaluate_generalisation(
         raise UserError(f"unknown measures {unknown}; choose from {', '.join(GENERALISATION_MEASURES)}")
     if (train_embeddings is None) != (train_labels is None):
         raise UserError("train_embeddings and train_labels go together: give both or none")
-    if (embedder is None) != (test_batches is None):
-        raise UserError("embedder and test_batches go together: give both or none")
     sides = {"unseen": _checked(test_embeddings, test_labels, "test")}
     if train_embeddings is not None:
         sides["seen"] = _checked(train_embeddings, train_labels, "train")
@@ -400,9 +389,6 @@ def evaluate_generalisation(
     paired = all(np.unique(labels, return_counts=True)[1].max() > 1 for _, labels in sides.values())
     if "divergence" in measures and len(sides) == 2 and paired:
         result |= evaluate_divergence(*sides["seen"], *sides["unseen"], distance=distance, repeats=repeats, seed=seed)
-    if "scattering" in measures and embedder is not None and test_batches is not None:
-        labels = sides["unseen"][1]
-        result |= evaluate_scattering(embedder, test_batches, labels, share=share, distance=distance, seed=seed)
     return result
 
 

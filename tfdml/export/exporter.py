@@ -30,7 +30,6 @@ from tfdml.layers import PrincipalComponents
 from tfdml.models import AnyEmbedder, TruncatedEmbedder, WhitenedEmbedder, stack, with_whitening
 from tfdml.training import RunFolder
 from tfdml.training.build.images import Splits, load_splits
-from tfdml.training.run.several import final_run
 from tfdml.training.settings import Experiment
 
 FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), "onnx")
@@ -336,7 +335,7 @@ def export_run(
         PosixPath('models/cars_jrd_all/1')
     """
     embedder, experiment = load_run(run_dir, moments, data_dir, stack_on)
-    splits = load_splits(final_run(experiment), experiment.seed)
+    splits = load_splits(experiment, experiment.seed)
     about = _about(stack_on or run_dir, experiment, splits, moments)
     if stack_on:
         about = {**about, "metrics": None, "head": _about(run_dir, RunFolder(run_dir).load_experiment())}

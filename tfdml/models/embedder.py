@@ -119,7 +119,6 @@ def first_batch(x: Any) -> tuple[Any, Any]:
     return images, labels
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class Embedder(SavedByArguments, keras.Model):
     """Images of pixels 0-255 to L2-normalised embeddings.
 
@@ -375,7 +374,6 @@ class Embedder(SavedByArguments, keras.Model):
         enable_lora(self.backbone, rank)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class Head(Embedder):
     """Stored vectors (B, D) to L2-normalised embeddings (B, d): an embedder whose backbone has run before.
 

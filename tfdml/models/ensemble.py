@@ -11,7 +11,6 @@ from tfdml.layers import AttentionHeads
 from tfdml.models.embedder import Embedder, build_once, freeze_batch_norm
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class AttentionEnsemble(Embedder):
     """An embedder of M heads that see the image through different attention masks (ABE-M).
 

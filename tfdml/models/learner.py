@@ -36,7 +36,6 @@ from tfdml.saving import SavedByArguments, restore
 _DISTANCES = ("d_pos", "d_neg", "violations")
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
     """Trains an embedder on (images, integer labels) with a weighted sum of objectives.
 

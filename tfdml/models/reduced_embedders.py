@@ -56,7 +56,6 @@ class ReducedEmbedder(SavedByArguments, keras.Model):
         return (input_shape[0], self.embedding_dim)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class MomentEmbedder(ReducedEmbedder):
     """Images to unit vectors made of the embedding and the embeddings of the moments that HORDE trained.
 
@@ -171,7 +170,6 @@ class MomentEmbedder(ReducedEmbedder):
         self.reduction.adapt(features)
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class WhitenedEmbedder(ReducedEmbedder):
     """Images to whitened unit vectors: f = z / |z|, z_i = <e - mean, u_i> / v_i^(power / 2), e the embedder's vector.
 
@@ -235,7 +233,6 @@ def with_whitening(embedder, embeddings, dim: int = 0, power: float = 1.0, shrin
     return model
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class TruncatedEmbedder(ReducedEmbedder):
     """Images to the first dimensions of another embedder's vectors, scaled to length 1: f = e[:dim] / |e[:dim]|.
 
@@ -276,7 +273,6 @@ class TruncatedEmbedder(ReducedEmbedder):
         return self.normalize(self.embedder(images, training=training)[:, : self.dim])
 
 
-@keras.saving.register_keras_serializable("tfdml")
 class StackedEmbedder(ReducedEmbedder):
     """Images to the embeddings that a head makes of an embedder's vectors; `stack` makes it.
 

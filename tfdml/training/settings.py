@@ -515,8 +515,6 @@ class EvaluationSettings(Settings):
         selection_metric: The metric that selects the epoch. MAP@R depends on all images of a class, and differs between
             epochs where Recall@1 is saturated. Of given pairs auc, of graded ones spearman, of triplets
             triplet_accuracy.
-        refit: With --selection=validation: then train again, from the same start, on all training classes (held-out
-            ones too) for as many epochs as were best; that embedder and its metrics are the run's.
         moment_embedder: With horde: also write and measure moments.keras, which searches with all orders, reduced by a
             PCA.
         evaluate_orders: With one horde: measure the embedding of each order of moments by itself, and all side by side,
@@ -541,7 +539,6 @@ class EvaluationSettings(Settings):
     selection_metric: str = choice(
         "map@r", choices=("map@r", "recall@1", *PAIR_METRICS), effect=needs("selection", "validation", "test")
     )
-    refit: bool = choice(False, effect=needs("selection", "validation"))
     moment_embedder: bool = choice(False, effect=Effect(_names_horde, "horde(...) in --objectives"))
     evaluate_orders: str = choice(
         "end", choices=("end", "epochs", "never"), effect=Effect(_names_horde, "horde(...) in --objectives")
@@ -551,8 +548,8 @@ class EvaluationSettings(Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.moment_embedder and self.selection != "last" and not self.refit:
-            raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last, or --refit")
+        if self.moment_embedder and self.selection != "last":
+            raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last")
         if 1 not in self.recall_ks() and self.selection != "last" and self.selection_metric == "recall@1":
             raise UserError(f"--selection={self.selection} goes by recall@1: add 1 to --ks={self.ks}")
 

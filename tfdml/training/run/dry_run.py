@@ -132,7 +132,7 @@ def probe_lines(experiment: Experiment, parts: Components, measured: Probe) -> l
     """Return what a training takes, in words: images a second, bottleneck, hours and memory.
 
     Args:
-        experiment: The settings; --seeds and --refit make several trainings.
+        experiment: The settings; --seeds makes several trainings.
         parts: What the run is made of.
         measured: Seconds of its steps.
     """

@@ -185,7 +185,6 @@ def finish(
     evaluator: Evaluator,
     monitor: TrainingMonitor,
     seconds: float,
-    about: Mapping[str, Any],
     write_report: Callable[..., None] | None,
 ) -> dict[str, Any]:
     """Write what of `embedder.keras`, `moments.keras`, `statistics_network.keras` with `statistics.json`,
@@ -197,7 +196,6 @@ def finish(
         evaluator: Measures the embedder.
         monitor: Holds the records of the epochs.
         seconds: How long the run has taken in this process.
-        about: What the result says in place of what is said here.
         write_report: See `trainer.train`.
 
     Returns:
@@ -250,7 +248,6 @@ def finish(
             **{name: chosen[part] for name, part in measured.items() if part in chosen},
             **({} if learner.auto_weights is None else {"auto_weights": learner.auto_weights.describe()}),
             "seconds": seconds,
-            **about,
         }
         QueryValues.of(splits.test, values, experiment.data_dir).write(folder.queries)
         _write_statistics(learner, evaluator, monitor, embeddings if embedder is learner.embedder else None)

@@ -69,8 +69,7 @@ def selection_warnings(selection: str, held_out: ImageDataset | None) -> list[st
         return []
     return [
         f"WARNING: --selection=validation selects the epoch on {held_out.num_classes} held-out classes, which is "
-        f"mostly chance below {FEW_CLASSES}. Raise --holdout_classes, add --refit to train on the held-out "
-        "classes too, or use --selection=last"
+        f"mostly chance below {FEW_CLASSES}. Raise --holdout_classes, or use --selection=last"
     ]
 
 

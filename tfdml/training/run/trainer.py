@@ -6,9 +6,11 @@ import functools
 import io
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
@@ -17,20 +19,27 @@ from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import decoded_source, training_batches
 from tfdml.data.sampling import NeighborSampler, Share
 from tfdml.errors import UserError, differences
-from tfdml.io.files import atomic_write, is_disk_full
+from tfdml.evaluation import Interval, QueryValues, confidence_intervals, student_interval
+from tfdml.io.files import atomic_write, is_disk_full, write_json
 from tfdml.models.auto_weights import AutoWeights
 from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints
 from tfdml.training.build.components import build_components, check_memory
 from tfdml.training.build.initial_weights import calibrate, check_start, start_from
-from tfdml.training.distributed.devices import check_backend, device_names, join, one_operation_at_a_time, own_threads
+from tfdml.training.distributed.devices import (
+    check_backend,
+    device_names,
+    join,
+    one_operation_at_a_time,
+    own_threads,
+    require_one_process,
+)
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.optimizers import averaged
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.monitor import TrainingMonitor
 from tfdml.training.run.results import Evaluator, finish
 from tfdml.training.run.selection import selection_warnings
-from tfdml.training.run.several import WORDS, epochs_to_train, final_run, select_epochs, train_seeds
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
 from tfdml.training.settings import Experiment
 from tfdml.training.watching import Logger, Watcher
@@ -58,7 +67,7 @@ def train(
             `tfdml.report.write_run_report`.
 
     Returns:
-        What `result.json` holds (of several seeds: see `several.combine`); empty in all but the first of several
+        What `result.json` holds (of several seeds: see `combine`); empty in all but the first of several
         processes of JAX.
 
     Raises:
@@ -67,12 +76,9 @@ def train(
         Halted: An alarm of `stop_on` did; a `UserError` too.
     """
     check_backend(experiment)
-    one = functools.partial(train, saved=saved, write_report=write_report)
     if experiment.seeds:
+        one = functools.partial(train, saved=saved, write_report=write_report)
         return train_seeds(experiment, one, resume, write_report)
-    if experiment.refit:
-        select_epochs(experiment, one, resume)
-        resume = True
     folder = RunFolder(experiment.run_dir)
     if experiment.deterministic and experiment.logical_devices < 2:
         one_operation_at_a_time()
@@ -115,6 +121,119 @@ def train(
             raise
 
 
+def run_of_seed(experiment: Experiment, seed: int) -> Experiment:
+    """Return the run of one seed: in the folder `seed_<seed>` of that of all.
+
+    Example:
+        >>> run_of_seed(Experiment(run_dir="runs/cars", seeds="3"), 2).run_dir
+        'runs/cars/seed_2'
+    """
+    return dataclasses.replace(experiment, seeds="", seed=seed, run_dir=f"{experiment.run_dir}/seed_{seed}")
+
+
+def train_seeds(
+    experiment: Experiment,
+    train_one: Callable[..., dict[str, Any]],
+    resume: bool = False,
+    write_report: Callable[..., None] | None = None,
+) -> dict[str, Any]:
+    """Train a run for each of `experiment.seeds`, one after another, then write their common result and report.
+
+    Each is an ordinary run in its own folder; with `resume`, those that have ended are kept and the others resume.
+
+    Args:
+        experiment: The settings; its folder is that of all runs.
+        train_one: Trains one of them.
+        resume: Continue what is in the folder.
+        write_report: See `train`.
+
+    Returns:
+        What `result.json` holds: see `combine`.
+
+    Raises:
+        UserError: As a single run; or this is one of several processes.
+        Interrupted: A signal asked for it.
+    """
+    require_one_process("seeds")
+    folder = RunFolder(experiment.run_dir)
+    if resume and not folder.is_untouched():
+        folder.check_same(experiment)
+        owned = folder.locked()
+    else:
+        _check_new(folder, experiment)
+        owned = folder.created(experiment)
+    with owned:
+        known = folder.read_result()
+        if known is not None and (folder.report.is_file() or not experiment.report):
+            logging.info("%s is finished already: there is nothing left to do", folder.path)
+            return known
+        results: dict[int, dict[str, Any]] = {}
+        for seed in experiment.seed_list():
+            logging.info("seed %d", seed)
+            run = run_of_seed(experiment, seed)
+            try:
+                results[seed] = train_one(run, resume=Path(run.run_dir).exists())
+            except Interrupted as stop:
+                ended = f"{len(results)} of {len(experiment.seed_list())} seeds have ended"
+                stop.left = f"{ended}; continue with --run_dir={folder.path} --resume"
+                raise
+            except UserError as error:
+                if not any(entry.is_dir() for entry in folder.path.iterdir()):
+                    folder.discard()  # the first one has left none
+                raise type(error)(f"seed {seed}: {error}") from error
+            # The next one's memory is that of a process of its own.
+            keras.utils.clear_session()
+        values = [QueryValues.read(RunFolder(run_of_seed(experiment, seed).run_dir).queries) for seed in results]
+        result = combine(results, values)
+        write_json(folder.result, result)
+        if experiment.report and write_report is not None:
+            write_report(folder)
+    return result
+
+
+def combine(results: Mapping[int, Mapping[str, Any]], values: Sequence[QueryValues]) -> dict[str, Any]:
+    """Return what runs of several seeds say together.
+
+    Args:
+        results: What `result.json` of each run holds, by seed.
+        values: What each of them has found for each query.
+
+    Returns:
+        `metrics` and `metrics_before`, means over the seeds; `intervals` over classes, of each query's mean over the
+        seeds (`confidence_intervals`): how the mean would vary with other classes; `intervals_seeds`
+        (`student_interval`): how it would with other seeds; `seeds`, a row for each; `dataset`, `protocol`,
+        `selection`, and the seconds of all.
+    """
+    every = list(results.values())
+    means = {part: _means([result[part] for result in every]) for part in ("metrics", "metrics_before")}
+    shared = [name for name in values[0].values if all(name in of.values for of in values)]
+    of_queries = {name: np.mean([of.values[name] for of in values], axis=0) for name in shared}
+    over_seeds: dict[str, Interval] = {
+        name: student_interval([result["metrics"][name] for result in every])
+        for name, mean in means["metrics"].items()
+        if isinstance(mean, float)
+    }
+    rows = ("epoch", "steps", "metrics", "train_seconds", "images_per_second")
+    return {
+        **{name: every[0][name] for name in ("dataset", "protocol", "selection")},
+        **means,
+        "intervals": confidence_intervals(of_queries, values[0].labels),
+        "intervals_seeds": over_seeds,
+        "train_seconds": sum(result["train_seconds"] for result in every),
+        "seconds": sum(result["seconds"] for result in every),
+        "seeds": [{"seed": seed, **{row: result.get(row) for row in rows}} for seed, result in results.items()],
+    }
+
+
+def _means(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean of each metric that all have; counts, which are those of the images, as they are."""
+    names = [name for name in metrics[0] if all(name in of for of in metrics)]
+    return {
+        name: metrics[0][name] if isinstance(metrics[0][name], int) else sum(of[name] for of in metrics) / len(metrics)
+        for name in names
+    }
+
+
 def _check_alike(experiment: Experiment, processes: Processes) -> None:
     """Refuse to train with processes of other versions or with other settings."""
     if processes.alone:
@@ -149,7 +268,7 @@ class Run:
     """The objects of a run, and what is done with them, in the order of the methods. Making one writes nothing.
 
     Args:
-        asked: The experiment.
+        experiment: The settings.
         folder: Where the run is written, by the chief.
         processes: Who trains.
         interruption: Asked after each step whether the run is to stop.
@@ -160,7 +279,7 @@ class Run:
         UserError: The run could not be trained or measured.
     """
 
-    asked: Experiment
+    experiment: Experiment
     folder: RunFolder
     processes: Processes
     interruption: Interruption
@@ -169,9 +288,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.started = time.perf_counter()
-        processes = self.processes
-        self.experiment = experiment = final_run(self.asked)
-        self.epochs = epochs_to_train(self.asked)
+        experiment, processes = self.experiment, self.processes
         self.parts = parts = build_components(experiment, processes)
         self.learner, self.splits = parts.learner, parts.splits
         self.auto_weights = AutoWeights.of(self.learner)
@@ -182,7 +299,7 @@ class Run:
         logging.info("%s", parts.cache.reason)
         self.evaluator = Evaluator(
             experiment,
-            self.epochs,
+            experiment.epochs,
             self.splits,
             parts.evaluation_view,
             parts.cache.evaluation,
@@ -236,7 +353,7 @@ class Run:
         with self._naming_bad_images(), self._logging(), self.interruption.deferred():
             if monitor.records and monitor.epoch_is_open:
                 monitor.close_epoch()
-            if monitor.step >= self.epochs * steps and monitor.records:
+            if monitor.step >= self.experiment.epochs * steps and monitor.records:
                 return
             train, view, limit = self.splits.train, parts.train_view, self.experiment.cache_limit_mb
             images = decoded_source(train, view, limit) if parts.cache.training else False
@@ -262,10 +379,11 @@ class Run:
         A call ends where the neighbors are searched again, so that no batch is made ahead of them.
         """
         epoch, within = divmod(self.monitor.step, self.parts.steps_per_epoch)
-        every = self.experiment.neighbors_every if self.experiment.sampling == "neighbors" else self.epochs
-        while epoch < self.epochs or not self.monitor.records:
+        epochs = self.experiment.epochs
+        every = self.experiment.neighbors_every if self.experiment.sampling == "neighbors" else epochs
+        while epoch < epochs or not self.monitor.records:
             # First the rest of the epoch in which the run was stopped.
-            last = epoch + 1 if within else min((epoch // max(every, 1) + 1) * every, self.epochs)
+            last = epoch + 1 if within else min((epoch // max(every, 1) + 1) * every, epochs)
             yield epoch, last, self.parts.steps_per_epoch - within
             epoch, within = last, 0
 
@@ -306,12 +424,9 @@ class Run:
         if left is None:
             return {}
         self.processes = self.evaluator.processes = left
-        about = {"selection": WORDS} if self.asked.refit else {}
         seconds = time.perf_counter() - self.started
         with self._naming_bad_images(), averaged(self.learner):
-            result = finish(
-                self.experiment, self.learner, self.evaluator, self.monitor, seconds, about, self.write_report
-            )
+            result = finish(self.experiment, self.learner, self.evaluator, self.monitor, seconds, self.write_report)
         try:
             return left.of_chief(lambda: result)
         except tf.errors.OpError:

@@ -1,4 +1,4 @@
-"""Several seeds, and a second training on all classes."""
+"""Several seeds."""
 
 import json
 import shutil
@@ -9,17 +9,13 @@ import pytest
 from scipy import stats
 
 from tests.report.pages import check_page, rows_of
-from tests.training import runs
 from tests.training.run.stopping import Killed, finished, kill_after, make_quick, signal_at
 from tests.training.runs import EPOCHS, STEPS, experiment, records, train
 from tfdml.errors import UserError
 from tfdml.evaluation import QueryValues, confidence_intervals
 from tfdml.report import read_run
-from tfdml.training import Experiment
-from tfdml.training.build import components
 from tfdml.training.run.interruption import Interrupted
-from tfdml.training.run.results import Evaluator
-from tfdml.training.run.several import WORDS, epochs_to_train, final_run, run_of_seed, selection_run
+from tfdml.training.run.trainer import run_of_seed
 
 RECALL = "recall@1"
 
@@ -147,117 +143,3 @@ def test_which_seeds():
     for wrong in ("1", "0", "a", "0,0", "-1,2", "1001", "1,", f"0,{2**31}", "1" * 5000):
         with pytest.raises(UserError, match="--seeds="):
             seeds(wrong)
-
-
-CHOSEN = {"selection": "validation", "holdout_classes": 0.3, "refit": True}
-CHOSEN |= {"epochs": 3, "drop_epochs": "1,2"}
-ALL = runs.Splits(runs.noise("train", 12, 4), None, runs.SPLITS.test)
-
-
-def make_refit_quick(patch):
-    """Of three epochs the second is the best on held-out classes, by MAP@R; all training classes are more images."""
-    make_quick(patch)
-    patch.setattr(components, "load_splits", lambda data, *rest: runs.SPLITS if data.holdout_classes else ALL)
-    each_epoch = Evaluator.each_epoch
-
-    def measured(self, learner, epoch):
-        found = each_epoch(self, learner, epoch)
-        if "validation" in found:
-            found["validation"]["map@r"] = (0.9, 0.4, 0.6, 0.5)[epoch]
-        return found
-
-    patch.setattr(Evaluator, "each_epoch", measured)
-
-
-@pytest.fixture
-def _refit_quick(monkeypatch):
-    make_refit_quick(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def refit(tmp_path_factory):
-    """The folder of a run that was never stopped."""
-    return finished(tmp_path_factory.mktemp("runs") / "refit", make_refit_quick, **CHOSEN)
-
-
-@pytest.mark.usefixtures("_refit_quick")
-@pytest.mark.slow
-def test_it_is_the_run_of_all_classes_for_the_epochs_that_were_found(refit, tmp_path):
-    assert result(refit / "selection")["epoch"] == 2
-    by_hand = tmp_path / "by_hand"
-    train(by_hand, epochs=2, drop_epochs="1,2")
-    assert records(refit) == records(by_hand)
-    for one, other in zip(runs.embedder(refit), runs.embedder(by_hand), strict=True):
-        np.testing.assert_array_equal(one, other)
-    found, expected = result(refit), result(by_hand)
-    assert found["selection"] == WORDS
-    for name in ("metrics", "metrics_before", "epoch", "steps", "protocol"):
-        assert found[name] == expected[name]
-    assert "trained on 12 classes" in found["protocol"]
-    assert "trained on 8 classes" in result(refit / "selection")["protocol"]
-    assert "--refit=true" in (refit / "flags.txt").read_text().splitlines()
-
-
-@pytest.mark.usefixtures("_refit_quick")
-@pytest.mark.slow
-def test_a_refit_stopped_and_killed_ends_as_one_that_was_not(refit, tmp_path, monkeypatch):
-    folder = tmp_path / "refit"
-    kill_after(monkeypatch, "flags.txt")
-    with pytest.raises(Killed):
-        train(folder, **CHOSEN)
-    with monkeypatch.context() as patch:
-        signal_at(patch, STEPS + 1, signal.SIGTERM)
-        with pytest.raises(Interrupted, match=r"not found yet; continue with --run_dir=\S*refit --resume"):
-            train(folder, resume=True, **CHOSEN)
-    # Before the figures of the first training, and twice in the second one.
-    for name in ("queries.npz", "data.json", f"step-{STEPS:08d}.npz"):
-        kill_after(monkeypatch, name)
-        with pytest.raises(Killed):
-            train(folder, resume=True, **CHOSEN)
-    assert (folder / "selection" / "result.json").is_file()
-    assert not (folder / "result.json").exists()
-    train(folder, resume=True, **CHOSEN)
-    assert records(folder) == records(refit)
-    for one, other in zip(runs.embedder(refit), runs.embedder(folder), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert result(folder)["metrics"] == result(refit)["metrics"]
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-    assert train(folder, resume=True, **CHOSEN)["metrics"] == result(refit)["metrics"]
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.usefixtures("_refit_quick")
-@pytest.mark.slow
-def test_of_several_seeds_each_finds_its_own(tmp_path):
-    folder = tmp_path / "two"
-    train(folder, **{**CHOSEN, "seeds": "2", "epochs": 1, "steps_per_epoch": 1})
-    assert [row["epoch"] for row in result(folder)["seeds"]] == [1, 1]
-    assert (folder / "seed_1" / "selection" / "result.json").is_file()
-    assert result(folder)["selection"] == WORDS
-
-
-@pytest.mark.usefixtures("_refit_quick")
-def test_what_makes_it_fail_leaves_no_folder(tmp_path):
-    with pytest.raises(UserError, match="recall@99"):
-        train(tmp_path / "refit", **CHOSEN, ks="1,99")
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match=r"selection/result\.json"):
-        epochs_to_train(experiment(tmp_path / "refit", **CHOSEN))
-
-
-@pytest.mark.usefixtures("_refit_quick")
-def test_the_two_trainings_differ_in_what_they_say():
-    asked = Experiment(run_dir="runs/a", **CHOSEN, moment_embedder=True)
-    first = selection_run(asked)
-    assert (first.run_dir, first.refit, first.moment_embedder, first.report) == (
-        "runs/a/selection",
-        False,
-        False,
-        False,
-    )
-    assert (first.selection, first.holdout_classes, first.epochs) == ("validation", 0.3, 3)
-    assert final_run(first) is first
-    # The rates follow the same schedule, however early it ends.
-    assert final_run(asked).rate_schedule(10).get_config() == asked.rate_schedule(10).get_config()
-    assert final_run(asked).holdout_classes == 0.0
-    assert final_run(first).holdout_classes == 0.3
