@@ -243,5 +243,5 @@ def test_a_head_is_exported_with_vectors_as_its_input(tmp_path):
     expected = projected / np.linalg.norm(projected, axis=1, keepdims=True)
     np.testing.assert_allclose(served(vectors=tf.constant(vectors))["embedding"], expected, atol=1e-6)
     assert served(vectors=tf.zeros((0, 6)))["embedding"].shape == (0, 4)
-    with pytest.raises(UserError, match="int8 takes no moments, whitening or head"):
+    with pytest.raises(UserError, match="int8 takes no moments, whitening, head"):
         convert_litert(head, "int8", vectors)

@@ -21,8 +21,8 @@ from tfdml.workarounds import litert_schema
 
 PRECISIONS = ("float32", "float16", "dynamic_range", "int8")
 _PIXEL_RANGE = (0, 255)
-_WITH_WEIGHTS = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
 _BATCH_SIZE = 32
+_AS_SMALL = "export litert_dynamic_range, which is as small"
 # The ONNX operator set: old enough for runtimes in the field, new enough for every operation in use.
 _OPSET = 17
 
@@ -42,13 +42,12 @@ def convert_litert(
     - `"dynamic_range"`: weights in 8 bits, a scale per channel; activations are quantised as they come;
     - `"int8"`: weights and activations in 8 bits, with ranges measured on `representative` images. The network up to
       the projection is integer arithmetic alone. Its result is made float again, its mean error over the images is
-      subtracted, and it is divided by its length, which 8 bits would give with errors of percents. Of a
-      network that normalises as it goes (LayerNorm: transformers, ConvNeXt) the layers with weights alone are in 8
-      bits; normalisations, attention and the sums of branches, which such steps ruin, stay float.
+      subtracted, and it is divided by its length, which 8 bits would give with errors of percents.
 
     Args:
         embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`.
-        precision: One of `PRECISIONS`; a head, moments and a whitening have no `"int8"`, cut or not.
+        precision: One of `PRECISIONS`; a head, an ensemble, moments, a whitening and a network that normalises as it
+            goes (LayerNorm: transformers, ConvNeXt) have no `"int8"`, cut or not.
         representative: (N, S, S, 3) uint8 views of training images, for `"int8"`; some hundreds are enough.
 
     Returns:
@@ -66,10 +65,9 @@ def convert_litert(
         raise UserError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     if precision != "int8":
         return _converted(_module(embedder), precision)
-    cut = isinstance(embedder, TruncatedEmbedder)
-    whole = embedder.embedder if cut else embedder
-    if isinstance(whole, Head) or not isinstance(whole, Embedder) or (cut and isinstance(whole, AttentionEnsemble)):
-        raise UserError("int8 takes no moments, whitening or head: export litert_dynamic_range, which is as small")
+    whole = embedder.embedder if isinstance(embedder, TruncatedEmbedder) else embedder
+    if isinstance(whole, Head | AttentionEnsemble) or not isinstance(whole, Embedder):
+        raise UserError(f"int8 takes no moments, whitening, head or ensemble: {_AS_SMALL}")
     if representative is None or not len(representative):
         raise UserError("int8 needs representative images: pass views of some hundreds of training images")
 
@@ -79,13 +77,11 @@ def convert_litert(
         return embedder.represent(images, training=False)["projection"]
 
     module = frozen_module(projection, embedder.view_shape, tf.float32)
-    names = _operator_names()
     codes = _read_model(_converted(module, "float32")).operatorCodes
-    if "RSQRT" in {names[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in codes}:
-        return _int8_where_weights_are(_module(embedder), representative)
+    if litert_schema().BuiltinOperator.RSQRT in {code.builtinCode for code in codes}:
+        raise UserError(f"int8 takes no network that normalises over channels, as transformers do: {_AS_SMALL}")
     file = _converted(module, precision, representative)
-    heads = embedder.heads if isinstance(embedder, AttentionEnsemble) else 1
-    return finish_int8(file, _mean_error(file, module, representative), heads)
+    return finish_int8(file, _mean_error(file, module, representative))
 
 
 def _module(embedder: AnyEmbedder) -> tf.Module:
@@ -120,22 +116,6 @@ def _converted(module: tf.Module, precision: str, representative: np.ndarray | N
     return _run(converter.convert, precision)
 
 
-def _int8_where_weights_are(module: tf.Module, representative: np.ndarray) -> bytes:
-    """In 8 bits where there are weights, in float32 elsewhere."""
-    converter = _converter(module)
-    converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: ([image[None]] for image in representative)
-
-    def convert() -> bytes:
-        # TensorFlow's way to leave operations out of quantisation.
-        floats = sorted(set(_operator_names().values()) - _WITH_WEIGHTS)
-        options = tf.lite.experimental.QuantizationDebugOptions(denylisted_ops=floats)
-        made = tf.lite.experimental.QuantizationDebugger(converter=converter, debug_options=options)
-        return made.get_nondebug_quantized_model()
-
-    return _run(convert, "int8")
-
-
 def _run(convert: Callable[[], bytes], precision: str) -> bytes:
     try:
         with quiet():
@@ -146,10 +126,6 @@ def _run(convert: Callable[[], bytes], precision: str) -> bytes:
     if not _read_model(file).signatureDefs:
         raise UserError(f"LiteRT's converter made no model of this embedder for {precision}")
     return file
-
-
-def _operator_names() -> dict[int, str]:
-    return {code: name for name, code in vars(litert_schema().BuiltinOperator).items() if isinstance(code, int)}
 
 
 def _read_model(file: bytes) -> Any:
@@ -170,7 +146,7 @@ def _mean_error(file: bytes, module: tf.Module, views: np.ndarray) -> np.ndarray
     return (total / len(views)).astype(np.float32)
 
 
-def finish_int8(file: bytes, error: np.ndarray, heads: int = 1) -> bytes:
+def finish_int8(file: bytes, error: np.ndarray) -> bytes:
     """Return a .tflite file of an int8 network, whose float output x becomes (x - error) / |x - error|, in float32.
 
     The converter would quantise the normalisation too, and lengths would be off by several percent; so it converts the
@@ -179,7 +155,6 @@ def finish_int8(file: bytes, error: np.ndarray, heads: int = 1) -> bytes:
     Args:
         file: A model from uint8 images to vectors (B, d) float32, whose last step is to dequantise.
         error: (d,) float32.
-        heads: M; with several, each d/M components are normalised on their own first.
 
     Returns:
         The file, whose output is `embedding`.
@@ -197,24 +172,14 @@ def finish_int8(file: bytes, error: np.ndarray, heads: int = 1) -> bytes:
     if pixels.type != schema.TensorType.UINT8 or scale != (1, 0):
         raise UserError("LiteRT's converter did not keep pixels as they are at the input of the int8 model")
 
-    def constant(value: np.ndarray, kind: int) -> int:
-        buffer, tensor = schema.BufferT(), schema.TensorT()
-        buffer.data = np.frombuffer(value.tobytes(), np.uint8)
-        model.buffers.append(buffer)
-        tensor.name = f"constant_{len(graph.tensors)}".encode()
-        tensor.type, tensor.shape, tensor.buffer = kind, list(value.shape), len(model.buffers) - 1
-        graph.tensors.append(tensor)
-        return len(graph.tensors) - 1
-
-    def append(name: str, options: str, inputs: list[int], size: int) -> int:
-        """Put an operation behind the last; its result has rows of `size`. Tensors go by their index."""
+    def append(name: str, options: str, inputs: list[int]) -> int:
+        """Put an operation behind the last, whose result is like its first input. Tensors go by their index."""
         code, operator = schema.OperatorCodeT(), schema.OperatorT()
         code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
         code.version = 1
         model.operatorCodes.append(code)
         result = copy.copy(graph.tensors[inputs[0]])
-        result.name = f"tail_{len(graph.tensors)}".encode()
-        result.shape, result.shapeSignature = [1, size], [-1, size]
+        result.name = name.lower().encode()
         graph.tensors.append(result)
         operator.opcodeIndex = len(model.operatorCodes) - 1
         operator.inputs, operator.outputs = inputs, [len(graph.tensors) - 1]
@@ -223,20 +188,14 @@ def finish_int8(file: bytes, error: np.ndarray, heads: int = 1) -> bytes:
         graph.operators.append(operator)
         return operator.outputs[0]
 
-    def normalize(vectors: int, size: int) -> int:
-        return append("L2_NORMALIZATION", "L2NormOptions", [vectors], size)
-
-    def reshape(vectors: int, size: int) -> int:
-        rows = constant(np.array([-1, size], np.int32), schema.TensorType.INT32)
-        return append("RESHAPE", "ReshapeOptions", [vectors, rows], size)
-
-    size = graph.tensors[last].shape[-1]
-    error_at = constant(error.astype(np.float32), schema.TensorType.FLOAT32)
-    vectors = append("SUB", "SubOptions", [last, error_at], size)
-    if heads > 1:
-        part = size // heads
-        vectors = reshape(normalize(reshape(vectors, part), part), size)
-    vectors = normalize(vectors, size)
+    buffer, offset = schema.BufferT(), schema.TensorT()
+    buffer.data = np.frombuffer(error.astype(np.float32).tobytes(), np.uint8)
+    model.buffers.append(buffer)
+    offset.name, offset.type, offset.shape = b"mean_error", schema.TensorType.FLOAT32, list(error.shape)
+    offset.buffer = len(model.buffers) - 1
+    graph.tensors.append(offset)
+    vectors = append("SUB", "SubOptions", [last, len(graph.tensors) - 1])
+    vectors = append("L2_NORMALIZATION", "L2NormOptions", [vectors])
     graph.tensors[vectors].name = b"embedding"
     graph.outputs = [vectors]
     for signature in model.signatureDefs:
