@@ -5,7 +5,7 @@
 
 import numbers
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,6 +165,10 @@ def one_of(what: str, value: Any, choices: Sequence[str]) -> str:
         *others, last = map(repr, choices)
         raise ValueError(f"{what} must be {', '.join(others)} or {last}, not {value!r}")
     return value
+
+
+#: The check of each plain type.
+BY_TYPE: dict[type, Callable[[str, Any], Any]] = {bool: boolean, float: number, int: integer, str: text}
 
 
 def _bounds(above: float | None, at_least: float | None, at_most: float | None) -> str:

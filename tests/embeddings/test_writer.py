@@ -72,8 +72,8 @@ def test_stopped_and_resumed_is_bit_equal_to_uninterrupted(stops, rows_per_file,
         # The rows of a file that was not full are lost.
         full = 4 if rows_per_file == 4 else 8
         written += full * (min(4 * stop, 10 - written) // full)
-        writer = EmbeddingWriter(tmp_path / "broken", IDENTITY, table(), rows_per_file=rows_per_file)
-        assert writer.written() == written
+        with EmbeddingWriter(tmp_path / "broken", IDENTITY, table(), rows_per_file=rows_per_file) as writer:
+            assert writer.rows == written
         if stop:
             with pytest.raises(UserError, match="unfinished: run the same tfdml embed again"):
                 read_embeddings(tmp_path / "broken")
@@ -141,7 +141,7 @@ def test_a_finished_folder_stays_as_it_is(tmp_path):
     # As a process leaves it that is killed after the manifest.
     (tmp_path / "x" / "progress.json").write_bytes(progress)
     with EmbeddingWriter(tmp_path / "x", IDENTITY, table(), rows_per_file=4) as writer:
-        assert writer.rows == writer.written() == 10
+        assert writer.rows == 10
         assert writer.finish() == writer.manifest
         assert writer.manifest["complete"]
     assert content(tmp_path / "x") == before

@@ -48,7 +48,7 @@ from tfdml.training import RunFolder
 FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
 FLAGS.define("data_dir", "", "Where the images of a gallery of embeddings are: the folder that their names are below.")
-FLAGS.define("distance", "euclidean", "What near means.", ["euclidean", "sqeuclidean", "cosine", "dot"])
+model_flags.define_distance(FLAGS)
 FLAGS.define("calibration", "", "When two images are the same: a JSON file of tfdml evaluate --target, or far=0.01.")
 FLAGS.define("cache", "~/.cache/tfdml/demo", "Folder where the embeddings of a folder of images and maps are kept.")
 FLAGS.define("host", "127.0.0.1", "Address to listen at; 0.0.0.0: at all of this machine.")

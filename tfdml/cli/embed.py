@@ -15,6 +15,7 @@ as --dataset=list reads it, of which only path is required. Bad images are liste
 
 import json
 import os
+from typing import Any
 
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
@@ -32,12 +33,8 @@ FLAGS = Flags()
 model_flags.define_model_flags(FLAGS)
 model_flags.define_data_flags(FLAGS)
 FLAGS.define("out", "", "Folder to write: new, empty, or begun by the same command.")
-FLAGS.define(
-    "split",
-    "test",
-    "Images of the unseen or the training classes, or both; or one role of the test images.",
-    ["test", "train", "all", "query", "gallery"],
-)
+SPLITS = ["test", "train", "all", "query", "gallery"]
+FLAGS.define("split", "test", "Images of unseen or training classes, or both; or one role of the test images.", SPLITS)
 FLAGS.define("dtype", "float32", "Vectors as they are, or 8 bits with a scale for each row.", ["float32", "int8"])
 FLAGS.define("dry_run", False, "Say what would be done, write nothing.")
 FLAGS.define("cluster", "", "Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379.")
@@ -72,10 +69,9 @@ def embed(values: Flags) -> None:
     }
     embedding_writer = EmbeddingWriter(out, identity, table, values.dtype, values.rows_per_file)
     if values.dry_run:
-        print(
-            f"would write embeddings of {len(table):,} images of {choice.name}, {values.split}, of which "
-            f"{embedding_writer.written():,} are written, by {source.address} to {out}; nothing was written (--dry_run)"
-        )
+        embedding_writer.folder.read()
+        images = f"{len(table):,} images of {choice.name}, {values.split}"
+        print(f"would write embeddings of {images}, by {source.address} to {out}; nothing was written (--dry_run)")
         return
     with embedding_writer as writer:
         if writer.manifest:
@@ -113,17 +109,9 @@ def _stream(source: EmbeddingBackend, splits: list[ImageDataset], batch_size: in
 def _embed_in_bulk(values: Flags) -> None:
     """Embed a list of images, or all files of a pattern, over many processes."""
     out = os.path.expanduser(values.out)
-    request = bulk_embedding.BulkRequest(
-        model=os.path.expanduser(values.model),
-        source=values.input,
-        folder=out,
-        cluster=values.cluster,
-        actors=values.actors,
-        batch_size=values.batch_size,
-        dtype=values.dtype,
-        rows_per_file=values.rows_per_file,
-        truncate_dim=values.truncate_dim,
-    )
+    names = ("cluster", "actors", "batch_size", "dtype", "rows_per_file", "truncate_dim")
+    options: dict[str, Any] = {name: values[name].value for name in names}
+    request = bulk_embedding.BulkRequest(os.path.expanduser(values.model), values.input, out, **options)
     if values.dry_run:
         print(f"would embed {values.input} by {values.model} into {out}; nothing was written (--dry_run)")
         return

@@ -91,18 +91,10 @@ model_flags.define_model_flags(FLAGS)
 model_flags.define_data_flags(FLAGS)
 FLAGS.define("split", "test", "Which classes to measure on.", ["test", "train"])
 FLAGS.define("metrics", [], "Which metrics, see above. Large sets are quicker without nmi, ami and f1.")
-FLAGS.define(
-    "ks",
-    ["1", "2", "4", "8"],
-    "The K of Recall@K; by default the benchmark's, or those that the images are enough for.",
-)
-FLAGS.define("distance", "euclidean", "What near means.", ["euclidean", "sqeuclidean", "cosine", "dot"])
-FLAGS.define(
-    "intervals",
-    "none",
-    "95 % intervals: bootstrap over classes or queries, or means over ten parts.",
-    ["none", "classes", "queries", "parts"],
-)
+FLAGS.define("ks", ["1", "2", "4", "8"], "The K of Recall@K; by default the benchmark's, or those that fit the images.")
+model_flags.define_distance(FLAGS)
+INTERVALS = ["none", "classes", "queries", "parts"]
+FLAGS.define("intervals", "none", "95 % intervals: by bootstrap, or means over ten parts of the images.", INTERVALS)
 FLAGS.define("task", "retrieval", "What the embeddings are for.", ["retrieval", "verification", "classification"])
 FLAGS.define("target", "", "With --task=verification: choose a threshold, such as far=0.001 or precision=0.99.")
 FLAGS.define("neighbors", 5, "With --task=classification: how many images vote.", lower_bound=1)
@@ -114,10 +106,7 @@ FLAGS.define("report", "", "File to write an HTML page to.")
 FLAGS.define("heat_maps", False, "With --report: show what a few queries have in common with their neighbors.")
 FLAGS.define("compare", [], "In place of --model: finished runs, compared with the first of them.")
 FLAGS.define(
-    "after",
-    [],
-    "A chain of steps after the embedding, see above; repeat the flag for another chain.",
-    kind="multi_string",
+    "after", [], "Steps after the embedding, see above; repeat the flag for another chain.", kind="multi_string"
 )
 
 

@@ -46,9 +46,7 @@ FLAGS.define("run_dir", "", "Folder of the run.")
 FLAGS.define("out", "", "Folder of the exported versions.")
 FLAGS.define_settings(ExportOptions)
 FLAGS.define("moment_embedder", False, "Export moments.keras, which searches with all moments.")
-FLAGS.define(
-    "whitening", "", "Add a PCA whitening fitted to the training images, e.g. 'dim=64, power=0.5, shrinkage=0'."
-)
+FLAGS.define("whitening", "", "Add a PCA whitening of the training images: 'dim=64, power=0.5, shrinkage=0'.")
 FLAGS.define("truncate_dim", 0, "Keep the first N dimensions of the vector, scaled to length 1; 0: all.", lower_bound=0)
 FLAGS.define("stack_on", "", "The run of the embedder that a head's vectors come from: export both as one.")
 FLAGS.define("data_dir", "", "Where the data set of the run, or of --stack_on, lies, if it has moved.")

@@ -36,6 +36,11 @@ def define_model_flags(values: Flags) -> None:
     values.define("timeout", 60.0, "Seconds that a request to an endpoint may take.")
 
 
+def define_distance(values: Flags) -> None:
+    """Define --distance."""
+    values.define("distance", "euclidean", "What near means.", ["euclidean", "sqeuclidean", "cosine", "dot"])
+
+
 def define_data_flags(values: Flags) -> None:
     """Define --dataset, and the flags that say where it lies and what becomes of bad images."""
     values.define("dataset", "", "Data set, as in tfdml train; for a run folder, its own.")

@@ -46,12 +46,8 @@ FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
 FLAGS.define("queries", [], "Images: files, or patterns with * and **. Or one folder or file of embeddings.")
 FLAGS.define("k", 10, "How many neighbors of each query.", lower_bound=1)
-FLAGS.define(
-    "distance", "euclidean", "What near means, in stored embeddings.", ["euclidean", "sqeuclidean", "cosine", "dot"]
-)
-FLAGS.define(
-    "max_distance", "", "Leave out what is further away: a distance, or calibrated, the threshold of a retriever."
-)
+model_flags.define_distance(FLAGS)
+FLAGS.define("max_distance", "", "Leave out what is further away; calibrated: than the threshold of a retriever.")
 FLAGS.define("out", "", "File to write the neighbors to, see above.")
 model_flags.define_model_flags(FLAGS)
 

@@ -39,12 +39,6 @@ _READERS: dict[str, Callable[..., ImageDataset]] = {
     "records": records.read,
     "tfds": tfds.read,
 }
-_CHECKS: dict[type, Callable[[str, Any], Any]] = {
-    bool: arguments.boolean,
-    float: arguments.number,
-    int: arguments.integer,
-    str: arguments.text,
-}
 _ALIASES = {"cub": "cub200"}
 
 
@@ -93,7 +87,7 @@ def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "
         if option not in known:
             takes = f"it takes: {', '.join(known)}" if known else "it takes none"
             raise UserError(f"data set {name} has no option {option!r}; {takes}")
-        check = _CHECKS.get(types.get(option, Any))
+        check = arguments.BY_TYPE.get(types.get(option, Any))
         try:
             options[option] = check(option, value) if check else value
         except ValueError as error:

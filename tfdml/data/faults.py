@@ -14,7 +14,7 @@ from absl import logging
 from PIL import Image
 
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, JPEG, PNG, WEBP, decode_image, format_of
+from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, PNG, WEBP, Format, decode_image, format_of
 from tfdml.data.images import Images, in_threads, read_header
 from tfdml.errors import UserError, short_message
 
@@ -222,7 +222,7 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
     kind = format_of(head)
     if kind is None:
         return _foreign(file, head)
-    ended = _END_FAULTS[kind](file, head)
+    ended = _end_fault(file, kind, head)
     if ended:
         return ended
     try:
@@ -241,39 +241,24 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
     return None
 
 
-def _jpeg_end_fault(file: BinaryIO, head: bytes) -> str | None:
-    size, tail = _tail(file)
-    if size > _TAIL and _JPEG_END in tail:
+def _end_fault(file: BinaryIO, kind: Format, head: bytes) -> str | None:
+    """Return what is wrong with the end of a file of a supported format, by its last bytes where these will do."""
+    size = file.seek(0, os.SEEK_END)
+    if kind is WEBP:
+        stated = int.from_bytes(head[4:8], "little") + 8
+        return "truncated WebP (shorter than its header says)" if size < max(stated, 30) else None
+    end = _PNG_END if kind is PNG else _JPEG_END
+    file.seek(max(size - _TAIL, 0))
+    if end in file.read() and (kind is PNG or size > _TAIL):
         return None
-    # Some cameras append data of their own, and an embedded thumbnail has an end marker as well: the whole file
-    # must have one after the last start of a scan. Scan data cannot contain either marker.
     file.seek(0)
     data = file.read()
+    if kind is PNG:
+        return None if end in data else "truncated PNG (no IEND chunk)"
+    # Some cameras append data of their own, and an embedded thumbnail has an end marker as well: the whole file
+    # must have one after the last start of a scan. Scan data cannot contain either marker.
     scan = data.rfind(_JPEG_SCAN)
-    return "truncated JPEG (no end-of-image marker)" if scan < 0 or data.rfind(_JPEG_END) < scan else None
-
-
-def _png_end_fault(file: BinaryIO, head: bytes) -> str | None:
-    if _PNG_END in _tail(file)[1]:
-        return None
-    file.seek(0)
-    return None if _PNG_END in file.read() else "truncated PNG (no IEND chunk)"
-
-
-def _webp_end_fault(file: BinaryIO, head: bytes) -> str | None:
-    stated = int.from_bytes(head[4:8], "little") + 8
-    return "truncated WebP (shorter than its header says)" if _tail(file)[0] < max(stated, 30) else None
-
-
-_END_FAULTS = {JPEG: _jpeg_end_fault, PNG: _png_end_fault, WEBP: _webp_end_fault}
-
-
-def _tail(file: BinaryIO) -> tuple[int, bytes]:
-    """Return the length of a file, and its last bytes."""
-    file.seek(0, os.SEEK_END)
-    size = file.tell()
-    file.seek(max(size - _TAIL, 0))
-    return size, file.read()
+    return "truncated JPEG (no end-of-image marker)" if scan < 0 or data.rfind(end) < scan else None
 
 
 def _foreign(file: BinaryIO, head: bytes) -> str:

@@ -8,7 +8,7 @@ import concurrent.futures
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -218,15 +218,6 @@ def _finished(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
 _DEFAULT_TRANSFORM = TrainTransform()
 
 
-class Stream(TypedDict, total=False):
-    """The arguments of `training_batches` that every composition passes on."""
-
-    first_step: int
-    num_steps: int | None
-    cache: bool | Source
-    cache_limit_mb: float
-
-
 def class_balanced(
     dataset: ImageDataset,
     classes_per_batch: int,
@@ -234,7 +225,7 @@ def class_balanced(
     transform: TrainTransform = _DEFAULT_TRANSFORM,
     seed: int = 0,
     short_classes: str = "repeat",
-    **stream: Unpack[Stream],
+    **stream: Any,
 ) -> tf.data.Dataset:
     """Training batches of P distinct classes with K images each, without end unless `num_steps` is given.
 
@@ -269,7 +260,7 @@ def distributed(
     sampler: Sampler,
     transform: TrainTransform = _DEFAULT_TRANSFORM,
     seed: int = 0,
-    **stream: Unpack[Stream],
+    **stream: Any,
 ) -> tf.distribute.DistributedDataset:
     """Training batches that several workers make together, each reading and decoding only its own rows.
 

@@ -307,22 +307,7 @@ _JPEG_QUALITY = 95
 Progress = Callable[[int, int, int], None]  # images done, of how many, bad ones among them
 
 
-@dataclasses.dataclass(frozen=True)
-class Examined:
-    """The result of examining one image.
-
-    Args:
-        index: Its place in the data set.
-        data: The bytes for its record; empty for a bad image.
-        fault: What is wrong with it, or None.
-    """
-
-    index: int
-    data: bytes
-    fault: str | None = None
-
-
-def examine(images: Images, index: int, settings: RecordSettings) -> Examined:
+def examine(images: Images, index: int, settings: RecordSettings) -> tuple[bytes, str | None]:
     """Read, decode and convert an image.
 
     Args:
@@ -330,17 +315,20 @@ def examine(images: Images, index: int, settings: RecordSettings) -> Examined:
         index: Which one.
         settings: The preparation's settings.
 
+    Returns:
+        The bytes for its record, and what is wrong with it, or None.
+
     Example:
-        >>> examine(EncodedImages((jpeg[:100],), ("1.jpg",)), 0, RecordSettings()).fault
+        >>> examine(EncodedImages((jpeg[:100],), ("1.jpg",)), 0, RecordSettings())[1]
         'truncated JPEG (no end-of-image marker)'
     """
     try:
         data = images.encoded(index)
     except Exception as error:  # clients of file systems have their own error types
-        return Examined(index, b"", access_fault(error))
-    convert, converted = _converter(settings.shrink, settings.shrink_format), []
+        return b"", access_fault(error)
+    convert, converted = _converter(settings.shrink, settings.shrink_format), [b""]
     fault = decoding_fault(data, lambda encoded: converted.append(convert(encoded).numpy()), settings.max_pixels)
-    return Examined(index, b"", fault) if fault else Examined(index, converted[0] or data)
+    return converted[-1] or data, fault
 
 
 @functools.cache
@@ -396,6 +384,13 @@ class SplitReport:
     def kept(self) -> np.ndarray:
         """The indices of the images that have a record."""
         return np.setdiff1d(np.arange(len(self.dataset)), [fault.index for fault in self.faults])
+
+    def about(self, table: str) -> dict[str, Any]:
+        """Return the split's part of the manifest."""
+        bad = [{"name": fault.name, "reason": fault.reason} for fault in self.faults]
+        classes = len(np.unique(self.dataset.labels[self.kept]))
+        shards = list(self.files)
+        return {"images": len(self.kept), "classes": classes, "table": table, "shards": shards, "bad_images": bad}
 
 
 def bad_images_in_words(reports: Mapping[str, SplitReport]) -> str:
@@ -539,7 +534,7 @@ def prepare(
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "dataset": next(iter(splits.values())).name,
             "source": dict(source or {}),
-            "splits": {split: _about(found, f"{split}.parquet") for split, found in reports.items()},
+            "splits": {split: found.about(f"{split}.parquet") for split, found in reports.items()},
             "files": known,
         }
         folder.finish(entries)
@@ -567,27 +562,24 @@ def _write_shards(
                     reports[split].resumed += 1
                     progress(done + stop - start, total, bad)
                 else:
-                    images = []
-                    for image in pool.map(examining, range(start, stop)):
-                        images.append(image)
-                        bad += image.fault is not None
-                        progress(done + len(images), total, bad)
-                    faults = {str(image.index): image.fault for image in images if image.fault}
+                    kept: dict[int, bytes] = {}
+                    faults: dict[str, str] = {}
+                    for index, (data, fault) in enumerate(pool.map(examining, range(start, stop)), start):
+                        if fault:
+                            faults[str(index)] = fault
+                        else:
+                            kept[index] = data
+                        progress(done + index + 1 - start, total, bad + len(faults))
+                    bad += len(faults)
                     part = {"key": key, "faults": faults, "places": [], "files": {}}
-                    if not (faults and strict):
-                        part = _write_part(folder, stem, part, [image for image in images if not image.fault])
+                    if kept and not (faults and strict):
+                        written, part["places"] = write_shard(folder.path(f"{stem}.tar"), kept)
+                        part = folder.finish_part(stem, part, {f"{stem}.tar": written})
                 done += stop - start
                 reports[split].add(part)
     finally:
         pool.shutdown(cancel_futures=True)
     return reports
-
-
-def _write_part(folder: ResumableFolder, stem: str, part: dict[str, Any], kept: Sequence[Examined]) -> dict[str, Any]:
-    written = {}
-    if kept:
-        written[f"{stem}.tar"], part["places"] = write_shard(folder.path(f"{stem}.tar"), kept)
-    return folder.finish_part(stem, part, written)
 
 
 def _starts(
@@ -650,17 +642,6 @@ def _write_table(found: SplitReport, split: str, out: str) -> dict[str, Any]:
     return {"bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()}
 
 
-def _about(found: SplitReport, table: str) -> dict[str, Any]:
-    """Return a split's part of the manifest."""
-    return {
-        "images": len(found.kept),
-        "classes": len(np.unique(found.dataset.labels[found.kept])),
-        "table": table,
-        "shards": list(found.files),
-        "bad_images": [{"name": fault.name, "reason": fault.reason} for fault in found.faults],
-    }
-
-
 def _report_bad_images(reports: Mapping[str, SplitReport], out: str, settings: RecordSettings) -> None:
     path = os.path.join(out, BAD_IMAGES)
     faults = [fault for found in reports.values() for fault in found.faults]
@@ -699,12 +680,12 @@ def cut_into_shards(sizes: Sequence[int], shard_bytes: float) -> list[int]:
     return starts
 
 
-def write_shard(path: str, images: Sequence[Examined]) -> tuple[dict[str, Any], list[list[int]]]:
+def write_shard(path: str, images: Mapping[int, bytes]) -> tuple[dict[str, Any], list[list[int]]]:
     """Write a tar file, atomically.
 
     Args:
         path: Where.
-        images: The images, in order.
+        images: The bytes of each image by its place in the data set, in order.
 
     Returns:
         The size and the SHA-256 of the file, and the offset and the size of each image in it, in bytes.
@@ -713,18 +694,17 @@ def write_shard(path: str, images: Sequence[Examined]) -> tuple[dict[str, Any], 
         UserError: The disk is full, or the file system refuses.
 
     Example:
-        >>> examined = [Examined(row, jpeg) for row in range(3)]
-        >>> len(write_shard("train-00000-of-00001.tar", examined)[1])
+        >>> len(write_shard("train-00000-of-00001.tar", dict.fromkeys(range(3), jpeg))[1])
         3
     """
     places = []
-    with files.atomic_write(path, sum(len(image.data) for image in images)) as temporary:
+    with files.atomic_write(path, sum(map(len, images.values()))) as temporary:
         with tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as archive:
-            for image in images:
-                kind = format_of(image.data[:16])
-                member = tarfile.TarInfo(f"{image.index:09d}{kind.extensions[0] if kind else ''}")
-                member.size = len(image.data)
+            for index, data in images.items():
+                kind = format_of(data[:16])
+                member = tarfile.TarInfo(f"{index:09d}{kind.extensions[0] if kind else ''}")
+                member.size = len(data)
                 places.append([archive.offset + tarfile.BLOCKSIZE, member.size])  # behind its header
-                archive.addfile(member, io.BytesIO(image.data))
+                archive.addfile(member, io.BytesIO(data))
         entry = {"bytes": os.path.getsize(temporary), "sha256": files.sha256_of(temporary)}
     return entry, places

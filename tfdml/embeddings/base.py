@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdml.arguments import boolean, integer
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.faults import ImageError, find_faults
+from tfdml.data.faults import ImageError, access_fault, find_faults
 from tfdml.data.images import Images
 from tfdml.data.pipeline import readable_batches
 from tfdml.data.transforms import EvaluationTransform
@@ -204,8 +204,7 @@ def encoded_image(images: Images, index: int) -> bytes:
     try:
         return images.encoded(index)
     except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
-        raise UserError(f"{images.place(index)} cannot be read: {reason}") from error
+        raise UserError(f"{images.place(index)} cannot be read: {access_fault(error)}") from error
 
 
 def checksum_of(path: Path) -> str:

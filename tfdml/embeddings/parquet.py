@@ -230,25 +230,21 @@ def _vectors(path: Path, batch: Any) -> np.ndarray:
 
 def _column(files: Sequence[Path], opened: Sequence[Any], name: str) -> np.ndarray | None:
     """All of a column, (N,); None where it is in no file, or no value."""
-    parts, nulls = [], 0
     if not all(name in file.schema_arrow.names for file in opened):
         return None
-    for _, batch in _batches(files, opened, (name,)):
-        column = batch.column(name)
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        nulls += column.null_count
-        parts.append(column)
-    values = pa.chunked_array(parts)
-    if nulls == len(values):
+    values = pa.chunked_array([batch.column(name) for _, batch in _batches(files, opened, (name,))])
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if values.null_count == len(values):
         return None
     if name == "group":
         if not (pa.types.is_integer(values.type) or values.type in (pa.string(), pa.large_string())):
             raise UserError(f"{files[0].parent}: group must be integers or text, not {values.type}")
         numbers = values.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
         return np.where(numbers < 0, -1 - np.arange(len(numbers)), numbers)
-    if nulls:
-        raise UserError(f"{files[0].parent}: {nulls:,} of {len(values):,} rows have no {name}; all or none must")
+    if values.null_count:
+        share = f"{values.null_count:,} of {len(values):,} rows"
+        raise UserError(f"{files[0].parent}: {share} have no {name}; all or none must")
     array = values.to_numpy()
     return array.astype(np.str_) if array.dtype == object else array
 

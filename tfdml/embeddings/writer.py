@@ -166,7 +166,7 @@ class EmbeddingWriter:
         require_local(self.folder.folder, "folder")
         self._lock.enter_context(self.folder.opened())
         try:
-            self.rows = self.count if self.manifest else self._resumed(checked=True)
+            self.rows = self.count if self.manifest else self._resumed()
         except BaseException:
             self._lock.close()
             raise
@@ -174,15 +174,6 @@ class EmbeddingWriter:
 
     def __exit__(self, *_: object) -> None:
         self._lock.close()
-
-    def written(self) -> int:
-        """How many embeddings are in the files of the folder; reads the folder without changing it.
-
-        Raises:
-            UserError: As on entering.
-        """
-        self.folder.read()
-        return self.count if self.manifest else self._resumed(checked=False)
 
     def append(self, embeddings: np.ndarray) -> None:
         """Add the embeddings (B, d) of the next images.
@@ -240,11 +231,11 @@ class EmbeddingWriter:
         self._parts += 1
         self._batches = []
 
-    def _resumed(self, checked: bool) -> int:
+    def _resumed(self) -> int:
         """Return the rows of the files that an earlier process wrote and recorded."""
         if self.folder.plan is None:
             return 0
-        done = self.folder.parts_done(checked)
+        done = self.folder.parts_done(checked=True)
         rows, self._parts = sum(known["rows"] for known in done), len(done)
         self._dimension = done[0]["dimension"] if done else 0
         in_turn = [name for known in done for name in known["files"]] == list(map(parquet.part_name, range(len(done))))

@@ -23,11 +23,9 @@ from tfdml.training.optimizers import FORMS, OPTIMIZERS, SCHEDULES, check_form, 
 
 # Counts and seeds beyond this do not fit the 32-bit integers of TensorFlow and Keras.
 LARGEST_INTEGER = 2**31 - 1
-_CHECKS: dict[type, Callable[[str, Any], Any]] = {
-    bool: arguments.boolean,
-    float: arguments.number,
+_CHECKS: dict[type, Callable] = {
+    **arguments.BY_TYPE,
     int: functools.partial(arguments.integer, at_most=LARGEST_INTEGER),
-    str: arguments.text,
 }
 
 

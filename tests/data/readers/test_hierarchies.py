@@ -39,7 +39,7 @@ def test_inaturalist_of_smooth_ap(tmp_path):
     with pytest.raises(UserError, match=r"expected 136,093 test images in .*Inaturalist_test_set1\.txt, found 6"):
         catalogue.load("inaturalist2018", tmp_path, "test")
     table(tmp_path / "Inat_dataset_splits" / "Inaturalist_test_set1.txt", ["Aves/3/0.jpg", "Aves/x/0.jpg"])
-    with pytest.raises(UserError, match="line 2: expected train_val2018/KIND/CATEGORY/FILE"):
+    with pytest.raises(UserError, match="line 2: path must be train_val2018/KIND/CATEGORY/FILE, it is"):
         catalogue.load("inaturalist2018", tmp_path, "test", check_counts=False)
 
 

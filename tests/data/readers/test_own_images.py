@@ -451,7 +451,7 @@ ROLES = "path,label,split,role\nf.jpg,9,train,\n"
         ),
         (b"path,label\na.jpg,1\n\xff\xfe,2\n", r"list\.csv, line 3: not UTF-8 text"),
         ("path,label\na.jpg,1\n".encode("utf-16-le"), r"list\.csv, line 1: a NUL byte"),
-        ("path,label\na.jpg,1\n".encode("utf-16"), r"list\.csv, line 1: not UTF-8 text but UTF-16; save it as UTF-8"),
+        ("path,label\na.jpg,1\n".encode("utf-16"), r"list\.csv, line 1: not UTF-8 text; save the file as UTF-8"),
     ],
 )
 def test_a_faulty_csv_names_file_and_line(write, text, message):

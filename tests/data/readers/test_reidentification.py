@@ -95,7 +95,7 @@ def test_msmt17_of_both_versions(tmp_path, version, folders):
     with pytest.raises(UserError, match="expected 32,621 training and validation images"):
         catalogue.load("msmt17", tmp_path)
     table(root / "list_query.txt", ["0000/0000.jpg 0"])
-    with pytest.raises(UserError, match=r"list_query\.txt, line 1: '0000/0000\.jpg' names no camera"):
+    with pytest.raises(UserError, match=r"list_query\.txt, line 1: path must be .*, it is '0000/0000\.jpg'"):
         catalogue.load("msmt17", tmp_path, "test", check_counts=False)
 
 

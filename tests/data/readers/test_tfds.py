@@ -104,10 +104,6 @@ def test_own_splits_and_their_shared_classes(prepared, caplog):
     assert "4 classes are in both train and test of tfdml_small_birds" in caplog.text
 
 
-def test_chosen_splits(prepared):
-    assert sorted(_values(_load(prepared, splits="test"))) == [8, 9]
-
-
 def test_integer_labels(prepared):
     test = _load(prepared, "test", label="number", by_class=False)
     assert sorted(test.labels.tolist()) == [8, 9, 10, 11]
@@ -134,8 +130,6 @@ def test_prepare_when_asked(tmp_path):
         ({"name": "tfdml_no_such_birds"}, r"knows no data set 'tfdml_no_such_birds'"),
         ({"name": "tfdml_small_birds:9.0.0"}, r"'tfdml_small_birds:9\.0\.0' cannot be opened: .*only: 1\.0\.0"),
         ({"name": "no name"}, r"'no name' cannot be opened"),
-        ({"splits": "train+unseen"}, r"has no split 'unseen', only test, train"),
-        ({"label": "number", "splits": "train[:1]"}, r"has no split 'train\[:1\]'"),
         ({"test_fraction": 1.0}, r"test_fraction must lie between 0 and 1"),
     ],
 )

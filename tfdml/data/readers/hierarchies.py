@@ -24,6 +24,7 @@ NUM_CLASSES = {"inaturalist2018": {"train": 5_690}, "gpr1200": {"test": 1_200}}
 RANKS = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
 LEVELS = ("fine", "middle", "coarse")
 
+_INATURALIST_PATH = re.compile(r"(.*/)?[^/]*/\d+/[^/]*")
 _DYML_HEADER = re.compile(r"fname((?:, ?(?:coarse_id|middle_id|fine_id|labels))+)")
 
 
@@ -53,16 +54,14 @@ def read_inaturalist2018(
     file = f"Inaturalist_{split}_set1.txt"
     table = files.read_table(name, files.one_of(root, os.path.join("Inat_dataset_splits", file), file), ("path",))
     table.check_distinct("path")
+    table.check_cells("path", _INATURALIST_PATH.fullmatch, "train_val2018/KIND/CATEGORY/FILE")
     rows = [path.split("/") for path in table.columns["path"]]
-    wrong = next((row for row, parts in enumerate(rows) if len(parts) < 3 or not parts[-2].isdigit()), None)
-    if wrong is not None:
-        raise UserError(f"{table.where(wrong)}: expected train_val2018/KIND/CATEGORY/FILE")
     labels = np.array([int(parts[-2]) for parts in rows])
     kinds, super_labels = np.unique([parts[-3] for parts in rows], return_inverse=True)
-    if check_counts:
-        files.check_count(name, f"{split} images", NUM_IMAGES[name][split], len(rows), table.path)
-        if split in NUM_CLASSES[name]:
-            files.check_count(name, f"{split} classes", NUM_CLASSES[name][split], len(np.unique(labels)), table.path)
+    files.check_count(check_counts, name, f"{split} images", NUM_IMAGES[name][split], len(rows), table.path)
+    classes = len(np.unique(labels))
+    published = NUM_CLASSES[name].get(split, classes)
+    files.check_count(check_counts, name, f"{split} classes", published, classes, table.path)
     levels = _ranks(os.path.join(root, "train2018.json"), labels) if taxonomy else None
     metrics = ("recall@1", "map", "h_ap", "asi", "ndcg") if taxonomy else ("recall",)
     protocol = Protocol(metrics, ks=(1, 4, 16, 32), levels=levels)
@@ -218,9 +217,8 @@ def read_gpr1200(data_dir: str | os.PathLike, split: str = "test", *, check_coun
         raise UserError(f"gpr1200: {folder} holds {quoted(wrong) if wrong else 'no image'}; expected 0_....jpg")
     order = sorted(range(len(found)), key=lambda row: (int(numbers[row]), found[row]))
     labels = np.array([int(numbers[row]) for row in order])
-    if check_counts:
-        files.check_count(name, "images", NUM_IMAGES[name]["test"], len(found), folder)
-        files.check_count(name, "classes", NUM_CLASSES[name]["test"], len(np.unique(labels)), folder)
+    files.check_count(check_counts, name, "images", NUM_IMAGES[name]["test"], len(found), folder)
+    files.check_count(check_counts, name, "classes", NUM_CLASSES[name]["test"], len(np.unique(labels)), folder)
     paths = [os.path.join(folder, found[row]) for row in order]
     protocol = Protocol(("map",), finds_itself=True)
     return files.images_in_files(name, split, paths, labels, super_labels=labels // 200, protocol=protocol)

@@ -1,6 +1,5 @@
 """Label files: text and tables read strictly, columns checked, and images looked for a folder at a time."""
 
-import codecs
 import dataclasses
 import os
 import re
@@ -49,8 +48,6 @@ def read_text(name: str, path: str) -> str:
         200
     """
     data = _read_bytes(name, path)
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise UserError(f"{name}: {path}, line 1: not UTF-8 text but UTF-16; save it as UTF-8")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -86,10 +83,11 @@ def official_root(name: str, data_dir: str | os.PathLike, folder: str, marker: s
     raise UserError(f"{name}: found no {marker} in {root} or {inner}; unpack the official {folder} there")
 
 
-def check_count(name: str, what: str, expected: int, found: int, source: str) -> None:
+def check_count(wanted: bool, name: str, what: str, expected: int, found: int, source: str) -> None:
     """Compare a number with the published one.
 
     Args:
+        wanted: Whether it is compared: `check_counts` of the readers.
         name: The data set.
         what: What is counted, e.g. `"train images"`.
         expected: The published number.
@@ -100,9 +98,9 @@ def check_count(name: str, what: str, expected: int, found: int, source: str) ->
         UserError: They differ.
 
     Example:
-        >>> check_count("sop", "train images", 59_551, 59_551, "Ebay_train.txt")
+        >>> check_count(True, "sop", "train images", 59_551, 59_551, "Ebay_train.txt")
     """
-    if found != expected:
+    if wanted and found != expected:
         raise UserError(
             f"{name}: expected {expected:,} {what} in {source}, found {found:,}; unpack or download the official "
             "archive again, or pass check_counts=False for a part of the data set"
@@ -260,6 +258,22 @@ class Table:
         else:
             row = next(i for i, v in enumerate(values) if not (v.isdigit() and v.isascii() and len(v) <= _MOST_DIGITS))
         raise UserError(f"{self.where(row)}: {column} is {quoted(values[row])}, no whole number of {low:,} to {high:,}")
+
+    def check_cells(self, column: str, is_right: Callable[[str], Any], expected: str) -> None:
+        """Refuses a column with a cell that is not as it should be.
+
+        Args:
+            column: The name of the column.
+            is_right: Whether a cell is.
+            expected: What it must be, for the message.
+
+        Raises:
+            UserError: One is not; the message names its line.
+        """
+        cells = self.columns[column]
+        wrong = next((row for row, cell in enumerate(cells) if not is_right(cell)), None)
+        if wrong is not None:
+            raise UserError(f"{self.where(wrong)}: {column} must be {expected}, it is {quoted(cells[wrong])}")
 
     def check_distinct(self, column: str, values: Sequence[str] | None = None) -> None:
         """Refuses a column in which a value comes twice, whatever the rest of the rows says.

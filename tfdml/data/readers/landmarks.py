@@ -127,9 +127,8 @@ def _revisited(name: str, data_dir: str | os.PathLike, split: str, check_counts:
             raise ValueError("it lists other images than it has")
     except Exception as error:  # whatever pickle and NumPy raise on a damaged file
         raise UserError(f"{name}: {path} is not as it should be ({quoted(str(error))}); download it again") from error
-    if check_counts:
-        for part, images in (("query", queries), ("gallery", gallery)):
-            files.check_count(name, f"{part} images", NUM_IMAGES[name][part], len(images), path)
+    for part, images in (("query", queries), ("gallery", gallery)):
+        files.check_count(check_counts, name, f"{part} images", NUM_IMAGES[name][part], len(images), path)
 
     def united(keys: Sequence[str]) -> list[np.ndarray]:
         return [np.concatenate([one[key] for key in keys]) for one in lists]
@@ -186,7 +185,7 @@ def read_gldv2(
     if check_counts:
         tests = _table(data_dir, "test.csv", ("id",))
         for name, one in ((part, table), ("test", tests)):
-            files.check_count("gldv2", f"{name} images", NUM_IMAGES["gldv2"][name], len(one.lines), one.path)
+            files.check_count(True, "gldv2", f"{name} images", NUM_IMAGES["gldv2"][name], len(one.lines), one.path)
     # Rows of the gallery by what the solution names: an image, or a landmark.
     named = gallery if retrieval else table.columns["landmark_id"]
     wanted, rows_of = {name for names in answers for name in names}, collections.defaultdict(list)
@@ -240,11 +239,11 @@ def read_met(data_dir: str | os.PathLike, split: str = "train", *, check_counts:
             parts[part] = [(str(one["path"]), int(one.get(key, -1) if part == "query" else one[key])) for one in found]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"met: {path} is not as it should be ({quoted(str(error))}); download it again") from error
-    if check_counts:
-        files.check_count("met", "training images", NUM_IMAGES["met"]["train"], len(parts["gallery"]), root)
-        for folder in ("test_met", "test_other", "test_noart"):
-            count = sum(folder in path.split("/") for path, _ in parts["query"])
-            files.check_count("met", f"queries of {folder}", NUM_IMAGES["met"][folder], count, root)
+    counts = NUM_IMAGES["met"]
+    files.check_count(check_counts, "met", "training images", counts["train"], len(parts["gallery"]), root)
+    for folder in ("test_met", "test_other", "test_noart"):
+        count = sum(folder in path.split("/") for path, _ in parts["query"])
+        files.check_count(check_counts, "met", f"queries of {folder}", counts[folder], count, root)
     rows = parts["gallery"] if split == "train" else parts["query"] + parts["gallery"]
     paths = [os.path.join(os.path.dirname(root), "images", path) for path, _ in rows]
     labels = np.array([label for _, label in rows])
@@ -281,8 +280,7 @@ def read_ilias(
             line.split(",")[0] for line in files.read_text("ilias", os.path.join(lists, file)).splitlines() if line
         ]
         images.append(found)
-        if check_counts:
-            files.check_count("ilias", f"{part} images", NUM_IMAGES["ilias"][part], len(found), lists)
+        files.check_count(check_counts, "ilias", f"{part} images", NUM_IMAGES["ilias"][part], len(found), lists)
     others: list[str] = []
     if distractors:
         with gzip.open(os.path.join(lists, "distractor_ids.txt.gz"), "rt", encoding="utf-8") as text:

@@ -78,8 +78,7 @@ def read_cars196(data_dir: str | os.PathLike, split: str = "train", *, check_cou
         raise UserError(f"cars196: there is no folder {root}; {_CARS_LAYOUT}")
     paths, classes = _cars_rows(root)
     rows = np.flatnonzero((classes <= NUM_CLASSES["cars196"]["train"]) == (split == "train"))
-    if check_counts:
-        files.check_count("cars196", f"{split} images", NUM_IMAGES["cars196"][split], len(rows), str(root))
+    files.check_count(check_counts, "cars196", f"{split} images", NUM_IMAGES["cars196"][split], len(rows), str(root))
     labels, known = classes[rows] - 1, _car_names(root)
     class_names = {int(c): known.get(int(c), f"class {c + 1}") for c in np.unique(labels)}
     advice = "unpack the image archives again next to devkit/"
@@ -179,8 +178,7 @@ def read_cub200(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     image_ids = sorted(paths_of)
     classes = np.array([class_of[image] for image in image_ids])
     rows = np.flatnonzero((classes <= NUM_CLASSES["cub200"]["train"]) == (split == "train"))
-    if check_counts:
-        files.check_count("cub200", f"{split} images", NUM_IMAGES["cub200"][split], len(rows), labels_file)
+    files.check_count(check_counts, "cub200", f"{split} images", NUM_IMAGES["cub200"][split], len(rows), labels_file)
     paths = [os.path.join(root, "images", paths_of[image_ids[row]]) for row in rows]
     table, ids = _cub_table(os.path.join(root, "classes.txt"), ("class", "name"))
     known = dict(zip(ids, table.columns["name"], strict=True))
@@ -223,13 +221,8 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     # The first line is the number of rows.
     table = files.read_table("inshop", source, _INSHOP_COLUMNS, first_line=2, header=True)
     names, items, statuses = table.columns.values()
-    for column, cells, is_right, expected in (
-        ("evaluation_status", statuses, NUM_IMAGES["inshop"].__contains__, "train, query or gallery"),
-        ("item_id", items, _INSHOP_ITEM.fullmatch, "the like of id_00000002"),
-    ):
-        wrong = next((row for row, cell in enumerate(cells) if not is_right(cell)), None)
-        if wrong is not None:
-            raise UserError(f"{table.where(wrong)}: {column} is {quoted(cells[wrong])}; expected {expected}")
+    table.check_cells("evaluation_status", NUM_IMAGES["inshop"].__contains__, "train, query or gallery")
+    table.check_cells("item_id", _INSHOP_ITEM.fullmatch, "the like of id_00000002")
     table.check_distinct("image_name")
     status = np.array(statuses)
     all_labels = np.array([int(item[3:]) for item in items], np.int64)
@@ -244,8 +237,9 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
             raise UserError(f"inshop: {source}, line 1: expected {quoted(promised)} rows, found {len(names)}")
         for part in ("train",) if split == "train" else ("query", "gallery"):
             count = int((status == part).sum())
-            files.check_count("inshop", f"{part} images", NUM_IMAGES["inshop"][part], count, source)
-        files.check_count("inshop", f"{split} items", NUM_CLASSES["inshop"][split], len(np.unique(labels)), source)
+            files.check_count(True, "inshop", f"{part} images", NUM_IMAGES["inshop"][part], count, source)
+        items_found = len(np.unique(labels))
+        files.check_count(True, "inshop", f"{split} items", NUM_CLASSES["inshop"][split], items_found, source)
     images = os.path.join(root, "Img") if is_folder(os.path.join(root, "Img", "img")) else root
     paths = [os.path.join(images, names[row]) for row in rows]
     class_names = {int(label): items[row] for row, label in zip(rows, labels, strict=True)}
@@ -285,25 +279,19 @@ def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_co
     # Names read .../<alphabet>/<character>/<image>.png
     classes = ["/".join(images.name(i).replace(os.sep, "/").split("/")[-3:-1]) for i in range(len(images))]
     class_names, labels = np.unique(classes, return_inverse=True)
-    if check_counts:
-        files.check_count("omniglot", "classes", NUM_CLASSES["omniglot"][split], len(class_names), str(source))
-        counts = np.bincount(labels)
-        wrong = np.flatnonzero(counts != OMNIGLOT_IMAGES_PER_CLASS)
-        if len(wrong):
-            name = f"images of {class_names[wrong[0]]} and {len(wrong) - 1} other classes"
-            files.check_count("omniglot", name, OMNIGLOT_IMAGES_PER_CLASS, int(counts[wrong[0]]), str(source))
+    expected = NUM_CLASSES["omniglot"][split]
+    files.check_count(check_counts, "omniglot", "classes", expected, len(class_names), str(source))
+    for name, count in zip(class_names, np.bincount(labels).tolist(), strict=True):
+        files.check_count(check_counts, "omniglot", f"images of {name}", OMNIGLOT_IMAGES_PER_CLASS, count, str(source))
     first = 0 if split == "train" else NUM_CLASSES["omniglot"]["train"]
     return ImageDataset("omniglot", split, images, labels + first, dict(enumerate(map(str, class_names), first)))
-
-
-def _is_omniglot_image(parts: list[str], stem: str) -> bool:
-    return len(parts) == 4 and parts[0] == stem and parts[3].endswith(".png") and parts[3][0] != "."
 
 
 def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
     try:
         with zipfile.ZipFile(archive) as file:
-            members = sorted(name for name in file.namelist() if _is_omniglot_image(name.split("/"), stem))
+            inside = re.compile(rf"{stem}/[^/]+/[^/]+/[^./][^/]*\.png")
+            members = sorted(filter(inside.fullmatch, file.namelist()))
             twice = next((name for name, following in itertools.pairwise(members) if name == following), None)
             if twice is not None:
                 raise UserError(f"omniglot: {archive} holds {quoted(twice)} twice; download it again")
@@ -350,9 +338,8 @@ def read_sop(data_dir: str | os.PathLike, split: str = "train", *, check_counts:
     table.check_distinct("path")
     table.check_one_to_one(("class_id", "super_class_id"), labels + 1, super_labels + 1)
     classes, first = np.unique(labels, return_index=True)
-    if check_counts:
-        files.check_count("sop", f"{split} images", NUM_IMAGES["sop"][split], len(labels), source)
-        files.check_count("sop", f"{split} classes", NUM_CLASSES["sop"][split], len(classes), source)
+    files.check_count(check_counts, "sop", f"{split} images", NUM_IMAGES["sop"][split], len(labels), source)
+    files.check_count(check_counts, "sop", f"{split} classes", NUM_CLASSES["sop"][split], len(classes), source)
     paths = [os.path.join(root, name) for name in table.columns["path"]]
     kinds = zip(classes, super_labels[first], strict=True)
     class_names = {int(c): f"{SOP_SUPER_CLASSES[kind]} {c + 1}" for c, kind in kinds}

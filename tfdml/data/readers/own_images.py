@@ -390,9 +390,8 @@ def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[st
         # Only training images may lack a value, and only that one.
         if column not in ("role", "labels") and "" in values:
             raise UserError(f"{table.where(values.index(''))}: no {column}")
-        if allowed and {*values} - {"", *allowed}:
-            row = next(row for row, value in enumerate(values) if value not in ("", *allowed))
-            raise UserError(f"{table.where(row)}: {column} must be {' or '.join(allowed)}, it is {quoted(values[row])}")
+        if allowed:
+            table.check_cells(column, ("", *allowed).__contains__, " or ".join(allowed))
         if CONTROL.search("".join(values)):
             row = next(row for row, value in enumerate(values) if CONTROL.search(value))
             raise UserError(f"{table.where(row)}: the {column} has control characters: {quoted(values[row])}")

@@ -34,6 +34,7 @@ MSMT17_TRAIN_IDENTITIES = 1_041
 _MARKET = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
 _VERI = {"train": "image_train", "query": "image_query", "gallery": "image_test"}
 _ROLES = {"train": ("train",), "test": ("query", "gallery")}
+_MSMT17_PATH = re.compile(r"[^_]*_[^_]*_\d+(_.*)?")
 # Identity, below 0 of junk, and camera.
 _NAME = re.compile(r"(-?\d{1,5})_c(\d+)(?:s\d+)?_.*\.jpg")
 
@@ -56,7 +57,7 @@ def read_market1501(data_dir: str | os.PathLike, split: str = "train", *, check_
         >>> read_market1501("data/market1501", "test").is_query.sum()  # doctest: +SKIP
         3368
     """
-    return _by_names("market1501", _root(data_dir, "Market-1501-v15.09.15"), _MARKET, split, check_counts)
+    return _by_names("market1501", files.one_of(data_dir, "Market-1501-v15.09.15", ""), _MARKET, split, check_counts)
 
 
 def read_veri776(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
@@ -75,7 +76,7 @@ def read_veri776(data_dir: str | os.PathLike, split: str = "train", *, check_cou
         >>> read_veri776("data/VeRi", "test").is_query.sum()  # doctest: +SKIP
         1678
     """
-    return _by_names("veri776", _root(data_dir, "VeRi", "VeRi-776"), _VERI, split, check_counts)
+    return _by_names("veri776", files.one_of(data_dir, "VeRi", "VeRi-776", ""), _VERI, split, check_counts)
 
 
 def read_msmt17(
@@ -98,24 +99,21 @@ def read_msmt17(
         >>> read_msmt17("data/MSMT17_V1", "test").is_query.sum()  # doctest: +SKIP
         11659
     """
-    root = _root(data_dir, "MSMT17_V1", "MSMT17_V2")
+    root = files.one_of(data_dir, "MSMT17_V1", "MSMT17_V2", "")
     folder = files.one_of(root, split, f"mask_{split}_v2")
     parts = {}
     for part in ("train", "val") if split == "train" else _ROLES["test"]:
         table = files.read_table("msmt17", os.path.join(root, f"list_{part}.txt"), ("path", "id"))
         labels = table.integers("id") + (0 if split == "train" else MSMT17_TRAIN_IDENTITIES)
-        # 0000/0000_000_01_0303morning_0015_0.jpg: the third number is the camera.
-        cameras = [[*path.split("_"), "", ""][2] for path in table.columns["path"]]
-        wrong = next((row for row, camera in enumerate(cameras) if not camera.isdigit()), None)
-        if wrong is not None:
-            raise UserError(f"{table.where(wrong)}: {quoted(table.columns['path'][wrong])} names no camera")
+        # The third number is the camera.
+        table.check_cells("path", _MSMT17_PATH.fullmatch, "the like of 0000/0000_000_01_0303morning_0015_0.jpg")
+        cameras = [int(path.split("_")[2]) for path in table.columns["path"]]
         paths = [os.path.join(folder, path) for path in table.columns["path"]]
-        parts[part] = list(zip(paths, labels.tolist(), map(int, cameras), strict=True))
+        parts[part] = list(zip(paths, labels.tolist(), cameras, strict=True))
     if split == "train":
         both = parts["train"] + parts.pop("val")
-        if check_counts:
-            what = "training and validation images"
-            files.check_count("msmt17", what, NUM_IMAGES["msmt17"]["train"], len(both), root)
+        what = "training and validation images"
+        files.check_count(check_counts, "msmt17", what, NUM_IMAGES["msmt17"]["train"], len(both), root)
         parts = {"train": both if add_validation else parts["train"]}
     return _dataset("msmt17", split, parts, root, check_counts and split == "test")
 
@@ -153,25 +151,17 @@ def read_vehicleid(
     part = "train" if split == "train" else str(test_list)
     if part not in VEHICLEID_IDENTITIES:
         raise UserError(f"vehicleid: test_list is 800, 1600 or 2400; got {test_list}")
-    root = _root(data_dir, "VehicleID_V1.0")
+    root = files.one_of(data_dir, "VehicleID_V1.0", "")
     path = os.path.join(root, "train_test_split", "train_list.txt" if split == "train" else f"test_list_{part}.txt")
     table = files.read_table("vehicleid", path, ("image", "vehicle"))
     table.check_distinct("image")
     labels = table.integers("vehicle")
-    if check_counts:
-        count = len(np.unique(labels))
-        files.check_count("vehicleid", f"{split} vehicles", VEHICLEID_IDENTITIES[part], count, path)
+    count = len(np.unique(labels))
+    files.check_count(check_counts, "vehicleid", f"{split} vehicles", VEHICLEID_IDENTITIES[part], count, path)
     paths = [os.path.join(root, "image", f"{image}.jpg") for image in table.columns["image"]]
     dataset = files.images_in_files("vehicleid", split, paths, labels)
     protocol = Protocol(("recall",), ks=(1, 5), draws=10)
     return dataset if split == "train" else protocol.of(dataset, is_query=protocol.draw(labels, repeat))
-
-
-def _root(data_dir: str | os.PathLike, *folders: str) -> str:
-    """Return the first of the folders that is in `data_dir`, or itself."""
-    return next(
-        (path for path in (os.path.join(data_dir, name) for name in folders) if is_folder(path)), os.fspath(data_dir)
-    )
 
 
 def _by_names(name: str, root: str, folders: dict[str, str], split: str, check_counts: bool) -> ImageDataset:
@@ -195,8 +185,8 @@ def _dataset(
     name: str, split: str, parts: dict[str, list[tuple[str, int, int]]], root: str, check_counts: bool
 ) -> ImageDataset:
     """Return the data set of (path, identity, camera) by role."""
-    for part, rows in parts.items() if check_counts else ():
-        files.check_count(name, f"{part} images", NUM_IMAGES[name][part], len(rows), root)
+    for part, rows in parts.items():
+        files.check_count(check_counts, name, f"{part} images", NUM_IMAGES[name][part], len(rows), root)
     paths, labels, cameras = list(zip(*(row for rows in parts.values() for row in rows), strict=True)) or ((), (), ())
     dataset = files.images_in_files(name, split, paths, labels)
     if split == "train":

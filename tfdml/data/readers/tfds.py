@@ -21,15 +21,15 @@ def read(
     image: str = "",
     label: str = "label",
     by_class: bool = True,
-    splits: str = "",
     test_fraction: float = 0.5,
     download: bool = False,
 ) -> ImageDataset:
     """Read a data set that TensorFlow Datasets has prepared, with its class ids.
 
-    Most of these data sets have every class in each of their splits. So by default the images of all splits are taken
-    together and the last classes are held out as the test split, as for a folder of class folders. Unlabelled images
-    (class -1) are left out. The images of the split asked for are held in memory, encoded as they are stored.
+    Most of these data sets have every class in each of their splits. So by default the images of the splits train,
+    validation and test, or of all if it has none of these, are taken together, and the last classes are held out as the
+    test split, as for a folder of class folders. Unlabelled images (class -1) are left out. The images of the split
+    asked for are held in memory, encoded as they are stored.
 
     Args:
         data_dir: Where TensorFlow Datasets keeps its data; `~/tensorflow_datasets` by default.
@@ -39,8 +39,6 @@ def read(
         label: Its feature with the class, of a `ClassLabel` or another integer.
         by_class: Whether to split by class; False to take its own splits `train` and `test`, for a data set whose
             splits have different classes, such as `stanford_online_products`.
-        splits: Which of its splits `by_class` takes together, e.g. `"train+small1"`; by default those of train,
-            validation and test that it has, or all if it has none of these.
         test_fraction: The share of the classes that `by_class` holds out; each split gets at least one class.
         download: Whether to download and prepare the data set if it is not there.
 
@@ -56,7 +54,7 @@ def read(
     builder = _builder(name, data_dir, download)
     image = _image_feature(builder, image)
     _check_label_feature(builder, label)
-    labels = {own: _labels(builder, own, label) for own in _own_splits(builder, by_class, splits)}
+    labels = {own: _labels(builder, own, label) for own in _own_splits(builder, by_class)}
     # Image rows of the split asked for, by the data set's own splits.
     if by_class:
         classes = np.unique(np.concatenate([found[found >= _lowest(builder, label)] for found in labels.values()]))
@@ -123,20 +121,15 @@ def _check_label_feature(builder: Any, label: str) -> None:
         raise UserError(f"tfds: {builder.info.name} has no integer feature {label!r}; choose {there} (option label)")
 
 
-def _own_splits(builder: Any, by_class: bool, splits: str) -> list[str]:
+def _own_splits(builder: Any, by_class: bool) -> list[str]:
     """Return the names of the data set's splits to read."""
     there = sorted(builder.info.splits)
-    if not by_class:
-        wanted = ["train", "test"]
-    elif splits:
-        wanted = list(dict.fromkeys(splits.split("+")))
-    else:
-        wanted = [own for own in ("train", "validation", "test") if own in there] or there
-    lacking = [own for own in wanted if own not in there]
-    if lacking:
-        advice = "name others with splits" if by_class else "pass by_class=True"
-        raise UserError(f"tfds: {builder.info.name} has no split {lacking[0]!r}, only {', '.join(there)}; {advice}")
-    return wanted
+    if by_class:
+        return [own for own in ("train", "validation", "test") if own in there] or there
+    if lacking := {"train", "test"} - {*there}:
+        held = f"only {', '.join(there)}; pass by_class=True"
+        raise UserError(f"tfds: {builder.info.name} has no split {max(lacking)!r}, {held}")
+    return ["train", "test"]
 
 
 def _lowest(builder: Any, label: str) -> int:
