@@ -35,7 +35,7 @@ from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.main import Progress
 from tfdml.effects import Effect, both
-from tfdml.embeddings.model_card import CARD, served_version
+from tfdml.embeddings.model_card import CARD, card_of, served_version
 from tfdml.errors import UserError
 from tfdml.evaluation.verification import Calibration, calibrate, target_of
 from tfdml.export.retriever import RETRIEVER_CARD, Retriever
@@ -117,11 +117,9 @@ def _try_out(embed: Callable[[bytes], np.ndarray], gallery: Any) -> None:
 def _about(model: str) -> dict[str, Any]:
     """Return what is known of a model: its card, or the result of its run; empty where there is neither."""
     path = Path(model)
-    version = served_version(path) or (path if path.is_dir() else path.parent)
-    for card in (version / CARD, version / RETRIEVER_CARD, version.parent / CARD):
-        if card.is_file():
-            return read_json(card)
-    return RunFolder(version).read_result() or {}
+    version = served_version(path) or path
+    card = version / RETRIEVER_CARD if (version / RETRIEVER_CARD).is_file() else card_of(version)
+    return read_json(card) if card else RunFolder(version if version.is_dir() else version.parent).read_result() or {}
 
 
 def _calibration(asked: str, about: dict[str, Any], gallery: Any) -> Calibration | None:

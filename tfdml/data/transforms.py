@@ -86,12 +86,11 @@ def target_size(size: tuple[Edge, Edge], side: int, mode: str) -> tuple[Edge, Ed
     """
     if mode == "squash":
         return side, side
-    height, width = size
-    if isinstance(height, int) and isinstance(width, int):
-        reference = min(size) if mode == "shorter" else max(size)
-        return max(1, _scaled(height, side, reference)), max(1, _scaled(width, side, reference))
-    reference = tf.minimum(*size) if mode == "shorter" else tf.maximum(*size)
-    return tf.maximum(1, _scaled(height, side, reference)), tf.maximum(1, _scaled(width, side, reference))
+    known = all(isinstance(edge, int) for edge in size)
+    smaller, larger = (min, max) if known else (tf.minimum, tf.maximum)
+    reference = smaller(*size) if mode == "shorter" else larger(*size)
+    height, width = (larger(1, _scaled(edge, side, reference)) for edge in size)
+    return height, width
 
 
 def resize_to_side(images: tf.Tensor, side: int, mode: str, color: Color = BLACK) -> tf.Tensor:

@@ -25,7 +25,7 @@ from tfdml.embeddings.base import (
 )
 from tfdml.embeddings.compute import embed_batches
 from tfdml.embeddings.endpoints import Endpoint
-from tfdml.embeddings.model_card import CARD, compare_with_card, served_version, view_of, view_of_card
+from tfdml.embeddings.model_card import CARD, card_of, compare_with_card, served_version, view_of, view_of_card
 from tfdml.errors import UserError, short_message
 from tfdml.models import AnyEmbedder
 
@@ -142,7 +142,7 @@ class SavedModelEmbedder(EncodedImagesBackend):
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         self.address = str(path)
-        self.view = view_of_card(self.path / CARD)
+        self.view = view_of_card(card_of(self.path))
         compare_with_card(self.path)
         try:
             # Kept, because what the signature refers to lives only as long as this.
@@ -197,7 +197,7 @@ class ViewFileEmbedder(ViewBackend):
             raise UserError(f"`model={path}`: its input must be square images (B, S, S, 3), not {shape}")
         # How many images it takes at once; 0 for any number.
         self._rows = max(shape[0], 0)
-        self.view = view_of_card(self.path.parent.parent / CARD) or view_of_card(self.path.parent / CARD)
+        self.view = view_of_card(card_of(self.path))
         if self.view is None:
             raise UserError(f"`model={path}`: no {CARD} describes its view: copy that of its export next to it")
         if self.view["image_size"] != shape[1]:

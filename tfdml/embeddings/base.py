@@ -100,12 +100,8 @@ class TruncatedBackend(EmbeddingBackend):
 
     def __init__(self, backend: EmbeddingBackend, dim: int):
         self.backend, self.dim = backend, dim
-        self.kind, self.address, self.view, self.dimension = (
-            backend.kind,
-            backend.address,
-            backend.view,
-            backend.dimension,
-        )
+        self.kind, self.address = backend.kind, backend.address
+        self.view, self.dimension = backend.view, backend.dimension
 
     def checksum(self) -> str:
         """How many dimensions are kept, and that of the other one."""

@@ -83,11 +83,11 @@ def view_of(embedder: AnyEmbedder) -> dict[str, Any]:
     return {"dimension": shape[0]} if len(shape) == 1 else EvaluationTransform.of(embedder).get_config()
 
 
-def view_of_card(path: Path) -> dict[str, Any] | None:
+def view_of_card(path: Path | None) -> dict[str, Any] | None:
     """Return the view in which an exported model sees images: the card's `view`; None where there is no card.
 
     Args:
-        path: The card's.
+        path: What `card_of` returned.
 
     Returns:
         The configuration of an `EvaluationTransform`.
@@ -99,7 +99,7 @@ def view_of_card(path: Path) -> dict[str, Any] | None:
         >>> view_of_card(Path("models/cars_jrd/1/model_card.json"))
         {'resize': 32, 'image_size': 28, 'resize_mode': 'shorter'}
     """
-    if not path.exists():
+    if path is None:
         return None
     view = read_json(path).get("view")
     if isinstance(view, dict) and "dimension" in view:
@@ -114,6 +114,17 @@ def view_of_card(path: Path) -> dict[str, Any] | None:
         return EvaluationTransform(**view).get_config()
     except UserError as error:
         raise UserError(f"{path} states an impossible view: {error}") from error
+
+
+def card_of(model: Path) -> Path | None:
+    """Return the card next to a model, a file or the folder of a SavedModel, or in the folder above; None for none.
+
+    Example:
+        >>> card_of(Path("no/such/model.onnx")) is None
+        True
+    """
+    folder = model if model.is_dir() else model.parent
+    return next((above / CARD for above in (folder, folder.parent) if (above / CARD).exists()), None)
 
 
 def compare_with_card(model: Path) -> None:
@@ -131,8 +142,7 @@ def compare_with_card(model: Path) -> None:
         >>> compare_with_card(Path("models/cars_jrd/1/litert/int8.tflite"))
     """
     model = Path(os.path.abspath(model))
-    folder = model if model.is_dir() else model.parent
-    card = next((above / CARD for above in (folder, folder.parent) if (above / CARD).exists()), None)
+    card = card_of(model)
     if card is None:
         return
     where = f"{card}: artefacts"

@@ -81,12 +81,9 @@ def read(
         >>> read(split="test", images_per_class=4).images.data.shape
         (428, 64, 64, 3)
     """
-    if images_per_class < 1:
-        raise UserError(f"glyphs: images_per_class must be 1 or more, it is {images_per_class}")
-    if size < 16:
-        raise UserError(f"glyphs: size must be 16 or more, it is {size}")
-    if seed < 0:
-        raise UserError(f"glyphs: seed must be 0 or more, it is {seed}")
+    for name, value, least in (("images_per_class", images_per_class, 1), ("size", size, 16), ("seed", seed, 0)):
+        if value < least:
+            raise UserError(f"glyphs: {name} must be {least} or more, it is {value}")
     splits = split_characters()
     characters = splits[split]
     count = len(characters) * images_per_class

@@ -75,12 +75,11 @@ def official_root(name: str, data_dir: str | os.PathLike, folder: str, marker: s
         >>> official_root("cub200", "data", "CUB_200_2011", "images.txt")
         'data/CUB_200_2011'
     """
-    root = os.fspath(data_dir)
-    inner = os.path.join(root, folder)
-    for candidate in (root, inner):
-        if files.is_file(os.path.join(candidate, marker)):
-            return candidate
-    raise UserError(f"{name}: found no {marker} in {root} or {inner}; unpack the official {folder} there")
+    found = one_of(data_dir, marker, os.path.join(folder, marker))
+    if not files.is_file(found):
+        inner = os.path.join(data_dir, folder)
+        raise UserError(f"{name}: found no {marker} in {data_dir} or {inner}; unpack the official {folder} there")
+    return os.path.dirname(found)
 
 
 def check_count(wanted: bool, name: str, what: str, expected: int, found: int, source: str) -> None:
