@@ -30,8 +30,7 @@ def test_every_setting_of_an_experiment_belongs_to_one_stage_and_they_follow_one
 
 
 def test_an_experiment_is_the_settings_of_every_stage():
-    experiment = Experiment(run_dir="a", image_size=28, resize=32, cache=True)
-    assert experiment.cache == "true"
+    experiment = Experiment(run_dir="a", image_size=28, resize=32)
     for stage in STAGES:
         assert isinstance(experiment, stage)
         with pytest.raises(dataclasses.FrozenInstanceError):

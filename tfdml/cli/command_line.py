@@ -58,14 +58,8 @@ class Flags(flags.FlagValues):
         for field in dataclasses.fields(settings):
             choices = field.metadata.get("choices")
             text = meaning.get(field.name, "") + (f" One of {', '.join(choices)}." if choices else "")
-            if field.metadata.get("switch"):
-                # Takes a word, but --name alone means true and --noname false.
-                parser: flags.ArgumentParser = flags.ArgumentParser()
-                flag = flags.Flag(parser, flags.ArgumentSerializer(), field.name, field.default, text, boolean=True)
-                flags.DEFINE_flag(flag, self, "tfdml")
-            else:
-                default = list(field.default) if isinstance(field.default, tuple) else field.default
-                self.define(field.name, default, text, kind=KINDS[types[field.name]])
+            default = list(field.default) if isinstance(field.default, tuple) else field.default
+            self.define(field.name, default, text, kind=KINDS[types[field.name]])
 
     def settings(self, settings: Any) -> Any:
         """Return a data class of settings with the values of the flags."""

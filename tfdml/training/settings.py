@@ -59,8 +59,8 @@ def choice(default: Any, **rules: Any) -> Any:
 
     Args:
         default: Its default.
-        **rules: `choices`: the values that there are; `check`: whether a value is in range; `switch`: `--name` alone
-            means true, although it takes words; `effect`: when it has an effect, if not always.
+        **rules: `choices`: the values that there are; `check`: whether a value is in range; `effect`: when it has an
+            effect, if not always.
     """
     return dataclasses.field(default=default, metadata=rules)
 
@@ -230,7 +230,7 @@ class DataSettings(Settings):
     check_images: str = choice("headers", choices=("headers", "decode"))
     holdout_classes: float = choice(0.0, check=fraction)
     holdout_sampling: str = choice("random", choices=("random", "stratified"), effect=needs("holdout_classes"))
-    cache: str = choice("auto", choices=("auto", "true", "false"), switch=True)
+    cache: str = choice("auto", choices=("auto", "true", "false"))
     cache_limit_mb: int = choice(4096, check=positive, effect=needs("cache", "auto"))
     # Views
     image_size: int = choice(224, check=positive)
@@ -262,8 +262,6 @@ class DataSettings(Settings):
     relative_margin: float = choice(-1.0, check=lambda v: v == -1 or 0 <= v < 1, effect=_NEIGHBORS)
 
     def __post_init__(self):
-        # A truth value from Python, or from flag files of when it was a switch.
-        object.__setattr__(self, "cache", as_text(self.cache))
         super().__post_init__()
         if self.resize < self.image_size and self.augmentation not in ("random_resized_crop", "multi_resolution"):
             raise UserError(f"--resize={self.resize} is smaller than --image_size={self.image_size}")
