@@ -15,7 +15,6 @@ BENCHMARKS = [
 def test_names_are_sorted_and_hold_the_readers():
     assert catalogue.names() == sorted(catalogue.names())
     assert {*FILES, *BENCHMARKS, "glyphs", "list", "tfds"} <= set(catalogue.names())
-    assert "cub" not in catalogue.names()
 
 
 def test_unknown_and_missing_names_splits_and_options_are_named():

@@ -386,7 +386,7 @@ def test_where_to_get_what_cannot_be_downloaded(tmp_path):
         with pytest.raises(UserError, match=says):
             download(name, tmp_path)
     with pytest.raises(UserError, match="local disk"):
-        download("cub", "gs://bucket/data")
+        download("cub200", "gs://bucket/data")
     assert os.listdir(tmp_path) == []
     for files in downloads.DOWNLOADS.values():
         for file in files:

@@ -95,7 +95,7 @@ def _download(values: Flags) -> None:
     values.require("data_dir")
     name, data_dir = values.dataset, values.data_dir
     if values.dry_run:
-        for file in download.DOWNLOADS.get({"cub": "cub200"}.get(name, name), ()):
+        for file in download.DOWNLOADS.get(name, ()):
             print(f"would fetch {file.url} ({file.size / _MEGABYTE:,.0f} MB) to {data_dir}, unless it is there")
         return
     with Progress() as progress:

@@ -39,7 +39,6 @@ _READERS: dict[str, Callable[..., ImageDataset]] = {
     "records": records.read,
     "tfds": tfds.read,
 }
-_ALIASES = {"cub": "cub200"}
 
 
 def names() -> list[str]:
@@ -73,7 +72,6 @@ def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "
         >>> len(load("glyphs", split="test", images_per_class=2))
         214
     """
-    name = _ALIASES.get(name, name)
     reader = _READERS.get(name)
     if reader is None:
         raise UserError(f"unknown data set {name!r}; choose one of: {', '.join(names())}")

@@ -117,7 +117,6 @@ def download(name: str, data_dir: str | os.PathLike, progress: Progress = lambda
         []
     """
     folder = os.path.expanduser(os.fspath(data_dir))
-    name = {"cub": "cub200"}.get(name, name)
     if name in BY_HAND:
         raise UserError(f"{name} cannot be downloaded: {BY_HAND[name]}")
     if name not in DOWNLOADS:
