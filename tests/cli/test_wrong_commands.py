@@ -182,7 +182,7 @@ WRONG += [
         (["--model=rest://localhost:1/x", "--timeout=1"], "localhost:1"),
         (["--dataset="], "--dataset or --features is missing"),
         (["--dataset=nope"], "unknown data set 'nope'"),
-        (["--model=rest://localhost:1/x", "--timeout=-1"], "--timeout=-1.0 must be"),
+        (["--model=rest://localhost:1/x", "--timeout=-1"], "--timeout=-1.0: must be"),
         (["--batch_size=0"], "--batch_size=0"),
         (["--split=foo"], "--split=foo"),
     ]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import os
 from pathlib import Path
 
@@ -110,7 +109,7 @@ def chosen_data(values: Flags, model: str | None = None) -> DataChoice:
         UserError: Neither names one, or there is no such model.
     """
     model = values.model if model is None else model
-    _check_model(values, model)
+    _check_model(model)
     if values.dataset and values.features:
         raise UserError("--dataset names images and --features stored embeddings: name one of them")
     if values.dataset:
@@ -127,9 +126,7 @@ def chosen_data(values: Flags, model: str | None = None) -> DataChoice:
     return DataChoice(stored.data_name, directory, options, values.bad_images, features, trained_on=True)
 
 
-def _check_model(values: Flags, model: str) -> None:
-    if not math.isfinite(values.timeout) or values.timeout <= 0:
-        raise UserError(f"--timeout={values.timeout} must be a number of seconds above 0")
+def _check_model(model: str) -> None:
     if "://" not in model and not os.path.exists(os.path.expanduser(model or ".")):
         raise UserError(f"--model={model}: there is no such file or folder")
 
@@ -137,7 +134,7 @@ def _check_model(values: Flags, model: str) -> None:
 def chosen_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
     """Return the model of the flags, or another one, loaded or reached."""
     model = values.model if model is None else model
-    _check_model(values, model)
+    _check_model(model)
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
         # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
         devices.one_operation_at_a_time()

@@ -56,11 +56,11 @@ class Endpoint(EncodedImagesBackend):
     kind = "rest"
 
     def __init__(self, address: str, timeout: float = 60.0, pause: float = _FIRST_PAUSE):
+        if not 0 < timeout < float("inf"):
+            raise UserError(f"`timeout={timeout}`: must be more than 0 seconds, and finite")
         match = _ADDRESS.fullmatch(address)
         if not match:
             raise UserError(f"`model={address}`: write http://host:port/v1/models/NAME, or with /versions/VERSION")
-        if timeout <= 0:
-            raise UserError(f"`timeout={timeout}`: must be more than 0 seconds")
         self.address, self.timeout, self._pause = address, timeout, pause
         self._server, self._model, self._path = match["server"], match["model"], match["path"]
         connection = http.client.HTTPSConnection if match["scheme"] == "https" else http.client.HTTPConnection

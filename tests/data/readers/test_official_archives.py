@@ -252,7 +252,7 @@ def test_byte_order_mark_is_no_part_of_the_first_id(birds):
     assert len(official_archives.read_cub200(birds, check_counts=False)) == 2
 
 
-def test_parent_folder_will_do(birds):
+def test_the_folder_above_will_do(birds):
     inner = catalogue.load("cub200", birds, check_counts=False)
     outer = catalogue.load("cub200", birds.parent, check_counts=False)
     assert outer.name == "cub200"
