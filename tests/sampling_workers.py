@@ -18,10 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.data import pipeline
-from tfdml.data import pipeline as batches
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages
-from tfdml.data.sampling import ClassBalancedSampler, HierarchicalSampler, ShuffleSampler, WholeClassSampler
+from tfdml.data.sampling import ClassBalancedSampler, HierarchicalSampler, Share, ShuffleSampler, WholeClassSampler
 from tfdml.data.transforms import TrainTransform
 
 FIRST_STEP, STEPS, BATCH = 3, 4, 8
@@ -109,9 +108,13 @@ def main(path):
     ArrayImages.lookup = counting_reads(ArrayImages.lookup, reads)
     for (name, sampler), transform in zip(samplers(data).items(), TRANSFORMS, strict=True):
         if several:
-            given = list(
-                batches.distributed(strategy, data, sampler, transform, 3, first_step=FIRST_STEP, num_steps=STEPS)
-            )
+
+            def rows_of_worker(context, sampler=sampler, transform=transform):
+                share = Share(sampler, context.input_pipeline_id, context.num_input_pipelines)
+                batches = pipeline.training_batches(data, share, transform, 3, FIRST_STEP, STEPS)
+                return batches.rebatch(sampler.batch_size // strategy.num_replicas_in_sync)
+
+            given = list(strategy.distribute_datasets_from_function(rows_of_worker))
             total = total_by_steps(strategy, given)
         else:
             whole = pipeline.training_batches(data, sampler, transform, 3, FIRST_STEP, STEPS)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.sampling_workers import BATCH, FIRST_STEP, STEPS, TRANSFORMS, made, samplers
 from tests.worker_processes import free_ports
-from tfdml.data.pipeline import distributed, training_batches
+from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import (
     ArrayBatches,
     ClassBalancedSampler,
@@ -589,14 +589,6 @@ def test_every_worker_makes_its_rows_alone(tmp_path):
     whole = [sum(total for *_, total in steps) for steps in expected().values()]
     np.testing.assert_allclose(totals[0], totals[1], rtol=1e-6)
     np.testing.assert_allclose(totals[0], whole, rtol=1e-5)
-
-
-def test_distributed_refuses_what_does_not_divide():
-    class Strategy:
-        num_replicas_in_sync = 3
-
-    with pytest.raises(UserError, match="a batch of 8 images cannot be shared out evenly over 3 replicas"):
-        distributed(Strategy(), made(), ShuffleSampler(36, 8))
 
 
 def test_fit_gets_other_batches_of_arrays_in_each_epoch():

@@ -20,7 +20,7 @@ from tfdml.data.decoding import decode_part
 from tfdml.data.faults import explain_failure
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
 from tfdml.data.readers.glyphs import font_path
-from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share, check_divides
+from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.memory import free_memory
@@ -252,53 +252,6 @@ def class_balanced(
     """
     sampler = ClassBalancedSampler(dataset.labels, classes_per_batch, images_per_class, seed, short_classes)
     return training_batches(dataset, sampler, transform, seed, **stream)
-
-
-def distributed(
-    strategy: tf.distribute.Strategy,
-    dataset: ImageDataset,
-    sampler: Sampler,
-    transform: TrainTransform = _DEFAULT_TRANSFORM,
-    seed: int = 0,
-    **stream: Any,
-) -> tf.distribute.DistributedDataset:
-    """Training batches that several workers make together, each reading and decoding only its own rows.
-
-    For `tf.distribute.MultiWorkerMirroredStrategy`, whose own way of sharding lets every worker make the whole global
-    batch and throw away the rows of the others. Replica r of R gets rows r B / R .. (r + 1) B / R - 1 of the global
-    batch. `keras.Model.fit` takes the result as it takes a `tf.data.Dataset`.
-
-    Args:
-        strategy: The strategy that trains.
-        dataset: The training images.
-        sampler: The sampler of the global batch.
-        transform: The augmentation.
-        seed: Decides the augmentation; a non-negative integer.
-        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`; every worker
-            keeps all cached images.
-
-    Returns:
-        What every replica gets, step by step: images (B / R, S, S, 3) uint8 and labels (B / R,) int64.
-
-    Raises:
-        UserError: The replicas do not divide the batch, or see `training_batches`.
-
-    Example:
-        >>> strategy = tf.distribute.get_strategy()  # or MultiWorkerMirroredStrategy(), under TF_CONFIG
-        >>> sampler = ClassBalancedSampler(dataset.labels, classes_per_batch=32, images_per_class=4)
-        >>> for images, labels in distributed(strategy, dataset, sampler, num_steps=2):
-        ...     embeddings = strategy.run(model, args=(images,))
-    """
-    replicas = strategy.num_replicas_in_sync
-    check_divides(sampler.batch_size, replicas, "replicas")
-
-    def worker_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        part = Share(sampler, context.input_pipeline_id, context.num_input_pipelines)
-        batches = training_batches(dataset, part, transform, seed, **stream)
-        # One element per replica of this worker, in turn.
-        return batches.rebatch(sampler.batch_size // replicas).prefetch(tf.data.AUTOTUNE)
-
-    return strategy.distribute_datasets_from_function(worker_batches)
 
 
 _Made = TypeVar("_Made")
