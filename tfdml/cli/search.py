@@ -163,10 +163,7 @@ def _in_retriever(values: Flags) -> RetrievalResults:
 _SEARCHES = {"database": _in_database, "embeddings": _in_embeddings, "retriever": _in_retriever}
 _IMAGES = Effect(lambda given: bool(given["queries"]) and _holds_images(given["queries"]), "images as --queries")
 _BY_MODEL = either(
-    Effect(
-        lambda given: _kind(given["gallery"]) != "retriever",
-        "a gallery that does not embed images itself",
-    ),
+    Effect(lambda given: _kind(given["gallery"]) != "retriever", "a gallery that does not embed images itself"),
     Effect(lambda given: not _IMAGES.holds(given), "stored embeddings as --queries"),
 )
 _EMBEDDED = both(either(_IMAGES, needs("model")), _BY_MODEL)
@@ -179,10 +176,7 @@ COMMAND = Command(
         **{name: both(_EMBEDDED, effect) for name, effect in model_flags.EFFECTS.items()},
         "model": _BY_MODEL,
         **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDED),
-        "distance": Effect(
-            lambda given: _kind(given["gallery"]) == "embeddings",
-            "stored embeddings as --gallery",
-        ),
+        "distance": Effect(lambda given: _kind(given["gallery"]) == "embeddings", "stored embeddings as --gallery"),
     },
     flag_of={"uri": "gallery"},
 )

@@ -9,15 +9,7 @@ from typing import Any
 from tfdml import arguments
 from tfdml.data import records
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.readers import (
-    glyphs,
-    hierarchies,
-    landmarks,
-    official_archives,
-    own_images,
-    reidentification,
-    tfds,
-)
+from tfdml.data.readers import glyphs, hierarchies, landmarks, official_archives, own_images, reidentification, tfds
 from tfdml.errors import UserError
 
 SPLITS = ("train", "test")

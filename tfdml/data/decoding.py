@@ -179,11 +179,7 @@ def _over_white(image: tf.Tensor) -> tf.Tensor:
 def _upright(image: tf.Tensor, searched: tf.Tensor, pattern: str) -> tf.Tensor:
     """Turn and mirror the image as the TIFF block that follows `pattern` in `searched` says, if there is one."""
     tiff = tf.strings.regex_replace(searched, pattern, r"\1", replace_global=False)
-    return tf.cond(
-        tf.strings.length(tiff) < tf.strings.length(searched),
-        lambda: _oriented(image, tiff),
-        lambda: image,
-    )
+    return tf.cond(tf.strings.length(tiff) < tf.strings.length(searched), lambda: _oriented(image, tiff), lambda: image)
 
 
 def _orientation(tiff: tf.Tensor) -> tf.Tensor:

@@ -479,11 +479,7 @@ def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
 
 
 def look_up(
-    labels: np.ndarray,
-    source: Source,
-    indices_of: Callable[[int], np.ndarray],
-    step: tf.Tensor,
-    batch_size: int | None,
+    labels: np.ndarray, source: Source, indices_of: Callable[[int], np.ndarray], step: tf.Tensor, batch_size: int | None
 ) -> tuple[tf.Tensor, ...]:
     """Labels and source columns of one step's images, with what is known of their shapes."""
 

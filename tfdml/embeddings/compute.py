@@ -10,10 +10,7 @@ from tfdml.errors import UserError
 from tfdml.models.inference import compiled
 
 
-def embed(
-    embedder: Callable[[Any], Any] | keras.Model,
-    batches: Iterable[Any],
-) -> np.ndarray:
+def embed(embedder: Callable[[Any], Any] | keras.Model, batches: Iterable[Any]) -> np.ndarray:
     """Return the embeddings of all images, in the order in which they come.
 
     A batch smaller than the largest so far is filled up with copies of its last image, whose embeddings are dropped,

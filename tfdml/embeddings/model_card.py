@@ -24,11 +24,7 @@ _LARGEST_SIDE = 16_384
 
 
 def model_card(
-    embedder: AnyEmbedder,
-    artefacts: dict[str, dict],
-    signatures: Sequence[str],
-    max_pixels: int,
-    about: dict[str, Any],
+    embedder: AnyEmbedder, artefacts: dict[str, dict], signatures: Sequence[str], max_pixels: int, about: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the card of a version.
 

@@ -106,12 +106,7 @@ def check_count(wanted: bool, name: str, what: str, expected: int, found: int, s
         )
 
 
-def require_files(
-    name: str,
-    paths: Sequence[str],
-    advice: str = _UNPACK,
-    origins: Sequence[str] | None = None,
-) -> None:
+def require_files(name: str, paths: Sequence[str], advice: str = _UNPACK, origins: Sequence[str] | None = None) -> None:
     """Check that files are there, by one listing per folder: a stat per file takes minutes on a network disk.
 
     Args:
