@@ -60,7 +60,7 @@ def test_wrong_commands_are_refused_before_any_work(commands, tmp_path):
         ([], "--out is missing"),
         ([out], "--dataset is missing"),
         (["--embeddings=x.npz", "--model=y", out], "name one of them"),
-        (["--embeddings=none.npz", out], "there is no file"),
+        (["--embeddings=none.npz", out], "none.npz cannot be read as .npz: No such file"),
         (["--embeddings=x.npz", "--backbone=resnet50", out], "--backbone=resnet50 has no effect"),
     ):
         status, _, errors = commands.run("audit", *flags)

@@ -95,7 +95,7 @@ def test_an_array_is_memory_mapped(tmp_path):
     np.testing.assert_array_equal(stored.embeddings, EMBEDDINGS)
     assert is_memory_mapped(stored.embeddings)
     assert (stored.labels, stored.roles, stored.is_query) == (None, None, None)
-    refused(lambda: read_embeddings(tmp_path / "nowhere.npy"), r"nowhere\.npy cannot be read: No such file")
+    refused(lambda: read_embeddings(tmp_path / "nowhere.npy"), r"nowhere\.npy cannot be read as \.npy: No such file")
 
 
 def test_names_of_files_without_a_manifest(folder, tmp_path):
@@ -175,7 +175,7 @@ def test_files_that_are_no_archives(tmp_path):
         (tmp_path / "x.npz").write_bytes(data)
         with pytest.raises(UserError, match=r"cannot be read as \.npz"):
             read_embeddings(tmp_path / "x.npz")
-    with pytest.raises(UserError, match="no file"):
+    with pytest.raises(UserError, match="No such file"):
         read_embeddings(tmp_path / "nowhere.npz")
 
 

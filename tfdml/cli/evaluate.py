@@ -379,12 +379,9 @@ class EmbeddedSplit:
     def classification(self) -> dict[str, Any]:
         """Print how well nearest images classify the split, and name classes that the gallery lacks; return it."""
         labels = np.asarray(self.images.labels)
-        order = np.argsort(labels, kind="stable")
-        _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
-        place = np.empty(len(labels), np.int64)
-        place[order] = np.arange(len(labels)) - np.repeat(starts, counts)
-        known = np.isin(labels, np.unique(labels)[: -(-len(counts) // 2)])
-        in_gallery = known & (place % 2 == 0)
+        classes, in_gallery = np.unique(labels), np.zeros(len(labels), bool)
+        for label in classes[: -(-len(classes) // 2)]:
+            in_gallery[np.flatnonzero(labels == label)[::2]] = True
         classifier = KNNClassifier(
             self.embeddings[in_gallery], labels[in_gallery], k=self.values.neighbors, distance=self.values.distance
         )

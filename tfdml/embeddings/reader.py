@@ -216,7 +216,7 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     if path.suffix == ".npz":
         return _read_archive(path)
     if path.suffix == ".npy":
-        return _checked(str(path), _open_array(path), None, None, None)
+        return _checked(str(path), _load(path), None, None, None)
     if path.name == MANIFEST:
         path = path.parent
     if not path.is_dir() and path.suffix != ".parquet":
@@ -265,13 +265,11 @@ def read_attributes(path: str | os.PathLike) -> dict[str, list[Any]]:
         ['path', 'label', 'class', 'role']
     """
     path = Path(path)
-    if path.suffix in (".npz", ".npy"):
-        arrays = {}
-        if path.suffix == ".npz":
-            read_embeddings(path)  # which checks it
-            with np.load(path) as archive:
-                arrays = {name: archive[name].tolist() for name in ("names", "labels", "roles") if name in archive}
-        return {_NAMES.get(name, name): values for name, values in arrays.items()}
+    if path.suffix == ".npy":
+        return {}
+    if path.suffix == ".npz":
+        read_embeddings(path)  # which checks it
+        return {_NAMES[name]: array.tolist() for name, array in _load(path).items() if name in _NAMES}
     from tfdml.embeddings import parquet
 
     return parquet.read_attributes(_files_of(path)[0])
@@ -325,23 +323,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _open_array(path: Path) -> np.ndarray:
+def _load(path: Path) -> Any:
+    """Return the array in an .npy file, memory-mapped, or those in an .npz file by name."""
     try:
         require_regular(path)
-        return np.load(path, mmap_mode="r")
+        if path.suffix == ".npy":
+            return np.lib.format.open_memmap(path, mode="r")
+        with np.load(path) as archive:
+            return {name: archive[name] for name in archive.files}
     except Exception as error:  # whatever NumPy raises on a damaged file
-        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        reason = getattr(error, "strerror", None) or short_message(error)
+        raise UserError(f"{path} cannot be read as {path.suffix}: {reason}") from error
 
 
 def _read_archive(path: Path) -> StoredEmbeddings:
-    try:
-        require_regular(path)
-        with np.load(path) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except FileNotFoundError as error:
-        raise UserError(f"there is no file {path}") from error
-    except Exception as error:  # whatever NumPy raises on a damaged file
-        raise UserError(f"{path} cannot be read as .npz: {short_message(error)}") from error
+    arrays = _load(path)
     if "embeddings" not in arrays:
         held = f"it holds {', '.join(arrays)}" if arrays else "it is empty"
         raise UserError(f"{path} has no array embeddings; {held}")
