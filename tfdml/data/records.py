@@ -246,8 +246,7 @@ class RecordImages(Images):
                     file.seek(offset)
                     data = file.read(size)
         except Exception as error:  # clients of file systems have their own error types
-            reason = getattr(error, "strerror", None) or type(error).__name__
-            raise UserError(f"{path} cannot be read ({reason}); {REMEDY}") from error
+            raise UserError(f"{path} is {access_fault(error)}; {REMEDY}") from error
         if len(data) != size:
             raise UserError(f"{path} ends within the image at byte {offset}: it is damaged; {REMEDY}")
         return data

@@ -1,5 +1,6 @@
 """Label files: text and tables read strictly, columns checked, and images looked for a folder at a time."""
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -10,6 +11,7 @@ import numpy as np
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import access_fault
 from tfdml.data.images import FileImages
 from tfdml.errors import UserError
 from tfdml.io import files
@@ -47,7 +49,10 @@ def read_text(name: str, path: str) -> str:
         >>> len(read_text("cub200", "data/CUB_200_2011/classes.txt").splitlines())
         200
     """
-    data = _read_bytes(name, path)
+    try:
+        data = files.read_bytes(path)
+    except Exception as error:  # remote file systems have their own error types
+        raise UserError(f"{name}: {path} is {access_fault(error)}; check data_dir") from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -126,7 +131,9 @@ def require_files(name: str, paths: Sequence[str], advice: str = _UNPACK, origin
     for index, path in enumerate(paths):
         folder, file = os.path.split(path)
         if folder not in present:
-            present[folder] = _listing(folder)
+            present[folder] = set()
+            with contextlib.suppress(Exception):  # no permission, or a name that no file system takes
+                present[folder] = set(files.listing(folder or "."))
         if file not in present[folder]:
             missing.append(index)
     if missing:
@@ -179,24 +186,6 @@ def warn_shared_classes(name: str, source: str, shared: list) -> None:
     if len(shared):
         text = "%s: %d classes are in both train and test of %s (the first is %s): metrics are not zero-shot."
         logging.warning(text, name, len(shared), source, shared[0])
-
-
-def _read_bytes(name: str, path: str) -> bytes:
-    if not files.is_file(path):
-        kind = "is a folder, not a file" if files.is_folder(path) else "is missing"
-        raise UserError(f"{name}: {path} {kind}; check data_dir")
-    try:
-        return files.read_bytes(path)
-    except Exception as error:  # remote file systems have their own error types
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise UserError(f"{name}: {path} cannot be read ({reason})") from error
-
-
-def _listing(folder: str) -> set[str]:
-    try:
-        return set(files.listing(folder or "."))
-    except Exception:  # no permission, or a name that no file system takes
-        return set()
 
 
 # 18 digits always fit in 64 bits.
