@@ -111,11 +111,9 @@ PARTS = {
     "BatchEasyHardMiner": {
         "pos_strategy": "easy",
         "neg_strategy": "semihard",
-        "allowed_pos_range": None,
-        "allowed_neg_range": None,
         "distance": from_pml(LP),
     },
-    "BatchHardMiner": {"allowed_pos_range": None, "allowed_neg_range": None, "distance": from_pml(LP)},
+    "BatchHardMiner": {"distance": from_pml(LP)},
     "DistanceWeightedMiner": {"cutoff": 0.5, "nonzero_loss_cutoff": 1.4, "distance": from_pml(LP)},
     "TripletMarginMiner": {"margin": 0.2, "type_of_triplets": "all", "distance": from_pml(LP)},
 }
@@ -195,7 +193,7 @@ def test_every_loss_with_an_equal_is_compared():
         ("ContrastiveLoss", {"pos_margin": 0.1}, "`pos_margin=0.1` has no equal in tfdml; nearest: `pos_margin=0`"),
         ("CircleLoss", {"distance": LP}, "the distance LpDistance.* has no equal in tfdml; nearest: the loss's own"),
         ("TripletMarginLoss", {"smooth_loss": True}, "`smooth_loss=True` with a margin has no equal"),
-        ("NTXentLoss", {"miner": from_pml("BatchHardMiner", allowed_pos_range=(0, 1))}, "a BatchHardMiner with ranges"),
+        ("BatchHardMiner", {"allowed_pos_range": (0, 1)}, "no argument `allowed_pos_range`"),
         ("NTXentLoss", {"miner": "TripletMarginMiner"}, "TripletMarginMiner with LpDistance.*BatchEasyHardMiner"),
         (
             "NTXentLoss",

@@ -77,7 +77,6 @@ class Part(NamedTuple):
 
 
 LP, COSINE, DIVISOR, NONZERO = "LpDistance", "CosineSimilarity", "DivisorReducer", "AvgNonZeroReducer"
-_RANGES = {"allowed_pos_range": None, "allowed_neg_range": None}
 #: Distances, reducers and miners: their arguments with the defaults there.
 PARTS: dict[str, dict[str, dict[str, Any]]] = {
     "distance": {
@@ -88,8 +87,8 @@ PARTS: dict[str, dict[str, dict[str, Any]]] = {
     "reducer": {name: {} for name in (NONZERO, "MeanReducer", "SumReducer", DIVISOR)},
     "miner": {
         "MultiSimilarityMiner": {"epsilon": 0.1, "distance": COSINE},
-        "BatchEasyHardMiner": {"pos_strategy": "easy", "neg_strategy": "semihard", **_RANGES, "distance": LP},
-        "BatchHardMiner": {**_RANGES, "distance": LP},
+        "BatchEasyHardMiner": {"pos_strategy": "easy", "neg_strategy": "semihard", "distance": LP},
+        "BatchHardMiner": {"distance": LP},
         "DistanceWeightedMiner": {"cutoff": 0.5, "nonzero_loss_cutoff": 1.4, "distance": LP},
         "TripletMarginMiner": {"margin": 0.2, "type_of_triplets": "all", "distance": LP},
     },
@@ -380,8 +379,6 @@ def _mining(name: str, row: Loss, miner: Part, distance: Part) -> str | Miner:
         name, f"the miner {miner.name} with {miner.distance.name}", f"{', '.join(row.miners) or 'none'} as it is there"
     )
     if miner.name in row.miners and miner.name in PAIR_MINERS:
-        if miner.allowed_pos_range or miner.allowed_neg_range:
-            raise _refuse(name, f"a {miner.name} with ranges", f"{miner.name}()")
         # On normalised vectors all distances have one order.
         if miner.distance != distance and not (_on_unit_vectors(miner.distance) and _on_unit_vectors(distance)):
             raise refused
