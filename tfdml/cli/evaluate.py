@@ -85,6 +85,7 @@ from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder
 from tfdml.training.build.images import split_training_classes
 from tfdml.training.expressions import parse_sum, shortened
+from tfdml.training.settings import integers
 
 FLAGS = Flags()
 model_flags.define_model_flags(FLAGS)
@@ -179,10 +180,7 @@ def _checked_ks(values: Flags) -> tuple[int, ...]:
     for name in ("metrics", "ks", "compare"):
         if values[name].present and not any(values[name].value or ()):
             raise UserError(f"--{name}= names nothing: leave the flag out, or name what it is to take")
-    try:
-        ks = tuple(int(k) for k in values.ks)
-    except ValueError as error:
-        raise UserError(f"--ks={','.join(values.ks)}: write integers with commas, e.g. 1,2,4") from error
+    ks = integers(",".join(values.ks), "--ks", required=True)
     for name in ("json", "report"):
         path = values[name].value
         if path:
