@@ -122,9 +122,9 @@ def test_vectors_and_images_are_not_taken_for_each_other(commands, folder):
 
 @pytest.mark.slow
 def test_a_head_and_its_embedder_are_exported_as_one(commands, folder, finished_run):
-    """As a SavedModel and a LiteRT file, which are accepted against the two; the page states their settings."""
+    """As a SavedModel, a LiteRT and an ONNX file, which are accepted against the two, with the settings of both."""
     flags = [f"--run_dir={folder / 'head'}", f"--stack_on={finished_run}", f"--out={folder / 'models'}", "--images=20"]
-    run(commands, "export", *flags, "--formats=saved_model,litert_float32")
+    run(commands, "export", *flags, "--formats=saved_model,litert_float32,onnx")
     version = folder / "models" / "1"
     card = json.loads((version / "model_card.json").read_text())
     assert card["model"]["class"] == "StackedEmbedder"

@@ -134,9 +134,7 @@ class MomentEmbedder(ReducedEmbedder):
         term = found[objective]
         if not term.built:
             raise ValueError(f"{term.name} has no weights yet: build and train the learner first")
-        model = cls(learner.embedder, term.moments, term.representation, **options)
-        model.build((None, *model.view_shape))
-        return model
+        return cls(learner.embedder, term.moments, term.representation, **options)
 
     def build(self, input_shape):
         """Create the weights that are not there yet."""
@@ -167,6 +165,8 @@ class MomentEmbedder(ReducedEmbedder):
         Raises:
             ValueError: There are not more images than `embedding_dim`, or a feature is not finite.
         """
+        if not self.built:
+            self.build((None, *self.view_shape))
         self.reduction.adapt(features)
 
 

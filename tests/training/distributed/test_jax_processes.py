@@ -102,14 +102,13 @@ RUN = [
     "--batch_norm=train",
     "--dropout=0.2",
     "--embedding_dim=8",
-    "--objectives=contrastive + density",
+    "--objectives=contrastive + density + horde(loss=contrastive, orders=2, dim=8)",
     "--classes_per_batch=4",
     "--images_per_class=2",
     "--epochs=1",
     "--steps_per_epoch=5",
     "--checkpoint_steps=3",
     "--learning_rate=0.003",
-    "--evaluate_every=0",
     "--noreport",
 ]
 KILLED = """
