@@ -65,11 +65,12 @@ def test_what_modules_import_is_required_and_pinned():
     setup.read(ROOT / "setup.cfg")
     listed = [re.match(r"[\w-]+", line) for line in setup["options"]["install_requires"].splitlines()]
     required = {name[0].replace("_", "-").lower() for name in listed if name}
-    # Clients of databases and the web framework are extras: these modules are imported where an address names one, and
-    # by the command.
+    # Clients of databases, Ray and the web framework are extras: these modules are imported where an address names one,
+    # and by the command.
     packages = (ROOT / "tfdml", ROOT / "tfdml_command")
     found = [path for package in packages for path in package.rglob("*.py")]
-    modules = [path for path in found if not path.name.endswith("_gallery.py") and path.parent.name != "demo"]
+    modules = [path for path in found if not path.name.endswith(("_gallery.py", "serving.py"))]
+    modules = [path for path in modules if path.parent.name != "demo"]
     imported = (
         {name for path in modules for name in _imports(path)}
         - sys.stdlib_module_names

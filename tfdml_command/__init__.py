@@ -24,6 +24,7 @@ STAGES = {
     "audit": "find near-duplicates, wrong labels and outliers of a data set",
     "demo": "try a model on a local web page",
     "export": "write a run as SavedModel, LiteRT, ONNX or a retriever",
+    "serve": "serve an exported model over HTTP",
 }
 OTHERS = {
     "configs": "list the flag files that come with tfdml",
@@ -49,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit(importlib.import_module(f"tfdml_command.{name}").main(rest))
     elif name in STAGES:
         _load_tensorflow(name)
-        from tfdml.cli.main import run
+        from tfdml.cli.command_line import run
 
         run(importlib.import_module(f"tfdml.cli.{name}").COMMAND, rest)
     else:

@@ -42,6 +42,7 @@ SINGLE_USE = {
     ),
     "tfdml.cluster.bulk_embedding": "the entry of embedding over Ray",
     "tfdml.cluster.query_blocks": "the entry of exact evaluation over Ray",
+    "tfdml.cluster.serving": "the entry of serving",
     "tfdml.cluster.sweep": "the entry of sweeps",
     "tfdml.data.download": "archives from their publishers",
     "tfdml.embeddings.endpoints": "the protocols of TensorFlow Serving",

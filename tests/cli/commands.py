@@ -8,7 +8,7 @@ import io
 import pathlib
 import subprocess
 
-from tfdml.cli import main
+from tfdml.cli import command_line
 from tfdml.cli.command_line import Command
 from tfdml_command import STAGES
 
@@ -30,7 +30,7 @@ def run(name: str, *arguments: str) -> tuple[int, str, str]:
     status = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main.run(load(name), arguments)
+            command_line.run(load(name), arguments)
         except SystemExit as end:
             status = end.code
     return status, out.getvalue(), err.getvalue()

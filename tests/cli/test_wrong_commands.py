@@ -375,6 +375,7 @@ BASE = {
     # What these read is not there, as they would write a folder, or serve.
     "audit": ["--embeddings={files}/none.npz", "--out=audit"],
     "demo": ["--model={files}/embedder.keras", "--gallery={files}/none.npz", "--cache=cache"],
+    "serve": ["--model={files}/none"],
 }
 
 

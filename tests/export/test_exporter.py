@@ -20,7 +20,7 @@ from tfdml.export import ExportOptions, Retriever, export_model, export_saved_mo
 from tfdml.export.acceptance import evaluation_views
 from tfdml.export.conversion import convert_litert
 from tfdml.export.exporter import check_whitening, load_run
-from tfdml.export.saved_model import WARM_UP, prediction_log
+from tfdml.export.saved_model import WARM_UP, prediction_log, read_warm_up
 from tfdml.models import Head
 
 FORMATS = ("saved_model", "litert_float32", "litert_int8")
@@ -151,19 +151,23 @@ def test_a_threshold_from_a_file(embedder, tmp_path):
 def test_warm_up_requests_are_what_servers_read_and_the_model_answers(version):
     logs = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
     served = tf.saved_model.load(str(version))
-    seen = []
+    seen, read = [], read_warm_up(version)
     for record in tf.data.TFRecordDataset(str(version / WARM_UP)):
         log = logs.PredictionLog.FromString(record.numpy())
         assert log.WhichOneof("log_type") == "predict_log"
         request = log.predict_log.request
         signature = request.model_spec.signature_name
         inputs = {name: tf.constant(tf.make_ndarray(tensor)) for name, tensor in request.inputs.items()}
+        name, arrays = next(read)
+        assert (name, set(arrays)) == (signature, set(inputs))
+        assert all((arrays[key] == value.numpy()).all() for key, value in inputs.items())
         if signature == "same":
             np.testing.assert_allclose(served.signatures[signature](**inputs)["distances"], 0, atol=1e-5)
             continue
         vectors = served.signatures[signature](**inputs)["embedding"].numpy()
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
         seen.append((signature, len(vectors)))
+    assert next(read, None) is None
     names = ("serving_default", "embed_images", "embed_each")
     assert sorted(seen) == sorted((name, size) for name in names for size in (1, 8, 32))
 

@@ -11,7 +11,7 @@ import sys
 import time
 
 from tfdml.cli import train
-from tfdml.cli.main import run
+from tfdml.cli.command_line import run
 from tfdml.training import checkpoints
 from tfdml.training.run import trainer
 from tfdml.training.run.monitor import TrainingMonitor

@@ -32,8 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.cli import model_flags
-from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.main import Progress
+from tfdml.cli.command_line import Command, Flags, Progress
 from tfdml.effects import Effect, both
 from tfdml.embeddings.model_card import CARD, card_of, served_version
 from tfdml.errors import UserError

@@ -18,8 +18,7 @@ import os
 from typing import Any
 
 from tfdml.cli import model_flags
-from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.main import Progress
+from tfdml.cli.command_line import Command, Flags, Progress
 from tfdml.cluster import bulk_embedding
 from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, both, needs

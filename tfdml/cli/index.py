@@ -17,8 +17,7 @@ A password may also come from the environment (PGPASSWORD) and is never printed.
 
 import os
 
-from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.main import Progress
+from tfdml.cli.command_line import Command, Flags, Progress
 from tfdml.retrieval import connect, index_embeddings
 from tfdml.retrieval.indexing import EmbeddingsToIndex
 

@@ -15,8 +15,7 @@ import time
 from collections.abc import Mapping
 
 from tfdml import data
-from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.main import Progress
+from tfdml.cli.command_line import Command, Flags, Progress
 from tfdml.data import download, records
 from tfdml.data.records import bad_images_in_words, one_line
 from tfdml.effects import Effect, both, either, needs

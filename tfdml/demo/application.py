@@ -377,6 +377,19 @@ def _refusal(request: Request, names: set[str], token: str) -> Response | None:
     return None
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        UserError: The address cannot be bound, or the port is taken.
+    """
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        reason = f"cannot be opened: {error.strerror}; name another, or 0 for any"
+        raise UserError(f"`port={port}` of {host} {reason}") from error
+
+
 def serve(demo: Demo, host: str, port: int, token: str) -> None:
     """Print the address of the page, and answer requests until the process is interrupted.
 
@@ -387,13 +400,9 @@ def serve(demo: Demo, host: str, port: int, token: str) -> None:
         token: As `application`.
 
     Raises:
-        UserError: The address cannot be bound, or the port is taken.
+        UserError: As `listen`.
     """
-    try:
-        opened = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        reason = f"cannot be opened: {error.strerror}; name another, or 0 for any"
-        raise UserError(f"`port={port}` of {host} {reason}") from error
+    opened = listen(host, port)
     shown = "127.0.0.1" if host in _ANY else f"[{host}]" if ":" in host else host
     app = application(demo, host, token)
     config = uvicorn.Config(app, log_level="error", server_header=False, limit_concurrency=_CONNECTIONS)

@@ -1,12 +1,13 @@
 """SavedModel: encoded images in, embeddings out, with the whole preprocessing inside, and its warm-up requests."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import tensor_pb2
 
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.transforms import EvaluationTransform
@@ -224,6 +225,17 @@ def write_warm_up(folder: Path, side: int, same: bool = False, more: Iterable[by
     return path
 
 
+def read_warm_up(folder: Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Yield the signature and the inputs of each warm-up request of a SavedModel; nothing where it has none."""
+    if (folder / WARM_UP).is_file():
+        for record in tf.data.TFRecordDataset(str(folder / WARM_UP)).as_numpy_iterator():
+            request = dict(_fields(dict(_fields(record))[6]))[1]
+            inputs = [dict(_fields(part)) for number, part in _fields(request) if number == 2]
+            signature = dict(_fields(dict(_fields(request))[1]))[3].decode()
+            tensors = {entry[1].decode(): tensor_pb2.TensorProto.FromString(entry[2]) for entry in inputs}
+            yield signature, {name: tf.make_ndarray(tensor) for name, tensor in tensors.items()}
+
+
 def prediction_log(signature: str, **inputs) -> bytes:
     """Return a serialised `tensorflow.serving.PredictionLog` of one Predict request.
 
@@ -244,6 +256,18 @@ def prediction_log(signature: str, **inputs) -> bytes:
 def _field(number: int, content: bytes) -> bytes:
     """Return a field of Protocol Buffers' wire format that holds bytes: a key, the length, the content."""
     return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and the content of each field, as `_field` writes them."""
+    while content:
+        numbers = []
+        for _ in range(2):
+            end = next(place for place, byte in enumerate(content) if byte < 0x80) + 1
+            numbers.append(sum((byte & 0x7F) << 7 * place for place, byte in enumerate(content[:end])))
+            content = content[end:]
+        yield numbers[0] >> 3, content[: numbers[1]]
+        content = content[numbers[1] :]
 
 
 def _varint(value: int) -> bytes:

@@ -120,7 +120,7 @@ def kill_after(source, target):
         os.kill(os.getpid(), signal.SIGKILL)
 os.replace = kill_after
 from tfdml.cli import train
-from tfdml.cli.main import run
+from tfdml.cli.command_line import run
 run(train.COMMAND, sys.argv[1:])
 """
 

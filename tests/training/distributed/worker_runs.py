@@ -14,7 +14,7 @@ import sys
 from tests import worker_processes
 from tests.training import runs
 from tfdml.cli import train
-from tfdml.cli.main import run
+from tfdml.cli.command_line import run
 from tfdml.training.build import components
 from tfdml.training.run.monitor import TrainingMonitor
 

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 
-import tfdml.cli.main
+import tfdml.cli.command_line
 import tfdml.export
 import tfdml.report
 import tfdml.training
@@ -121,7 +121,7 @@ def _one(
         if clock:
             _by_the_clock(pathlib.Path(_value_of("run_dir", flags) if command == "train" else "."), *clock)
         try:
-            tfdml.cli.main.run(importlib.import_module(f"tfdml.cli.{command}").COMMAND, flags)
+            tfdml.cli.command_line.run(importlib.import_module(f"tfdml.cli.{command}").COMMAND, flags)
         except SystemExit as ended:
             sys.stdout.flush()
             os._exit(int(ended.code or 0))

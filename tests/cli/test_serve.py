@@ -1,0 +1,50 @@
+"""`tfdml serve`: one clear line for what is wrong; tests/cluster/test_serving.py has what it answers."""
+
+import importlib.util
+import socket
+
+import pytest
+
+from tfdml.cli import serve
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "cars" / "1").mkdir(parents=True)
+    return tmp_path / "cars"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--model="], "--model is missing"),
+        (["--model={}/none"], "/none: there is no version in it"),
+        (["--model={}/1"], "/1: there is no version in it"),
+        (["--model={}", "--name=a/b"], "--name=a/b: a model's name has letters"),
+        (["--model={}", "--port=70000"], "--port"),
+        (["--model={}", "--timeout=nan"], "--timeout=nan: must be more than 0"),
+        (["--model={}", "--max_waiting=0"], "--max_waiting=0: must be more than 0"),
+    ],
+)
+def test_wrong_command_lines(commands, model, flags, says):
+    status, _, errors = commands.run("serve", *(flag.format(model) for flag in flags))
+    assert status == 2
+    assert len(errors.splitlines()) == 1
+    assert says in errors
+
+
+def test_without_the_extra_the_command_names_it(commands, model, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: find(name) if name != "fastapi" else None)
+    status, _, errors = commands.run("serve", f"--model={model}")
+    assert status == 2
+    assert errors == "serve: error: serving needs the package fastapi: pip install 'tfdml[serve]'\n"
+
+
+def test_a_port_that_is_taken_is_named_before_ray_starts(commands, model):
+    pytest.importorskip("fastapi")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, _, errors = commands.run("serve", f"--model={model}", f"--port={port}")
+    assert status == 2
+    assert f"--port={port} of 127.0.0.1 cannot be opened" in errors

@@ -1,0 +1,303 @@
+"""`tfdml serve` in processes of its own: every test asks one server, in the order of the file; the last one ends it."""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+
+from benchmarks.serving_load import Load, bomb, client_module, odd_images
+from tests.cluster.test_replica import IMAGES, b64
+from tests.export.conftest import CALIBRATION, LIMIT, shop_items
+from tests.export.networks import small_embedder
+from tfdml.embeddings.endpoints import Endpoint
+from tfdml.export import Retriever
+from tfdml.export.saved_model import write_saved_model
+
+pytest.importorskip("fastapi")
+pytestmark = pytest.mark.slow
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MOST_WAITING = 6
+FLAGS = ["--name=shop", "--port=0", "--poll_seconds=0.3", "--max_batch_size=8", f"--max_waiting={MOST_WAITING}"]
+FLAGS += ["--max_instances=40", "--max_request_mb=0.5", "--timeout=20"]
+
+
+class Server:
+    """A server of versions of a retriever; `made` holds those that can be put in service."""
+
+    def __init__(self, folder):
+        self.made, self.folder, self.log = folder / "made", folder / "shop", folder / "log"
+        for number in (1, 2):
+            write_saved_model(small_embedder(number), folder / f"embedder{number}" / "1", LIMIT, CALIBRATION)
+            Retriever.build(folder / f"embedder{number}", shop_items(IMAGES), self.made, calibration=CALIBRATION)
+        self.models = {number: tf.saved_model.load(str(self.made / str(number))) for number in (1, 2)}
+        self.images = [*IMAGES, *odd_images()]
+        self.vectors = {number: self.direct("serving_default", number)["embedding"] for number in (1, 2)}
+        self.put(1)
+        command = [sys.executable, "-m", "tfdml", "serve", f"--model={self.folder}", *FLAGS]
+        with open(self.log, "w") as log:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        line = self.process.stdout.readline()
+        assert line.startswith("serving at http://127.0.0.1:"), self.log.read_text()
+        self.url = line.split()[-1]
+        self.port = int(self.url.split(":")[2].partition("/")[0])
+
+    def direct(self, signature, number=1, **more):
+        outputs = self.models[number].signatures[signature](image_bytes=tf.constant(self.images), **more)
+        return {name: value.numpy() for name, value in outputs.items()}
+
+    def put(self, number):
+        shutil.copytree(self.made / str(number), self.folder / str(number))
+
+    def ask(self, path, body=None):
+        """The status, the headers, and the body of an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("GET" if body is None else "POST", path, body)
+            response = connection.getresponse()
+            return response.status, response.headers, response.read()
+
+    def predict(self, **request):
+        status, _, body = self.ask("/v1/models/shop:predict", json.dumps(request).encode())
+        return status, json.loads(body)
+
+    def states(self):
+        listed = json.loads(self.ask("/v1/models/shop")[2])["model_version_status"]
+        return {int(each["version"]): (each["state"], each["status"]["error_message"]) for each in listed}
+
+    def wait_for(self, condition, seconds=200):
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, (self.states(), self.log.read_text())
+            time.sleep(0.1)
+
+    def begin(self, body):
+        """Send a request without its last byte."""
+        opened = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        opened.sendall(b"POST /v1/models/shop:predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
+        opened.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1])
+        return opened
+
+    @staticmethod
+    def finish(opened, body):
+        """Send the last byte, and return the answer."""
+        with opened:
+            opened.sendall(body[-1:])
+            return b"".join(iter(lambda: opened.recv(2**16), b""))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("served"))
+    yield server
+    server.process.kill()
+    server.process.wait()
+
+
+def test_answers_are_those_of_the_saved_model_in_both_forms(server):
+    images = [b64(image) for image in server.images]
+    expected = server.direct("search_each", k=tf.constant(3))
+    status, found = server.predict(signature_name="search_each", inputs={"image_bytes": images, "k": 3})
+    assert status == 200
+    assert set(found["outputs"]) == set(expected)
+    assert [[text.encode() for text in row] for row in found["outputs"]["ids"]] == expected["ids"].tolist()
+    np.testing.assert_allclose(found["outputs"]["distances"], expected["distances"], atol=1e-5)
+    rows = [{"image_bytes": image, "k": 3} for image in images]
+    by_row = server.predict(signature_name="search_each", instances=rows)[1]["predictions"]
+    assert [row["ids"] for row in by_row] == found["outputs"]["ids"]
+    for request in ({"instances": images}, {"inputs": {"image_bytes": images}}):
+        (vectors,) = server.predict(**request)[1].values()
+        np.testing.assert_allclose(vectors, server.vectors[1], atol=1e-5)
+
+
+def test_no_answer_is_wrong_under_concurrency(server):
+    """By the client that ships with `export/`, as it is."""
+    gallery = server.vectors[1][: len(IMAGES)], [item.id for item in shop_items(IMAGES)]
+    load = Load(client_module(), server.images, server.vectors[1], gallery)
+    for each in (True, False):
+        tally = load.run([server.url, server.url], clients=5, requests=10, each=each)
+        assert tally.wrong == 0, tally.notes
+        assert min(tally.good, tally.bad, tally.refused) > 3
+
+
+def test_status_metadata_health_and_metrics(server):
+    assert server.states() == {1: ("AVAILABLE", "")}
+    assert Endpoint(server.url).checksum() == f"shop version 1 at 127.0.0.1:{server.port}"
+    status, _, body = server.ask("/v1/models/shop/versions/1/metadata")
+    about = json.loads(body)
+    assert (status, about["model_spec"]["version"]) == (200, "1")
+    signatures = about["metadata"]["signature_def"]["signature_def"]
+    assert set(signatures) == set(server.models[1].signatures)
+    text = {"dtype": "DT_STRING", "tensor_shape": {"dim": [{"size": "-1", "name": ""}], "unknown_rank": False}}
+    assert signatures["embed_each"]["inputs"]["image_bytes"].items() >= text.items()
+    assert server.ask("/healthz")[0] == 200
+    metrics = server.ask("/monitoring/prometheus/metrics")[2].decode()
+    values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
+    assert float(values['tfdml_serve_requests_total{code="200"}']) > 20
+    assert float(values['tfdml_serve_requests_total{code="400"}']) > 3
+    assert 0 < float(values["tfdml_serve_batch_images_count"]) <= float(values["tfdml_serve_batch_images_sum"])
+    assert float(values["tfdml_serve_version"]) == 1
+    assert float(values["tfdml_serve_waiting_requests"]) == 0
+
+
+def test_bad_requests_are_one_clear_sentence_and_fail_no_other(server):
+    path, image = "/v1/models/shop:predict", b64(IMAGES[0])
+    bad = [
+        (path, b"no json", 400, "is not JSON"),
+        (path, b"[" * 10_000, 400, "nested more than"),
+        (path, {"instances": [image] * 41}, 400, "41 instances; at most 40"),
+        (path, {"instances": [image, b64(b"")]}, 400, "image_bytes[1] of 2: no bytes"),
+        (path, {"instances": [b64(bomb())]}, 400, "30000 x 30000 pixels, more than the limit"),
+        (path, {"inputs": {"embedding": [[1, 2]], "k": 1}, "signature_name": "search_embedding"}, 400, "its shape is"),
+        (path, b" " * 2**20, 413, "larger than the limit of 0.5 MB"),
+        (path, b" " * 2**23, 413, "larger than the limit of 0.5 MB"),
+        (path, None, 400, "Malformed request: GET /v1/models/shop:predict"),
+        ("/v1/models/other:predict", {"instances": [image]}, 404, "Servable not found"),
+        ("/v1/models/shop/versions/7:predict", {"instances": [image]}, 404, "versions/7"),
+        ("/v1/models/other", None, 404, "Servable not found"),
+        ("/v1/models/shop/versions/7", None, 404, "versions/7"),
+        ("/elsewhere", None, 404, "Malformed request"),
+    ]
+    good, stop = [], threading.Event()
+
+    def ask():
+        while not stop.is_set():
+            status, found = server.predict(instances=[image])
+            good.append(status == 200 and np.abs(found["predictions"] - server.vectors[1][0]).max() < 1e-5)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for place, body, status, says in bad:
+        found, _, text = server.ask(place, json.dumps(body).encode() if isinstance(body, dict) else body)
+        error = json.loads(text)["error"]
+        assert (found, says in error, "\n" in error) == (status, True, False), (place, found, error)
+    stop.set()
+    thread.join()
+    assert good
+    assert all(good)
+
+
+def test_overload_is_refused_early_and_what_was_taken_is_answered(server):
+    body = json.dumps({"instances": [b64(IMAGES[0])]}).encode()
+    opened = [server.begin(body) for _ in range(MOST_WAITING)]
+
+    def refused():
+        status, headers, text = server.ask("/v1/models/shop:predict", body)
+        if status == 503:
+            assert headers["Retry-After"] == "1"
+            assert json.loads(text)["error"] == f"{MOST_WAITING} requests wait already: try again"
+        return status == 503
+
+    server.wait_for(refused, 10)
+    assert server.ask("/healthz")[0] == 200
+    assert all(b" 200 OK" in server.finish(each, body) for each in opened)
+    assert server.predict(instances=[b64(IMAGES[0])])[0] == 200
+    server.begin(body).close()
+    server.wait_for(lambda: b"tfdml_serve_waiting_requests 0.0" in server.ask("/monitoring/prometheus/metrics")[2])
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_only_this_machine_can_connect(server):
+    processes = [psutil.Process(server.process.pid)]
+    processes += processes[0].children(recursive=True)
+    open_ = [place for each in processes for place in each.net_connections("inet") if place.status == "LISTEN"]
+    assert len(open_) > 3
+    assert {place.laddr.ip.removeprefix("::ffff:") for place in open_} <= {"127.0.0.1", "::1"}
+
+
+def test_versions_are_replaced_without_a_failed_request(server):
+    """A new one; then a broken one and an incomplete one; then the new one's folder is removed."""
+    stop, faults, counts = threading.Event(), [], {1: 0, 2: 0}
+
+    def ask(seed):
+        rng = np.random.default_rng(seed)
+        while not stop.is_set():
+            rows = rng.integers(0, len(server.images), rng.integers(1, 5))
+            status, found = server.predict(instances=[b64(server.images[row]) for row in rows])
+            fits = status == 200 and [
+                number
+                for number, vectors in server.vectors.items()
+                if np.abs(vectors[rows] - found["predictions"]).max() < 1e-5
+            ]
+            if fits and len(fits) == 1:
+                counts[fits[0]] += 1
+            else:
+                faults.append((status, found))
+            time.sleep(0.05)  # loading shares the processors with it
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        server.put(2)
+        server.wait_for(lambda: server.states() == {1: ("END", ""), 2: ("AVAILABLE", "")})
+        before = dict(counts)
+        server.wait_for(lambda: counts[2] > before[2] + 5)
+        assert counts[1] == before[1]
+        (server.folder / "4").mkdir()
+        (server.folder / "4" / "model_card.json").write_text("{}")
+        shutil.copytree(server.made / "1", server.folder / ".3")
+        (server.folder / ".3" / "saved_model.pb").write_bytes(b"broken")
+        (server.folder / ".3").rename(server.folder / "3")
+        server.wait_for(lambda: 3 in server.states() and server.states()[3][0] == "END")
+        assert "cannot be loaded" in server.states()[3][1]
+        assert server.states()[2] == ("AVAILABLE", "")
+        assert 4 not in server.states()
+        assert "version 3 of shop is not served: cannot be loaded" in server.log.read_text()
+        assert "version 2 stays in service" in server.log.read_text()
+        shutil.rmtree(server.folder / "3")
+        shutil.rmtree(server.folder / "2")
+        server.wait_for(lambda: server.states() == {1: ("AVAILABLE", "")})
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not faults
+    assert counts[1] > 5
+
+
+def test_a_killed_replica_is_started_again(server):
+    (replica,) = [
+        each
+        for each in psutil.Process(server.process.pid).children(recursive=True)
+        if "ServeReplica" in "".join(each.cmdline())
+    ]
+    replica.kill()
+    server.wait_for(lambda: server.predict(instances=[b64(IMAGES[0])])[0] == 200)
+    assert server.process.poll() is None
+
+
+def test_sigterm_answers_what_was_begun_and_ends_all_processes(server):
+    body = json.dumps({"instances": [b64(IMAGES[0])]}).encode()
+    processes = psutil.Process(server.process.pid).children(recursive=True)
+    opened = server.begin(body)
+    server.wait_for(lambda: b"tfdml_serve_waiting_requests 1.0" in server.ask("/monitoring/prometheus/metrics")[2])
+    server.process.send_signal(signal.SIGTERM)
+    until = time.monotonic() + 20
+    while time.monotonic() < until:  # new requests are refused, soon
+        try:
+            server.ask("/healthz")
+        except OSError:
+            break
+    answer = server.finish(opened, body)
+    assert b" 200 OK" in answer
+    found = json.loads(answer.partition(b"\r\n\r\n")[2])["predictions"]
+    np.testing.assert_allclose(found[0], server.vectors[1][0], atol=1e-5)
+    assert server.process.wait(30) == 128 + signal.SIGTERM
+    assert server.log.read_text().splitlines()[-1] == "serve: ended by SIGTERM"
+    psutil.wait_procs(processes, 10)
+    assert not [each for each in processes if each.is_running()]

@@ -1,0 +1,63 @@
+"""`tfdml serve`: an exported model behind HTTP."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import secrets
+from pathlib import Path
+
+from tfdml.cli.command_line import Command, Flags
+from tfdml.cluster.ray_session import import_ray
+from tfdml.cluster.replica import ServeSettings
+from tfdml.errors import UserError
+from tfdml.export.versions import version_numbers
+
+USAGE = """
+Serve an exported embedder or retriever over HTTP, in TensorFlow Serving's REST format.
+
+  tfdml serve --model=models/cars
+  tfdml serve --model=models/cars_retriever --name=retriever --port=8502 --replicas=2
+  curl -d "{\\"instances\\": [{\\"b64\\": \\"$(base64 -w0 car.jpg)\\"}]}" http://127.0.0.1:8501/v1/models/cars:predict
+
+The newest version in the folder is in service. A newer one that appears is loaded next to it, and takes over without
+a failed request; one that cannot be loaded leaves it in service. SIGTERM and Ctrl-C answer what was begun, and end.
+
+Nobody is asked for a password, and nothing is encrypted: put a proxy in front before you name another --host.
+"""
+
+FLAGS = Flags()
+FLAGS.define("model", "", "Folder of the versions that tfdml export wrote.")
+FLAGS.define("name", "", "What requests call the model; empty: the name of the folder.")
+FLAGS.define("host", "127.0.0.1", "Address to listen at; 0.0.0.0: at all of this machine.")
+FLAGS.define("port", 8501, "Port to listen at; 0: any that is free.", lower_bound=0, upper_bound=65535)
+FLAGS.define_settings(ServeSettings)
+
+
+def serve(values: Flags) -> None:
+    """Serve as the flags say."""
+    values.require("model")
+    settings = values.settings(ServeSettings)
+    folder = Path(os.path.expanduser(values.model)).absolute()
+    name = values.name or folder.name
+    if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+        raise UserError(f"`name={name}`: a model's name has letters, digits, dots and dashes")
+    if not version_numbers(folder):
+        raise UserError(f"`model={values.model}`: there is no version in it; name a folder that tfdml export wrote to")
+    for package in ("ray", "fastapi", "uvicorn", "prometheus_client"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"serving needs the package {package}: pip install 'tfdml[serve]'")
+    from tfdml.demo.application import listen
+
+    with listen(values.host, values.port) as listening:
+        # Before Ray is imported: it listens to this machine alone, and there to those who know a secret.
+        os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        import_ray()
+        from tfdml.cluster import serving
+
+        serving.serve(folder, name, listening, settings)
+
+
+COMMAND = Command("serve", serve, FLAGS, USAGE)

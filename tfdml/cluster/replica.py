@@ -1,0 +1,306 @@
+"""A served model in a process of Ray Serve: requests in TensorFlow Serving's REST format, computed in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from tensorflow.python.saved_model import loader_impl
+
+from tfdml.errors import UserError, short_message
+from tfdml.export.saved_model import read_warm_up
+from tfdml.io.manifests import parse_json
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeSettings:
+    """How a model is served.
+
+    Args:
+        replicas: Processes that compute.
+        max_batch_size: Most images of a batch that the model computes at once.
+        batch_timeout_ms: Milliseconds that an incomplete batch waits for further requests.
+        max_waiting: Most requests that are not answered yet. Further ones are refused with 503.
+        max_instances: Most images of a request.
+        max_request_mb: Most megabytes of a request.
+        timeout: Seconds that a request may take to arrive, and the model to answer.
+        poll_seconds: Seconds between two looks for new versions.
+
+    Raises:
+        UserError: A value is not positive.
+    """
+
+    replicas: int = 1
+    max_batch_size: int = 32
+    batch_timeout_ms: float = 2.0
+    max_waiting: int = 100
+    max_instances: int = 256
+    max_request_mb: float = 32.0
+    timeout: float = 30.0
+    poll_seconds: float = 5.0
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and (value > 0 or (value == 0 and field.name == "batch_timeout_ms"))):
+                raise UserError(f"`{field.name}={value}`: must be more than 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A request as tensors.
+
+    Args:
+        signature: The signature that it calls.
+        inputs: Arrays by the names of the inputs.
+        by_row: Whether it came as `instances`, rows, and not as `inputs`, columns.
+    """
+
+    signature: str
+    inputs: Mapping[str, np.ndarray]
+    by_row: bool
+
+    @property
+    def rows(self) -> int:
+        """Return the number of images or embeddings; 1 where the inputs do not agree on it."""
+        rows = {len(value) for value in self.inputs.values() if value.ndim}
+        return rows.pop() if len(rows) == 1 else 1
+
+    @property
+    def key(self) -> tuple:
+        """Return what calls have in common that may be computed as one."""
+        if len({len(value) for value in self.inputs.values() if value.ndim}) != 1:
+            return (id(self),)
+        # A retriever answers with as many columns as the largest `k` asks for.
+        most = {name: value.max(initial=0) for name, value in self.inputs.items() if value.dtype.kind == "i"}
+        alone = {name: value.item() for name, value in self.inputs.items() if not value.ndim}
+        shapes = {name: value.shape[1:] for name, value in self.inputs.items()}
+        return self.signature, *((*part.items(),) for part in (most, alone, shapes))
+
+
+def parse_call(body: bytes, signatures: Mapping[str, Mapping[str, tf.TensorSpec]], most: int) -> Call:
+    r"""Return the tensors of the body of a predict request.
+
+    Args:
+        body: JSON with `instances` or `inputs`, and perhaps `signature_name`.
+        signatures: By name, the inputs of each.
+        most: Most rows.
+
+    Raises:
+        UserError: The request is not as it should be.
+
+    Example:
+        >>> spec = {"serving_default": {"image_bytes": tf.TensorSpec((None,), tf.string)}}
+        >>> parse_call(b'{"instances": [{"b64": "AAE="}]}', spec, 32).inputs["image_bytes"]
+        array([b'\x00\x01'], dtype=object)
+    """
+    asked = parse_json(body, "the request")
+    if not isinstance(asked, dict) or ("instances" in asked) == ("inputs" in asked):
+        raise UserError("the request must be an object with either 'instances' or 'inputs'")
+    name = asked.get("signature_name") or "serving_default"
+    if not isinstance(name, str) or name not in signatures:
+        raise UserError(f"Serving signature key {json.dumps(name)[:80]} not found; there are {', '.join(signatures)}")
+    specs, by_row = signatures[name], "instances" in asked
+    columns: Any = asked.get("inputs")
+    if by_row:
+        rows: Any = asked["instances"]
+        if not isinstance(rows, list) or not rows:
+            raise UserError("'instances' must be a list of at least one value")
+        if not all(_is_named(row) for row in rows):
+            rows = [{next(iter(specs)): row} for row in rows]
+        if any(set(row) != set(specs) for row in rows):
+            raise UserError(f"each of 'instances' must have the keys {', '.join(sorted(specs))}")
+        columns = {key: [row[key] for row in rows] for key in specs}
+    elif not _is_named(columns):
+        columns = {next(iter(specs)): columns}
+    if set(columns) != set(specs):
+        raise UserError(f"'inputs' must have the keys {', '.join(sorted(specs))}, not {', '.join(sorted(columns))}")
+    call = Call(name, {key: _array(key, columns[key], spec) for key, spec in specs.items()}, by_row)
+    if call.rows > most:
+        raise UserError(f"the request has {call.rows:,} instances; at most {most:,} are taken: send several requests")
+    return call
+
+
+def _is_named(value: Any) -> bool:
+    """Whether a JSON value has inputs by name."""
+    return isinstance(value, dict) and "b64" not in value
+
+
+def _array(name: str, value: Any, spec: tf.TensorSpec) -> np.ndarray:
+    """Return the array of a JSON value."""
+    dtype, text = np.dtype(spec.dtype.as_numpy_dtype), spec.dtype == tf.string
+    try:
+        array = np.array(_decoded(value) if text else value, object if text else None)
+    except ValueError as error:
+        ragged = "inhomogeneous" in str(error)
+        raise UserError(f"{name}: {'its lists differ in length' if ragged else short_message(error)}") from None
+    if text:
+        if any(isinstance(part, list) for part in array.ravel()):
+            raise UserError(f"{name}: its lists differ in length")
+    else:
+        if array.size and array.dtype.kind not in {"u": "iu", "i": "iu", "b": "b"}.get(dtype.kind, "iuf"):
+            raise UserError(f"{name}: its values must be {spec.dtype.name}")
+        with np.errstate(all="ignore"):
+            given, array = array, array.astype(dtype)
+        if dtype.kind in "iu" and (given != array).any():
+            raise UserError(f"{name}: a value is beyond {spec.dtype.name}")
+    if not spec.shape.is_compatible_with(array.shape):
+        raise UserError(f"{name}: its shape is {array.shape}, and must be {tuple(spec.shape.as_list())}")
+    return array
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(part) for part in value]
+    if isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str):
+        return base64.b64decode(value["b64"], validate=True)
+    if isinstance(value, str):
+        return value.encode()
+    raise ValueError('its values must be texts, or bytes as {"b64": "..."}')
+
+
+def write_answer(outputs: Mapping[str, np.ndarray], by_row: bool) -> bytes:
+    """Return the body of the answer.
+
+    Example:
+        >>> write_answer({"embedding": np.ones((1, 2), np.float32)}, by_row=True)
+        b'{"predictions": [[1.0, 1.0]]}'
+    """
+
+    texts = np.vectorize(lambda text: text.decode("utf-8", "replace"), otypes=[object])
+    columns: dict[str, Any] = {
+        name: (texts(value) if value.dtype == object else value).tolist() for name, value in outputs.items()
+    }
+    alone = next(iter(columns.values())) if len(columns) == 1 else None
+    if not by_row:
+        return json.dumps({"outputs": columns if alone is None else alone}).encode()
+    if alone is None:
+        alone = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return json.dumps({"predictions": alone}).encode()
+
+
+class Replica:
+    """A version of a model in a process of Ray Serve.
+
+    Args:
+        folder: The SavedModel.
+        settings: See `ServeSettings`.
+
+    Raises:
+        UserError: It cannot be loaded, or does not answer its warm-up requests.
+    """
+
+    def __init__(self, folder: str, settings: ServeSettings):
+        from ray import serve
+        from ray.serve._private import replica
+
+        # The port for calls between deployments, of which there are none, would be open to all hosts (Ray 2.60).
+        replica.add_port_to_grpc_server = lambda server, _: server.add_insecure_port("127.0.0.1:0")
+        try:
+            # Kept, as its signatures live no longer than it.
+            self._model = tf.saved_model.load(folder)
+            self._meta_graph = loader_impl.parse_saved_model(folder).meta_graphs[0]
+            self._meta_graph.ClearField("graph_def")
+        except (OSError, tf.errors.OpError, ValueError) as error:
+            raise UserError(f"cannot be loaded: {short_message(error, 'first')}") from None
+        self._functions = dict(self._model.signatures)
+        self._inputs = {name: call.structured_input_signature[1] for name, call in self._functions.items()}
+        self._settings, self._thread = settings, concurrent.futures.ThreadPoolExecutor(1)
+        for name, inputs in read_warm_up(Path(folder)):
+            for output, value in self._compute(name, inputs).items():
+                if value.dtype.kind == "f" and np.isnan(value).any():
+                    raise UserError(f"its signature {name} answers a warm-up request with NaN as {output}")
+        most = settings.max_batch_size
+        self._batched = serve.batch(
+            max_batch_size=most,
+            batch_wait_timeout_s=settings.batch_timeout_ms / 1e3,
+            batch_size_fn=lambda calls: sum(min(call.rows, most) for call in calls),
+        )(self._together)
+
+    def signatures(self) -> dict[str, Any]:
+        """Return the signatures as `GET .../metadata` shows them."""
+        from google.protobuf import json_format  # comes with TensorFlow
+
+        return {
+            name: json_format.MessageToDict(
+                definition, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+            )
+            for name, definition in self._meta_graph.signature_def.items()
+            if name in self._functions
+        }
+
+    async def predict(self, body: bytes) -> tuple[int, bytes, int]:
+        """Return the status and the body of the answer; and the size of the batch, 0 where another call returns it."""
+        size = 0
+        try:
+            call = parse_call(body, self._inputs, self._settings.max_instances)
+            answer, size = await self._batched(call)
+            if isinstance(answer, Exception):
+                raise answer
+            return 200, write_answer(answer, call.by_row), size
+        except UserError as error:
+            return 400, _error(short_message(error)), size
+        except Exception as error:
+            logging.exception("a request failed")
+            return 500, _error(f"the model failed: {short_message(error, 'last', named=True)}"), size
+
+    async def _together(self, calls: list[Call]) -> list[tuple[Any, int]]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._answers, calls)
+
+    def _answers(self, calls: Sequence[Call]) -> list[tuple[Any, int]]:
+        """Return for each call its outputs or the error, and the size of the batch with the first of a batch."""
+        alike: dict[tuple, list[Call]] = collections.defaultdict(list)
+        for call in calls:
+            alike[call.key].append(call)
+        answers: dict[int, tuple[Any, int]] = {}
+        for group in alike.values():
+            first, *rest = self._of_alike(group)
+            answers[id(group[0])] = first, sum(call.rows for call in group)
+            answers.update((id(call), (answer, 0)) for call, answer in zip(group[1:], rest, strict=True))
+        return [answers[id(call)] for call in calls]
+
+    def _of_alike(self, calls: Sequence[Call]) -> list[Any]:
+        if len(calls) > 1:
+            merged = {
+                name: np.concatenate([call.inputs[name] for call in calls]) if value.ndim else value
+                for name, value in calls[0].inputs.items()
+            }
+            ends = np.cumsum([call.rows for call in calls])
+            with contextlib.suppress(UserError, tf.errors.OpError):
+                outputs = self._compute(calls[0].signature, merged)
+                if all(value.ndim and len(value) == ends[-1] for value in outputs.values()):
+                    parts = {name: np.split(value, ends[:-1]) for name, value in outputs.items()}
+                    return [{name: part[place] for name, part in parts.items()} for place in range(len(calls))]
+        # One by one, so that what is bad in one fails no other.
+        return [self._or_error(call) for call in calls]
+
+    def _or_error(self, call: Call) -> Any:
+        try:
+            return self._compute(call.signature, call.inputs)
+        except (UserError, tf.errors.OpError) as error:
+            return error
+
+    def _compute(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        tensors = {
+            name: tf.constant(value, tf.string if value.dtype == object else None) for name, value in inputs.items()
+        }
+        try:
+            return {name: value.numpy() for name, value in self._functions[signature](**tensors).items()}
+        except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
+            raise UserError(short_message(error, "last")) from None
+
+
+def _error(message: str) -> bytes:
+    return json.dumps({"error": message}).encode()

@@ -1,0 +1,334 @@
+"""An exported model behind HTTP, in TensorFlow Serving's REST format: its versions, and the web server.
+
+Ray Serve runs the replicas, puts the requests that wait into batches, and starts a replica again that has died. uvicorn
+answers HTTP: Ray Serve's own proxy limits neither the size of a request nor the time that one takes to arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging as python_logging
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import prometheus_client as prometheus
+import ray.exceptions
+import uvicorn
+from absl import logging
+from ray import serve as ray_serve
+from ray.serve.exceptions import RayServeException
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tfdml.cluster.ray_session import LOCAL, ray_session
+from tfdml.cluster.replica import Replica, ServeSettings
+from tfdml.errors import UserError, short_message
+from tfdml.export.versions import version_numbers
+
+# Of a local Ray: what waits in shared memory.
+_OBJECT_STORE = 512 * 2**20
+# Times the largest request that are read and dropped, so that a client that is still sending reads the refusal.
+_DROPPED = 8
+# What Prometheus reads, next to the metrics of the process.
+_REQUESTS = prometheus.Counter("tfdml_serve_requests", "Predict requests by status of the answer", ["code"])
+_SECONDS = prometheus.Histogram(
+    "tfdml_serve_request_seconds", "From the header of a predict request to its answer, where it has one"
+)
+_BATCHES = prometheus.Histogram("tfdml_serve_batch_images", "Images of a batch", buckets=[2**i for i in range(11)])
+_REFUSED = prometheus.Counter("tfdml_serve_refused", "Requests refused by overload")
+_WAITING = prometheus.Gauge("tfdml_serve_waiting_requests", "Requests that are not answered yet")
+_VERSION = prometheus.Gauge("tfdml_serve_version", "The version in service")
+
+
+@dataclasses.dataclass
+class Version:
+    """A version that is in service, or was.
+
+    Args:
+        number: Its number.
+        application: Its name in Ray Serve.
+        handle: Sends requests to its replicas.
+        signatures: As `Replica.signatures`.
+        begun: Requests that it has begun and not answered.
+    """
+
+    number: int
+    application: str
+    handle: Any
+    signatures: Mapping[str, Any]
+    begun: int = 0
+
+
+class Versions:
+    """The versions of a model: the newest that works is in service.
+
+    A new one is loaded and warmed up in replicas of its own before it takes over. Then the one before answers what it
+    has begun, and ends. One that cannot be loaded is left out until its files change. Without the folder of the
+    version in service, the newest of the others takes over.
+
+    Args:
+        folder: Where versions lie, numbered.
+        name: The model's.
+        settings: See `ServeSettings`.
+
+    Attributes:
+        current: The version in service.
+        status: By number, the state in TF Serving's words, and an error or empty.
+    """
+
+    def __init__(self, folder: Path, name: str, settings: ServeSettings):
+        self.folder, self.name, self._settings = folder, name, settings
+        self.current: Version | None = None
+        self.status: dict[int, tuple[str, str]] = {}
+        self._broken: dict[int, Any] = {}
+        self._seen: dict[int, Any] = {}
+        self._loads = 0
+
+    def update(self) -> None:
+        """Put the newest version in service if it is another, and let the one before end."""
+        there = {number: found for number in version_numbers(self.folder) if (found := self._files(number))}
+        seen, self._seen = self._seen, there
+        before = self.current
+        for number in sorted(there, reverse=True):
+            if before and number == before.number:
+                break
+            if self._broken.get(number) == there[number] or (before and seen.get(number) != there[number]):
+                continue  # it is known to be broken, or is still being written
+            if self._load(number):
+                break
+            self._broken[number] = there[number]
+        kept = {*there, self.current and self.current.number}
+        self.status = {number: state for number, state in self.status.items() if number in kept}
+        if before is not None and before is not self.current:
+            self._end(before)
+
+    def _files(self, number: int) -> tuple | None:
+        """Return what the files of a version are, to see that they change; None where it has no SavedModel."""
+        folder = self.folder / str(number)
+        if not (folder / "saved_model.pb").is_file():
+            return None
+        with contextlib.suppress(OSError):
+            files = [(path, path.stat()) for path in sorted(folder.rglob("*"))]
+            return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in files)
+        return None
+
+    def _load(self, number: int) -> bool:
+        started, self._loads = time.monotonic(), self._loads + 1
+        application = f"{number}-{self._loads}"
+        self.status[number] = "LOADING", ""
+        deployment = ray_serve.deployment(
+            Replica,
+            num_replicas=self._settings.replicas,
+            max_ongoing_requests=self._settings.max_waiting,
+            max_constructor_retry_count=1,
+            ray_actor_options={"num_cpus": 0},
+        )
+        try:
+            bound = deployment.bind(str(self.folder / str(number)), self._settings)
+            handle = ray_serve.run(bound, name=application, route_prefix=None)
+            version = Version(number, application, handle, handle.signatures.remote().result())
+        except Exception as error:
+            reason = _reason(application) or short_message(error)
+            stays = f"; version {self.current.number} stays in service" if self.current else ""
+            logging.error("version %d of %s is not served: %s%s", number, self.name, reason, stays)
+            self.status[number] = "END", reason
+            ray_serve.delete(application)
+            return False
+        self.current = version
+        self.status[number] = "AVAILABLE", ""
+        logging.info("version %d of %s is in service after %.1f s", number, self.name, time.monotonic() - started)
+        return True
+
+    def _end(self, version: Version) -> None:
+        self.status[version.number] = "UNLOADING", ""
+        end = time.monotonic() + 2 * self._settings.timeout
+        time.sleep(0.5)  # a request may have chosen it and not counted yet
+        while version.begun and time.monotonic() < end:
+            time.sleep(0.05)
+        ray_serve.delete(version.application)
+        self.status[version.number] = "END", ""
+        logging.info("version %d of %s has ended", version.number, self.name)
+
+
+def _reason(application: str) -> str:
+    """Return why a version could not be loaded, from the traceback that Ray Serve keeps; empty where there is none."""
+    status = ray_serve.status().applications.get(application)
+    texts = [deployment.message for deployment in status.deployments.values()] if status else []
+    last = [text.strip().splitlines()[-1] for text in texts if "Traceback" in text]
+    return last[0].removeprefix("tfdml.errors.UserError: ") if last else ""
+
+
+def application(versions: Versions, settings: ServeSettings) -> Starlette:
+    """Return the web application.
+
+    Args:
+        versions: The model.
+        settings: See `ServeSettings`.
+    """
+    waiting = 0
+
+    def chosen(request: Request) -> Version:
+        version, path = versions.current, request.path_params
+        if ":" in path["model"]:
+            raise HTTPException(400)  # as where no route fits
+        if path["model"] != versions.name or version is None or path.get("version") not in (None, version.number):
+            raise HTTPException(404, f"Servable not found for request: {request.url.path}")
+        return version
+
+    async def predict(request: Request) -> Response:
+        nonlocal waiting
+        started, code = time.monotonic(), 500
+        try:
+            if waiting >= settings.max_waiting:
+                _REFUSED.inc()
+                raise HTTPException(503, f"{waiting} requests wait already: try again", {"Retry-After": "1"})
+            waiting += 1
+            try:
+                code, body = await answer(request)
+            finally:
+                waiting -= 1
+            _SECONDS.observe(time.monotonic() - started)
+            return Response(body, code, media_type="application/json")
+        except HTTPException as error:
+            code = error.status_code
+            raise
+        finally:
+            _REQUESTS.labels(code).inc()
+
+    async def answer(request: Request) -> tuple[int, bytes]:
+        chosen(request)
+        try:
+            async with asyncio.timeout(settings.timeout):
+                body = await _body(request, int(settings.max_request_mb * 2**20))
+        except TimeoutError:
+            raise HTTPException(408, f"the request did not arrive within {settings.timeout:g} s") from None
+        except ClientDisconnect:
+            raise HTTPException(400, "the request ended before its body did") from None
+        version = chosen(request)
+        version.begun += 1
+        try:
+            async with asyncio.timeout(settings.timeout):
+                status, answer, size = await version.handle.predict.remote(body)
+        except TimeoutError:
+            raise HTTPException(504, f"the model did not answer within {settings.timeout:g} s") from None
+        except (ray.exceptions.RayError, RayServeException) as error:
+            logging.error("version %d of %s: %s", version.number, versions.name, short_message(error, "first", True))
+            raise HTTPException(503, "the model is starting again: try again", {"Retry-After": "1"}) from None
+        finally:
+            version.begun -= 1
+        if size:
+            _BATCHES.observe(size)
+        return status, answer
+
+    async def status(request: Request) -> Response:
+        asked, model = request.path_params.get("version"), request.path_params["model"]
+        states = dict(sorted(versions.status.items(), reverse=True)) if model == versions.name else {}
+        if asked is not None:
+            states = {number: state for number, state in states.items() if number == asked}
+        if not states:
+            chosen(request)
+        shown = [
+            {"version": str(number), "state": state, "status": {"error_code": code, "error_message": error}}
+            for number, (state, error) in states.items()
+            for code in ["UNKNOWN" if error else "OK"]
+        ]
+        return JSONResponse({"model_version_status": shown})
+
+    async def metadata(request: Request) -> Response:
+        version = chosen(request)
+        spec = {"name": versions.name, "signature_name": "", "version": str(version.number)}
+        signatures = {"signature_def": {"signature_def": version.signatures}}
+        return JSONResponse({"model_spec": spec, "metadata": signatures})
+
+    def health(_: Request) -> Response:
+        found = ray_serve.status().applications.get(versions.current.application) if versions.current else None
+        state = found.status.value if found else "NONE"
+        return JSONResponse({"status": state}, 200 if state == "RUNNING" else 503)
+
+    async def measured(_: Request) -> Response:
+        _WAITING.set(waiting)
+        _VERSION.set(versions.current.number if versions.current else 0)
+        return Response(prometheus.generate_latest(), media_type=prometheus.CONTENT_TYPE_LATEST)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            return JSONResponse({"error": "the server failed; its log shows why"}, 500)
+        status, message = error.status_code, error.detail
+        if message in ("Bad Request", "Not Found", "Method Not Allowed"):
+            status, message = 400 if request.url.path.startswith("/v1/") else 404, "Malformed request"
+            message += f": {request.method} {request.url.path}"
+        return JSONResponse({"error": message}, status, error.headers)
+
+    routes = [Route("/healthz", health), Route("/monitoring/prometheus/metrics", measured)]
+    for model in ("/v1/models/{model}/versions/{version:int}", "/v1/models/{model}"):
+        routes += [
+            Route(f"{model}:predict", predict, methods=["POST"]),
+            Route(f"{model}/metadata", metadata),
+            Route(model, status),
+        ]
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys((HTTPException, Exception), refused))
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """Return the body of a request; of one that is too large, so much is read that its client gets the answer."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        parts = [*parts, part] if size <= most else []
+        if size > _DROPPED * most:
+            break
+    if size > most:
+        raise HTTPException(413, f"the request is larger than the limit of {most / 2**20:g} MB: send fewer images")
+    return b"".join(parts)
+
+
+def serve(folder: Path, name: str, listening: socket.socket, settings: ServeSettings) -> None:
+    """Serve the versions of a model until the process is interrupted; then answer what was begun.
+
+    Args:
+        folder: Where versions lie, numbered.
+        name: What requests call the model.
+        listening: The socket.
+        settings: See `ServeSettings`.
+
+    Raises:
+        UserError: No version of the folder can be served.
+    """
+    with ray_session(LOCAL, object_store_bytes=_OBJECT_STORE):
+        python_logging.getLogger("ray.serve").setLevel(python_logging.ERROR)
+        ray_serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
+        versions = Versions(folder, name, settings)
+        versions.update()
+        if versions.current is None:
+            reasons = [f"{number}: {reason}" for number, (_, reason) in versions.status.items()]
+            raise UserError(f"{folder} has no version that can be served; {'; '.join(reasons) or 'it has none at all'}")
+        grace = int(2 * settings.timeout)
+        config = uvicorn.Config(
+            application(versions, settings), log_level="error", server_header=False, timeout_graceful_shutdown=grace
+        )
+        server = uvicorn.Server(config)
+        # In a thread, so that signals end the main thread as in every other command.
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        host, port = listening.getsockname()[:2]
+        print(f"serving at http://{f'[{host}]' if ':' in host else host}:{port}/v1/models/{name}", flush=True)
+        try:
+            while thread.is_alive():
+                time.sleep(settings.poll_seconds)
+                try:
+                    versions.update()
+                except Exception as error:  # a folder that cannot be read: what is in service stays
+                    logging.error("no look for new versions: %s", short_message(error, named=True))
+        finally:
+            server.should_exit = True
+            thread.join(grace + 5)
