@@ -23,7 +23,7 @@ from tfdml.models.auto_weights import AutoWeights
 from tfdml.objectives import Objective
 from tfdml.training import RunFolder, watching
 from tfdml.training.run.monitor import TrainingMonitor
-from tfdml.training.watching import GradientSampler, Halted, Logger, flat, gradient_shares, pair_distances, spread
+from tfdml.training.watching import GradientSampler, Halted, flat, gradient_shares, logged_to, pair_distances, spread
 
 OBJECTIVES = "am_softmax + jrs"
 TOTAL = EPOCHS * STEPS
@@ -510,7 +510,7 @@ def test_a_library_that_is_not_there_names_its_extra(tmp_path, monkeypatch):
     with pytest.raises(
         UserError, match=r"--log_to=mlflow:runs.db: mlflow is not installed: pip install 'tfdml\[mlflow\]'"
     ):
-        Logger("mlflow:runs.db", tmp_path, {})
+        logged_to("mlflow:runs.db", tmp_path, {}).__enter__()
 
 
 def test_what_a_library_refuses_is_one_line(wandb, tmp_path, monkeypatch):
@@ -519,7 +519,7 @@ def test_what_a_library_refuses_is_one_line(wandb, tmp_path, monkeypatch):
 
     sys.modules["wandb"].init = refuse
     with pytest.raises(UserError, match="--log_to=wandb:x: wandb refuses: no such project"):
-        Logger("wandb:x", tmp_path, {})
+        logged_to("wandb:x", tmp_path, {}).__enter__()
 
 
 def test_only_finite_numbers_are_told():

@@ -557,8 +557,6 @@ class EvaluationSettings(Settings):
 _MOST_SEEDS = 1000
 #: What a run is watched for.
 ALARMS = ("collapse", "explosion", "nan")
-#: Libraries that may log the epochs: extras of the same names.
-LOGGERS = ("wandb", "mlflow")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -610,8 +608,8 @@ class RunSettings(Settings):
             raise UserError("--run_dir is missing: name the folder that the run writes, e.g. --run_dir=runs/first")
         self.seed_list()
         self.stops_on()
-        if self.log_to:
-            self.logger()
+        if self.log_to and not re.match("(wandb|mlflow):.", self.log_to):
+            raise UserError(f"--log_to={self.log_to}: name wandb:PROJECT or mlflow:URI, e.g. mlflow:sqlite:///runs.db")
 
     def seed_list(self) -> tuple[int, ...]:
         """Return the seeds of `seeds`; empty where `seed` is the only one.
@@ -649,21 +647,6 @@ class RunSettings(Settings):
         for unknown in sorted(kinds - set(ALARMS)):
             raise UserError(f"--stop_on={self.stop_on}: there is no alarm {unknown!r}, only {', '.join(ALARMS)}")
         return kinds
-
-    def logger(self) -> tuple[str, str]:
-        """Return the library of `log_to`, and what of it is meant.
-
-        Raises:
-            UserError: It names none.
-
-        Example:
-            >>> RunSettings(run_dir="runs/first", log_to="mlflow:sqlite:///runs.db").logger()
-            ('mlflow', 'sqlite:///runs.db')
-        """
-        name, _, rest = self.log_to.partition(":")
-        if name not in LOGGERS or not rest:
-            raise UserError(f"--log_to={self.log_to}: name wandb:PROJECT or mlflow:URI, e.g. mlflow:sqlite:///runs.db")
-        return name, rest
 
 
 _BOOLEANS = {"true": True, "false": False}

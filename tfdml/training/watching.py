@@ -4,6 +4,7 @@ What it sees is written for TensorBoard and `watch.json`, and raises alarms, who
 libraries, Weights & Biases and MLflow, receive the numbers of each epoch.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import math
@@ -516,8 +517,11 @@ def sampled_batches(
     yield from own_threads(batches).as_numpy_iterator()
 
 
-class Logger:
-    """Hands each epoch's numbers to another library, the epoch before training and unseen classes among them.
+@contextlib.contextmanager
+def logged_to(target: str, run_dir: Path, flags: Mapping[str, Any]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Enter a block with a function that hands an epoch's numbers, as in `metrics.jsonl`, to another library.
+
+    The epoch before training and unseen classes are among them.
 
     Args:
         target: `wandb:PROJECT` or `mlflow:URI`, as the settings check it.
@@ -527,23 +531,17 @@ class Logger:
     Raises:
         UserError: The library is not installed, or it refuses.
     """
-
-    def __init__(self, target: str, run_dir: Path, flags: Mapping[str, Any]):
-        service, _, rest = target.partition(":")
-        try:
-            self._log, self._close = _START[service](rest, run_dir, flags)
-        except ImportError as error:
-            raise UserError(f"--log_to={target}: {service} is not installed: pip install 'tfdml[{service}]'") from error
-        except Exception as error:  # a server that is not there, a project that is not theirs
-            raise UserError(f"--log_to={target}: {service} refuses: {error}") from error
-
-    def record(self, record: Mapping[str, Any]) -> None:
-        """Record an epoch, as in `metrics.jsonl`."""
-        self._log(flat(record))
-
-    def end(self) -> None:
-        """Close the run there."""
-        self._close()
+    service, _, rest = target.partition(":")
+    try:
+        log, close = _START[service](rest, run_dir, flags)
+    except ImportError as error:
+        raise UserError(f"--log_to={target}: {service} is not installed: pip install 'tfdml[{service}]'") from error
+    except Exception as error:  # a server that is not there, a project that is not theirs
+        raise UserError(f"--log_to={target}: {service} refuses: {error}") from error
+    try:
+        yield lambda record: log(flat(record))
+    finally:
+        close()
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

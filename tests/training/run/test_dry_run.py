@@ -69,14 +69,15 @@ def test_steps_in_an_epoch_and_in_all(said):
 def test_a_batch_and_the_memory_of_a_term(said):
     lines = said(objectives="xbm(loss=contrastive(margin=0.5), size=64, start=2)")
     assert "batches 8 images" in lines
-    (term,) = [line for line in lines if line.startswith("1 * xbm")]
+    (term,) = [line for line in lines if line.startswith("CrossBatchMemory(name='xbm'")]
     assert "margin=0.5" in term
     assert "size=64, start=2" in term
 
 
 def test_a_weight_that_will_be_measured(said):
     lines = said(objectives="2 * contrastive + auto(share=0.25) * gor")
-    assert "auto(share=0.25, steps=100) * gor representation=embedding" in lines
+    measured = "weight=AutoWeight(share=0.25, steps=100)"
+    assert f"GlobalOrthogonal(name='gor', representation='embedding', {measured})" in lines
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_seen_classes_are_measured_beside_the_unseen_in_the_epochs_that_are_due(
     train = noise("train", 4, 0)
     splits = Splits(train, None, noise("test", 3, 1), train.select_classes([0, 3]))
     experiment = runs.experiment("runs/any", epochs=5, evaluate_train=0.5, ks="1", **settings)
-    evaluator = Evaluator(experiment, experiment.epochs, splits, EvaluationTransform(runs.SIZE, runs.SIZE))
+    evaluator = Evaluator(experiment, splits, EvaluationTransform(runs.SIZE, runs.SIZE))
     generator = np.random.default_rng(0)
     embeddings = {name: generator.normal(size=(len(split), 2)) for name, split in splits.evaluated().items()}
     asked = []
@@ -111,10 +111,10 @@ def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):
     def means(images):
         return keras.ops.mean(keras.ops.cast(images, "float32"), axis=(1, 2))
 
-    expected = Evaluator(settings, 1, splits, view).embed(means, "test")
+    expected = Evaluator(settings, splits, view).embed(means, "test")
     given = []
     monkeypatch.setattr(Processes, "gather", lambda self, rows: given.append(rows) or rows)
-    workers = [Evaluator(settings, 1, splits, view, processes=Processes(i, ("host",) * 3)) for i in range(3)]
+    workers = [Evaluator(settings, splits, view, processes=Processes(i, ("host",) * 3)) for i in range(3)]
     for evaluator in workers:
         evaluator.embed_together(means, "test")
     assert [len(rows) for rows in given] == [6, 7, 7]

@@ -19,7 +19,6 @@ from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
 from tfdml.models.auto_weights import AutoWeights
 from tfdml.models.embedder import untrained_batch_norm
-from tfdml.objectives import AutoWeight, Objective
 from tfdml.training.build.components import (
     Components,
     build_components,
@@ -61,13 +60,14 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
             f"  {name:<18}{len(split):>9,} images of {split.num_classes:,} classes"
             for name, split in ({"train": splits.train} | splits.evaluated()).items()
         ),
-        *([] if experiment.features else _views(parts)),
+        *([] if experiment.features else ["views", f"  training   {parts.train_view}"]),
+        *([] if experiment.features else [f"  evaluation {parts.evaluation_view}"]),
         f"cache        {parts.cache.reason}",
         f"embedder     {experiment.head if experiment.features else experiment.backbone}: "
         f"{learner.embedder.count_params():,} parameters, "
         f"{learner.embedder.embedding_dim}-d",
         "objectives",
-        *(f"  {_weight(term.weight)} * {term.name}  {_arguments(term)}" for term in learner.objectives),
+        *(f"  {term!r}" for term in learner.objectives),
         "trained             parameters   learning rate",
         *_trained(experiment, learner),
         f"batches      {batch_size} images",
@@ -92,26 +92,6 @@ def _trained(experiment: Experiment, learner: MetricLearner) -> Iterator[str]:
     for part, name, variables in groups:
         count = sum(math.prod(variable.shape) for variable in variables)
         yield f"  {name:<18}{count:>9,}   {f'{rates[part]:g}' if count else '-'}"
-
-
-def _views(parts: Components) -> list[str]:
-    return ["views", f"  training   {parts.train_view}", f"  evaluation {parts.evaluation_view}"]
-
-
-def _weight(weight: float | AutoWeight) -> str:
-    if isinstance(weight, AutoWeight):
-        return f"auto(share={weight.share:g}, steps={weight.steps})"
-    return f"{weight:g}"
-
-
-def _arguments(term: Objective) -> str:
-    config = term.get_config()
-    loss = config.pop("loss")["config"] if isinstance(config.get("loss"), dict) else {}
-    shown = {**loss, **config}
-    if hasattr(term, "kernels"):
-        shown["kernels"] = list(term.kernels.values())
-    hidden = ("name", "trainable", "dtype", "weight", "reduction")
-    return ", ".join(f"{key}={value}" for key, value in shown.items() if key not in hidden)
 
 
 class Probe(NamedTuple):

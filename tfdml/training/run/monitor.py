@@ -19,7 +19,7 @@ from tfdml.training.optimizers import averaged, part_rates
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.selection import keep_if_selected, publish_selected
 from tfdml.training.settings import Experiment
-from tfdml.training.watching import Halted, Logger, Watcher, flat
+from tfdml.training.watching import Halted, Watcher, flat
 
 # Unit vectors whose negatives are this close, on average, have collapsed to a point.
 _COLLAPSED = 1e-3
@@ -57,7 +57,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._watcher, self._evaluate, self._saved = watcher, evaluate, saved
         self._interruption, self._processes = interruption, processes
         #: Receives each epoch, on the chief, while the run is under way.
-        self.logger: Logger | None = None
+        self.log: Callable[[dict], None] | None = None
         self.records: list[dict] = []
         self.step = 0
         self.train_seconds = self._timed_seconds = 0.0
@@ -227,8 +227,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         if not self._processes.is_chief:
             return
         write_lines(self.folder.metrics, self.records)
-        if self.logger is not None:
-            self.logger.record(record)
+        if self.log is not None:
+            self.log(record)
         with self._disk_for_summaries(), self._writer.as_default(step=record["epoch"]):
             for name, value in flat(record).items():
                 if name not in ("epoch", "step", "seconds"):

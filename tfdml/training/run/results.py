@@ -30,7 +30,7 @@ from tfdml.training.distributed.processes import Processes
 from tfdml.training.run.monitor import TrainingMonitor
 from tfdml.training.run.selection import saturation_warnings, selected_epoch, write_embedder
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.settings import EvaluationSettings, Experiment
+from tfdml.training.settings import Experiment
 
 RETRIEVAL = ("recall", "map@r", "r_precision")
 CLUSTERING = ("nmi", "ami", "f1")
@@ -47,7 +47,6 @@ class Evaluator:
 
     Args:
         settings: What is measured, and when.
-        epochs: The number of epochs; what is measured at the end is measured in the last.
         splits: The images.
         transform: The view of evaluation.
         cache: Whether to keep the views in memory.
@@ -55,8 +54,7 @@ class Evaluator:
         train_view: The augmentation, of which splits without labels are measured on two views.
     """
 
-    settings: EvaluationSettings
-    epochs: int
+    settings: Experiment
     splits: Splits
     transform: EvaluationTransform
     cache: bool = False
@@ -109,8 +107,8 @@ class Evaluator:
         """
         settings, measured = self.settings, {}
         every, seen = settings.generalisation_every, self.splits.seen
-        compared = every > 0 and seen is not None and is_due(epoch, every, self.epochs)
-        evaluated = is_due(epoch, settings.evaluate_every, self.epochs)
+        compared = every > 0 and seen is not None and is_due(epoch, every, settings.epochs)
+        evaluated = is_due(epoch, settings.evaluate_every, settings.epochs)
         names = self.batches if evaluated else ("test", "seen") if compared else ()
         embeddings = {name: self.embed_together(learner.embedder, name) for name in names}
         if not self.processes.is_chief:
@@ -119,7 +117,7 @@ class Evaluator:
             measured = {name: self.measure(embeddings[name], name) for name in embeddings}
             for name, metrics in measured.items():
                 logging.info("epoch %d, %s: %s", epoch, name, format_metrics(metrics))
-            if settings.evaluate_orders == "epochs" or (settings.evaluate_orders == "end" and epoch == self.epochs):
+            if settings.evaluate_orders == "epochs" or (settings.evaluate_orders == "end" and epoch == settings.epochs):
                 measured.update(self.orders(learner))
         if compared:
             measured["generalisation"] = self._generalisation(embeddings)

@@ -42,7 +42,7 @@ from tfdml.training.run.results import Evaluator, finish
 from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
 from tfdml.training.settings import Experiment
-from tfdml.training.watching import Logger, Watcher
+from tfdml.training.watching import Watcher, logged_to
 from tfdml.version import __version__, installed
 
 
@@ -298,13 +298,7 @@ class Run:
             logging.warning("%s", warning)
         logging.info("%s", parts.cache.reason)
         self.evaluator = Evaluator(
-            experiment,
-            experiment.epochs,
-            self.splits,
-            parts.evaluation_view,
-            parts.cache.evaluation,
-            processes,
-            parts.train_view,
+            experiment, self.splits, parts.evaluation_view, parts.cache.evaluation, processes, parts.train_view
         )
         self.watcher = Watcher(experiment, parts, self.folder)
         self.monitor = TrainingMonitor(
@@ -350,7 +344,10 @@ class Run:
     def fit(self) -> None:
         """Train to the last epoch."""
         monitor, parts, steps = self.monitor, self.parts, self.parts.steps_per_epoch
-        with self._naming_bad_images(), self._logging(), self.interruption.deferred():
+        logs: Any = contextlib.nullcontext()
+        if self.experiment.log_to and self.processes.is_chief:
+            logs = logged_to(self.experiment.log_to, self.folder.path, dataclasses.asdict(self.experiment))
+        with self._naming_bad_images(), logs as monitor.log, self.interruption.deferred():
             if monitor.records and monitor.epoch_is_open:
                 monitor.close_epoch()
             if monitor.step >= self.experiment.epochs * steps and monitor.records:
@@ -433,20 +430,6 @@ class Run:
             if not left.is_chief:
                 raise
             return result  # all is written
-
-    @contextlib.contextmanager
-    def _logging(self) -> Iterator[None]:
-        """Enter a block in which another library logs the epochs, where the run asks for it."""
-        if not self.experiment.log_to or not self.processes.is_chief:
-            yield
-            return
-        logger = Logger(self.experiment.log_to, self.folder.path, dataclasses.asdict(self.experiment))
-        self.monitor.logger = logger
-        try:
-            yield
-        finally:
-            self.monitor.logger = None
-            logger.end()
 
     @contextlib.contextmanager
     def _naming_bad_images(self) -> Iterator[None]:
