@@ -20,6 +20,7 @@ def number(
     above: float | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
+    below: float | None = None,
 ) -> float:
     """Return a finite number within bounds.
 
@@ -29,6 +30,7 @@ def number(
         above: It must be larger than this.
         at_least: It must not be smaller than this.
         at_most: It must not be larger than this.
+        below: It must be smaller than this.
 
     Raises:
         ValueError: It is no number, a boolean, not finite (in float32, in which losses are computed), or out of
@@ -50,30 +52,9 @@ def number(
     # What float32 rounds to 0 is not positive.
     low = float(np.float32(result)) if above == 0 else result
     within = (above is None or low > above) and (at_least is None or result >= at_least)
-    if not within or (at_most is not None and result > at_most):
-        raise ValueError(f"{what} must {_bounds(above, at_least, at_most)}, not {result:g}")
+    if not within or (at_most is not None and result > at_most) or (below is not None and result >= below):
+        raise ValueError(f"{what} must {_bounds(above, at_least, at_most, below)}, not {result:g}")
     return result
-
-
-def share(what: str, value: Any, why: str) -> float:
-    """Return a share of at least 0 and below 1.
-
-    Args:
-        what: The argument's name, for the message.
-        value: What was given.
-        why: Why it is below 1, for the message.
-
-    Raises:
-        ValueError: As `number`; or it is 1.
-
-    Example:
-        >>> share("dropout", 0.5, "for something to be left")
-        0.5
-    """
-    found = number(what, value, at_least=0, at_most=1)
-    if found == 1:
-        raise ValueError(f"{what} must be below 1, {why}")
-    return found
 
 
 def integer(what: str, value: Any, *, at_least: int | None = None, at_most: int | None = None) -> int:
@@ -171,10 +152,10 @@ def one_of(what: str, value: Any, choices: Sequence[str]) -> str:
 BY_TYPE: dict[type, Callable[[str, Any], Any]] = {bool: boolean, float: number, int: integer, str: text}
 
 
-def _bounds(above: float | None, at_least: float | None, at_most: float | None) -> str:
-    if at_most is None and above == 0:
+def _bounds(above: float | None, at_least: float | None, at_most: float | None, below: float | None) -> str:
+    if at_most is below is None and above == 0:
         return "be positive"
-    if at_most is None and at_least == 0:
+    if at_most is below is None and at_least == 0:
         return "not be negative"
-    bounds = (("above", above), ("at least", at_least), ("at most", at_most))
+    bounds = (("above", above), ("at least", at_least), ("at most", at_most), ("below", below))
     return "be " + " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)

@@ -11,7 +11,6 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from tfdml.data import PairList
 from tfdml.errors import UserError
 from tfdml.evaluation import Calibration, accepted_rates, calibrate, evaluate_pairs, verification, verify_pairs
-from tfdml.evaluation.verification import hardest_pairs
 
 
 def classes(seed, num_classes, num_images, dim=8, spread=1.0):
@@ -191,30 +190,6 @@ def test_a_calibration_survives_json():
     np.testing.assert_array_equal(again.probability([0.5, 2.0]), calibration.probability([0.5, 2.0]))
     with pytest.raises(UserError, match="a calibration has the values"):
         Calibration.from_dict({"threshold": 1.0})
-
-
-@pytest.mark.parametrize("distance", ["euclidean", "cosine", "dot"])
-def test_the_hardest_pairs_are_those_of_the_whole_matrix(distance, monkeypatch):
-    monkeypatch.setattr("tfdml.evaluation.pair_distances._TILE", 37)
-    embeddings, labels = classes(7, 12, 150)
-    matrix, same = (np.zeros((150, 150), kind) for kind in (float, bool))
-    i, j = np.triu_indices(150, 1)
-    matrix[i, j], same[i, j] = all_pairs(embeddings, labels, distance)
-    matrix, same = matrix + matrix.T, same | same.T
-    np.fill_diagonal(matrix, np.nan)
-    for kind, found in enumerate(hardest_pairs(embeddings, labels, distance=distance, count=6)):
-        # By loops: of each image the hardest partner, then the hardest of all that repeat no image and no class.
-        hardness = np.where(same if kind else ~same, matrix if kind else -matrix, -np.inf)
-        hardness[np.isnan(hardness)] = -np.inf
-        expected, taken = [], []
-        for a in np.argsort(-hardness.max(axis=1)):
-            b = int(hardness[a].argmax())
-            two = {int(labels[a]), int(labels[b])}
-            if not any({a, b} & pair or two == names for pair, names in taken):
-                expected.append((min(a, b), max(a, b)))
-                taken.append(({a, b}, two))
-        assert [pair[:2] for pair in found] == expected[:6]
-        assert [far for *_, far in found] == pytest.approx([matrix[pair] for pair in expected[:6]], abs=1e-5)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from tfdml.evaluation import Calibration, calibrate
 from tfdml.export import ExportOptions, Retriever, export_model, export_saved_model
 from tfdml.export.acceptance import evaluation_views
 from tfdml.export.conversion import convert_litert
-from tfdml.export.exporter import check_whitening, load_run
+from tfdml.export.exporter import load_run
 from tfdml.export.saved_model import WARM_UP, prediction_log, read_warm_up
 from tfdml.models import Head
 
@@ -214,20 +214,6 @@ def test_another_backend_is_told_what_to_do(monkeypatch, tmp_path):
 def test_a_data_dir_that_does_not_exist_is_refused_also_where_the_data_set_needs_none(tmp_path):
     with pytest.raises(UserError, match=r"`data_dir=.*moved`: there is no such folder"):
         load_run(tmp_path, data_dir=str(tmp_path / "moved"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"dims": 3}, "`whitening` has no argument 'dims'; it has dim, power, shrinkage"),
-        ({"dim": -1}, "`whitening`: dim must be"),
-        ({"power": "full"}, "`whitening`: power must be a number"),
-    ],
-)
-def test_arguments_of_a_whitening_are_checked(arguments, says):
-    check_whitening({"dim": 3, "power": 0.5})
-    with pytest.raises(UserError, match=says):
-        check_whitening(arguments)
 
 
 @pytest.mark.slow

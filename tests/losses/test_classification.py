@@ -224,7 +224,7 @@ def test_something_other_than_class_similarities_is_refused(make, shape):
         (lambda: AMSoftmaxLoss(scale=0), "scale must be positive"),
         (lambda: AMSoftmaxLoss(margin=-0.1), "margin must be at least 0 and at most 2"),
         (lambda: NormSoftmaxLoss(scale=-1), "scale must be positive"),
-        (lambda: AMSoftmaxLoss(label_smoothing=1.0), "label_smoothing must be below 1"),
+        (lambda: AMSoftmaxLoss(label_smoothing=1.0), "label_smoothing must be at least 0 and below 1"),
         (lambda: ArcFaceLoss(label_smoothing=-0.1), "label_smoothing must be at least 0"),
         (lambda: ArcFaceLoss(margin=28.6), "margin must be at least 0 and at most 1.57"),
         (lambda: ArcFaceLoss(scale=0), "scale must be positive"),

@@ -194,7 +194,7 @@ def test_half_precision(dtype):
         (lambda: RegularizedSoftTriple(0), "num_classes must be a positive integer"),
         (lambda: CurricularFace(3, momentum=0), "momentum must be above 0 and at most 1"),
         (lambda: CurricularFace(3, margin=2), "margin must be at least 0 and at most 1.57"),
-        (lambda: SphereFace2(3, balance=1), "balance must be below 1"),
+        (lambda: SphereFace2(3, balance=1), "balance must be above 0 and below 1"),
         (lambda: InstanceLoss(3, reduction="none"), "reduction must be 'mean' or 'sum'"),
     ],
 )

@@ -285,7 +285,7 @@ def test_prism_replicas_share_one_memory_and_make_one_devices_gradient():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"noise_rate": 1.0}, "noise_rate must be below 1"),
+        ({"noise_rate": 1.0}, "noise_rate must be at least 0 and below 1"),
         ({"noise_rate": -0.1}, "noise_rate must be at least 0"),
         ({"window": 0}, "window must be a positive integer"),
         ({"pairs": "all"}, "pairs must be 'memory' or 'batch'"),

@@ -239,7 +239,7 @@ def test_several_proxies_per_class_reach_the_loss_as_they_are():
     ("make", "message"),
     [
         (lambda: MetricLoss("contrastive"), "expected a keras.losses.Loss"),
-        (lambda: proxy_loss(drop_highest=1), "drop_highest must be below 1"),
+        (lambda: proxy_loss(drop_highest=1), "drop_highest must be at least 0 and below 1"),
         (lambda: ProxyLoss(losses.ProxyAnchorLoss(), 3, drop_highest=0.2), "has no value of each image"),
         (lambda: MetricLoss(losses.ContrastiveLoss(reduction="none")), "needs a loss with a reduction"),
         (lambda: ProxyLoss(losses.AMSoftmaxLoss(reduction="none"), 3), "needs a loss with a reduction"),

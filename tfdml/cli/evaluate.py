@@ -30,7 +30,7 @@ k_reciprocal(k1=20, k2=6, weight=0.3, top=200).
 
 --task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
 With --target=far=0.001, or precision=0.99, it also chooses the threshold on the distance; --json keeps it. --report has
-the ROC curve and the worst errors as images; its threshold comes from the held-out classes of a run.
+the ROC curve; its threshold comes from the held-out classes of a run.
 --task=classification votes by the nearest images of a gallery: every second image of each class, without the last half
 of the classes, whose images are to be found unknown.
 

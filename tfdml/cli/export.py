@@ -34,7 +34,8 @@ from tfdml import data
 from tfdml.cli.command_line import Command, Flags
 from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
-from tfdml.export.exporter import ExportOptions, check_whitening, export_run, load_run
+from tfdml.evaluation import steps_of
+from tfdml.export.exporter import ExportOptions, export_run, load_run
 from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
 from tfdml.export.network import check_backend
 from tfdml.export.retriever import Retriever, newest_version
@@ -66,7 +67,7 @@ def export(values: Flags) -> None:
 
     check_backend()
     whitening = parse_arguments(values.whitening, "--whitening") if values.whitening else None
-    check_whitening(whitening or {})
+    steps_of([("whitening", whitening or {})])
     options = values.settings(ExportOptions)
     report = functools.partial(print, flush=True)
     run, moments, data_dir = values.run_dir, values.moment_embedder, values.data_dir

@@ -240,11 +240,9 @@ def jensen_shannon_bits(positive: Any, negative: Any) -> float:
         >>> jensen_shannon_bits([1, 1, 0], [0, 1, 1])
         0.5
     """
-    from scipy.special import rel_entr
+    from scipy.spatial.distance import jensenshannon
 
-    p, q = _shares(positive, negative)
-    nats = (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)).sum() / 2
-    return float(np.clip(nats / np.log(2), 0, 1))
+    return min(float(jensenshannon(*_shares(positive, negative), base=2)) ** 2, 1.0)
 
 
 def probability_nearer(positive: Any, negative: Any) -> float:

@@ -361,64 +361,6 @@ def calibrate(
     )
 
 
-def hardest_pairs(
-    embeddings: Any, labels: Any, *, distance: str = "cosine", count: int = 8
-) -> tuple[list[tuple[int, int, float]], list[tuple[int, int, float]]]:
-    """Find the pairs of different classes that are nearest, and the pairs of one class that are furthest apart.
-
-    Of each image, its nearest image of another class and its furthest of its own class are candidates. Each image, and
-    each class or pair of classes, is listed once. The memory does not grow with the number of pairs.
-
-    Args:
-        embeddings: (N, d).
-        labels: (N,) integer class ids.
-        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
-        count: How many of each kind.
-
-    Returns:
-        Two lists of rows and their distance: pairs of different classes, the nearest first, and pairs of one class, the
-        furthest first.
-
-    Raises:
-        UserError: As `verification`.
-
-    Example:
-        >>> accepts, rejects = hardest_pairs([[0.0], [0.5], [5.0], [6.0]], [3, 3, 8, 8], distance="euclidean")
-        >>> accepts, rejects
-        ([(1, 2, 4.5)], [(2, 3, 1.0), (0, 1, 0.5)])
-    """
-    pairs = AllPairs(embeddings, labels, distance)
-    num = len(pairs.classes)
-    # The nearest of another class, and the furthest of the own class with its sign turned.
-    best, other = np.full((2, num), np.inf, np.float32), np.zeros((2, num), np.int64)
-    for rows, columns, distances, kept in pairs.tiles():
-        same = pairs.classes[rows, None] == pairs.classes[columns]
-        counted = np.ones(same.shape, bool) if kept is ... else kept
-        for kind, values in enumerate((np.where(same, np.inf, distances), np.where(same, -distances, np.inf))):
-            values[~counted] = np.inf
-            for axis, here, there in ((1, rows, columns), (0, columns, rows)):
-                place = values.argmin(axis=axis)
-                found = np.take_along_axis(values, np.expand_dims(place, axis), axis).ravel()
-                nearer = found < best[kind, here]
-                best[kind, here][nearer] = found[nearer]
-                other[kind, here][nearer] = there.start + place[nearer]
-    chosen: tuple[list, list] = ([], [])
-    for kind, listed in enumerate(chosen):
-        taken: set[Any] = set()
-        for i in np.argsort(best[kind], kind="stable").tolist():
-            j = int(other[kind, i])
-            # Classes are integers, and images stand in tuples.
-            names = {(i,), (j,), frozenset((int(pairs.classes[i]), int(pairs.classes[j])))}
-            if len(listed) == count or not np.isfinite(best[kind, i]):
-                break
-            if not names & taken:
-                taken |= names
-                far = (-1) ** kind * float(best[kind, i]) * pairs.scale
-                far = far if distance == "dot" else max(far, 0.0)
-                listed.append((*sorted((int(pairs.order[i]), int(pairs.order[j]))), far))
-    return chosen
-
-
 def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
     """Measures verification over given pairs: accuracy by folds as for Labeled Faces in the Wild, AUC and EER.
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tfdml.embeddings.backends import load_embedder
 from tfdml.embeddings.compute import embed
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import UserError
-from tfdml.evaluation import Calibration, calibrate, target_of
+from tfdml.evaluation import Calibration, calibrate, steps_of, target_of
 from tfdml.export.acceptance import TOLERANCES, ExportVerifier, Tolerance, evaluation_views
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
 from tfdml.export.network import check_backend, in_float32
@@ -26,7 +25,6 @@ from tfdml.export.saved_model import SIGNATURES, model_files, read_calibration, 
 from tfdml.export.versions import new_version
 from tfdml.io.files import is_remote, write_json
 from tfdml.io.manifests import parse_flags, read_json
-from tfdml.layers import PrincipalComponents
 from tfdml.models import AnyEmbedder, TruncatedEmbedder, WhitenedEmbedder, stack, with_whitening
 from tfdml.training import RunFolder
 from tfdml.training.build.images import Splits, load_splits
@@ -361,7 +359,7 @@ def _whitened(embedder: AnyEmbedder, train: ImageDataset, arguments: Mapping[str
     Raises:
         UserError: An argument is unknown or out of range, or there are too few images.
     """
-    check_whitening(arguments)
+    steps_of([("whitening", arguments)])
     dim = arguments.get("dim") or embedder.embedding_dim
     if dim > embedder.embedding_dim or dim >= len(train):
         raise UserError(
@@ -369,17 +367,6 @@ def _whitened(embedder: AnyEmbedder, train: ImageDataset, arguments: Mapping[str
         )
     batches = evaluation_batches(train, EvaluationTransform.of(embedder), _WHITENING_BATCH)
     return with_whitening(embedder, embed(embedder, batches), **arguments)
-
-
-def check_whitening(arguments: Mapping[str, Any]) -> None:
-    """Raise a `UserError` where these are no arguments of `with_whitening`."""
-    known = ("dim", "power", "shrinkage")
-    if unknown := [name for name in arguments if name not in known]:
-        raise UserError(f"`whitening` has no argument {reprlib.repr(unknown[0])}; it has {', '.join(known)}")
-    try:
-        PrincipalComponents(whiten=True, **{**arguments, "dim": arguments.get("dim") or 1})
-    except ValueError as error:
-        raise UserError(f"`whitening`: {error}") from error
 
 
 def load_run(

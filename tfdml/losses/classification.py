@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import integer, number, share
+from tfdml.arguments import integer, number
 from tfdml.errors import UserError
 from tfdml.losses.base import LabelledLoss, check_rank, nan_if_any
 
@@ -143,7 +143,7 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
     def __init__(self, scale=20.0, margin=0.1, label_smoothing=0.0, **kwargs):
         super().__init__(**kwargs)
         self.scale = number("scale", scale, above=0)
-        self.label_smoothing = share("label_smoothing", label_smoothing, "for the labels to count")
+        self.label_smoothing = number("label_smoothing", label_smoothing, at_least=0, below=1)
         self.margin = number("margin", margin, at_least=0, at_most=2)
 
     def logits(self, similarities, target_mask):
@@ -176,7 +176,7 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
     def __init__(self, scale=20.0, label_smoothing=0.0, **kwargs):
         super().__init__(**kwargs)
         self.scale = number("scale", scale, above=0)
-        self.label_smoothing = share("label_smoothing", label_smoothing, "for the labels to count")
+        self.label_smoothing = number("label_smoothing", label_smoothing, at_least=0, below=1)
 
     def logits(self, similarities, target_mask):
         """Return the logits (B, C)."""
@@ -213,7 +213,7 @@ class ArcFaceLoss(ClassSimilarityLoss):
     def __init__(self, scale=64.0, margin=0.5, label_smoothing=0.0, **kwargs):
         super().__init__(**kwargs)
         self.scale = number("scale", scale, above=0)
-        self.label_smoothing = share("label_smoothing", label_smoothing, "for the labels to count")
+        self.label_smoothing = number("label_smoothing", label_smoothing, at_least=0, below=1)
         self.margin = number("margin", margin, at_least=0, at_most=math.pi / 2)
 
     def logits(self, similarities, target_mask):

@@ -12,7 +12,7 @@ from keras import ops
 from typing_extensions import override
 
 from tfdml import backbones, workarounds
-from tfdml.arguments import integer, one_of
+from tfdml.arguments import integer, number, one_of
 from tfdml.backbones import enable_lora
 from tfdml.layers import AttentionPooling2D, GeneralizedMeanPooling2D, InputScaling, L2Normalize
 from tfdml.saving import SavedByArguments, restore
@@ -205,8 +205,7 @@ class Embedder(SavedByArguments, keras.Model):
         one_of("pooling", pooling, tuple(POOLINGS))
         one_of("batch_norm", batch_norm, BATCH_NORM_MODES)
         one_of("resize_mode", resize_mode, ("shorter", "squash", "pad"))
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")
+        dropout = number("dropout", dropout, at_least=0, below=1)
         if len(pad_color) != 3 or any(int(part) != part or not 0 <= part <= 255 for part in pad_color):
             raise ValueError(f"pad_color must be three whole numbers of 0 to 255, not {pad_color!r}")
         self.backbone = backbone

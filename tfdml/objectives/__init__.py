@@ -1,6 +1,6 @@
 """The terms of a training loss, as layers from (representations, labels) to a scalar."""
 
-from tfdml.objectives.auto_weight import AutoWeight as AutoWeight
+from tfdml.objectives.base import AutoWeight as AutoWeight
 from tfdml.objectives.base import Calibrated as Calibrated
 from tfdml.objectives.base import Objective as Objective
 from tfdml.objectives.base import Observed as Observed

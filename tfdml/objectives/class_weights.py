@@ -334,9 +334,7 @@ class SphereFace2(ProxyLoss):
         super().__init__(loss, num_classes, 1, **kwargs)
         self.scale = self.loss.scale
         self.margin = number("margin", margin, at_least=0, at_most=2)
-        self.balance = number("balance", balance, above=0, at_most=1)
-        if self.balance == 1:
-            raise ValueError("balance must be below 1, for other classes to count")
+        self.balance = number("balance", balance, above=0, below=1)
         self.adjustment = number("adjustment", adjustment, at_least=1)
         self.detached = boolean("detached", detached)
 

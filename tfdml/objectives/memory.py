@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import integer, one_of, share
+from tfdml.arguments import integer, number, one_of
 from tfdml.losses.base import PairLoss, check_rank
 from tfdml.losses.classification import target_mask
 from tfdml.objectives.base import Observed, Stateful
@@ -201,7 +201,7 @@ class Prism(Observed, CrossBatchMemory):
         if self.positives is not None:
             raise ValueError("Prism compares images with the means of classes: it takes no loss with with_positives()")
         self.num_classes = integer("num_classes", num_classes, at_least=1)
-        self.noise_rate = share("noise_rate", noise_rate, "for images to be left")
+        self.noise_rate = number("noise_rate", noise_rate, at_least=0, below=1)
         self.window = integer("window", window, at_least=1)
         self.pairs = one_of("pairs", pairs, ("memory", "batch"))
 

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
-from tfdml.arguments import integer, number, share
+from tfdml.arguments import integer, number
 from tfdml.layers import CosineProxies
 from tfdml.losses.base import PairLoss, check_rank
 from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes
@@ -203,7 +203,7 @@ class ProxyLoss(Objective):
         self.class_proxies = CosineProxies(num_classes, proxies_per_class, name="class_proxies")
         self.num_classes = self.class_proxies.num_classes
         self.proxies_per_class = self.class_proxies.proxies_per_class
-        self.drop_highest = share("drop_highest", drop_highest, "for images to be left")
+        self.drop_highest = number("drop_highest", drop_highest, at_least=0, below=1)
         if self.drop_highest and isinstance(loss, ProxyAnchorLoss):
             raise ValueError(f"drop_highest: {loss.name} has no value of each image; leave it out")
 

@@ -1,4 +1,4 @@
-"""The section "Same or different?": error rates over pairs of images, a calibrated threshold, and the worst errors."""
+"""The section "Same or different?": error rates over pairs of images, and a calibrated threshold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from tfdml.errors import UserError
 from tfdml.evaluation.pair_distances import PairHistogram, count_pair_distances
-from tfdml.evaluation.verification import accepted_rates, calibrate, hardest_pairs, verification
+from tfdml.evaluation.verification import accepted_rates, calibrate, verification
 from tfdml.report import plots
 from tfdml.report.rendering import render
 
@@ -22,7 +22,6 @@ TARGET = {"far": 0.01}
 _IN_WORDS = {"far": "a false accept rate of at most {:g} %", "precision": "a precision of at least {:g} %"}
 # The pairs of so many images are counted within seconds.
 _MOST_IMAGES = 10_000
-_PICTURED = 8
 
 
 def verification_html(
@@ -32,7 +31,7 @@ def verification_html(
     held_out: tuple[Any, Any] | None = None,
     target: Mapping[str, float] = TARGET,
 ) -> Markup:
-    """Return the ROC curve, both histograms with the threshold, the rates as tables, and the worst errors as images.
+    """Return the ROC curve, both histograms with the threshold, and the rates as tables.
 
     Args:
         embeddings: (N, d) all images.
@@ -60,7 +59,6 @@ def verification_html(
     measured = verification(points, labels, distance=distance)
     threshold = measured.eer_threshold if calibration is None else calibration.threshold
     rates = accepted_rates(points, labels, threshold, distance=distance)
-    accepts, rejects = hardest_pairs(points, labels, distance=distance, count=_PICTURED)
     return render(
         "same_or_different.html",
         measured=measured,
@@ -72,11 +70,6 @@ def verification_html(
         sampled=len(rows) < shown.sum(),
         roc=plots.roc_curve(measured, rates),
         histogram=plots.histogram_html(measured.counts, distance, threshold=threshold),
-        mistakes={
-            "accepts": [(rows[i], rows[j], far) for i, j, far in accepts if far <= threshold],
-            "rejects": [(rows[i], rows[j], far) for i, j, far in rejects if far > threshold],
-        },
-        dataset=dataset,
     )
 
 

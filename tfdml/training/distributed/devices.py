@@ -149,22 +149,6 @@ def check_backend(run: RunSettings) -> None:
         raise UserError("--nodeterministic is for TensorFlow; on JAX a step gives the same bits as it is: leave it out")
 
 
-def require_one_process(flag: str) -> None:
-    """Refuse what trains several runs one after another where several processes train together.
-
-    Args:
-        flag: What asks for it.
-
-    Raises:
-        UserError: This process is one of several.
-
-    Example:
-        >>> require_one_process("seeds")
-    """
-    if rank_and_count()[1] > 1:
-        raise UserError(f"--{flag} trains run after run in one process: leave it out where several train together")
-
-
 def check_same_backend(recorded: str | None) -> None:
     """Refuse to continue a run on another backend than the one that began it.
 

@@ -32,7 +32,7 @@ from tfdml.training.distributed.devices import (
     join,
     one_operation_at_a_time,
     own_threads,
-    require_one_process,
+    rank_and_count,
 )
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.optimizers import averaged
@@ -154,7 +154,8 @@ def train_seeds(
         UserError: As a single run; or this is one of several processes.
         Interrupted: A signal asked for it.
     """
-    require_one_process("seeds")
+    if rank_and_count()[1] > 1:
+        raise UserError("--seeds trains run after run in one process: leave it out where several train together")
     folder = RunFolder(experiment.run_dir)
     if resume and not folder.is_untouched():
         folder.check_same(experiment)
