@@ -4,7 +4,7 @@ from sklearn.metrics import confusion_matrix
 
 from tests.report.pages import embedded
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.report.classes import class_rows, confusions, most_confused, within_class_distances
+from tfdml.report.classes import class_rows, confusions, most_confused
 from tfdml.report.queries import rank_queries
 
 
@@ -12,10 +12,9 @@ def test_classes_against_evaluation_class_by_class():
     embeddings, labels = embedded(5, classes=9, per_class=6, spread=1.2)
     labels[-1] = 500  # alone in its class
     found = rank_queries(embeddings, labels)
-    rows = {row.label: row for row in class_rows(found, labels, labels, embeddings, labels, "euclidean")}
+    rows = {row.label: row for row in class_rows(found, labels, labels)}
     assert list(rows)[-1] == 500
     assert np.isnan(rows[500].recall)
-    assert np.isnan(rows[500].spread)
     recalls = [row.recall for row in rows.values()][:-1]
     assert recalls == sorted(recalls)
     gaps = np.linalg.norm(embeddings[:, None] - embeddings[None], axis=-1)
@@ -35,32 +34,6 @@ def test_classes_against_evaluation_class_by_class():
         )
         assert row.recall == pytest.approx(measured["recall@1"])
         assert row.map_at_r == pytest.approx(measured["map@r"])
-        inside = gaps[np.ix_(own, own)][np.triu_indices(len(own), 1)]
-        assert row.spread == pytest.approx(inside.mean(), rel=1e-5)
-
-
-@pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean", "cosine", "dot"])
-def test_distances_within_classes(distance):
-    embeddings, labels = embedded(6, classes=3, per_class=8)
-    embeddings[1] = embeddings[0]
-    spread = within_class_distances(embeddings, labels, distance)
-    for label, value in spread.items():
-        x = embeddings[labels == label]
-        pairs = []
-        for i in range(len(x)):
-            for j in range(i):
-                cosine = x[i] @ x[j] / np.linalg.norm(x[i]) / np.linalg.norm(x[j])
-                squared = np.sum((x[i] - x[j]) ** 2)
-                measures = {"euclidean": squared**0.5, "sqeuclidean": squared, "cosine": 1 - cosine}
-                pairs.append(measures.get(distance, -(x[i] @ x[j])))
-        assert value == pytest.approx(np.mean(pairs), rel=1e-5)
-
-
-def test_large_classes_are_sampled():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(3000, 4))
-    exact = np.linalg.norm(x[:300, None] - x[None, :300], axis=-1)[np.triu_indices(300, 1)].mean()
-    assert within_class_distances(x, np.zeros(3000, int), "euclidean")[0] == pytest.approx(exact, rel=0.1)
 
 
 def test_confusions_are_those_of_the_nearest_image():

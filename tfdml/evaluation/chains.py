@@ -12,27 +12,11 @@ import numpy as np
 
 from tfdml.arguments import integer, number
 from tfdml.errors import UserError
-from tfdml.evaluation.per_query import (
-    PER_QUERY_METRICS,
-    RetrievalTask,
-    check_depth,
-    requested,
-    retrieval_task,
-    search_depth,
-    values_per_query,
-)
+from tfdml.evaluation import per_query
 from tfdml.evaluation.relevance import Relevance
 from tfdml.memory import require_memory
+from tfdml.retrieval import reranking
 from tfdml.retrieval.exact import nearest_neighbours
-from tfdml.retrieval.reranking import (
-    Reranked,
-    Search,
-    augment_gallery,
-    csls_search,
-    expanded_queries,
-    fit_whitening,
-    search_of,
-)
 
 if TYPE_CHECKING:
     from tfdml.embeddings.base import Views
@@ -101,27 +85,29 @@ class Step:
         if self.name == "views":
             if sources.embed is None:
                 raise UserError("views needs the images: name a run folder or a model's file, no embeddings")
-            return search_of(*sources.embed(_views_of(self.arguments)))
+            return reranking.search_of(*sources.embed(_views_of(self.arguments)))
         if self.name == "whitening":
             return _whitened(search, sources, views, **self.arguments)
         if self.name == "database_augmentation":
             if len(search.gallery) < 2:
                 return search
-            found = augment_gallery(search.gallery, **self.arguments)
+            found = reranking.augment_gallery(search.gallery, **self.arguments)
             return dataclasses.replace(search, gallery=found.vectors, augmented=found if search.leave_one_out else None)
         if self.name == "query_expansion":
-            return dataclasses.replace(search, queries=expanded_queries(search, **self.arguments))
-        return csls_search(search, **self.arguments) if self.name == "csls" else Reranked.of(search, **self.arguments)
+            return dataclasses.replace(search, queries=reranking.expanded_queries(search, **self.arguments))
+        if self.name == "csls":
+            return reranking.csls_search(search, **self.arguments)
+        return reranking.Reranked.of(search, **self.arguments)
 
 
-def _whitened(search: Search, sources: Sources, views: Views | None, **options: Any) -> Search:
+def _whitened(search: reranking.Search, sources: Sources, views: Views | None, **options: Any) -> reranking.Search:
     if sources.train is None:
         raise UserError("whitening needs embeddings of training classes: embed them too, `split='all'`")
-    whitening = fit_whitening(sources.train(views), **options)
+    whitening = reranking.fit_whitening(sources.train(views), **options)
     queries = whitening(search.queries)
     gallery = queries if search.queries is search.gallery else whitening(search.gallery)
     extra = search.extra_bytes + whitening.mean.nbytes + whitening.components.nbytes
-    return Search(queries, gallery, search.leave_one_out, extra_bytes=extra)
+    return reranking.Search(queries, gallery, search.leave_one_out, extra_bytes=extra)
 
 
 def _views_of(arguments: Mapping[str, Any]) -> Views:
@@ -276,11 +262,11 @@ def measure_chains(
     """
     for chain in chains:
         check_order(chain)
-    names = requested(ks, metrics, PER_QUERY_METRICS)
-    task = retrieval_task(embeddings, labels, gallery, gallery_labels, relevance=relevance)
-    check_depth(task, names)
+    names = per_query.requested(ks, metrics, per_query.PER_QUERY_METRICS)
+    task = per_query.retrieval_task(embeddings, labels, gallery, gallery_labels, relevance=relevance)
+    per_query.check_depth(task, names)
     sources = sources or Sources()
-    depth = max(task.depth_with_ignored(search_depth(task, names)), min(hubs, task.available))
+    depth = max(task.depth_with_ignored(per_query.search_depth(task, names)), min(hubs, task.available))
     advice = "leave out map@r and r_precision, which need as many neighbours as the largest class has images"
     require_memory(40.0 * depth * len(task.queries), f"the {depth:,} nearest of each query", advice)
 
@@ -304,7 +290,7 @@ def measure_chains(
     began = time.perf_counter()
     found, _ = nearest_neighbours(task.queries, task.gallery, k=depth, distance=distance)
     add("plain", found, began, task.searched.nbytes)
-    start = search_of(task.queries, task.gallery)
+    start = reranking.search_of(task.queries, task.gallery)
     lengths = np.linalg.norm(task.searched, axis=1)
     if np.abs(lengths - 1).max() > _UNIT:
         began = time.perf_counter()
@@ -324,12 +310,12 @@ def measure_chains(
     return rows
 
 
-def _means(task: RetrievalTask, names: Sequence[str], found: np.ndarray) -> dict[str, float]:
+def _means(task: per_query.RetrievalTask, names: Sequence[str], found: np.ndarray) -> dict[str, float]:
     def neighbours(depth: int) -> Any:
         for start in range(0, len(found), 4096):
             block = slice(start, min(start + 4096, len(found)))
             yield block, found[block, :depth], np.zeros(0)
 
-    values = values_per_query(task, names, "euclidean", 0, neighbours=neighbours)
+    values = per_query.values_per_query(task, names, "euclidean", 0, neighbours=neighbours)
     levels = task.by_level.items()
     return {name + end: float(values[name + end][level.answerable].mean()) for end, level in levels for name in names}

@@ -7,14 +7,8 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError
+from tfdml.evaluation import pair_distances
 from tfdml.evaluation.intervals import student_interval
-from tfdml.evaluation.pair_distances import (
-    count_pair_distances,
-    default_bins,
-    jensen_shannon_bits,
-    overlap_coefficient,
-    probability_nearer,
-)
 from tfdml.evaluation.per_query import check_labels
 from tfdml.evaluation.retrieval import evaluate_retrieval, part_protocol
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbours
@@ -65,12 +59,12 @@ def evaluate_overlap(
     """
     if bins is not None and bins < 1:
         raise UserError(f"bins must be at least 1; got {bins}")
-    fine = count_pair_distances(embeddings, labels, distance=distance)
-    coarse = fine.rebinned(bins or default_bins(fine))
+    fine = pair_distances.count_pair_distances(embeddings, labels, distance=distance)
+    coarse = fine.rebinned(bins or pair_distances.default_bins(fine))
     return {
-        "overlap": overlap_coefficient(coarse.positive, coarse.negative),
-        "jsd_bits": jensen_shannon_bits(coarse.positive, coarse.negative),
-        "auc": probability_nearer(fine.positive, fine.negative),
+        "overlap": pair_distances.overlap_coefficient(coarse.positive, coarse.negative),
+        "jsd_bits": pair_distances.jensen_shannon_bits(coarse.positive, coarse.negative),
+        "auc": pair_distances.probability_nearer(fine.positive, fine.negative),
         "mean_positive_distance": fine.mean_positive,
         "mean_negative_distance": fine.mean_negative,
         "num_positive_pairs": int(fine.positive.sum()),

@@ -25,15 +25,7 @@ from tfdml.errors import UserError, short_message
 from tfdml.evaluation.relevance import Relevance, check_labels
 from tfdml.io.files import atomic_write, require_regular
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval.exact import (
-    block_scores,
-    check_sides,
-    left_over,
-    neighbour_blocks,
-    one_ahead,
-    placed_together,
-    score_table,
-)
+from tfdml.retrieval import exact
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
@@ -147,7 +139,7 @@ def retrieval_task(
         raise UserError("nothing defines what is relevant: give labels, or a Relevance")
     if relevance is None and (gallery is None) != (gallery_labels is None):
         raise UserError("gallery and gallery_labels go together: give both (query/gallery) or none (all-to-all)")
-    embeddings, gallery, own_rows = check_sides(embeddings, gallery, own_rows)
+    embeddings, gallery, own_rows = exact.check_sides(embeddings, gallery, own_rows)
     if labels is not None:
         labels = check_labels(labels, len(embeddings))
     if relevance is None:
@@ -367,10 +359,10 @@ def nearest_left(
         options: dict[str, Any] = {"distance": distance, "own_rows": task.own_rows, "memory_budget": memory_budget}
         if relevance.most_ignored:
             options |= {"ignored": relevance.ignored, "most_ignored": relevance.most_ignored}
-        yield from neighbour_blocks(task.queries, task.gallery, k=k, **options)
+        yield from exact.neighbour_blocks(task.queries, task.gallery, k=k, **options)
         return
     for block, rows, distances in neighbours(task.depth_with_ignored(k)):
-        yield block, left_over(rows, relevance.ignored(block, rows), k), distances
+        yield block, exact.left_over(rows, relevance.ignored(block, rows), k), distances
 
 
 def metrics_of_hits(names: Sequence[str], hits: np.ndarray, matches: np.ndarray) -> dict[str, np.ndarray]:
@@ -595,20 +587,20 @@ def whole_rankings(task: RetrievalTask, distance: str, memory_budget: int) -> It
     """
     if distance not in DISTANCES:
         raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
-    space = placed_together(task.queries, task.searched, distance)
+    space = exact.placed_together(task.queries, task.searched, distance)
     size, count = len(space.gallery), len(task.queries)
     copies, originals = _copies(space.gallery)
-    table = score_table(space, size)
+    table = exact.score_table(space, size)
 
     def scores_of(block: slice) -> np.ndarray:
-        scores = ops.convert_to_numpy(block_scores(space, table, block))
+        scores = ops.convert_to_numpy(exact.block_scores(space, table, block))
         if len(copies):  # a product need not give equal columns equal results in their last bit
             scores = np.array(scores)
             scores[:, copies] = scores[:, originals]
         return scores
 
     rows = max(1, min(memory_budget // (12 * size), count))  # three at once: in use, coming, and its copy
-    for block, scores in one_ahead(scores_of, count, rows):
+    for block, scores in exact.one_ahead(scores_of, count, rows):
         for query in range(block.start, block.stop):
             row = scores[query - block.start].copy()
             if task.own is not None:

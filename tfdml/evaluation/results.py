@@ -15,17 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdml.errors import UserError, short_message
-from tfdml.evaluation.per_query import (
-    PER_QUERY_METRICS,
-    WHOLE_RANKING_METRICS,
-    RetrievalTask,
-    depth_of,
-    metrics_of_hits,
-    metrics_of_ranks,
-    nearest_left,
-    requested,
-    retrieval_task,
-)
+from tfdml.evaluation import per_query
 from tfdml.evaluation.relevance import Relevance
 from tfdml.evaluation.retrieval import dataset_protocol, dataset_roles
 from tfdml.io.files import atomic_write, require_regular
@@ -60,7 +50,7 @@ class RetrievalResults:
     """
 
     table: Any
-    _task: RetrievalTask | None = None
+    _task: per_query.RetrievalTask | None = None
     _names: tuple[np.ndarray, np.ndarray] | None = None  # of the task's queries and gallery
 
     @classmethod
@@ -125,10 +115,10 @@ class RetrievalResults:
         """
         known = relevance is not None or labels is not None
         relevance = relevance if known else Relevance.lists([[]] * len(embeddings))
-        task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
+        task = per_query.retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
         queries = _names_of(query_ids, len(task.queries), "query_ids")
         names = queries if gallery is None else _names_of(gallery_ids, len(task.searched), "gallery_ids")
-        blocks = list(nearest_left(task, min(k, task.available), distance))
+        blocks = list(per_query.nearest_left(task, min(k, task.available), distance))
         near = np.concatenate([rows for _, rows, _ in blocks])
         columns: dict[str, Any] = {}
         if known:
@@ -207,23 +197,23 @@ class RetrievalResults:
         """
         if "relevant" not in self.table.column_names:
             raise UserError("nothing defines which neighbors are relevant: search with labels or a relevance")
-        names = requested(ks, metrics, PER_QUERY_METRICS)
-        whole = [name for name in names if name in WHOLE_RANKING_METRICS]
+        names = per_query.requested(ks, metrics, per_query.PER_QUERY_METRICS)
+        whole = [name for name in names if name in per_query.WHOLE_RANKING_METRICS]
         near = [name for name in names if name not in whole]
         rank = self.column("rank")
         matches, k = self.column("num_relevant")[rank == 1], int(rank.max())
         hits = np.zeros((len(matches), k), bool)
         hits[np.cumsum(rank == 1) - 1, rank - 1] = self.column("relevant")
-        if near and (depth := depth_of(near, int(matches.max()))) > k:
+        if near and (depth := per_query.depth_of(near, int(matches.max()))) > k:
             raise UserError(f"these metrics need {depth} neighbors of each query; there are {k}")
         if whole and (hits.sum(axis=1) < matches).any():
             raise UserError(f"{whole[0]} ranks all relevant images, and some are beyond the {k} neighbors: raise k")
         values = {name: np.full(len(hits), np.nan) for name in names}
         answerable = np.flatnonzero(matches > 0)
-        for name, column in metrics_of_hits(near, hits[answerable], matches[answerable]).items():
+        for name, column in per_query.metrics_of_hits(near, hits[answerable], matches[answerable]).items():
             values[name][answerable] = column
         for query in answerable if whole else ():
-            for name, value in metrics_of_ranks(whole, np.flatnonzero(hits[query]) + 1).items():
+            for name, value in per_query.metrics_of_ranks(whole, np.flatnonzero(hits[query]) + 1).items():
                 values[name][query] = value
         return values
 

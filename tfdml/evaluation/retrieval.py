@@ -301,26 +301,24 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
         raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
     groups, benchmark = getattr(dataset, "groups", None), getattr(dataset, "protocol", None)
     sets = getattr(dataset, "label_rows", None) if benchmark is None else None
-    if gallery is None and not (benchmark and benchmark.finds_itself):
-        protocol = {"embeddings": embeddings, "labels": dataset.labels}
-        if groups is not None:
-            protocol["relevance"] = Relevance.classes(dataset.labels, not_same=groups)
-        if sets is not None:
-            protocol["relevance"] = Relevance.sets(sets)
-        if benchmark and benchmark.lists:
-            protocol["relevance"] = _listed(benchmark, next(iter(benchmark.lists)), queries, queries)
-        return protocol
-    gallery = queries if gallery is None else gallery
-    embeddings = check_embeddings(embeddings)
-    labels = {"labels": dataset.labels[queries], "gallery_labels": dataset.labels[gallery]}
-    protocol = {"embeddings": embeddings[queries], "gallery": embeddings[gallery], **labels}
+    if gallery is None and benchmark and benchmark.finds_itself:
+        gallery = queries
+    sides = [queries] if gallery is None else [queries, gallery]
+
+    def by_side(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
+        return {f"{start}{name}": values[rows] for start, rows in zip(("", "gallery_"), sides, strict=False)}
+
+    labels = by_side(dataset.labels, "labels")
+    protocol: dict[str, Any] = {"embeddings": embeddings, **labels}
+    if gallery is not None:
+        embeddings = check_embeddings(embeddings)
+        protocol |= {"embeddings": embeddings[queries], "gallery": embeddings[gallery]}
     if groups is not None:
-        sides = {"not_same": groups[queries], "gallery_not_same": groups[gallery]}
-        protocol["relevance"] = Relevance.classes(**labels, **sides)
+        protocol["relevance"] = Relevance.classes(**labels, **by_side(groups, "not_same"))
     if sets is not None:
-        protocol["relevance"] = Relevance.sets(sets[queries], sets[gallery])
+        protocol["relevance"] = Relevance.sets(*(sets[rows] for rows in sides))
     if benchmark and benchmark.lists:
-        protocol["relevance"] = _listed(benchmark, next(iter(benchmark.lists)), queries, gallery)
+        protocol["relevance"] = _listed(benchmark, next(iter(benchmark.lists)), queries, sides[-1])
     return protocol
 
 

@@ -18,16 +18,9 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.embeddings.model_card import CARD, describe_files, served_version
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
+from tfdml.export import saved_model
 from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, embedded
 from tfdml.export.network import in_float32
-from tfdml.export.saved_model import (
-    SIGNATURES,
-    model_files,
-    prediction_log,
-    read_calibration,
-    write_saved_model,
-    write_warm_up,
-)
 from tfdml.export.search_graph import DECISIONS, MAX_NEIGHBOURS, MAX_RESULTS, SEARCHES, copy_with_gallery, write_graph
 from tfdml.export.versions import new_version, version_numbers
 from tfdml.io.files import locked, partial_folder, read_bytes, scratch_folder, write_json
@@ -128,13 +121,15 @@ class Retriever:
         with scratch_folder() as name:
             exported, around = Path(name) / "embedder", Path(name) / "retriever"
             if isinstance(embedder, AnyEmbedder):
-                write_saved_model(in_float32(embedder), exported)
+                saved_model.write_saved_model(in_float32(embedder), exported)
             else:
                 exported = newest_version(Path(embedder))
             about = read_json(exported / CARD) if (exported / CARD).is_file() else {}
             stored = calibration.to_dict() if calibration else about.get("calibration")
             if stored is not None:
-                calibration = read_calibration(stored, "`calibration`" if calibration else str(exported / CARD))
+                calibration = saved_model.read_calibration(
+                    stored, "`calibration`" if calibration else str(exported / CARD)
+                )
             loaded = write_graph(exported, around, calibration)
             if about:
                 # For those who use a retriever as an embedder; the files that it lists are not here.
@@ -302,7 +297,7 @@ class LoadedVersion:
         if held != {card["items"]}:
             raise UserError(f"{path} is damaged: {RETRIEVER_CARD} states {card['items']} items; build it again")
         stored = card["calibration"]
-        return cls(path, card, loaded, stored and read_calibration(stored, str(file)))
+        return cls(path, card, loaded, stored and saved_model.read_calibration(stored, str(file)))
 
     @classmethod
     def newest(cls, path: Path) -> LoadedVersion:
@@ -423,7 +418,7 @@ def write_version(source: Path, folder: Path, gallery: Gallery, calibration: Cal
     with new_version(folder) as version:
         copy_with_gallery(source, version.folder, gallery)
         decides = calibration is not None
-        write_warm_up(version.folder, _WARM_UP_SIDE, decides, _searches(gallery, decides))
+        saved_model.write_warm_up(version.folder, _WARM_UP_SIDE, decides, _searches(gallery, decides))
         card = {
             "items": len(gallery),
             "classes": len(np.unique(gallery.labels[gallery.labels != NO_LABEL])),
@@ -433,7 +428,7 @@ def write_version(source: Path, folder: Path, gallery: Gallery, calibration: Cal
             "calibration": calibration and calibration.to_dict(),
             "max_neighbours": MAX_NEIGHBOURS,
             "max_results": MAX_RESULTS,
-            "files": describe_files(version.folder, model_files(version.folder))["files"],
+            "files": describe_files(version.folder, saved_model.model_files(version.folder))["files"],
         }
         write_json(version.folder / RETRIEVER_CARD, card)
         if (source / CARD).is_file():
@@ -442,7 +437,7 @@ def write_version(source: Path, folder: Path, gallery: Gallery, calibration: Cal
 
 
 def _signatures(calibration: Calibration | None) -> list[str]:
-    return [*SIGNATURES, *SEARCHES, *(() if calibration is None else DECISIONS)]
+    return [*saved_model.SIGNATURES, *SEARCHES, *(() if calibration is None else DECISIONS)]
 
 
 def _searches(gallery: Gallery, decides: bool) -> Iterator[bytes]:
@@ -450,11 +445,11 @@ def _searches(gallery: Gallery, decides: bool) -> Iterator[bytes]:
     grey = tf.io.encode_jpeg(tf.fill((_WARM_UP_SIDE, _WARM_UP_SIDE, 3), tf.constant(127, tf.uint8))).numpy()
     for size in _WARM_UP_SIZES:
         k = np.full(size, 10, np.int32)
-        yield prediction_log("search_bytes", image_bytes=[grey] * size, k=k)
-        yield prediction_log("search_embedding", embedding=gallery.embeddings[:1].repeat(size, axis=0), k=k)
-        yield prediction_log("search_each", image_bytes=[grey] * size, k=k)
+        yield saved_model.prediction_log("search_bytes", image_bytes=[grey] * size, k=k)
+        yield saved_model.prediction_log("search_embedding", embedding=gallery.embeddings[:1].repeat(size, axis=0), k=k)
+        yield saved_model.prediction_log("search_each", image_bytes=[grey] * size, k=k)
         if decides:
-            yield prediction_log("classify", image_bytes=[grey] * size, k=k)
+            yield saved_model.prediction_log("classify", image_bytes=[grey] * size, k=k)
 
 
 def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:

@@ -11,7 +11,6 @@ from markupsafe import Markup
 
 from tfdml.report.queries import RankedQueries
 from tfdml.report.rendering import render
-from tfdml.retrieval.exact import unit_rows
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
     from tfdml.data.dataset import ImageDataset
@@ -19,8 +18,6 @@ if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does n
 # Up to this many classes are all listed; of more, the worst and the best.
 _LISTED_CLASSES = 300
 _EXTREMES = 50
-# Images of a class whose pairs are measured: the mean of 1,770 pairs is close to that of all.
-_MEASURED_PER_CLASS = 60
 # Confusions that are pictured, and listed.
 _PICTURED = 12
 _LISTED = 50
@@ -35,7 +32,6 @@ class ClassRow:
         images: How many queries are of it.
         recall: Its queries' Recall@1; NaN where none has an image to find.
         map_at_r: Its queries' MAP@R; NaN as well where R is beyond the depth of the search.
-        spread: Mean distance of two of its images; NaN where there is only one.
         nearest: The class that the nearest image of another class belongs to most often; None: there is none.
         nearest_share: For what share of its queries.
     """
@@ -44,28 +40,17 @@ class ClassRow:
     images: int
     recall: float
     map_at_r: float
-    spread: float
     nearest: int | None
     nearest_share: float
 
 
-def class_rows(
-    ranked: RankedQueries,
-    labels: np.ndarray,
-    targets: np.ndarray,
-    points: np.ndarray,
-    point_labels: np.ndarray,
-    distance: str,
-) -> list[ClassRow]:
+def class_rows(ranked: RankedQueries, labels: np.ndarray, targets: np.ndarray) -> list[ClassRow]:
     """Every class of the queries, the worst found first, those that cannot be measured last.
 
     Args:
         ranked: What the search found.
         labels: (N,) class ids of the queries.
         targets: (G,) class ids of the gallery.
-        points: (M, d) embeddings of all images, queries and gallery.
-        point_labels: (M,) their class ids.
-        distance: As `nearest_neighbours`.
     """
     classes, place, images = np.unique(labels, return_inverse=True, return_counts=True)
     recall = _means(ranked.first_hit == 1, place, len(classes), ranked.answerable)
@@ -77,11 +62,10 @@ def class_rows(
     for (row, other), count in zip(pairs.T.tolist(), times.tolist(), strict=True):
         if count > nearest.get(row, (0, 0))[1]:
             nearest[row] = (other, count)
-    spread = within_class_distances(points, point_labels, distance)
     rows = []
     for row, (label, size) in enumerate(zip(classes.tolist(), images.tolist(), strict=True)):
         other, count = nearest.get(row, (None, 0))
-        rows.append(ClassRow(label, size, float(recall[row]), float(map_at_r[row]), spread[label], other, count / size))
+        rows.append(ClassRow(label, size, float(recall[row]), float(map_at_r[row]), other, count / size))
     return sorted(rows, key=lambda r: (*(np.inf if np.isnan(x) else x for x in (r.recall, r.map_at_r)), r.label))
 
 
@@ -89,42 +73,6 @@ def _means(values: np.ndarray, place: np.ndarray, count: int, keep: np.ndarray) 
     sums = np.bincount(place[keep], weights=values[keep].astype(np.float64), minlength=count)
     with np.errstate(invalid="ignore"):
         return sums / np.bincount(place[keep], minlength=count)
-
-
-def within_class_distances(embeddings: np.ndarray, labels: np.ndarray, distance: str) -> dict[int, float]:
-    """Return the mean distance of two images of each class; NaN for a class of one.
-
-    Of a class with more than 60 images, 60 are taken at equal steps.
-
-    Args:
-        embeddings: (N, d).
-        labels: (N,) class ids.
-        distance: As `nearest_neighbours`.
-
-    Example:
-        >>> within_class_distances(np.array([[0.0], [3.0], [7.0]]), np.array([5, 5, 8]), "euclidean")
-        {5: 3.0, 8: nan}
-    """
-    order = np.argsort(labels, kind="stable")
-    classes, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
-    result = {}
-    for label, start, size in zip(classes.tolist(), starts, sizes, strict=True):
-        taken = min(int(size), _MEASURED_PER_CLASS)
-        rows = order[start + np.arange(taken) * size // taken]
-        result[label] = _mean_distance(embeddings[rows], distance)
-    return result
-
-
-def _mean_distance(x: np.ndarray, distance: str) -> float:
-    if len(x) < 2:
-        return float("nan")
-    x = (unit_rows(x) if distance == "cosine" else x).astype(np.float64)
-    if distance in ("euclidean", "sqeuclidean"):
-        from scipy.spatial.distance import pdist
-
-        return float(pdist(x, distance).mean())
-    product = (np.square(x.sum(axis=0)).sum() - np.square(x).sum()) / (len(x) * (len(x) - 1))
-    return float(1 - product if distance == "cosine" else -product)
 
 
 def classes_html(rows: list[ClassRow], names: dict[int, str]) -> Markup:

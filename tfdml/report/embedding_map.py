@@ -165,7 +165,7 @@ def map_html(
             "names": ["/".join(name.replace("\\", "/").split("/")[-2:]) for name in files],
         },
         sheet=sprite_sheet(dataset, rows, _CELL, _COLUMNS),
-        mixed=class_rows(ranked, class_of, class_of, places, class_of, "euclidean")[:_LISTED],
+        mixed=class_rows(ranked, class_of, class_of)[:_LISTED],
     )
 
 

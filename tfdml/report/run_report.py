@@ -119,7 +119,7 @@ def write_report(
     if ranked is not None:
         confused, recall = classes.confusions(ranked, queries.labels, gallery.labels), ranked.recall()
         sizes = recall_by_size(**protocol) if ranked.answerable.any() else []
-        rows = classes.class_rows(ranked, queries.labels, gallery.labels, embeddings, dataset.labels, distance)
+        rows = classes.class_rows(ranked, queries.labels, gallery.labels)
         by_class = classes.classes_html(rows, dataset.class_names)
         confusion = classes.confusions_html(confused, ranked, queries, gallery)
     marked = classes.most_confused(confused, plots.STYLES)

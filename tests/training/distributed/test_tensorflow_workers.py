@@ -72,7 +72,7 @@ def test_other_errors_are_not_those_of_a_lost_worker():
 
 
 def test_workers_do_not_split_their_cpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(trainer, "join", lambda devices: TensorFlowWorkers(0, ("a:1", "b:2")))
+    monkeypatch.setattr(trainer.devices, "join", lambda devices: TensorFlowWorkers(0, ("a:1", "b:2")))
     monkeypatch.setattr(TensorFlowWorkers, "bytes_of_chief", lambda self, read: read())
     with pytest.raises(UserError, match="--logical_devices=2 is of one process"):
         runs.train(tmp_path / "run", logical_devices=2, classes_per_batch=4)

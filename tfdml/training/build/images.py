@@ -11,6 +11,7 @@ from absl import logging
 
 from tfdml import data
 from tfdml.audit import read_drops
+from tfdml.data import sampling
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import check
 from tfdml.data.images import VectorImages, images_checksum
@@ -18,16 +19,6 @@ from tfdml.data.pipeline import MEGABYTE, decoded_bytes, memory_to_spare
 from tfdml.data.policies import Policy, Step
 from tfdml.data.readers.label_files import Table, check_fraction, split_classes, warn_shared_classes
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
-from tfdml.data.sampling import (
-    ClassBalancedSampler,
-    HierarchicalSampler,
-    NeighborSampler,
-    PairSampler,
-    Sampler,
-    ShuffleSampler,
-    WholeClassSampler,
-    check_divides,
-)
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
 from tfdml.embeddings.reader import ImageTable, StoredEmbeddings, read_embeddings, read_names
 from tfdml.errors import UserError
@@ -284,7 +275,7 @@ def sample_seen_classes(train: ImageDataset, wanted: float, seed: int) -> ImageD
     return train.select_classes(classes[: np.searchsorted(images, wanted) + 1])
 
 
-def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replicas: int = 1) -> Sampler:
+def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replicas: int = 1) -> sampling.Sampler:
     """Return what chooses the images of each batch.
 
     Args:
@@ -296,21 +287,21 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
     Raises:
         UserError: The data has too few images, classes or super-classes for it, or the replicas do not divide a batch.
     """
-    sampler: Sampler
+    sampler: sampling.Sampler
     if settings.sampling == "shuffle":
-        sampler = ShuffleSampler(len(train), settings.batch_size, seed)
+        sampler = sampling.ShuffleSampler(len(train), settings.batch_size, seed)
     elif settings.sampling == "two_views":
-        sampler = PairSampler(np.arange(len(train)).repeat(2).reshape(-1, 2), settings.batch_size, seed)
+        sampler = sampling.PairSampler(np.arange(len(train)).repeat(2).reshape(-1, 2), settings.batch_size, seed)
     elif settings.sampling == "pairs":
         if train.pairs is None:
             raise UserError(f"--sampling=pairs: {train.name} has no given pairs; name their file in --dataset_options")
-        sampler = PairSampler(train.pairs.rows, settings.batch_size, seed)
+        sampler = sampling.PairSampler(train.pairs.rows, settings.batch_size, seed)
     elif settings.sampling == "whole_classes":
-        sampler = WholeClassSampler(train.labels, settings.batch_size, seed)
+        sampler = sampling.WholeClassSampler(train.labels, settings.batch_size, seed)
     elif settings.sampling == "hierarchical":
         if train.super_labels is None:
             raise UserError(f"--sampling=hierarchical: {train.name} has no super-classes")
-        sampler = HierarchicalSampler(
+        sampler = sampling.HierarchicalSampler(
             train.labels,
             train.super_labels,
             settings.classes_per_batch,
@@ -323,10 +314,10 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
     else:
         by_class = train.labels, settings.classes_per_batch, settings.images_per_class, seed, settings.short_classes
         if settings.sampling == "neighbors":
-            sampler = NeighborSampler(*by_class, anchor_classes=settings.anchor_classes)
+            sampler = sampling.NeighborSampler(*by_class, anchor_classes=settings.anchor_classes)
         else:
-            sampler = ClassBalancedSampler(*by_class)
-    check_divides(sampler.batch_size, replicas, "replicas")
+            sampler = sampling.ClassBalancedSampler(*by_class)
+    sampling.check_divides(sampler.batch_size, replicas, "replicas")
     return sampler
 
 

@@ -19,12 +19,7 @@ from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
 from tfdml.models.auto_weights import AutoWeights
 from tfdml.models.embedder import untrained_batch_norm
-from tfdml.training.build.components import (
-    Components,
-    build_components,
-    check_memory,
-    step_memory,
-)
+from tfdml.training.build import components
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.build.initial_weights import check_start
 from tfdml.training.distributed.devices import device_names, own_threads
@@ -47,10 +42,11 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
     """
     RunFolder(experiment.run_dir).check_new()
     check_start(experiment.start_from)
-    parts = build_components(experiment)
+    parts = components.build_components(experiment)
     splits, learner, batch_size = parts.splits, parts.learner, parts.sampler.batch_size
     steps = parts.steps_per_epoch * experiment.epochs
-    needed, free = step_memory(learner.embedder, parts.train_view, batch_size, learner.gradient_cache), free_memory()
+    needed = components.step_memory(learner.embedder, parts.train_view, batch_size, learner.gradient_cache)
+    free = free_memory()
     message = untrained_batch_norm(learner.embedder)
     lines = [
         *([f"WARNING: {message}"] if message and not experiment.start_from else []),
@@ -78,7 +74,7 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
     ]
     if probed:
         try:
-            check_memory(learner.embedder, parts.train_view, batch_size, experiment.gradient_cache)
+            components.check_memory(learner.embedder, parts.train_view, batch_size, experiment.gradient_cache)
             lines += probe_lines(experiment, parts, probe(experiment, parts))
         except UserError as error:
             lines.append(f"probe        no step was run: {error}")
@@ -108,7 +104,7 @@ class Probe(NamedTuple):
     model: float
 
 
-def probe_lines(experiment: Experiment, parts: Components, measured: Probe) -> list[str]:
+def probe_lines(experiment: Experiment, parts: components.Components, measured: Probe) -> list[str]:
     """Return what a training takes, in words: images a second, bottleneck, hours and memory.
 
     Args:
@@ -131,7 +127,7 @@ def probe_lines(experiment: Experiment, parts: Components, measured: Probe) -> l
     ]
 
 
-def probe(experiment: Experiment, parts: Components, steps: int = 8) -> Probe:
+def probe(experiment: Experiment, parts: components.Components, steps: int = 8) -> Probe:
     """Run a few steps, whose weights are thrown away, and measure them. Writes nothing.
 
     Timed are steps after the first two, which compile, as steps may be of two kinds. Of a data set that the run keeps

@@ -26,14 +26,7 @@ from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints
 from tfdml.training.build.components import build_components, check_memory
 from tfdml.training.build.initial_weights import calibrate, check_start, start_from
-from tfdml.training.distributed.devices import (
-    check_backend,
-    device_names,
-    join,
-    one_operation_at_a_time,
-    own_threads,
-    rank_and_count,
-)
+from tfdml.training.distributed import devices
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.optimizers import averaged
 from tfdml.training.run.interruption import Interrupted, Interruption
@@ -75,14 +68,14 @@ def train(
         Interrupted: A signal asked for it.
         Halted: An alarm of `stop_on` did; a `UserError` too.
     """
-    check_backend(experiment)
+    devices.check_backend(experiment)
     if experiment.seeds:
         one = functools.partial(train, saved=saved, write_report=write_report)
         return train_seeds(experiment, one, resume, write_report)
     folder = RunFolder(experiment.run_dir)
     if experiment.deterministic and experiment.logical_devices < 2:
-        one_operation_at_a_time()
-    processes = join(experiment.logical_devices)
+        devices.one_operation_at_a_time()
+    processes = devices.join(experiment.logical_devices)
     with Interruption() as interruption, processes.ending_together(), contextlib.ExitStack() as owned:
         try:
             _check_alike(experiment, processes)
@@ -154,7 +147,7 @@ def train_seeds(
         UserError: As a single run; or this is one of several processes.
         Interrupted: A signal asked for it.
     """
-    if rank_and_count()[1] > 1:
+    if devices.rank_and_count()[1] > 1:
         raise UserError("--seeds trains run after run in one process: leave it out where several train together")
     folder = RunFolder(experiment.run_dir)
     if resume and not folder.is_untouched():
@@ -321,7 +314,7 @@ class Run:
 
     def describe(self) -> None:
         """Write down the data and the environment, or see that the data is that of the folder."""
-        names = device_names(self.parts.strategy, self.processes)
+        names = devices.device_names(self.parts.strategy, self.processes)
         data = self.splits.describe(self.experiment.data_dir)
         changed = differences(self.processes.of_chief(lambda: data), data)
         if changed:
@@ -362,7 +355,7 @@ class Run:
                     train, self.share, view, seed=self.experiment.seed, first_step=monitor.step, cache=images
                 )
                 self.learner.fit(
-                    self.processes.distribute(own_threads(batches), parts.sampler.batch_size),
+                    self.processes.distribute(devices.own_threads(batches), parts.sampler.batch_size),
                     initial_epoch=first,
                     epochs=last,
                     steps_per_epoch=length,
