@@ -292,7 +292,7 @@ def test_script_runs_in_a_browser(report, tmp_path):
     command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--virtual-time-budget=2000", "--dump-dom", report["path"].as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert dom.count("<button>") == 6 + 4  # the columns of the classes and of the map's table
+    assert dom.count("<button>") == 5 + 4  # the columns of the classes and of the map's table
     assert 'role="application"' in dom
     assert dom.count("<option") == 1 + 6
     assert '<p class="soft" role="status">Point at the map' in dom

@@ -18,7 +18,7 @@ from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import DensityAdaptivity, ProxyLoss, RankMI
 from tfdml.training import optimizers
-from tfdml.training.optimizers import averaged, build_optimizer, part_rates, rate_schedule, step_schedule
+from tfdml.training.optimizers import averaged, build_optimizer, part_optimizers, rate_schedule, step_schedule
 from tfdml.training.run.monitor import TrainingMonitor
 from tfdml.training.run.results import Evaluator
 from tfdml.training.settings import OptimizationSettings
@@ -86,15 +86,6 @@ def test_rates_fall_from_layer_to_layer_of_the_backbone():
         from_above = n - 1 - layers.index(variable.path.rpartition("/")[0])
         assert change == pytest.approx(0.5 ** (1 + 12 * from_above // n), rel=1e-3)
     assert moved[0] < moved[-1]
-
-
-def test_the_rates_of_the_parts_are_told():
-    learner = make_learner()
-    optimizer = build_optimizer("adam", learner, step_schedule(0.1, [1], 0.1), {"projection": 0.2}, layer_decay=0.5)
-    assert part_rates(optimizer) == pytest.approx({"backbone": 0.05, "projection": 0.2, "objectives": 0.1})
-    step(learner, optimizer)
-    assert part_rates(optimizer) == pytest.approx({"backbone": 0.005, "projection": 0.02, "objectives": 0.01})
-    assert part_rates(keras.optimizers.SGD()) == {}
 
 
 @pytest.mark.parametrize(
@@ -167,6 +158,10 @@ def test_every_optimizer_is_restored_from_its_config(name, form):
         np.testing.assert_array_equal(one, other)
 
 
+def settings_of(learner):
+    return [part.part_settings for part in part_optimizers(learner.optimizer)]
+
+
 def test_a_learner_is_loaded_with_its_optimizer_and_continues(tmp_path):
     learner = make_learner()
     learner.compile(
@@ -175,7 +170,7 @@ def test_a_learner_is_loaded_with_its_optimizer_and_continues(tmp_path):
     trained_on(learner, range(3))
     learner.save(tmp_path / "learner.keras")
     loaded = keras.saving.load_model(tmp_path / "learner.keras")
-    assert part_rates(loaded.optimizer) == part_rates(learner.optimizer)
+    assert settings_of(loaded) == settings_of(learner)
     for one, other in zip(trained_on(learner, [7, 8]), trained_on(loaded, [7, 8]), strict=True):
         for a, b in zip(one, other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
@@ -191,7 +186,7 @@ def test_a_learner_with_two_phases_is_loaded_with_both_optimizers(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "learner.keras")
     for one in (loaded.optimizer.embedder_optimizer, loaded.optimizer.statistics_optimizer):
         assert int(one.iterations) == 1
-    assert part_rates(loaded.optimizer) == part_rates(learner.optimizer)
+    assert settings_of(loaded) == settings_of(learner)
 
 
 def test_a_checkpoint_of_keras_is_loaded_with_its_rates(tmp_path):
@@ -200,9 +195,9 @@ def test_a_checkpoint_of_keras_is_loaded_with_its_rates(tmp_path):
     images, labels = np.zeros((6, 16, 16, 3), "uint8"), np.arange(6) % 3
     kept = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss")
     learner.fit(images, labels, batch_size=6, verbose=0, callbacks=[kept])
-    rates = part_rates(keras.saving.load_model(tmp_path / "best.keras").optimizer)
-    assert rates["projection"] == pytest.approx(0.5)
-    assert rates["backbone"] == pytest.approx(0.01)
+    (settings,) = settings_of(keras.saving.load_model(tmp_path / "best.keras"))
+    assert set(settings.factors) == {1.0, pytest.approx(50.0)}
+    assert settings_of(learner) == [settings]
 
 
 def test_a_learner_that_is_not_built_is_built():

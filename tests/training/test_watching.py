@@ -501,7 +501,7 @@ def test_a_run_tells_of_every_epoch_and_closes(wandb, tmp_path, monkeypatch):
     assert (settings["project"], settings["name"], settings["dir"]) == ("glyphs", "run", str(tmp_path / "run"))
     assert settings["config"]["embedding_dim"] == 8
     assert wandb[-2][1]["test/recall@1"] == result["metrics"]["recall@1"]
-    assert {"train/loss", "rates/backbone", "step"} <= set(wandb[-2][1])
+    assert {"train/loss", "learning_rate", "step"} <= set(wandb[-2][1])
     assert wandb[1][1]["test/recall@1"] == result["metrics_before"]["recall@1"]
 
 

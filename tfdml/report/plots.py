@@ -302,31 +302,27 @@ _GENERALISATION = (
 
 
 def objectives_html(records: Records) -> Markup:
-    """Return what the objectives report along the training, generalisation and rates; empty where there are no numbers.
+    """Return what objectives report along the training, generalisation and the rate; empty where there are no numbers.
 
     Args:
         records: One mapping per epoch, as `metrics.jsonl` holds them: `epoch`, under `train` what `fit` reports, and
-            perhaps `generalisation`, what `evaluate_generalisation` gives, and `rates`.
+            perhaps `generalisation`, what `evaluate_generalisation` gives, and `learning_rate`.
     """
     records = [record for record in records if record.get("epoch") is not None]
-    train, generalisation, rates = (
+    train, generalisation = (
         [{**record[key], "epoch": record["epoch"]} for record in records if record.get(key)]
-        for key in ("train", "generalisation", "rates")
+        for key in ("train", "generalisation")
     )
     reported = {key for record in train for key in record}
-    figures = [
+    figures: list[tuple[str, str, Records, Mapping[str, str], str]] = [
         (title, unit, train, {name + end: text for end, text in curves.items()}, name)
         for name in sorted(reported)
         for title, unit, curves in _REPORTED
         if {name + end for end in curves} <= reported
     ]
     figures += [(title, unit, generalisation, curves, "") for title, unit, curves in _GENERALISATION]
-    # As shares of the highest, as they are decades apart, and only where one changes.
-    highest = {part: max(line[part] for line in rates) for part in (rates[0] if rates else {}) if part != "epoch"}
-    parts = {part: f"{part}, at most {rate:.3g}" for part, rate in highest.items() if rate}
-    if any(line[part] != highest[part] for line in rates for part in parts):
-        shares = [{"epoch": line["epoch"], **{part: line[part] / highest[part] for part in parts}} for line in rates]
-        figures.append(("Learning rates", "share of the highest", shares, parts, ""))
+    if len({record["learning_rate"] for record in records if "learning_rate" in record}) > 1:
+        figures.append(("Learning rate", "rate", records, {"learning_rate": "learning rate"}, ""))
     return _several(figures, "epoch")
 
 

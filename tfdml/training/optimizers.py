@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -154,7 +154,6 @@ class PartSettings:
         decoupled_decay: Weight decay at the variable's own rate.
         norm: The largest norm of the gradient; None for any.
         ema: The share of the old value in the average of each variable; 0 for no averages.
-        parts: The indices of the variables of each part.
     """
 
     factors: Sequence[float] = ()
@@ -162,7 +161,6 @@ class PartSettings:
     decoupled_decay: float = 0.0
     norm: float | None = None
     ema: float = 0.0
-    parts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
 
 class PartRates(workarounds.WholeGradients):
@@ -203,26 +201,13 @@ class PartRates(workarounds.WholeGradients):
         index = workarounds.index_in(self, variable)
         if coupled:
             gradient = gradient + ops.cast(coupled, variable.dtype) * ops.cast(variable, gradient.dtype)
-        rate = self.rate_of(index, learning_rate)
+        factors = self.part_settings.factors
+        rate = learning_rate * factors[index] if factors else learning_rate
         if decoupled:
             self.assign_sub(variable, variable * ops.cast(rate * decoupled, variable.dtype))  # type: ignore[attr-defined]
         super().update_step(gradient, variable, rate)  # type: ignore[misc]
         if self.averages:
             self._average(self.averages[index], variable)
-
-    def rate_of(self, index, learning_rate):
-        """Return the rate of a variable, where the optimiser's is `learning_rate`."""
-        factors = self.part_settings.factors
-        return learning_rate * factors[index] if factors else learning_rate
-
-    def highest_rates(self) -> dict[str, float]:
-        """Return the present rate of each part that has weights here, of a backbone's layers the highest."""
-        now = ops.cast(self.learning_rate, "float32")  # type: ignore[attr-defined]
-        members = {part: indices for part, indices in self.part_settings.parts.items() if indices}
-        return {
-            part: max(float(ops.convert_to_numpy(self.rate_of(index, now))) for index in indices)
-            for part, indices in members.items()
-        }
 
     def with_averages(self) -> Iterator[tuple]:
         """Each weight with its average; nothing before the first step, when there is none."""
@@ -530,19 +515,16 @@ def build_optimizer(
     by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
     for variable, depth in depths(parts["backbone"]):
         by_id[id(variable)] *= layer_factor(depth, layer_decay)
-    part_of = {id(variable): part for part, members in parts.items() for variable in members}
 
     def build(variables):
         optimizer = _make(_CLASSES[form][name], learning_rate, epsilon, momentum)
         decoupled = isinstance(optimizer, _DECOUPLED)
-        members = {part: [i for i, v in enumerate(variables) if part_of.get(id(v)) == part] for part in PARTS}
         optimizer.part_settings = PartSettings(
             factors=[by_id.get(id(variable), 1.0) for variable in variables],
             coupled_decay=0.0 if decoupled else weight_decay,
             decoupled_decay=weight_decay if decoupled else 0.0,
             norm=clip_norm or None,
             ema=ema,
-            parts=members,
         )
         optimizer.build(variables)
         return optimizer
@@ -554,23 +536,6 @@ def build_optimizer(
     optimizer.in_statistics = lambda variable: id(variable) in own
     optimizer.build(learner.trainable_variables)
     return optimizer
-
-
-def part_rates(optimizer) -> dict[str, float]:
-    """Return the present rate of each of `PARTS` that trains, of a backbone's layers the highest.
-
-    Args:
-        optimizer: Of `build_optimizer`; of another there is nothing to say.
-
-    Example:
-        >>> part_rates(build_optimizer("adam", learner, 1e-3, {"backbone": 1e-4}))["backbone"]
-        0.0001
-    """
-    rates: dict[str, float] = {}
-    for part in part_optimizers(optimizer):
-        # The statistics are a part of the objectives, whose other weights count: theirs come last.
-        rates.update(part.highest_rates())
-    return rates
 
 
 def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from tfdml.training import checkpoints
 from tfdml.training.build.components import Components
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.distributed.processes import Processes
-from tfdml.training.optimizers import averaged, part_rates
+from tfdml.training.optimizers import averaged
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.selection import keep_if_selected, publish_selected
 from tfdml.training.settings import Experiment
@@ -168,7 +168,6 @@ class TrainingMonitor(keras.callbacks.Callback):
         if timed > 0:
             record["images_per_second"] = images / timed
         record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
-        record["rates"] = part_rates(self.model.optimizer)
         try:
             with averaged(self.model), self.measuring():
                 record.update(self._evaluate(epoch + 1))
