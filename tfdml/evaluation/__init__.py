@@ -1,9 +1,7 @@
 """Measuring embeddings: retrieval and clustering metrics, intervals, generalisation, what a search loses."""
 
 from tfdml.embeddings.compute import embed as embed
-from tfdml.embeddings.compute import embed_batches as embed_batches
 from tfdml.embeddings.reader import read_embeddings as read_embeddings
-from tfdml.evaluation.chains import STEPS as STEPS
 from tfdml.evaluation.chains import Sources as Sources
 from tfdml.evaluation.chains import hubness as hubness
 from tfdml.evaluation.chains import measure_chains as measure_chains
@@ -26,12 +24,6 @@ from tfdml.evaluation.intervals import paired_differences as paired_differences
 from tfdml.evaluation.intervals import seed_difference as seed_difference
 from tfdml.evaluation.intervals import student_interval as student_interval
 from tfdml.evaluation.per_query import QueryValues as QueryValues
-from tfdml.evaluation.per_query import average_set_intersection as average_set_intersection
-from tfdml.evaluation.per_query import dataset_roles as dataset_roles
-from tfdml.evaluation.per_query import global_average_precision as global_average_precision
-from tfdml.evaluation.per_query import hierarchical_average_precision as hierarchical_average_precision
-from tfdml.evaluation.per_query import ndcg as ndcg
-from tfdml.evaluation.per_query import neighbor_confidences as neighbor_confidences
 from tfdml.evaluation.per_query import retrieval_per_query as retrieval_per_query
 from tfdml.evaluation.relevance import Relevance as Relevance
 from tfdml.evaluation.results import RetrievalResults as RetrievalResults

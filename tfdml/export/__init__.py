@@ -2,7 +2,6 @@
 
 from tfdml.export.conversion import convert_litert as convert_litert
 from tfdml.export.conversion import convert_onnx as convert_onnx
-from tfdml.export.exporter import FORMATS as FORMATS
 from tfdml.export.exporter import ExportOptions as ExportOptions
 from tfdml.export.exporter import export_model as export_model
 from tfdml.export.exporter import export_run as export_run

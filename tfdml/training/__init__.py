@@ -9,9 +9,4 @@ from tfdml.training.optimizers import rate_schedule as rate_schedule
 from tfdml.training.optimizers import step_schedule as step_schedule
 from tfdml.training.run.trainer import train as train
 from tfdml.training.run_folder import RunFolder as RunFolder
-from tfdml.training.settings import DataSettings as DataSettings
-from tfdml.training.settings import EvaluationSettings as EvaluationSettings
 from tfdml.training.settings import Experiment as Experiment
-from tfdml.training.settings import ModelSettings as ModelSettings
-from tfdml.training.settings import OptimizationSettings as OptimizationSettings
-from tfdml.training.settings import RunSettings as RunSettings
