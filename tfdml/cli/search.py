@@ -69,7 +69,8 @@ def search(values: Flags) -> None:
             others = [f"{name}={value}" for name, value in row.items() if name not in _PRINTED]
             print(f"  {row['rank']:>4}  {row['distance']:8.4f}  {'  '.join([row['id'], *others])}")
     if "relevant" in results.table.column_names and results.column("num_relevant").any():
-        print(f"Recall@1 {100 * np.nanmean(results.metrics()['recall@1']):.2f} %")
+        found = results.column("relevant")[(results.column("rank") == 1) & (results.column("num_relevant") > 0)]
+        print(f"Recall@1 {100 * found.mean():.2f} %")
     if values.out:
         results.write(values.out)
         written = [values.out]

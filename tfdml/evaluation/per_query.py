@@ -253,13 +253,10 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
 
 def search_depth(task: RetrievalTask, names: Sequence[str]) -> int:
     """How many neighbours of each query the metrics need, without those that are ignored."""
-    return depth_of(names, max(int(level.matches.max()) for level in task.by_level.values()))
-
-
-def depth_of(names: Sequence[str], most_matches: int) -> int:
-    """How many neighbours metrics need, where a query has up to `most_matches` images to find."""
     deepest = max(_depths(names).values(), default=1)
-    return max(deepest, most_matches) if {"map@r", "r_precision"} & set(names) else deepest
+    if not {"map@r", "r_precision"} & set(names):
+        return deepest
+    return max(deepest, *(int(level.matches.max()) for level in task.by_level.values()))
 
 
 def _depths(names: Sequence[str]) -> dict[str, int]:
@@ -557,11 +554,6 @@ _GRADED: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], float]] = {
     "asi": lambda ranks, levels, _: average_set_intersection(ranks, levels),
     "ndcg": lambda ranks, levels, _: ndcg(ranks, levels),
 }
-
-
-def metrics_of_ranks(names: Sequence[str], ranks: np.ndarray) -> dict[str, float]:
-    """Metrics of one query from the ascending ranks, from 1, of all its relevant images."""
-    return {name: float(_OF_RANKS[name](ranks)) for name in names}
 
 
 def whole_rankings(task: RetrievalTask, distance: str, memory_budget: int) -> Iterator[tuple[int, str, np.ndarray]]:

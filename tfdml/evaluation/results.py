@@ -45,8 +45,8 @@ class RetrievalResults:
         >>> results = RetrievalResults.search(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8], k=1)
         >>> results.table["id"].to_pylist()
         ['1', '0', '3', '2']
-        >>> results.metrics(["recall@1"])["recall@1"].tolist()
-        [1.0, 1.0, 1.0, 1.0]
+        >>> results.column("relevant").tolist()
+        [True, True, True, True]
     """
 
     table: Any
@@ -181,41 +181,6 @@ class RetrievalResults:
     def to_pandas(self) -> Any:
         """Return the table as a `pandas.DataFrame`."""
         return self.table.to_pandas()
-
-    def metrics(self, metrics: Sequence[str] = ("recall",), ks: Sequence[int] = (1,)) -> dict[str, np.ndarray]:
-        """Return metrics of each query, from its neighbors.
-
-        Args:
-            metrics: As `retrieval_per_query`. Those of the whole ranking need all relevant images among the neighbors.
-            ks: The K of `recall`.
-
-        Returns:
-            (N,) float64 by metric name; NaN for queries that have nothing to find.
-
-        Raises:
-            UserError: It is not known which neighbors are relevant, or a metric needs more neighbors.
-        """
-        if "relevant" not in self.table.column_names:
-            raise UserError("nothing defines which neighbors are relevant: search with labels or a relevance")
-        names = per_query.requested(ks, metrics, per_query.PER_QUERY_METRICS)
-        whole = [name for name in names if name in per_query.WHOLE_RANKING_METRICS]
-        near = [name for name in names if name not in whole]
-        rank = self.column("rank")
-        matches, k = self.column("num_relevant")[rank == 1], int(rank.max())
-        hits = np.zeros((len(matches), k), bool)
-        hits[np.cumsum(rank == 1) - 1, rank - 1] = self.column("relevant")
-        if near and (depth := per_query.depth_of(near, int(matches.max()))) > k:
-            raise UserError(f"these metrics need {depth} neighbors of each query; there are {k}")
-        if whole and (hits.sum(axis=1) < matches).any():
-            raise UserError(f"{whole[0]} ranks all relevant images, and some are beyond the {k} neighbors: raise k")
-        values = {name: np.full(len(hits), np.nan) for name in names}
-        answerable = np.flatnonzero(matches > 0)
-        for name, column in per_query.metrics_of_hits(near, hits[answerable], matches[answerable]).items():
-            values[name][answerable] = column
-        for query in answerable if whole else ():
-            for name, value in per_query.metrics_of_ranks(whole, np.flatnonzero(hits[query]) + 1).items():
-                values[name][query] = value
-        return values
 
     def write(self, path: str | os.PathLike) -> None:
         """Write the neighbors atomically, in the format of the suffix.
