@@ -131,10 +131,8 @@ def test_warnings_are_shown_with_flags(known):
         ("prepare", ["--dataset=folder", "--check_only"], "read from a folder; name it, --data_dir=DIR"),
         ("prepare", ["--dataset=tfds", "--check_only"], "(one of its --dataset_options)"),
         ("prepare", ["--dataset=glyphs", "--out=x", "--shrink=-1"], "--shrink=-1: give the pixels"),
-        ("train", ["--run_dir=gs://bucket/run"], "--run_dir=gs://bucket/run: only local folders"),
-        ("export", ["--run_dir=run", "--out=gs://bucket/x"], "--out=gs://bucket/x: only local folders"),
+        ("train", ["--run_dir=nothing://bucket/run"], "--run_dir=nothing://bucket/run: only local folders"),
         ("export", ["--run_dir=run", "--out=x", "--formats=onnxx"], "--formats=onnxx: must be of"),
-        ("embed", ["--model=run", "--out=gs://bucket/x"], "--out=gs://bucket/x: only local folders"),
         ("evaluate", ["--model=grpc://nowhere", "--dataset=glyphs"], "--model=grpc://nowhere: write http://"),
     ],
 )

@@ -137,7 +137,7 @@ TRAIN_VALUES = [
     (f"--run_dir={LONG}", "File name too long"),
     ("--run_dir=a\udcffb", "is not UTF-8 text"),
     ("--run_dir={photos}", "exists already"),
-    ("--run_dir=gs://bucket/run", "only local folders can be used here"),
+    ("--run_dir=nothing://bucket/run", "only local folders can be used here"),
     ("--preview=nofile", "name a PNG file"),
     ("--flagfile={files}/binary.flags", "is no UTF-8 text"),
     ("--flagfile={files}/unknown.flags", "epoch"),
@@ -195,7 +195,7 @@ WRONG += [
         (["--out={files}/zeros.pth"], "is a file"),
         (["--out={photos}"], "holds other files"),
         (["--out=out", "--dtype=foo"], "--dtype=foo"),
-        (["--out=gs://bucket/embeddings"], "only local folders can be used here"),
+        (["--out=nothing://bucket/embeddings"], "nothing://bucket/embeddings cannot be reached: Protocol not known"),
     ]
 ]
 WRONG += [
@@ -250,7 +250,6 @@ WRONG += [
         ([], "no_run"),
         (["--run_dir="], "--run_dir is missing"),
         (["--out="], "--out is missing"),
-        (["--out=gs://bucket/models"], "only local folders can be used here"),
         (["--data_dir=/no/folder"], "--data_dir=/no/folder: there is no such folder"),
         (["--formats="], "format"),
         (["--formats=foo"], "foo"),

@@ -242,7 +242,6 @@ def test_a_set_of_bad_images_alone_is_an_error(models, tmp_path):
         ({"rows_per_file": 0}, "`rows_per_file=0`"),
         ({"dtype": "float16"}, "`dtype=float16`"),
         ({"model": "grpc://localhost:1/x"}, "load the model themselves"),
-        ({"folder": "s3://bucket/out"}, "only local folders"),
     ],
 )
 def test_requests_that_are_none(changes, says):

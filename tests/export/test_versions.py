@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdml.errors import UserError
 from tfdml.export.versions import new_version, version_numbers
+from tfdml.io import files
 
 
 def write(versions, content):
@@ -80,11 +81,26 @@ def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [f".partial-{os.getppid()}-x", "1"]
 
 
-def test_a_remote_folder_is_refused_and_none_is_made_in_its_name(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_reached_is_refused_and_none_is_made_in_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="`folder=gs://bucket/cars`: only local"), new_version("gs://bucket/cars"):
+    with pytest.raises(UserError, match="`folder=nothing://a/cars`: only local"), new_version("nothing://a/cars"):
         pytest.fail("there is no such place")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_version_in_a_store_gets_the_next_number_there():
+    files.write_whole("memory://exports/cars/7/saved_model.pb", b"of before")
+    with new_version("memory://exports/cars") as version:
+        (version.folder / "variables").mkdir()
+        (version.folder / "variables" / "index").write_text("weights")
+        (version.folder / "saved_model.pb").write_text("graph")
+    assert (version.path / "saved_model.pb").read_text() == "graph"
+    assert files.find("memory://exports/cars") == [
+        f"memory://exports/cars/{name}" for name in ("7/saved_model.pb", "8/saved_model.pb", "8/variables/index")
+    ]
+    with pytest.raises(KeyError), new_version("memory://exports/cars"):
+        raise KeyError
+    assert files.listing("memory://exports/cars") == ["7", "8"]
 
 
 FULL = r"cannot be written: the disk is full.* free\); .*free some space and run the same command again$"

@@ -149,7 +149,7 @@ def test_a_place_that_no_file_can_be_written_to_is_refused_before_the_work(tmp_p
     for path, says in (
         ("folder", "folder` is a folder: name a file to write"),
         ("no/such/file", "its folder does not exist"),
-        ("gs://bucket/file", "only local folders"),
+        ("memory://no bucket/file", "there is no memory://no bucket"),
     ):
         with pytest.raises(UserError, match=f"^`json=.*{says}"):
             require_writable(path if "://" in path else tmp_path / path, "json")

@@ -1,10 +1,18 @@
-"""Images behind URLs, read from a double of S3."""
+"""Images behind URLs, and whole runs, in an S3 server."""
+
+import io
+import json
+import subprocess
+import sys
+import time
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
+from tests.cli import commands
 from tests.export import models_on_disk
-from tests.io import s3_double
 from tfdml.cluster.bulk_embedding import images_of
 from tfdml.data import EvaluationTransform, ImageDataset, evaluation_batches
 from tfdml.data.images import FileImages
@@ -12,27 +20,18 @@ from tfdml.data.pipeline import readable_views
 from tfdml.errors import UserError
 from tfdml.io import files
 
-pytest.importorskip("pyarrow", reason="pip install 'tfdml[ray]'")
 KEYS = ["a/0.jpg", "a/b/1 %20#.jpg", "a/b/2.jpg", "c/3.jpg", "a/note.txt"]
 
 
 @pytest.fixture
-def bucket(monkeypatch):
+def bucket(s3):
+    """What its objects hold, by key."""
     images = models_on_disk.pictures().images
     objects = {key: images.encoded(number) for number, key in enumerate(KEYS)}
     objects["a/b/2.jpg"] = objects["a/b/2.jpg"][:100]
-    with s3_double.serving(objects) as address:
-        for name, value in (
-            ("AWS_ENDPOINT_URL", address),
-            ("AWS_ACCESS_KEY_ID", "a"),
-            ("AWS_SECRET_ACCESS_KEY", "b"),
-            ("AWS_DEFAULT_REGION", "us-east-1"),
-            ("AWS_EC2_METADATA_DISABLED", "true"),
-        ):
-            monkeypatch.setenv(name, value)
-        files._arrow.cache_clear()
-        yield objects
-        files._arrow.cache_clear()
+    for key, data in objects.items():
+        s3.put(key, data)
+    return objects
 
 
 def test_listed_and_read(bucket):
@@ -51,9 +50,100 @@ def test_listed_and_read(bucket):
     np.testing.assert_array_equal(views, expected.numpy())
 
 
-def test_a_list_in_the_store(bucket):
+def test_a_list_in_the_store(s3, bucket):
     lines = [["path", "label"], ["a/0.jpg", "x"], ["s3://photos/c/3.jpg", "y"]]
-    bucket["list.csv"] = "\n".join(",".join(line) for line in lines).encode()
+    s3.put("list.csv", "\n".join(",".join(line) for line in lines).encode())
     images = images_of("s3://photos/list.csv")
     assert images["path"].to_pylist() == ["s3://photos/a/0.jpg", "s3://photos/c/3.jpg"]
     assert images["label"].to_pylist() == [0, 1]
+
+
+# What the commands below need of a run of a second.
+TINY = [
+    *("--backbone=conv4(width=8)", "--batch_norm=train", "--image_size=28", "--resize=32", "--flip=false"),
+    *("--embedding_dim=8", "--objectives=contrastive", "--classes_per_batch=4", "--images_per_class=2"),
+    *("--epochs=5", "--steps_per_epoch=5", "--checkpoint_steps=1", "--seed=3"),
+]
+
+
+@pytest.mark.slow
+def test_a_run_from_list_to_export_in_the_store(s3, tmp_path):
+    """Data, flags, run, embeddings, gallery, results and export lie in the bucket; a killed run resumes there."""
+    rows = ["path,label,split"]
+    for number in range(48):
+        label = number // 4
+        path = tmp_path / "image.png"
+        Image.fromarray(np.random.default_rng(number).integers(0, 255, (32, 32, 3), np.uint8)).save(path)
+        s3.put(f"images/{number}.png", path.read_bytes())
+        rows.append(f"images/{number}.png,{label},{'train' if label < 8 else 'test'}")
+    s3.put("list.csv", "\n".join(rows).encode())
+    data = ["--dataset=list", "--data_dir=s3://photos/list.csv"]
+    s3.put("run.flags", "\n".join([*TINY, *data]).encode())
+    train = ["--flagfile=s3://photos/run.flags", "--run_dir=s3://photos/runs/a"]
+
+    killed = subprocess.Popen([sys.executable, "-m", "tfdml", "train", *train], stderr=subprocess.DEVNULL)
+    while killed.poll() is None and not s3.keys("runs/a/checkpoints"):
+        time.sleep(0.1)
+    killed.kill()
+    assert killed.wait() == -9
+    checkpoints = s3.keys("runs/a/checkpoints")
+    assert "runs/a/.lock" in s3.keys("runs/a")
+    for key in checkpoints:
+        assert np.load(io.BytesIO(s3.get(key)))  # each is whole
+
+    def done(name, *flags):
+        ended = commands.finished(name, *flags)
+        assert ended.returncode == 0, ended.stderr[-2000:]
+        assert "/tfdml-" not in ended.stdout + ended.stderr  # no path of a copy
+        return ended.stdout
+
+    run, vectors = "s3://photos/runs/a", "s3://photos/vectors"
+    assert f"{run}/report/index.html" in done("train", f"--run_dir={run}", "--resume")
+    keys = s3.keys("runs/a")
+    assert {"runs/a/result.json", "runs/a/embedder.keras", "runs/a/report/index.html"} <= {*keys}
+    assert "runs/a/.lock" not in keys
+    done("evaluate", f"--model={run}", "--json=s3://photos/metrics.json", "--report=s3://photos/reports/a.html")
+    measured = json.loads(s3.get("metrics.json"))
+    assert measured["model"] == run
+    trained = json.loads(s3.get("runs/a/result.json"))["metrics"]
+    assert measured["recall@1"] == pytest.approx(trained["recall@1"])
+    done("embed", f"--model={run}", f"--out={vectors}")
+    assert "is finished already" in done("embed", f"--model={run}", f"--out={vectors}")
+    assert json.loads(s3.get("vectors/manifest.json"))["model"]["source"].startswith(run)
+    done("evaluate", f"--model={vectors}", "--json=s3://photos/of_vectors.json")
+    assert json.loads(s3.get("of_vectors.json"))["recall@1"] == pytest.approx(measured["recall@1"])
+    searched = ("--queries=s3://photos/images/4?.png", "--k=2", "--out=s3://photos/found.parquet")
+    done("search", f"--gallery={vectors}", f"--model={run}", *searched)
+    assert pq.read_table(io.BytesIO(s3.get("found.parquet"))).num_rows == 16
+    done("audit", f"--embeddings={vectors}", "--out=s3://photos/audit")
+    assert "audit/manifest.json" in s3.keys("audit")
+    s3.requests.clear()
+    out = done("export", f"--run_dir={run}", "--out=s3://photos/models/a", "--images=4")
+    assert "version: s3://photos/models/a/1" in out
+    written = [request.partition(" /photos/")[2] for request in s3.requests if request.startswith("PUT")]
+    parts = [key for key in written if key.startswith("models/a/1/") and not key.endswith("/")]
+    assert parts[-2:] == ["models/a/1/model_card.json", "models/a/1/saved_model.pb"]
+    done("evaluate", "--model=s3://photos/models/a", *data)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "message"),
+    [
+        (
+            "train",
+            [*TINY, "--run_dir=s3://photos/a", "--holdout_classes=0.3", "--sweep=learning_rate=1e-3,1e-4"],
+            "keeps a database",
+        ),
+        ("train", [*TINY, "--run_dir=s3://photos/a", "--cluster=local"], "--storage, which may be s3://"),
+        ("evaluate", ["--model=s3://photos/none"], "--model=s3://photos/none: there is no such file or folder"),
+        ("embed", ["--model=s3://nowhere/a", "--out=out"], "--model=s3://nowhere/a: there is no such file or folder"),
+        ("evaluate", ["--model=s3://photos/a", "--json=s3://nowhere/a.json"], "there is no s3://nowhere"),
+    ],
+)
+def test_what_a_store_cannot_hold_is_refused_at_once(s3, name, flags, message):
+    s3.put("a/note.txt", b"")
+    done = commands.finished(name, *flags)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip().startswith(f"{name}: error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -12,6 +12,7 @@ from tfdml.arguments import integer, number
 from tfdml.backbones.hub import PREFIX, check_preset, load_preset
 from tfdml.backbones.networks import bn_inception, conv4, googlenet, resnet50_v1_5
 from tfdml.errors import UserError, short_message
+from tfdml.io.copies import local_copy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +144,7 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
         preset = load_preset(name.removeprefix(PREFIX), image_size)
         return Backbone(preset.model, preset.scaling, preset.ensemble_cut)
     entry = _find(name, weights, options)
-    weights = None if weights in _NO_WEIGHTS else weights
+    weights = None if weights in _NO_WEIGHTS else local_copy(weights)
     try:
         shape = (image_size, image_size, 3)
         model = entry.make(shape, "imagenet" if weights == "imagenet" else None, **options)
@@ -180,7 +181,7 @@ def _find(name: str, weights: str | None, options: dict[str, Any]) -> _Entry:
         return entry
     if weights == "imagenet" and not entry.has_imagenet:
         raise UserError(f"there are no ImageNet weights for {name!r}; use `weights='none'` or a file")
-    if weights != "imagenet" and not os.path.isfile(weights):
+    if weights != "imagenet" and not os.path.isfile(local_copy(weights)):
         raise UserError(f"`weights`: there is no file {weights}")
     return entry
 

@@ -37,7 +37,7 @@ from tfdml.effects import Effect, either, needs
 from tfdml.embeddings import embed
 from tfdml.embeddings.reader import ImageTable, read_embeddings
 from tfdml.errors import UserError
-from tfdml.io.files import require_local
+from tfdml.io.files import as_named
 from tfdml.io.folders import ResumableFolder
 from tfdml.models import Embedder
 from tfdml.report import write_audit
@@ -61,10 +61,10 @@ _Picture = Callable[[int], np.ndarray]
 def run_audit(values: Flags) -> None:
     """Audit as the flags say."""
     values.require("out")
-    require_local(values.out, "out")
     if values.embeddings and values.model:
         raise UserError("--embeddings takes the place of --model: name one of them")
     given = {name: values[name].value for name in values if name not in ("out", "batch_size", "timeout")}
+    given |= {name: as_named(value) for name, value in given.items() if isinstance(value, str)}
     folder = ResumableFolder(os.path.expanduser(values.out), "out", "tfdml-audit", 1, given)
     folder.read()
     if folder.manifest:

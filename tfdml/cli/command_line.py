@@ -23,7 +23,8 @@ from absl import logging as absl_logging
 
 from tfdml.effects import Effect, in_vain
 from tfdml.errors import UserError, short_message
-from tfdml.io.files import GO_ON, is_disk_full, unwritable
+from tfdml.io.copies import local_copy
+from tfdml.io.files import GO_ON, as_named, is_disk_full, unwritable
 from tfdml.training.settings import meanings
 from tfdml_command.configs import shipped
 
@@ -32,6 +33,8 @@ _FLAG_OF = {"options": "dataset_options"}
 _SWITCHES = {"True": "", "False": "no"}
 KINDS: dict[Any, str] = {bool: "bool", int: "integer", float: "float", str: "string", list: "list"}
 KINDS |= {float | None: "float", Sequence[str]: "list"}
+# In every command: read from a local copy, where they are URLs of a store. Other paths are opened where they are.
+_COPIED = ("model", "compare", "embedder", "embeddings", "gallery", "stack_on")
 _ARGUMENT = re.compile(r"`([a-z]\w*)(?:=([^`]*))?`")
 # Windows has no SIGHUP.
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -132,6 +135,9 @@ class Command:
             absl.flags.Error: As `Flags.parse`.
         """
         self.flags.parse(words)
+        for flag in (self.flags[name] for name in _COPIED if name in self.flags):
+            value: Any = flag.value
+            flag.value = list(map(local_copy, value)) if isinstance(value, list) else local_copy(value)
         # `--data_dir=` is as good as none.
         present = [name for name in self.flags if self.flags[name].present and self.flags[name].value not in ("", [])]
         typed = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
@@ -207,7 +213,7 @@ class Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line."""
-        return as_flags(super().format(record), self._command.flags, self._command.flag_of)
+        return as_flags(as_named(super().format(record)), self._command.flags, self._command.flag_of)
 
 
 def read_flag_files(words: Sequence[str], including: tuple[str, ...] = ()) -> list[str]:
@@ -239,8 +245,11 @@ def read_flag_files(words: Sequence[str], including: tuple[str, ...] = ()) -> li
 
 
 def _read_flag_file(path: str, including: tuple[str, ...]) -> list[str]:
-    file = os.path.expanduser(path)
-    if including and os.path.isfile(beside := os.path.join(os.path.dirname(including[-1]), file)):
+    file = os.path.expanduser(local_copy(path))
+    if including:
+        # Next to the file that names it, which may be a copy.
+        beside = local_copy(as_named(os.path.join(os.path.dirname(including[-1]), file)))
+    if including and os.path.isfile(beside):
         file = beside
     elif not os.path.exists(file):
         file = str(shipped(path) or file)
@@ -324,7 +333,7 @@ def _drop_output() -> None:
 
 
 def _fail(command: Command, message: str) -> None:
-    print(f"{command.name}: error: {' '.join(message.splitlines())}", file=sys.stderr)
+    print(f"{command.name}: error: {as_named(' '.join(message.splitlines()))}", file=sys.stderr)
     sys.exit(2)
 
 

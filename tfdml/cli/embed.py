@@ -26,7 +26,7 @@ from tfdml.embeddings.base import EmbeddingBackend
 from tfdml.embeddings.reader import ImageTable
 from tfdml.embeddings.writer import EmbeddingWriter
 from tfdml.errors import UserError
-from tfdml.io.files import require_local
+from tfdml.io.files import as_named
 
 FLAGS = Flags()
 model_flags.define_model_flags(FLAGS)
@@ -45,7 +45,6 @@ FLAGS.define("rows_per_file", 4096, "Images of a Parquet file; a kill loses the 
 def embed(values: Flags) -> None:
     """Embed as the flags say."""
     values.require("model", "out")
-    require_local(values.out, "out")
     if bool(values.cluster) != bool(values.input):
         missing = "input" if values.cluster else "cluster"
         raise UserError(f"--{missing} is missing: --cluster and --input go together")
@@ -69,8 +68,8 @@ def embed(values: Flags) -> None:
     embedding_writer = EmbeddingWriter(out, identity, table, values.dtype, values.rows_per_file)
     if values.dry_run:
         embedding_writer.folder.read()
-        images = f"{len(table):,} images of {choice.name}, {values.split}"
-        print(f"would write embeddings of {images}, by {source.address} to {out}; nothing was written (--dry_run)")
+        images, model = f"{len(table):,} images of {choice.name}, {values.split}", as_named(source.address)
+        print(f"would write embeddings of {images}, by {model} to {out}; nothing was written (--dry_run)")
         return
     with embedding_writer as writer:
         if writer.manifest:
@@ -110,9 +109,10 @@ def _embed_in_bulk(values: Flags) -> None:
     out = os.path.expanduser(values.out)
     names = ("cluster", "actors", "batch_size", "dtype", "rows_per_file", "truncate_dim")
     options: dict[str, Any] = {name: values[name].value for name in names}
-    request = bulk_embedding.BulkRequest(os.path.expanduser(values.model), values.input, out, **options)
+    model = as_named(os.path.expanduser(values.model))
+    request = bulk_embedding.BulkRequest(model, values.input, out, **options)
     if values.dry_run:
-        print(f"would embed {values.input} by {values.model} into {out}; nothing was written (--dry_run)")
+        print(f"would embed {values.input} by {as_named(values.model)} into {out}; nothing was written (--dry_run)")
         return
     line: Progress | None = None
 

@@ -77,7 +77,7 @@ from tfdml.evaluation import (
 from tfdml.evaluation.chains import Step, steps_of
 from tfdml.evaluation.per_query import WHOLE_RANKING_METRICS, dataset_roles, requested
 from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol, ks_within
-from tfdml.io.files import require_writable, sweep, write_json
+from tfdml.io.files import as_named, require_writable, sweep, write_json
 from tfdml.report import Run, write_comparison, write_report
 from tfdml.report.comparison import Paired
 from tfdml.report.runs import read_runs
@@ -159,13 +159,14 @@ def _retrieval(
         result["after"] = split.after_embedding(chains, ks, values.metrics or list(DEFAULT_METRICS))
     if values.generalisation:
         result["generalisation"] = split.generalisation()
-    print(f"{values.model} on {split.name}: {len(split.embeddings):,} images of {split.num_classes:,} classes")
+    size = f"{len(split.embeddings):,} images of {split.num_classes:,} classes"
+    print(f"{as_named(values.model)} on {split.name}: {size}")
     print_metrics(result)
     return result
 
 
 def _write(path: str, result: dict[str, Any]) -> None:
-    write_json(Path(path), result)
+    write_json(path, result)
     print(json.dumps({"written": path}))
 
 
@@ -353,7 +354,8 @@ class EmbeddedSplit:
         """Print verification over all pairs of the split, and with `--target` the threshold; return both for JSON."""
         labels, distance = self.images.labels, self.values.distance
         measured = verification(self.embeddings, labels, distance=distance)
-        print(f"{self.values.model} on {self.name}: {len(labels):,} images of {measured.num_classes:,} classes")
+        size = f"{len(labels):,} images of {measured.num_classes:,} classes"
+        print(f"{as_named(self.values.model)} on {self.name}: {size}")
         print(
             f"  pairs: {measured.num_same:,} of one class, {measured.num_different:,} of different classes; {distance}"
         )
@@ -385,7 +387,7 @@ class EmbeddedSplit:
         )
         measured = evaluate_classification(classifier, self.embeddings[~in_gallery], labels[~in_gallery])
         print(
-            f"{self.values.model} on {self.name}: a gallery of {in_gallery.sum():,} images of "
+            f"{as_named(self.values.model)} on {self.name}: a gallery of {in_gallery.sum():,} images of "
             f"{len(classifier.classes):,} classes; {measured['num_known']:,} queries of these, "
             f"{measured['num_unknown']:,} of other classes"
         )

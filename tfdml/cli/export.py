@@ -39,7 +39,7 @@ from tfdml.export.exporter import ExportOptions, export_run, load_run
 from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
 from tfdml.export.network import check_backend
 from tfdml.export.retriever import Retriever, newest_version
-from tfdml.io.files import require_local, scratch_folder
+from tfdml.io.files import as_named, scratch_folder
 from tfdml.training.expressions import parse_arguments
 
 FLAGS = Flags()
@@ -63,7 +63,6 @@ FLAGS.define("gallery_bad_images", "error", "What to do with unreadable images."
 def export(values: Flags) -> None:
     """Export as the flags say."""
     values.require(*(["out"] if values.gallery else ["run_dir", "out"]))
-    require_local(values.out, "out")
 
     check_backend()
     whitening = parse_arguments(values.whitening, "--whitening") if values.whitening else None
@@ -84,7 +83,7 @@ def export(values: Flags) -> None:
         print(f"would export {embedder.name}{behind} of {run} to {values.out} as {formats}")
         return
     version = export_run(run, values.out, options, moments, data_dir, report, *changes)
-    print(f"version: {version}")
+    print(f"version: {as_named(version)}")
     if "saved_model" not in options.formats:
         print(f"It holds no SavedModel: do not let TF Serving watch {values.out}.")
 
@@ -114,7 +113,7 @@ def _export_gallery(values: Flags, export_embedder: Callable[[str], Path]) -> No
         skip_bad = values.gallery_bad_images == "skip"
         built = Retriever.build(embedder, items, values.out, skip_bad=skip_bad, report=print)
     print(f"{len(built):,} items of {built.card['classes']:,} classes")
-    print(f"version: {built.path}")
+    print(f"version: {as_named(built.path)}")
 
 
 def _gallery_items(values: Flags) -> Iterator[GalleryItem]:

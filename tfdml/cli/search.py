@@ -24,7 +24,6 @@ import dataclasses
 import glob
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 
@@ -39,7 +38,8 @@ from tfdml.embeddings.reader import holds_embeddings
 from tfdml.errors import UserError
 from tfdml.evaluation import RetrievalResults
 from tfdml.export.retriever import Retriever
-from tfdml.io.files import require_writable
+from tfdml.io.copies import local_copy
+from tfdml.io.files import find, is_remote, require_writable
 from tfdml.retrieval import EmbeddingsToIndex, connect
 
 FLAGS = Flags()
@@ -75,7 +75,7 @@ def search(values: Flags) -> None:
         results.write(values.out)
         written = [values.out]
         if values.out.endswith(".trec") and "relevant" in results.table.column_names:
-            written.append(str(Path(values.out).with_name("qrels.trec")))
+            written.append(os.path.join(os.path.dirname(values.out), "qrels.trec"))
             results.write_qrels(written[-1])
         print(json.dumps({"written": written}))
 
@@ -102,10 +102,16 @@ def _holds_images(queries: list[str]) -> bool:
 def _images(values: Flags) -> list[str]:
     """Return the paths of the query images."""
     patterns = [os.path.expanduser(text) for text in values.queries]
-    paths = [path for text in patterns for path in (sorted(glob.glob(text, recursive=True)) or [text])]
+    paths = [path for text in patterns for path in _files(text)]
     if folders := [path for path in paths if os.path.isdir(path)]:
         raise UserError(f"--queries={folders[0]} is a folder: name its files, such as {folders[0]}/*.jpg")
     return paths
+
+
+def _files(pattern: str) -> list[str]:
+    if is_remote(pattern):
+        return find(pattern)
+    return sorted(glob.glob(pattern, recursive=True)) or [pattern]
 
 
 def _embedded(values: Flags) -> tuple[list[str], np.ndarray, np.ndarray | None]:
@@ -137,7 +143,7 @@ def _in_embeddings(values: Flags) -> RetrievalResults:
     path = os.path.expanduser(values.gallery)
     gallery = EmbeddingsToIndex.read(path)
     stored, options = gallery.stored, {"k": values.k, "distance": values.distance}
-    asked = os.path.realpath(os.path.expanduser(values.queries[0]))
+    asked = os.path.realpath(os.path.expanduser(local_copy(values.queries[0])))
     if (
         not _holds_images(values.queries)
         and not values.model

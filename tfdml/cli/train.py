@@ -30,6 +30,7 @@ from tfdml.cluster.sweep import sweep
 from tfdml.cluster.training import ClusterSettings, train_on_cluster
 from tfdml.effects import Effect, either, needs
 from tfdml.errors import UserError
+from tfdml.io.files import as_named
 from tfdml.report import write_run_report
 from tfdml.training import RunFolder
 from tfdml.training.distributed.devices import rank_and_count
@@ -112,7 +113,7 @@ def train(values: Flags) -> None:
         else:
             result = trainer.train(experiment, values.resume, write_report=write_run_report)
     except (Interrupted, Halted) as stop:
-        print(f"train: {stop}", file=sys.stderr)
+        print(f"train: {as_named(str(stop))}", file=sys.stderr)
         sys.exit(stop.status)
     if not result:
         print("\nThis process has done its part; the first one of them writes the run.")
@@ -122,7 +123,7 @@ def train(values: Flags) -> None:
     for name in ("embedder", "result", "report"):
         path = getattr(folder, name)
         if path.exists():
-            print(f"  {name:<12} {path}")
+            print(f"  {name:<12} {as_named(path)}")
 
 
 def _rows(result: dict[str, Any]) -> Iterator[str]:

@@ -27,7 +27,8 @@ from tfdml.embeddings.base import embed_readable
 from tfdml.embeddings.parquet import DTYPES, table_of
 from tfdml.embeddings.writer import EmbeddingFolder
 from tfdml.errors import UserError
-from tfdml.io.files import atomic_write, find, is_remote, make_folder, remove_folder, require_local
+from tfdml.io.copies import in_store
+from tfdml.io.files import atomic_write, find, is_remote, make_folder, read_bytes, remove_folder
 
 # Ray plans each block of a data set by itself: beyond so many, parts share one.
 _MOST_BLOCKS = 10_000
@@ -91,7 +92,7 @@ class BulkFolder(EmbeddingFolder):
     """
 
     def __init__(self, folder: str | os.PathLike, identity: Mapping[str, Any] | None = None):
-        super().__init__(os.path.abspath(folder), identity or {})
+        super().__init__(folder if is_remote(folder) else os.path.abspath(folder), identity or {})
 
     @property
     def count(self) -> int:
@@ -128,7 +129,7 @@ class BulkFolder(EmbeddingFolder):
         """
         path = self.path(f"plan/{parquet.part_name(part)}")
         try:
-            return pq.ParquetFile(path).read().to_pydict()
+            return pq.read_table(pa.BufferReader(read_bytes(path))).to_pydict()
         except (OSError, pa.ArrowException) as error:
             raise UserError(
                 f"`folder={self.folder}`: a worker on {platform.node()} cannot read {path}; name a folder that "
@@ -239,13 +240,12 @@ class BulkRequest:
     truncate_dim: int = 0
 
     def __post_init__(self):
-        require_local(self.folder, "folder")
         for name, least in (("actors", 0), ("batch_size", 1), ("rows_per_file", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"`{name}={getattr(self, name)}`: must be at least {least}")
         if self.dtype not in DTYPES:
             raise UserError(f"`dtype={self.dtype}`: one of {', '.join(DTYPES)}")
-        if "://" in self.model:
+        if is_remote(self.model) and not in_store(self.model):
             raise UserError(f"`model={self.model}`: the actors load the model themselves: name a file or a folder")
 
 
@@ -335,7 +335,7 @@ def _embed_parts(
     parts = ray.data.from_items([{"part": part} for part in pending], override_num_blocks=blocks)
     arguments = {
         "folder": folder.folder,
-        "model": os.path.abspath(os.path.expanduser(request.model)),
+        "model": request.model if is_remote(request.model) else os.path.abspath(os.path.expanduser(request.model)),
         "truncate_dim": request.truncate_dim,
         "batch_size": request.batch_size,
         "dtype": request.dtype,

@@ -17,6 +17,7 @@ from tfdml.cluster.ray_session import LOCAL, Outbox, ToOutbox, ray_session, show
 from tfdml.cluster.training import ClusterSettings
 from tfdml.effects import in_vain
 from tfdml.errors import UserError, short_message
+from tfdml.io.copies import require_no_store
 from tfdml.io.files import atomic_write
 from tfdml.training import Experiment, RunFolder
 from tfdml.training.expressions import with_weight
@@ -149,6 +150,7 @@ def sweep(
         raise UserError("--sweep compares runs on held-out classes: add e.g. --holdout_classes=0.1")
     if experiment.seeds:
         raise UserError("--sweep goes without --seeds: train the best of its runs again with them")
+    require_no_store(experiment.run_dir, "run_dir", "--sweep keeps a database in it")
     experiment = dataclasses.replace(experiment, run_dir=str(Path(experiment.run_dir).absolute()))
     folder, metric = Path(experiment.run_dir), experiment.selection_metric
     if not resume:

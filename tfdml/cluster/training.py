@@ -12,6 +12,7 @@ from absl import logging
 
 from tfdml.cluster.ray_session import LOCAL, Outbox, ToOutbox, ray_session, shown
 from tfdml.errors import UserError, short_message
+from tfdml.io.copies import require_no_store
 from tfdml.io.files import PARTIAL_PREFIX, is_folder
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, RunFolder
@@ -63,6 +64,7 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
         >>> train_on_cluster(experiment, ClusterSettings(workers=2))["protocol"]
         'zero-shot: trained on 213 classes, evaluated all-to-all on 107 classes never seen in training'
     """
+    require_no_store(experiment.run_dir, "run_dir", "Ray keeps the run in --storage, which may be s3://")
     folder = RunFolder(experiment.run_dir)
     finished = folder.read_result() if resume else None
     if finished is not None:

@@ -27,6 +27,8 @@ from tfdml.embeddings.compute import embed_batches
 from tfdml.embeddings.endpoints import Endpoint
 from tfdml.embeddings.model_card import CARD, card_of, compare_with_card, served_version, view_of, view_of_card
 from tfdml.errors import UserError, short_message
+from tfdml.io.copies import in_store, local_copy
+from tfdml.io.files import is_remote
 from tfdml.models import AnyEmbedder
 
 
@@ -347,10 +349,10 @@ def load_backend(
     if truncate_dim:
         whole = load_backend(model, timeout=timeout, threads=threads)
         return TruncatedBackend(whole, truncate_dim)
-    path = Path(model)
+    path = Path(local_copy(model))
     if path.suffix in _VIEW_FILES:
         return _VIEW_FILES[path.suffix](path, threads)
-    if "://" in str(model):
+    if is_remote(model) and not in_store(model):
         return Endpoint(str(model), timeout)
     version = served_version(path)
     if version is not None:

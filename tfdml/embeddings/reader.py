@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdml.errors import UserError, short_message
+from tfdml.io.copies import local_copy
 from tfdml.io.files import require_regular
 from tfdml.io.folders import MANIFEST, PROGRESS
 from tfdml.io.manifests import confined, fields, read_json
@@ -187,7 +188,7 @@ def holds_embeddings(path: str | os.PathLike) -> bool:
         >>> holds_embeddings("vectors.npz")
         True
     """
-    path = Path(path)
+    path = Path(local_copy(path))
     known = path.suffix in (".npz", ".npy", ".parquet")
     return known or any((path / name).is_file() for name in (MANIFEST, PROGRESS)) or bool(_parquet_files(path))
 
@@ -212,7 +213,7 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
         >>> evaluate_retrieval(stored.embeddings, stored.labels)["recall@1"]
         0.555
     """
-    path = Path(path)
+    path = Path(local_copy(path))
     if path.suffix == ".npz":
         return _read_archive(path)
     if path.suffix == ".npy":
@@ -240,7 +241,7 @@ def read_names(path: str | os.PathLike) -> tuple[str, ...]:
     """
     from tfdml.embeddings import parquet
 
-    files, _ = _files_of(Path(path))
+    files, _ = _files_of(Path(local_copy(path)))
     names = parquet.read_paths(files)
     if names is None:
         raise UserError(f"{files[0]} has no column path")
@@ -264,7 +265,7 @@ def read_attributes(path: str | os.PathLike) -> dict[str, list[Any]]:
         >>> list(read_attributes("embeddings/cars"))
         ['path', 'label', 'class', 'role']
     """
-    path = Path(path)
+    path = Path(local_copy(path))
     if path.suffix == ".npy":
         return {}
     if path.suffix == ".npz":

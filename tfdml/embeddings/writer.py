@@ -12,7 +12,7 @@ import numpy as np
 from tfdml.embeddings import parquet
 from tfdml.embeddings.reader import FORMAT, VERSION, ImageTable
 from tfdml.errors import UserError
-from tfdml.io.files import atomic_write, require_local, require_space, sha256_of
+from tfdml.io.files import atomic_write, require_space, sha256_of
 from tfdml.io.folders import PROGRESS, ResumableFolder
 from tfdml.io.manifests import Kinds, fields, objects
 
@@ -163,7 +163,6 @@ class EmbeddingWriter:
         return self.folder.manifest
 
     def __enter__(self) -> EmbeddingWriter:
-        require_local(self.folder.folder, "folder")
         self._lock.enter_context(self.folder.opened())
         try:
             self.rows = self.count if self.manifest else self._resumed()

@@ -192,15 +192,16 @@ class RetrievalResults:
         Raises:
             UserError: The suffix is none of these.
         """
-        path = Path(path)
-        if path.suffix not in SUFFIXES:
+        path = os.fspath(path)
+        suffix = os.path.splitext(path)[1]
+        if suffix not in SUFFIXES:
             raise UserError(f"{path}: neighbors are written as {', '.join(SUFFIXES)}")
         with atomic_write(path) as temporary:
-            if path.suffix == ".parquet":
+            if suffix == ".parquet":
                 import pyarrow.parquet
 
                 pyarrow.parquet.write_table(self.table, temporary)
-            elif path.suffix == ".csv":
+            elif suffix == ".csv":
                 import pyarrow.csv
 
                 pyarrow.csv.write_csv(self.table, temporary)
@@ -224,7 +225,7 @@ class RetrievalResults:
         if task is None or self._names is None:
             raise UserError("qrels need what was searched, and its labels: write them where the search was made")
         queries, names = self._names
-        with atomic_write(Path(path)) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        with atomic_write(os.fspath(path)) as temporary, open(temporary, "w", encoding="utf-8") as file:
             for query, name in enumerate(queries):
                 left_out = np.append(task.relevance.ignored_rows(query), -1 if task.own is None else task.own[query])
                 for row in np.setdiff1d(task.relevance.rows_of(query), left_out):

@@ -136,7 +136,7 @@ class Retriever:
                 card = {**about, "artefacts": {}, "calibration": stored, "signatures": _signatures(calibration)}
                 write_json(around / CARD, card)
             gallery = embedded(items, loaded.signatures["embed_each"], skip_bad, report)
-            path = write_version(around, Path(folder), gallery, calibration)
+            path = write_version(around, folder, gallery, calibration)
         return cls(LoadedVersion.read(path))
 
     @classmethod
@@ -403,7 +403,7 @@ def _decoded(texts: np.ndarray) -> np.ndarray:
     return np.array([text.decode() for text in texts.ravel()], object).reshape(texts.shape)
 
 
-def write_version(source: Path, folder: Path, gallery: Gallery, calibration: Calibration | None) -> Path:
+def write_version(source: Path, folder: str | os.PathLike, gallery: Gallery, calibration: Calibration | None) -> Path:
     """Write a gallery as the next version.
 
     Args:

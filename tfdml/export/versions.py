@@ -10,7 +10,12 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfdml.io.files import is_disk_full, partial_folder, require_local, require_space, sweep, unwritable
+from tfdml.io.copies import in_store, local_path, upload
+from tfdml.io.files import is_disk_full, listing, partial_folder, require_local, require_space, sweep, unwritable
+from tfdml.io.folders import token_lock
+
+# Without these there is no version, for this library and for TensorFlow Serving; a store gets them last.
+_LAST = ("model_card.json", "retriever.json", "saved_model.pb")
 
 
 @dataclasses.dataclass
@@ -35,7 +40,8 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
     left that were killed is removed.
 
     Args:
-        versions: Where versions lie, as TF Serving's `base_path`; made if it is not there.
+        versions: Where versions lie, as TF Serving's `base_path`; made if it is not there. In a store, `path` is that
+            of a local copy of what was uploaded.
         size: About how many bytes the version will have, where that is known.
 
     Yields:
@@ -50,6 +56,17 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
         >>> version.path
         PosixPath('models/cars/1')
     """
+    if in_store(versions):
+        url = os.fspath(versions).rstrip("/")
+        with token_lock(url, "folder"):
+            number = 1 + max((int(name) for name in listing(url) if name.isdecimal()), default=0)
+            with new_version(local_path(url), size) as version:
+                yield version
+            path = Path(local_path(url), str(number))
+            os.rename(version.path, path)
+            version.path = path
+            upload(f"{url}/{number}", last=_LAST)
+        return
     require_local(versions, "folder")
     versions = Path(versions)
     require_space(versions, size, "folder", "this version's files")

@@ -1,5 +1,7 @@
 """Files, local or where `fsspec` reaches: atomic writes, locks, checksums, full disks, where a file may go."""
 
+import atexit
+import concurrent.futures
 import contextlib
 import datetime
 import errno
@@ -35,6 +37,7 @@ _NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _Path = TypeVar("_Path", str, Path)
+_Result = TypeVar("_Result")
 
 
 def is_remote(path: str | os.PathLike) -> bool:
@@ -83,6 +86,22 @@ def _arrow(root: str) -> tuple[fsspec.AbstractFileSystem, str]:
     return ArrowFSWrapper(filesystem), base
 
 
+def _naming_path(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Have errors of stores, which are texts alone, name the path that the function was called with."""
+
+    @functools.wraps(function)
+    def named(path: str | os.PathLike, *args: Any, **options: Any) -> _Result:
+        try:
+            return function(path, *args, **options)
+        except OSError as error:
+            if not is_remote(path) or error.filename:
+                raise
+            raise OSError(error.errno or errno.EIO, short_message(error, "first"), os.fspath(path)) from error
+
+    return named
+
+
+@_naming_path
 def is_file(path: str | os.PathLike) -> bool:
     """Whether a file is there.
 
@@ -94,6 +113,7 @@ def is_file(path: str | os.PathLike) -> bool:
     return filesystem.isfile(there)
 
 
+@_naming_path
 def is_folder(path: str | os.PathLike) -> bool:
     """Whether a folder is there.
 
@@ -105,6 +125,7 @@ def is_folder(path: str | os.PathLike) -> bool:
     return filesystem.isdir(there)
 
 
+@_naming_path
 def make_folder(path: str | os.PathLike) -> None:
     """Make a folder and those above it, where they are not there.
 
@@ -182,6 +203,7 @@ def find(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
     return [folder.rstrip("/") + path[len(there.rstrip("/")) :] for path in paths]
 
 
+@_naming_path
 def read_bytes(path: str | os.PathLike) -> bytes:
     """Return the content of a file.
 
@@ -196,6 +218,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         return file.read()
 
 
+@_naming_path
 def open_file(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
     r"""Open a file for reading, if it is a regular one; see `require_regular`.
 
@@ -252,6 +275,7 @@ def stamp_of(path: str | os.PathLike) -> tuple[int, int]:
         return 0, 0
 
 
+@_naming_path
 def listing(folder: str | os.PathLike) -> list[str]:
     """Return the names in a folder, sorted; none if there is no such folder.
 
@@ -268,6 +292,7 @@ def listing(folder: str | os.PathLike) -> list[str]:
         return []
 
 
+@_naming_path
 def remove(path: str | os.PathLike) -> None:
     """Remove a file if it is there.
 
@@ -279,6 +304,7 @@ def remove(path: str | os.PathLike) -> None:
         filesystem.rm_file(there)
 
 
+@_naming_path
 def remove_folder(path: str | os.PathLike) -> None:
     """Remove a folder with all that is in it, if it is there.
 
@@ -290,6 +316,7 @@ def remove_folder(path: str | os.PathLike) -> None:
         filesystem.rm(there, recursive=True)
 
 
+@_naming_path
 def sha256_of(path: str | os.PathLike) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits.
 
@@ -328,8 +355,7 @@ def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
         if stream:
             copy_into_stream(temporary, path)
         elif remote:
-            filesystem, there = filesystem_of(path)
-            filesystem.put_file(temporary, there)
+            put_file(temporary, *filesystem_of(path))
         else:
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
@@ -343,6 +369,17 @@ def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
     finally:
         with contextlib.suppress(OSError):
             remove(temporary)
+
+
+def put_file(local: str | os.PathLike, filesystem: fsspec.AbstractFileSystem, there: str) -> None:
+    """Copy a local file into a store, where it appears whole or not at all.
+
+    Raises:
+        OSError: The store refuses, or cannot be reached.
+    """
+    # In a thread, where no signal raises: Arrow's stream, closed by an exception, would leave the part that was sent.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(filesystem.put_file, os.fspath(local), there).result()
 
 
 def write_whole(path: str | os.PathLike, data: bytes) -> None:
@@ -378,7 +415,7 @@ def cell_text(text: str) -> str:
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write a JSON file atomically; numbers that are not finite become null."""
-    write_whole(path, (json.dumps(finite(value), indent=2, sort_keys=True) + "\n").encode())
+    write_whole(path, (as_named(json.dumps(finite(value), indent=2, sort_keys=True)) + "\n").encode())
 
 
 def write_lines(path: Path, values: list[dict]) -> None:
@@ -441,6 +478,27 @@ def scratch_folder() -> Iterator[str]:
     sweep(tempfile.gettempdir(), _SCRATCH_PREFIX)
     with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH_PREFIX}{os.getpid()}-") as folder:
         yield folder
+
+
+@functools.cache
+def copies_folder() -> str:
+    """Return the folder of this process for local copies of remote files; see `tfdml.io.copies`."""
+    sweep(tempfile.gettempdir(), _SCRATCH_PREFIX)
+    folder = tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{os.getpid()}-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def as_named(text: str | os.PathLike) -> str:
+    """Return a text with the paths of local copies as the URLs that they are copies of.
+
+    Example:
+        >>> as_named("runs/cars")
+        'runs/cars'
+    """
+    if not copies_folder.cache_info().currsize:
+        return os.fspath(text)
+    return re.sub(re.escape(copies_folder()) + r"/(\w+)/", r"\1://", os.fspath(text))
 
 
 @contextlib.contextmanager
@@ -551,12 +609,15 @@ def require_writable(path: str | os.PathLike, argument: str) -> None:
         argument: The argument that names it.
 
     Raises:
-        UserError: It is a folder or not local, its folder does not exist, or nothing can be written there.
+        UserError: It is a folder, its folder or bucket does not exist, or nothing can be written there.
 
     Example:
         >>> require_writable("metrics.json", "json")
     """
-    require_local(path, argument)
+    if is_remote(path):
+        if not is_folder(folder := "/".join(os.fspath(path).split("/")[:3])):
+            raise UserError(f"`{argument}={path}`: there is no {folder}")
+        return
     if os.path.isdir(path):
         raise UserError(f"`{argument}={path}` is a folder: name a file to write")
     if is_stream(path):
@@ -651,7 +712,7 @@ def unwritable(path: str | os.PathLike, error: BaseException, size: int = 0) -> 
     if is_disk_full(error):
         needs = f", and this file needs about {as_size(size)}" if size else ""
         return UserError(f"{path} cannot be written: the disk is full{needs}{_free_words(path)}; {GO_ON}")
-    reason = getattr(error, "strerror", None) or getattr(error, "message", None) or type(error).__name__
+    reason = getattr(error, "strerror", None) or getattr(error, "message", None) or short_message(error, "first")
     return UserError(f"{path} cannot be written ({reason})")
 
 
@@ -686,6 +747,8 @@ def free_space(path: str | os.PathLike) -> int | None:
         >>> free_space(".") > 0
         True
     """
+    if is_remote(path):
+        return None
     place = os.path.abspath(os.fspath(path))
     while not os.path.exists(place):
         place = os.path.dirname(place)
@@ -707,7 +770,7 @@ def as_size(size: int) -> str:
 
 def _free_words(path: str | os.PathLike) -> str:
     device = os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
-    free = None if device or "://" in os.fspath(path) else free_space(path)
+    free = None if device else free_space(path)
     return "" if free is None else f" ({as_size(free)} are free)"
 
 

@@ -3,9 +3,13 @@
 import contextlib
 import json
 import os
+import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+import psutil
+from absl import logging
 
 from tfdml.errors import UserError, differences
 from tfdml.io.files import (
@@ -107,7 +111,7 @@ class ResumableFolder:
         with contextlib.ExitStack() as stack:
             try:
                 make_folder(self.folder)
-                lock = _token_lock if is_remote(self.folder) else locked
+                lock = token_lock if is_remote(self.folder) else locked
                 stack.enter_context(lock(self.folder, self.argument))
                 for folder in (self.folder, self.path(_PARTS)):
                     for name in listing(folder):
@@ -196,15 +200,27 @@ class ResumableFolder:
 
 
 @contextlib.contextmanager
-def _token_lock(folder: str, argument: str) -> Iterator[None]:
-    """Hold the lock of a folder in an object store without locks: of two that wrote at once the later holds it."""
-    path, owner = f"{folder}/{LOCK}", {"token": uuid.uuid4().hex}
-    if not is_file(path):
+def token_lock(folder: str, argument: str) -> Iterator[None]:
+    """Hold the lock of a folder in an object store without locks: of two that wrote at once the later holds it.
+
+    That of a process of this host that was killed is taken over.
+
+    Raises:
+        UserError: Another process holds it.
+    """
+    path, host = f"{folder}/{LOCK}", socket.gethostname()
+    owner = {"token": uuid.uuid4().hex, "pid": os.getpid(), "host": host}
+    other = read_json(path) if is_file(path) else None
+    if other and other.get("host") == host and not psutil.pid_exists(int(other.get("pid", 0))):
+        logging.warning("%s: taking over from process %s, which ended without finishing", folder, other["pid"])
+        other = None
+    if other is None:
         write_json(path, owner)
     if read_json(path) != owner:
         raise UserError(f"`{argument}={folder}`: another process is writing into it; wait, or delete {path}")
     try:
         yield
     finally:
-        if is_file(path) and read_json(path) == owner:
-            remove(path)
+        with contextlib.suppress(OSError, UserError):  # of a store that is away; the next process takes the lock over
+            if is_file(path) and read_json(path) == owner:
+                remove(path)

@@ -21,7 +21,7 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.io.files import cell_text, write_whole
+from tfdml.io.files import as_named, cell_text, is_remote, write_whole
 from tfdml.report import metric_text
 
 
@@ -56,9 +56,9 @@ def write_page(path: str | os.PathLike, template: str, **values: Any) -> None:
     style, script = (_resource(name) for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     page = render(template, style=style, script=script, script_hash=f"sha256-{digest}", **values)
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page.encode("utf-8"))
+    if not is_remote(path):
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, as_named(page).encode("utf-8"))
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import load_embedder
 from tfdml.errors import UserError
+from tfdml.io.copies import local_copy
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import Calibrated, Stateful
 from tfdml.training import checkpoints
@@ -37,7 +38,7 @@ def start_from(path: str, learner: MetricLearner) -> None:
     Example:
         >>> start_from("runs/cars_jrd", learner)
     """
-    source, found = _read(Path(path).expanduser())
+    source, found = _read(Path(local_copy(path)).expanduser())
     if not all(np.isfinite(array).all() for arrays in found.values() for array in arrays):
         raise UserError(f"--start_from={source} holds weights that are not finite: its run had diverged")
     parts = checkpoints.parts(learner)
@@ -61,7 +62,7 @@ def check_start(path: str) -> None:
     Raises:
         UserError: There is no such file or folder.
     """
-    if path and not Path(path).expanduser().exists():
+    if path and not Path(local_copy(path)).expanduser().exists():
         raise UserError(f"--start_from={path}: there is no such file or folder")
 
 

@@ -1,9 +1,9 @@
 """An experiment before it is run: described in words, timed over a few steps, or its first batch as a picture."""
 
 import math
+import os
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import contact_sheet, training_batches, whole_images
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.errors import UserError
-from tfdml.io.files import atomic_write, sweep
+from tfdml.io.files import atomic_write, require_writable, sweep
 from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
 from tfdml.models.auto_weights import AutoWeights
@@ -182,13 +182,11 @@ def write_preview(settings: DataSettings, seed: int, path: str) -> str:
         >>> write_preview(DataSettings(image_size=56, resize=64), 0, "batch.png")
         'batch.png: 100 views of 56 x 56 px from glyphs, ...'
     """
-    file = Path(path)
     if settings.features:
         raise UserError("--preview shows images, and --features are vectors: leave one of them out")
-    if file.suffix.lower() != ".png":
+    if not path.lower().endswith(".png"):
         raise UserError(f"--preview={path}: name a PNG file, e.g. --preview=batch.png")
-    if not file.parent.is_dir():
-        raise UserError(f"--preview={path}: there is no folder {file.parent}")
+    require_writable(path, "preview")
     transform, _ = make_transforms(settings)
     train = load_splits(settings, seed).train
     sampler = make_sampler(settings, train, seed)
@@ -199,9 +197,9 @@ def write_preview(settings: DataSettings, seed: int, path: str) -> str:
         sheet = contact_sheet(images, train.labels[rows], train.class_names, whole_images(train, rows))
     except tf.errors.OpError as error:
         raise (explain_failure(error, train) or error) from None
-    sweep(file.parent)
+    sweep(os.path.dirname(path) or ".")
     try:
-        with atomic_write(file) as temporary:
+        with atomic_write(path) as temporary:
             sheet.save(temporary)
     except UserError as error:
         raise UserError(f"--preview={error}") from error

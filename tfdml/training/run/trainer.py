@@ -7,7 +7,6 @@ import io
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -166,7 +165,7 @@ def train_seeds(
             logging.info("seed %d", seed)
             run = run_of_seed(experiment, seed)
             try:
-                results[seed] = train_one(run, resume=Path(run.run_dir).exists())
+                results[seed] = train_one(run, resume=RunFolder(run.run_dir).path.exists())
             except Interrupted as stop:
                 ended = f"{len(results)} of {len(experiment.seed_list())} seeds have ended"
                 stop.left = f"{ended}; continue with --run_dir={folder.path} --resume"
@@ -302,9 +301,15 @@ class Run:
             lambda epoch: self.evaluator.each_epoch(self.learner, epoch),
             self.interruption,
             processes,
-            self.saved,
+            self._save,
         )
         self.monitor.set_model(self.learner)
+
+    def _save(self) -> None:
+        if self.processes.is_chief:
+            self.folder.save()
+        if self.saved is not None:
+            self.saved()
 
     def load_initial_weights(self) -> None:
         """Take over the weights that the experiment names."""
