@@ -20,7 +20,10 @@ def typed(words):
 def main():
     """Answer."""
     from tests.cli.commands import NAMES, load
+    from tfdml.io import copies
     from tfdml.training.terms import build_objectives
+
+    copies.in_store = lambda path: False  # nothing is downloaded
 
     lines, faults = json.load(sys.stdin), []
     for row, (name, arguments, whole) in enumerate(lines):

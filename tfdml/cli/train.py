@@ -78,8 +78,7 @@ FLAGS.define("sweep_samples", 8, "With --sweep: how often ranges are drawn from.
 def _values(given: Flags) -> dict[str, Any]:
     """Return the values of all flags; of a run that is resumed, those that it was begun with."""
     values = given.flag_values_dict()
-    folder = RunFolder(str(values["run_dir"]))
-    if values["resume"] and folder.flags.is_file():
+    if values["resume"] and (folder := RunFolder(str(values["run_dir"]))).flags.is_file():
         values |= {**dataclasses.asdict(folder.load_experiment()), **given_settings(given)}
     return values
 
