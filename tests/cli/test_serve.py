@@ -1,6 +1,5 @@
 """`tfdml serve`: one clear line for what is wrong; tests/cluster/test_serving.py has what it answers."""
 
-import importlib.util
 import socket
 
 import pytest
@@ -34,8 +33,7 @@ def test_wrong_command_lines(commands, model, flags, says):
 
 
 def test_without_the_extra_the_command_names_it(commands, model, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: find(name) if name != "fastapi" else None)
+    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None if name == "fastapi" else serve)
     status, _, errors = commands.run("serve", f"--model={model}")
     assert status == 2
     assert errors == "serve: error: serving needs the package fastapi: pip install 'tfdml[serve]'\n"
