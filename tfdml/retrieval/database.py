@@ -325,13 +325,21 @@ class GalleryDatabase(abc.ABC):
             )
         with self._as_user_error("cannot be written"):
             if self.about is None:
-                about = About(self.distance, rows.shape[1], dict(sorted(kinds.items())))
-                self._create(about)
-                self.about = about
+                self.about = self._created(About(self.distance, rows.shape[1], dict(sorted(kinds.items()))))
             for start in range(0, len(names), self.batch_rows):
                 part = slice(start, start + self.batch_rows)
                 piece = {name: columns[name][part] for name in self.about.attributes}
                 self._upsert(Rows(names[part], self._placed(rows[part]), piece))
+
+    def _created(self, about: About) -> About:
+        """Make the table; where another writer has just made it, take it if it is alike."""
+        try:
+            self._create(about)
+        except self._errors:
+            text = self._open()
+            if text is None or About.read(text, f"`uri={self.address}`") != about:
+                raise
+        return about
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove rows; unknown ids are passed over.

@@ -1,7 +1,9 @@
 """LanceDB, embedded: a folder of Lance files, nothing to start."""
 
+import contextlib
 import itertools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pyarrow as pa
 from lancedb.index import HnswFlat, IvfFlat, IvfPq
 
 from tfdml.errors import UserError
+from tfdml.io.files import locked
 from tfdml.retrieval.database import About, GalleryDatabase, Rows
 
 _KEY = b"tfdml"
@@ -44,8 +47,20 @@ class LanceGallery(GalleryDatabase):
         # LanceDB has no error of its own for a table that is not there.
         if not os.path.isdir(os.path.join(self.address.path, f"{self.address.table}.lance")):
             return None
-        self._table = self._database.open_table(self.address.table)
+        try:
+            self._table = self._database.open_table(self.address.table)
+        except ValueError:
+            return None  # another writer is just making it
         return (self._table.schema.metadata or {}).get(_KEY, b"")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Keep other writers out: LanceDB would keep the rows of both where two insert one id."""
+        os.makedirs(self.address.path, exist_ok=True)
+        with locked(self.address.path, "uri", f".{self.address.table}.lock", wait=True):
+            if self._table is not None:
+                self._table.checkout_latest()
+            yield
 
     def _create(self, about: About) -> None:
         self._database = self._database or lancedb.connect(self.address.path)
@@ -53,19 +68,22 @@ class LanceGallery(GalleryDatabase):
         columns = [pa.field(name, kinds[kind], False) for name, kind in about.attributes.items()]
         vector = pa.field("vector", pa.list_(pa.float32(), about.dimension), False)
         schema = pa.schema([pa.field("id", pa.string(), False), vector, *columns], {_KEY: about.text().encode()})
-        self._table = self._database.create_table(self.address.table, schema=schema)
+        with self._writing():
+            self._table = self._database.create_table(self.address.table, schema=schema)
 
     def _upsert(self, rows: Rows) -> None:
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.vectors.reshape(-1)), rows.vectors.shape[1])
         schema = self._table.schema
         table = pa.table({"id": rows.ids, "vector": vectors, **rows.attributes}).cast(schema)
-        if not self._table.count_rows():
-            self._table.add(table)
-        else:
-            self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(table)
+        with self._writing():
+            if not self._table.count_rows():
+                self._table.add(table)
+            else:
+                self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(table)
 
     def _delete(self, ids: list[str]) -> int:
-        return int(self._table.delete(f"id IN ({', '.join(map(_quoted, ids))})").num_deleted_rows)
+        with self._writing():
+            return int(self._table.delete(f"id IN ({', '.join(map(_quoted, ids))})").num_deleted_rows)
 
     def _nearest(self, vectors: np.ndarray, k: int, conditions: dict[str, Any]) -> list[Rows]:
         assert self.about is not None
@@ -118,7 +136,8 @@ class LanceGallery(GalleryDatabase):
         return found
 
     def _optimize(self) -> None:
-        self._table.optimize()
+        with self._writing():
+            self._table.optimize()
         address = self.address
         if not address.index:
             return
@@ -130,7 +149,8 @@ class LanceGallery(GalleryDatabase):
             raise UserError(f"`uri={address}`: lists={lists} needs as many rows at least, and there are {count}")
         options: dict[str, Any] = {_CONFIGS[name]: value for name, value in address.options.items() if name in _CONFIGS}
         config = _INDEXES[address.index](distance_type="dot" if self._by_product else "l2", **options)
-        self._table.create_index("vector", config=config)
+        with self._writing():
+            self._table.create_index("vector", config=config)
 
     def _close(self) -> None:
         self._table = self._database = None

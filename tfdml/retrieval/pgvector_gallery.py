@@ -1,7 +1,9 @@
 """PostgreSQL with the extension vector: a gallery next to an application's other tables."""
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import psycopg
@@ -16,6 +18,28 @@ _MOST_EFFORT = 1000
 # Of each kind of index, the extension's name, and the parameter by our name and by the extension's.
 _INDEXES = {"ivf": ("ivfflat", "lists", "lists"), "hnsw": ("hnsw", "links", "m")}
 _SECONDS = 10
+# Seconds that a server which stops or restarts is waited for.
+_PATIENCE = 30.0
+_Result = TypeVar("_Result")
+
+
+def _waiting(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Have a method, which can be repeated, connect again where the connection was lost."""
+
+    @functools.wraps(method)
+    def repeated(self: Any, *arguments: Any) -> _Result:
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                if self._connection.closed:
+                    self._open()
+                return method(self, *arguments)
+            except psycopg.OperationalError:
+                if not self._connection.closed or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    return repeated
 
 
 class PostgresGallery(GalleryDatabase):
@@ -30,6 +54,7 @@ class PostgresGallery(GalleryDatabase):
     _connection: Any = None
 
     def _open(self) -> str | bytes | None:
+        self._close()
         address = self.address
         told: dict[str, Any] = {
             "host": address.further.get("socket") or address.host,
@@ -96,6 +121,7 @@ class PostgresGallery(GalleryDatabase):
         assert self.about is not None
         return ["id", "vector", *self.about.attributes]
 
+    @_waiting
     def _upsert(self, rows: Rows) -> None:
         assert self.about is not None
         replaced = sql.SQL(", ").join(
@@ -111,9 +137,11 @@ class PostgresGallery(GalleryDatabase):
             insert = "INSERT INTO {table} ({columns}) SELECT {columns} FROM tfdml_new ON CONFLICT (id) DO UPDATE SET "
             cursor.execute(self._sql(insert + "{replaced}", replaced=replaced))
 
+    @_waiting
     def _delete(self, ids: list[str]) -> int:
         return int(self._run("DELETE FROM {table} WHERE id = ANY(%s)", (ids,)).rowcount)
 
+    @_waiting
     def _nearest(self, vectors: np.ndarray, k: int, conditions: dict[str, Any]) -> list[Rows]:
         if self.address.index == "hnsw":
             effort = min(max(self.address.option("effort", 40), k), _MOST_EFFORT)
@@ -128,10 +156,12 @@ class PostgresGallery(GalleryDatabase):
         with self._connection.cursor(binary=True) as cursor:
             return [self._read(cursor.execute(query, (*values, vector)).fetchall()) for vector in vectors]
 
+    @_waiting
     def _count(self, conditions: dict[str, Any]) -> int:
         values = tuple(conditions.values())
         return int(self._one("SELECT count(*) FROM {table} {where}", values, where=_where(conditions)))
 
+    @_waiting
     def _rows(self, most: int) -> Rows:
         with self._connection.cursor(binary=True) as cursor:
             return self._read(cursor.execute(self._sql("SELECT {columns} FROM {table} LIMIT {k}", k=most)).fetchall())
@@ -143,6 +173,7 @@ class PostgresGallery(GalleryDatabase):
         held = np.stack(numbers) if numbers else np.zeros((0, self.about.dimension), np.float32)
         return Rows(list(ids), held, dict(zip(self.about.attributes, map(list, columns), strict=True)))
 
+    @_waiting
     def _indexes(self) -> list[tuple[str, dict[str, int]]]:
         rows = self._connection.execute(
             "SELECT am.amname, coalesce(i.reloptions, '{}') FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid "
@@ -161,6 +192,7 @@ class PostgresGallery(GalleryDatabase):
     def _operators(self) -> str:
         return "vector_ip_ops" if self._by_product else "vector_l2_ops"
 
+    @_waiting
     def _optimize(self) -> None:
         address = self.address
         if address.index:
