@@ -5,6 +5,7 @@ the terms, the batches, the schedule and how flags go together, is what the page
 """
 
 import json
+import pathlib
 
 import pytest
 
@@ -80,7 +81,7 @@ def of_data(words, trees):
     if name == "glyphs":
         return ["--dataset_options=images_per_class=2, size=32"]
     if name == "list":
-        return [f"--data_dir={trees / chosen['data_dir']}"]
+        return [f"--data_dir={trees / pathlib.Path(chosen['data_dir']).name}"]
     return [f"--data_dir={trees / name}", *([] if name == "folder" else ["--dataset_options=check_counts=false"])]
 
 

@@ -96,7 +96,10 @@ def _naming_path(function: Callable[..., _Result]) -> Callable[..., _Result]:
         except OSError as error:
             if not is_remote(path) or error.filename:
                 raise
-            raise OSError(error.errno or errno.EIO, short_message(error, "first"), os.fspath(path)) from error
+            kinds = {FileNotFoundError: errno.ENOENT, PermissionError: errno.EACCES, OSError: errno.EIO}
+            number = error.errno or next(number for kind, number in kinds.items() if isinstance(error, kind))
+            # Of these numbers Python makes the same kind of error.
+            raise OSError(number, short_message(error, "first"), os.fspath(path)) from error
 
     return named
 
