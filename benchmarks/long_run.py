@@ -1,4 +1,4 @@
-"""An hour of training, watched from outside: memory, threads, files held open, and what the run folder holds.
+"""A long training, watched from outside: memory, threads, files held open, and what the run folder holds.
 
     python -m benchmarks.long_run --run_dir=runs/long --picture=docs/images/long_run.svg --flagfile=FILE [flags]
 
