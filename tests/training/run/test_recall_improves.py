@@ -21,7 +21,7 @@ def run(tmp_path, **settings):
         steps_per_epoch=60,
         learning_rate=3e-3,
         evaluate_every=0,
-        cache=True,
+        cache="true",
         **settings,
     )
     result = train(experiment)
