@@ -65,6 +65,7 @@ def write_lists(folder):
     near = [(a, b, int(a.parent == b.parent)) for step in (1, 7) for a, b in zip(photos, photos[step:], strict=False)]
     texts = {
         "list.csv": ["path,split", *(f"{path},{split}" for path, split, _ in rows)],
+        "photos.csv": ["path,split,label", *(f"{path},{split},{name}" for path, split, name in rows)],
         "levels.csv": ["path,split,label,super_label", *(f"{p},{s},{name},{name[:1]}" for p, s, name in rows)],
         "sets.jsonl": map(json.dumps, sets),
         "pairs.csv": ["a,b,similar", *(f"{a},{b},{same}" for a, b, same in near)],
