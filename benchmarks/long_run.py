@@ -20,9 +20,11 @@ from tools.numbers import Results, command_line
 
 FLAGS = ("--epochs=1000", "--evaluate_every=1", "--checkpoint_steps=50", "--watch_every=20")
 KINDS = {
-    "checkpoints": "checkpoints/*", "event files": "tensorboard/**/*", "metrics.jsonl": "metrics.jsonl",
+    "checkpoints": "checkpoints/*",
+    "event files": "tensorboard/**/*",
+    "metrics.jsonl": "metrics.jsonl",
     "watch.json": "watch.json",
-}  # fmt: skip
+}
 
 
 def sample(process, folder):

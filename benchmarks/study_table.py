@@ -23,7 +23,7 @@ def per_query(study, run):
 def gains(study, beside=""):
     """Of each row with a base: its name, both means, and the gain in Recall@1 with its intervals.
 
-    Over seeds, a study of ten pairs the runs of a seed, as docs/ten_seeds.md has it; the others do not.
+    The interval over seeds pairs runs of the same seed in the studies of docs/ten_seeds.md, and in no other.
 
     Args:
         study: What the JSON file holds.

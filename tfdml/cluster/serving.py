@@ -284,7 +284,10 @@ async def _body(request: Request, most: int) -> bytes:
     size = 0
     async for part in request.stream():
         size += len(part)
-        parts = [*parts, part] if size <= most else []
+        if size <= most:
+            parts.append(part)
+        else:
+            parts.clear()
         if size > _DROPPED * most:
             break
     if size > most:
