@@ -1,5 +1,6 @@
 """What `tfdml.workarounds` is still needed for; and the update of several workers, which equals that of one process."""
 
+import ctypes
 import pathlib
 import subprocess
 import sys
@@ -99,6 +100,11 @@ def test_keras_decays_by_the_base_rate_and_clips_each_gradient_before_replicas_a
     optimizer.update_step = lambda gradient, variable, rate: None
     optimizer.apply([keras.ops.zeros(1)])
     assert float(variable[0]) == pytest.approx(0.95)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere symbols are looked for in one library")
+def test_the_symbols_of_tensorflows_openssl_are_global():
+    assert hasattr(ctypes.CDLL(None), "SSL_CTX_free")
 
 
 # Several workers

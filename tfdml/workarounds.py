@@ -5,6 +5,7 @@ one unnecessary.
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -290,3 +291,22 @@ def litert_schema() -> Any:
     from tensorflow.lite.python import schema_py_generated
 
     return schema_py_generated
+
+
+@contextlib.contextmanager
+def own_symbols_first() -> Iterator[None]:
+    """Enter a block in which a library that is imported finds its own symbols before those of TensorFlow.
+
+    TensorFlow 2.21 makes the symbols of its BoringSSL global. A library with an OpenSSL of its own that is imported
+    later, as psycopg is, calls into both, and the process ends at the first certificate. An allocator of `LD_PRELOAD`
+    does not go together with this, and the order is left as it is there.
+    """
+    if sys.platform != "linux" or "LD_PRELOAD" in os.environ:
+        yield
+        return
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(flags | os.RTLD_DEEPBIND)
+    try:
+        yield
+    finally:
+        sys.setdlopenflags(flags)

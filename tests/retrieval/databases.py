@@ -9,10 +9,13 @@ import shutil
 import warnings
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 
 from tfdml.retrieval import connect
+from tfdml.workarounds import own_symbols_first
+
+with own_symbols_first():
+    import psycopg
 
 KINDS = ("lancedb", "pgvector", "qdrant")
 _numbers = itertools.count()

@@ -1,13 +1,12 @@
 """What every gallery does, whichever database it lives in."""
 
 import numpy as np
-import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tests.retrieval.databases import KINDS
+from tests.retrieval.databases import KINDS, psycopg
 from tfdml import kernels
 from tfdml.errors import UserError
 from tfdml.pairwise import DISTANCES

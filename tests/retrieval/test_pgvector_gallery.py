@@ -15,10 +15,9 @@ import threading
 import time
 
 import numpy as np
-import psycopg
 import pytest
 
-from tests.retrieval.databases import postgres
+from tests.retrieval.databases import postgres, psycopg
 from tfdml.errors import UserError
 from tfdml.retrieval import EmbeddingsToIndex, connect, index_embeddings
 

@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import psycopg
-from pgvector.psycopg import register_vector
-from psycopg import sql
 
 from tfdml.errors import UserError
 from tfdml.retrieval.database import About, GalleryDatabase, Rows
+from tfdml.workarounds import own_symbols_first
+
+with own_symbols_first():
+    import psycopg
+    from pgvector.psycopg import register_vector
+    from psycopg import sql
 
 _TYPES = {"integer": "bigint", "text": "text"}
 _MOST_EFFORT = 1000
