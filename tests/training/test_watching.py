@@ -201,7 +201,7 @@ def test_a_resumed_run_records_no_sample_or_alarm_twice(tmp_path, monkeypatch):
 
     monkeypatch.setattr(watching, "GradientSampler", lambda *arguments: sampler)
     monkeypatch.setattr(watching, "sampled_batches", lambda seed, parts, first, every: batches(first, every))
-    writer = tf.summary.create_noop_writer()
+    writer = tf.summary.create_file_writer(str(tmp_path))
 
     def watch():
         return watcher(tmp_path, lambda step: np.arange(4))
@@ -215,6 +215,31 @@ def test_a_resumed_run_records_no_sample_or_alarm_twice(tmp_path, monkeypatch):
         after.look(step, writer)
     assert [sample["step"] for sample in told(tmp_path)["samples"]] == [1, 2, 3, 4, 5]
     assert [(alarm["kind"], alarm["step"]) for alarm in told(tmp_path)["alarms"]] == [("collapse", 4)]
+    # The longer a run is, the rarer are the looks that TensorBoard is told of.
+    monkeypatch.setattr(watching, "MOST_LOOKS", 4)
+    for step in range(6, 17):
+        after.look(step, writer)
+    events = EventAccumulator(str(tmp_path), {"tensors": 0}).Reload().Tensors("watch/variance")
+    assert sorted({event.step for event in events}) == [1, 2, 3, 4, 5, 6, 8, 12, 16]
+
+
+def test_a_long_run_keeps_few_samples_and_raises_the_alarms_of_all(monkeypatch):
+    monkeypatch.setattr(watching, "MOST_LOOKS", 20)
+    rng = np.random.default_rng(0)
+    seen = [sample(7 * look, *rng.uniform((0.2, 10), (0.4, 20)), norm=rng.uniform(1, 2)) for look in range(1, 701)]
+    # Two are the widest and the fullest by far; others collapse against them alone.
+    seen[3]["variance"], seen[8]["effective_rank"] = 2.1, 90.0
+    seen[500]["variance"], seen[520]["effective_rank"], seen[600]["gradient_norm"] = 0.2, 5.9, {"backbone": 21.0}
+    kept, raised = [], []
+    for one in seen:
+        raised += watching.new_alarms(one, kept)
+        kept = watching.thinned([*kept, one], 7)
+        assert len(kept) <= 20 + watching.MEDIAN_OF + 2
+    raised = [(alarm["kind"], alarm["step"], alarm["well"]) for alarm in raised]
+    assert {kind for kind, *_ in raised} == {"collapse", "explosion"}
+    assert raised == along(*seen)
+    steps = [one["step"] // 7 for one in kept]
+    assert steps == sorted({4, 9, *range(64, 701, 64), *range(681, 701)})
 
 
 @pytest.mark.parametrize("step", [0, 3])

@@ -260,6 +260,9 @@ POINT = 5e-7
 # A gradient norm this many times the running median of so many samples, once so many are known, has exploded.
 EXPLOSION, MEDIAN_OF, MEDIAN_FROM = 10.0, 20, 3
 
+# `watch.json` and TensorBoard keep about this many looks of a run, however long it is.
+MOST_LOOKS = 2000
+
 ADVICE = {
     "collapse": "lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another mining)",
     "explosion": "lower --learning_rate, add --clip_norm or --warm_up_epochs",
@@ -365,6 +368,29 @@ def new_alarms(sample: dict[str, Any], earlier: Samples) -> list[dict[str, Any]]
     return [alarm(kind, sample["step"], before["step"], seen[kind]) for kind in new]
 
 
+def kept_looks(looks: int) -> int:
+    """Every how many-th look is kept of so many: a power of two, so that at most `MOST_LOOKS` are.
+
+    Example:
+        >>> [kept_looks(looks) for looks in (10, 2000, 2001, 5000)]
+        [1, 1, 2, 4]
+    """
+    return 1 << (max(looks - 1, 0) // MOST_LOOKS).bit_length()
+
+
+def thinned(samples: list[dict[str, Any]], every: int) -> list[dict[str, Any]]:
+    """Return the samples that are kept: evenly apart, and those that alarms compare the next one with.
+
+    Args:
+        samples: In the order of their steps, at least one.
+        every: The steps from one look to the next.
+    """
+    between = every * kept_looks(samples[-1]["step"] // every)
+    best = [max(samples, key=lambda sample: sample[name])["step"] for name in ("variance", "effective_rank")]
+    last = samples[-MEDIAN_OF:][0]["step"]
+    return [one for one in samples if one["step"] % between == 0 or one["step"] >= last or one["step"] in best]
+
+
 @dataclasses.dataclass
 class Watcher:
     """What a run is watched by, in the process that writes its folder; it changes nothing of the training.
@@ -373,7 +399,7 @@ class Watcher:
         experiment: The settings: how often it looks, and which alarms end the run.
         parts: The objects of the run, its learner built.
         folder: Its folder.
-        samples: What was seen so far.
+        samples: What was seen so far, thinned out.
         alarms: Those that were raised so far.
     """
 
@@ -442,8 +468,10 @@ class Watcher:
             "d_neg": float(d_neg.mean()) if len(d_neg) else None,
         }
         raised = new_alarms(sample, self.samples)
-        self.samples.append(sample)
-        self._write_scalars(sample, d_pos, d_neg, writer)
+        every = self.experiment.watch_every
+        self.samples = thinned([*self.samples, sample], every)
+        if step // every % kept_looks(step // every) == 0:
+            self._write_scalars(sample, d_pos, d_neg, writer)
         for one in raised:
             logging.warning("%s", one["line"])
         self.alarms += raised
