@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 # What works with images and models: modules of `tfdml.cli`.
 STAGES = {
@@ -40,6 +40,14 @@ def main(words: Sequence[str] | None = None) -> None:
         words: The subcommand and its flags; by default those of the process.
     """
     name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
+    try:
+        _run(name, rest)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()  # its reader (`| head`) has had enough
+
+
+def _run(name: str, rest: list[str]) -> None:
     if name in ("--help", "-h", "help"):
         print(_help())
     elif name == "--version":
@@ -47,16 +55,26 @@ def main(words: Sequence[str] | None = None) -> None:
     elif name in OTHERS:
         if name == "completion":
             _load_tensorflow(name)
-        sys.exit(importlib.import_module(f"tfdml_command.{name}").main(rest))
+        if status := importlib.import_module(f"tfdml_command.{name}").main(rest):
+            sys.exit(status)
     elif name in STAGES:
         _load_tensorflow(name)
         from tfdml.cli.command_line import run
 
         run(importlib.import_module(f"tfdml.cli.{name}").COMMAND, rest)
     else:
-        near = difflib.get_close_matches(name, [*STAGES, *OTHERS], 1)
-        advice = f"did you mean {near[0]}?" if near else "see tfdml --help"
-        sys.exit(_fail("tfdml", f"there is no command {name!r}; {advice}"))
+        sys.exit(_fail("tfdml", f"there is no command {name!r}; {nearest(name, [*STAGES, *OTHERS], 'tfdml --help')}"))
+
+
+def nearest(name: str, names: Iterable[str], where: str) -> str:
+    """Return the end of a message about an unknown name: the nearest of the known ones, or where they are listed."""
+    near = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {near[0]}?" if near else f"see {where}"
+
+
+def drop_output() -> None:
+    """Drop what could not be printed, which is not tried again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _help() -> str:

@@ -44,7 +44,7 @@ def test_a_file_is_looked_for_beside_the_one_that_names_it(tmp_path, monkeypatch
     (tmp_path / "more").mkdir()
     (tmp_path / "a.flags").write_text("--seed=1\n")
     (tmp_path / "more" / "b.flags").write_text("--flagfile=../a.flags\n--flagfile=a.flags\n")
-    with pytest.raises(UserError, match=r"--flagfile=a.flags cannot be read: No such file"):
+    with pytest.raises(UserError, match=r"--flagfile=a.flags: there is no such file; see tfdml configs"):
         read_flag_files([f"--flagfile={tmp_path}/more/b.flags"])
     monkeypatch.chdir(tmp_path)
     assert read_flag_files(["--flagfile=more/b.flags"]) == ["--seed=1", "--seed=1"]
@@ -60,7 +60,8 @@ def test_a_circle_of_two_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(b"\xff\xfe-\0", "no UTF-8 text"), (b"--epochs=1\0", "is no text"), (None, "cannot be read")]
+    ("content", "says"),
+    [(b"\xff\xfe-\0", "no UTF-8 text"), (b"--epochs=1\0", "is no text"), (None, "there is no such file")],
 )
 def test_what_is_no_text_is_refused(tmp_path, content, says):
     if content is not None:

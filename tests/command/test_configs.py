@@ -4,6 +4,7 @@ import pytest
 
 from tests.cli.commands import ROOT
 from tfdml.cli.command_line import read_flag_files
+from tfdml.errors import UserError
 from tfdml_command import configs
 
 
@@ -45,3 +46,21 @@ def test_a_flag_file_comes_from_the_working_folder_first_and_the_package_else(tm
     (tmp_path / "configs" / "baselines" / "cars_triplet.flags").write_text("--epochs=3\n")
     assert read_flag_files([word]) == ["--epochs=3"]
     assert configs.shipped("configs/../setup.cfg") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("configs/sop_rnakmi.flags", "did you mean configs/sop_rankmi.flags?"),
+        ("sop_rankmi.flags", "did you mean configs/sop_rankmi.flags?"),
+        ("mine/tryal.flags", "did you mean mine/trial.flags?"),
+        ("nothing", "see tfdml configs"),
+    ],
+)
+def test_a_wrong_name_of_a_flag_file_names_the_nearest(tmp_path, monkeypatch, name, advice):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "trial.flags").write_text("--epochs=3\n")
+    with pytest.raises(UserError) as error:
+        read_flag_files([f"--flagfile={name}"])
+    assert str(error.value) == f"--flagfile={name}: there is no such file; {advice}"

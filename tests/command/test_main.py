@@ -36,6 +36,19 @@ def test_help_has_a_line_for_each_command(capsys):
         assert f"  {name:<12}{text}\n" in said
 
 
+@pytest.mark.parametrize("words", ["--help", "configs", pytest.param("train --help", marks=pytest.mark.slow)])
+def test_a_reader_that_has_had_enough_ends_the_command_without_a_word(words):
+    # The reader closes the pipe before the command writes.
+    program = f"import sys, tfdml_command; sys.stdin.read(); tfdml_command.main({words.split()})"
+    command = [sys.executable, "-c", program]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, cwd=ROOT) as process:
+        process.stdout.close()
+        process.stdout = None
+        _, errors = process.communicate("")
+    assert (process.returncode, errors) == (0, "")
+
+
 def test_an_unknown_command_is_one_line_with_the_nearest(capsys):
     with pytest.raises(SystemExit) as end:
         tfdml_command.main(["trian", "--epochs=1"])

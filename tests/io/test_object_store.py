@@ -1,10 +1,12 @@
 """Images behind URLs, and whole runs, in an S3 server."""
 
+import base64
 import io
 import json
 import subprocess
 import sys
 import time
+import urllib.request
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -124,6 +126,18 @@ def test_a_run_from_list_to_export_in_the_store(s3, tmp_path):
     parts = [key for key in written if key.startswith("models/a/1/") and not key.endswith("/")]
     assert parts[-2:] == ["models/a/1/model_card.json", "models/a/1/saved_model.pb"]
     done("evaluate", "--model=s3://photos/models/a", *data)
+
+    pytest.importorskip("fastapi")
+    serve = [sys.executable, "-m", "tfdml", "serve", "--model=s3://photos/models/a", "--port=0"]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        url = server.stdout.readline().rpartition(" ")[2].strip()
+        s3.requests.clear()
+        image = base64.b64encode(s3.get("images/40.png")).decode()
+        body = json.dumps({"instances": [{"b64": image}]}).encode()
+        with urllib.request.urlopen(f"{url}:predict", body) as answer:
+            assert np.shape(json.load(answer)["predictions"]) == (1, 8)
+        server.terminate()
+    assert s3.requests == ["GET /photos/images/40.png"]  # this test's own: the model has been downloaded
 
 
 @pytest.mark.parametrize(

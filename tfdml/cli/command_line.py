@@ -5,6 +5,7 @@ And running a command: signals, errors as one line, the exit status, and progres
 
 import contextlib
 import dataclasses
+import glob
 import logging
 import os
 import re
@@ -26,7 +27,8 @@ from tfdml.errors import UserError, short_message
 from tfdml.io.copies import local_copy
 from tfdml.io.files import GO_ON, as_named, is_disk_full, unwritable
 from tfdml.training.settings import meanings
-from tfdml_command.configs import shipped
+from tfdml_command import drop_output, nearest
+from tfdml_command.configs import rows, shipped
 
 # By argument, in every command.
 _FLAG_OF = {"options": "dataset_options"}
@@ -259,6 +261,10 @@ def _read_flag_file(path: str, including: tuple[str, ...]) -> list[str]:
     try:
         with open(file, encoding="utf-8") as opened:
             lines = opened.read().splitlines()
+    except FileNotFoundError as error:
+        siblings = glob.glob(os.path.join(glob.escape(os.path.dirname(path)), "*"))
+        near = nearest(path, [*siblings, *(row["flag file"] for row in rows())], "tfdml configs")
+        raise UserError(f"--flagfile={path}: there is no such file; {near}") from error
     except OSError as error:
         raise UserError(f"--flagfile={path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
@@ -297,8 +303,6 @@ def run(command: Command, words: Sequence[str]) -> None:
         _fail(command, f"{short_message(error, longest=1000)} (see --help)")
     except UserError as error:
         _fail(command, as_flags(str(error), command.flags, command.flag_of))
-    except BrokenPipeError:
-        _drop_output()  # its reader (`| head`) has had enough
     except KeyboardInterrupt as error:
         number = signal.Signals(getattr(error, "number", signal.SIGINT))
         reason = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
@@ -319,17 +323,12 @@ def _full_disk(error: Exception) -> str:
     try:
         sys.stdout.flush()
     except OSError:
-        _drop_output()
+        drop_output()
         return f"the output cannot be written: the disk is full; {GO_ON}"
     path = getattr(error, "filename", None)
     if isinstance(path, str):
         return str(unwritable(path, error))
     return f"the disk is full ({short_message(error)}); {GO_ON}"
-
-
-def _drop_output() -> None:
-    """Drop what could not be printed, which is not tried again at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(command: Command, message: str) -> None:
