@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 
 from mkdocs.structure.files import File, Files
 
@@ -32,6 +33,11 @@ def on_page_markdown(markdown: str, **_) -> str:
     for page, source in ELSEWHERE.items():
         markdown = markdown.replace(f"](../{source}", f"]({page}").replace(f"]({source}", f"]({page}")
     return markdown
+
+
+def on_page_content(html: str, **_) -> str:
+    """Keep the name of a flag on one line: browsers break lines after hyphens."""
+    return re.sub(r"(<code>|&quot;|[ '])(--[a-z_]+=?)", r'\1<span class="flag">\2</span>', html)
 
 
 def markdown_of(notebook: dict) -> str:
