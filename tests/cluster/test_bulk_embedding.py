@@ -9,6 +9,7 @@ import pathlib
 import re
 import shutil
 import signal
+import types
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,15 @@ import pytest
 
 from tests.cli.many import run_many
 from tests.export import models_on_disk
-from tfdml.cluster.bulk_embedding import BulkFolder, BulkRequest, PartEmbedder, embed_in_bulk, identity_of, images_of
+from tfdml.cluster.bulk_embedding import (
+    BulkFolder,
+    BulkRequest,
+    PartEmbedder,
+    _embed_parts,
+    embed_in_bulk,
+    identity_of,
+    images_of,
+)
 from tfdml.cluster.ray_session import as_user_error, ray_session
 from tfdml.embeddings import backends, read_embeddings, read_names
 from tfdml.errors import UserError
@@ -141,11 +150,11 @@ def in_this_process(asked, stop_after=None):
     folder = BulkFolder(asked.folder, identity)
     with folder.opened():
         folder.list_images(asked.source, asked.rows_per_file)
-        worker = PartEmbedder(asked.folder, asked.model, 0, asked.batch_size, asked.dtype)
+        worker = PartEmbedder(asked)
         for number, part in enumerate(folder.pending()):
             if number == stop_after:
                 return None
-            worker({"part": np.array([part])})
+            worker.embed(part)
         return folder.finish_bulk(about, asked.dtype)
 
 
@@ -289,6 +298,40 @@ def test_over_ray_it_is_what_one_process_writes(models, photos, tmp_path):
     with pytest.raises(UserError, match="actors=3"):
         embed_in_bulk(request(models, photos, tmp_path / "many", actors=3))
     assert as_user_error(KeyError("a")) is None
+
+
+class LosingRay:
+    """As the module `ray`: processes start on `host`, and are lost with each part."""
+
+    def __init__(self):
+        import ray
+
+        self.exceptions, self.lost = ray.exceptions, []
+
+    def remote(self, **_):
+        call = types.SimpleNamespace
+        ready, embed = (call(remote=lambda *part, name=name: (name, part, object())) for name in ("ready", "embed"))
+        return lambda kind: call(remote=lambda *_: call(ready=ready, embed=embed))
+
+    def wait(self, references, **_):
+        return references[:1], []
+
+    def kill(self, actor):
+        self.lost.append(actor)
+
+    def get(self, reference):
+        if reference[0] == "ready":
+            return "host"
+        raise self.exceptions.RayActorError
+
+
+def test_a_part_that_always_loses_its_process_is_not_tried_without_end(models, photos, tmp_path):
+    asked, ray = request(models, photos, tmp_path / "out", model=str(models.litert)), LosingRay()
+    in_this_process(asked, stop_after=4)
+    folder = BulkFolder(asked.folder, identity_of(asked)[0])
+    with folder.opened(), pytest.raises(UserError, match="host has lost a process with part 4, the 4th time"):
+        _embed_parts(ray, asked, folder, {"actors": 1, "num_cpus": 1, "num_gpus": 0}, None)
+    assert len(ray.lost) == 4
 
 
 @pytest.mark.slow

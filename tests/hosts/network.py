@@ -58,6 +58,7 @@ class Network:
                 _ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "cable")
                 for device in ("cable", "lo"):
                     _ip("-n", name, "link", "set", device, "up")
+                _ip("-n", name, "route", "add", "default", "dev", "cable")  # Ray asks which address it leads to
             undo.pop_all()
         return self
 
@@ -67,10 +68,7 @@ class Network:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         for host in ("switch", *range(self.count)):
-            left = subprocess.run(["ip", "netns", "pids", self._namespace(host)], capture_output=True, text=True)
-            for pid in left.stdout.split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+            self.kill(host)
             subprocess.run(["ip", "netns", "delete", self._namespace(host)], check=False, capture_output=True)
 
     @staticmethod
@@ -109,6 +107,17 @@ class Network:
             )
         self._started.append(process)
         return process
+
+    def processes(self, host):
+        """The process ids on a host."""
+        found = subprocess.run(["ip", "netns", "pids", self._namespace(host)], capture_output=True, text=True)
+        return [int(pid) for pid in found.stdout.split()]
+
+    def kill(self, host):
+        """Kill all processes of a host, as when its power fails."""
+        for pid in self.processes(host):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def cut(self, host):
         """Cut the cable of a host, as a pulled plug does: both ends notice nothing but silence."""

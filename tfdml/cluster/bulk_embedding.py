@@ -1,10 +1,11 @@
-"""Embeds images beyond one machine's patience: parts of a list, over the actors of Ray Data, into Parquet files."""
+"""Embeds images beyond one machine's patience: parts of a list, over the actors of Ray, into Parquet files."""
 
+import collections
 import contextlib
 import csv
 import dataclasses
+import functools
 import json
-import logging
 import math
 import os
 import platform
@@ -15,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
+from absl import logging
 
-from tfdml.cluster.ray_session import as_user_error, import_ray, ray_session
+from tfdml.cluster.ray_session import as_user_error, first_ready, import_ray, ray_session
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
@@ -26,12 +28,12 @@ from tfdml.embeddings.backends import load_backend
 from tfdml.embeddings.base import embed_readable
 from tfdml.embeddings.parquet import DTYPES, table_of
 from tfdml.embeddings.writer import EmbeddingFolder
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 from tfdml.io.copies import in_store
 from tfdml.io.files import atomic_write, find, is_remote, make_folder, read_bytes, remove_folder
 
-# Ray plans each block of a data set by itself: beyond so many, parts share one.
-_MOST_BLOCKS = 10_000
+# How often a part is begun whose process is lost on the way, as to an image that takes all memory.
+_MOST_TRIES = 4
 # What Ray passes between processes here are numbers of parts.
 _OBJECT_STORE = 2**27
 _CPUS_PER_ACTOR = 4
@@ -165,43 +167,40 @@ class BulkFolder(EmbeddingFolder):
 
 
 class PartEmbedder:
-    """Embeds parts of a bulk folder; an actor of Ray Data, which calls it with batches of part numbers.
+    """Embeds parts of a bulk folder; an actor of Ray, which holds the model.
 
-    The vectors go from here to their file, past Ray: what comes back is how many there are.
+    The vectors go from here to their file, past Ray.
 
     Args:
-        folder: See `BulkFolder`.
-        model: See `load_backend`.
-        truncate_dim: See `load_backend`.
-        batch_size: Images per batch.
-        dtype: See `tfdml.embeddings.parquet.table_of`.
+        request: What, by what, and where; with paths from the root.
         threads: CPUs that it may keep busy; 0: all.
     """
 
-    def __init__(self, folder: str, model: str, truncate_dim: int, batch_size: int, dtype: str, threads: int = 0):
-        _limit_threads(threads)
-        self.folder = BulkFolder(folder)
-        self.backend = load_backend(model, threads=threads, truncate_dim=truncate_dim)
-        self.batch_size = batch_size
-        self.dtype = dtype
+    def __init__(self, request: "BulkRequest", threads: int = 0):
+        self.request, self.threads = request, threads
+        self.folder = BulkFolder(request.folder)
 
-    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Embed the parts of `part`; of each, `rows` and `bad` images."""
-        facts = [self.embed(int(part)) for part in batch["part"]]
-        rows, bad = [each["rows"] for each in facts], [len(each["bad"]) for each in facts]
-        return {"part": batch["part"], "rows": np.array(rows), "bad": np.array(bad)}
+    def ready(self) -> str:
+        """Return the address of its host."""
+        return import_ray().util.get_node_ip_address()
+
+    @functools.cached_property
+    def backend(self) -> Any:
+        """The model, loaded with the first part: what is wrong with it then comes as it is."""
+        _limit_threads(self.threads)
+        return load_backend(self.request.model, threads=self.threads, truncate_dim=self.request.truncate_dim)
 
     def embed(self, part: int) -> dict[str, Any]:
         """Embed one part; see `EmbeddingFolder.write_part`."""
         listed = self.folder.images(part)
         count = len(listed["path"])
         dataset = ImageDataset("input", "test", FileImages(tuple(listed["path"])), np.zeros(count, np.int64), {0: ""})
-        rows, vectors, faults = embed_readable(self.backend, dataset, self.batch_size)
+        rows, vectors, faults = embed_readable(self.backend, dataset, self.request.batch_size)
         bad = [[listed["id"][fault.index], listed["path"][fault.index], fault.reason] for fault in faults]
         if not len(rows):
             return self.folder.write_part(part, None, bad=bad)
         kept = {name: [values[row] for row in rows] for name, values in listed.items()}
-        return self.folder.write_part(part, table_of(kept, vectors, self.dtype), bad=bad)
+        return self.folder.write_part(part, table_of(kept, vectors, self.request.dtype), bad=bad)
 
 
 def _limit_threads(threads: int) -> None:
@@ -284,7 +283,7 @@ def embed_in_bulk(
             pending = folder.pending()
             if pending:
                 workers = _workers(resources, request.actors, len(pending))
-                _embed_parts(request, folder, pending, workers, progress)
+                _embed_parts(ray, request, folder, workers, progress)
             return folder.finish_bulk(about, request.dtype), True
 
 
@@ -310,52 +309,58 @@ def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _embed_parts(
+    ray: Any,
     request: BulkRequest,
     folder: BulkFolder,
-    pending: list[int],
     workers: dict[str, int],
     progress: Callable[[int, int, int], None] | None,
 ) -> None:
-    import ray.data
-
-    before = folder.parts_done()
+    before, tries = folder.parts_done(), collections.Counter[int | None]()
     bad = sum(len(known["bad"]) for known in before)
     done = bad + sum(known["rows"] for known in before)
     report = progress or (lambda *_: None)
     report(done, bad, folder.count)
-    for handler in logging.getLogger("ray.data").handlers:
-        if isinstance(handler, logging.StreamHandler):  # its file, in Ray's folder, keeps all
-            handler.setLevel(logging.ERROR)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    # A worker's UserError comes as it is.
-    context.raise_original_map_exception = True
-    blocks = min(len(pending), _MOST_BLOCKS)
-    parts = ray.data.from_items([{"part": part} for part in pending], override_num_blocks=blocks)
-    arguments = {
-        "folder": folder.folder,
-        "model": request.model if is_remote(request.model) else os.path.abspath(os.path.expanduser(request.model)),
-        "truncate_dim": request.truncate_dim,
-        "batch_size": request.batch_size,
-        "dtype": request.dtype,
-        "threads": 0 if workers["num_gpus"] else workers["num_cpus"],
-    }
-    results = parts.map_batches(
-        PartEmbedder,
-        batch_size=1,
-        fn_constructor_kwargs=arguments,
-        compute=ray.data.ActorPoolStrategy(size=workers["actors"]),
-        num_cpus=workers["num_cpus"],
-        num_gpus=workers["num_gpus"],
-    )
-    try:
-        for result in results.iter_rows():
-            done += int(result["rows"] + result["bad"])
-            bad += int(result["bad"])
+    model = request.model if is_remote(request.model) else os.path.abspath(os.path.expanduser(request.model))
+    request = dataclasses.replace(request, model=model, folder=folder.folder)
+    resources = {"num_cpus": workers["num_cpus"], "num_gpus": workers["num_gpus"]}
+    embedder = ray.remote(**resources)(PartEmbedder)
+    pending = collections.deque(folder.pending())
+    running: dict[Any, tuple[Any, str, int | None]] = {}
+
+    def start() -> None:
+        actor = embedder.remote(request, 0 if workers["num_gpus"] else workers["num_cpus"])
+        running[actor.ready.remote()] = actor, "", None
+
+    for _ in range(workers["actors"]):
+        start()
+    while pending or any(part is not None for _, _, part in running.values()):
+        ready = first_ready(ray, running, workers["num_cpus"])
+        actor, host, part = running.pop(ready)
+        try:
+            known = ray.get(ready)
+        except ray.exceptions.RayActorError as error:
+            ray.kill(actor)
+            tries[part] += 1
+            lost = f"{host or 'a host'} has lost a process {'as it started' if part is None else f'with part {part}'}"
+            if tries[part] == _MOST_TRIES:
+                raise UserError(f"{lost}, the {_MOST_TRIES}th time: {short_message(error)}") from error
+            logging.warning("%s, which is started again: %s", lost, short_message(error))
+            if part is not None:
+                pending.append(part)
+            start()
+            continue
+        except ray.exceptions.RayTaskError as error:
+            raise (as_user_error(error) or error) from None
+        del tries[part]
+        if part is None:
+            host = known
+        else:
+            done += known["rows"] + len(known["bad"])
+            bad += len(known["bad"])
             report(done, bad, folder.count)
-    except Exception as error:
-        raise (as_user_error(error) or error) from None
+        if pending:
+            part = pending.popleft()
+            running[actor.embed.remote(part)] = actor, host, part
 
 
 def _workers(resources: dict[str, float], actors: int, parts: int) -> dict[str, int]:

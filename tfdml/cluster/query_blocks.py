@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tfdml.cluster.ray_session import as_user_error, ray_session
+from tfdml.cluster.ray_session import as_user_error, first_ready, ray_session
 from tfdml.evaluation.per_query import RetrievalTask, check_depth, search_depth, values_per_query
 from tfdml.memory import require_memory
 
@@ -52,7 +52,7 @@ def values_over_ray(cluster: str = "local", workers: int = 0) -> Callable[..., d
                 for block in _blocks(queries, count)
             }
             while waiting:
-                (ready,), _ = ray.wait(list(waiting), num_returns=1)
+                ready = first_ready(ray, waiting, cpus // count)
                 try:
                     found = ray.get(ready)
                 except Exception as error:

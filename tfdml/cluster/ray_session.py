@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from tfdml_command import quiet_errors
 
 LOCAL = "local"
 _POLL_SECONDS = 0.5
+# Twice as long as this nothing has ended and no host has the CPUs: then the work ends too.
+_PATIENCE_SECONDS = 30
 # Before Ray is imported: it neither reports its use nor warns of what the next release will do, its C++ code prints
 # nothing, and its workers, which do the command's work, are not put behind all other processes.
 _SETTINGS = {
@@ -23,7 +25,6 @@ _SETTINGS = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 
@@ -86,10 +87,16 @@ def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_b
         raise UserError(f"{where}: {short_message(error, 'first')}") from error
     with contextlib.suppress(ValueError):  # outside the main thread there is none to set
         signal.signal(signal.SIGTERM, on_sigterm)
-    for name in ("ray", "ray.data"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         yield ray
+    except ConnectionError as error:
+        if not address.startswith("ray://"):
+            raise
+        raise UserError(
+            f"`cluster={address}`: the connection to the cluster is lost; the work there ends within a minute: resume "
+            f"it then ({short_message(error, 'first')})"
+        ) from error
     finally:
         ray.shutdown()
 
@@ -111,6 +118,41 @@ def as_user_error(error: BaseException) -> UserError | None:
         seen.append(found)
         found = getattr(found, "cause", None) or found.__cause__
     return None
+
+
+def lost_hosts(ray: Any) -> str:
+    """Return a sentence with the addresses of the hosts that the cluster has lost; empty where there are none."""
+    nodes = ray.nodes()
+    alive = {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+    lost = sorted({node["NodeManagerAddress"] for node in nodes} - alive)
+    return f"the cluster has lost {', '.join(lost)}" if lost else ""
+
+
+def first_ready(ray: Any, references: Collection[Any], cpus: int = 1) -> Any:
+    """Wait for one of several results.
+
+    Args:
+        ray: The module.
+        references: The results that are to come.
+        cpus: What each of them takes of a host.
+
+    Returns:
+        The reference of a result that is there.
+
+    Raises:
+        UserError: For a minute, no host of the cluster has had so many CPUs.
+    """
+    misses = 0
+    while misses < 2:
+        ready, _ = ray.wait(list(references), num_returns=1, timeout=_PATIENCE_SECONDS)
+        if ready:
+            return ready[0]
+        able = any(node["Alive"] and node["Resources"].get("CPU", 0) >= cpus for node in ray.nodes())
+        misses = 0 if able else misses + 1
+    raise UserError(
+        f"no host of the cluster has {cpus} CPUs: {lost_hosts(ray) or 'none has joined'}; "
+        "start `ray start` there again, and the same command, which resumes"
+    )
 
 
 class Outbox:
@@ -139,13 +181,21 @@ class Outbox:
 
 
 @contextlib.contextmanager
-def shown(ray: Any, outbox: Any) -> Iterator[None]:
-    """Log what the workers write, as long as the block lasts."""
+def outbox_shown(ray: Any) -> Iterator[Any]:
+    """Log what the workers write, as long as the block lasts; yields the actor that they write to.
+
+    It runs on the host that this process has joined the cluster by, which outlives the loss of every other.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    outbox = ray.remote(Outbox).options(num_cpus=0, scheduling_strategy=here).remote()
     ended = threading.Event()
 
     def show() -> None:
-        for line in ray.get(outbox.lines.remote()):
-            absl_logging.info("%s", line)
+        with contextlib.suppress(ConnectionError):  # which the block meets too
+            for line in ray.get(outbox.lines.remote()):
+                absl_logging.info("%s", line)
 
     def poll() -> None:
         while not ended.wait(_POLL_SECONDS):
@@ -154,7 +204,7 @@ def shown(ray: Any, outbox: Any) -> Iterator[None]:
     thread = threading.Thread(target=poll, daemon=True)
     thread.start()
     try:
-        yield
+        yield outbox
     finally:
         ended.set()
         thread.join()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from tfdml.cluster.ray_session import LOCAL, Outbox, ToOutbox, ray_session, shown
+from tfdml.cluster.ray_session import LOCAL, ToOutbox, first_ready, outbox_shown, ray_session
 from tfdml.cluster.training import ClusterSettings
 from tfdml.effects import in_vain
 from tfdml.errors import UserError, short_message
@@ -227,7 +227,6 @@ def _train(study: Any, axes: dict[str, Axis], experiment: Experiment, settings: 
     left = [trial if trial.params else None for trial in study.trials if not trial.state.is_finished()]
     logging.info("%d runs, %d of them still to be trained", len(study.trials), len(left))
     with ray_session(settings.cluster or LOCAL, cpus=max(settings.workers, os.cpu_count() or 1)) as ray:
-        outbox = ray.remote(Outbox).options(num_cpus=0).remote()
         # A process of its own for each run; one that is lost is started again, and resumes.
         train = ray.remote(
             num_cpus=1,
@@ -237,13 +236,13 @@ def _train(study: Any, axes: dict[str, Axis], experiment: Experiment, settings: 
             retry_exceptions=True,
         )(_trial)
         running: dict[Any, int] = {}
-        with shown(ray, outbox):
+        with outbox_shown(ray) as outbox:
             while left or running:
                 while left and len(running) < settings.workers:
                     trial = left.pop(0) or study.ask(space)
                     run = run_of(experiment, trial.number, trial.params)
                     running[train.remote(trial.number, run.as_flags(), outbox)] = trial.number
-                (ready,), _ = ray.wait(list(running), num_returns=1)
+                ready = first_ready(ray, running)
                 number = running.pop(ready)
                 try:
                     value, state = ray.get(ready)

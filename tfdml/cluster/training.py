@@ -10,7 +10,7 @@ from typing import Any
 
 from absl import logging
 
-from tfdml.cluster.ray_session import LOCAL, Outbox, ToOutbox, ray_session, shown
+from tfdml.cluster.ray_session import LOCAL, ToOutbox, lost_hosts, outbox_shown, ray_session
 from tfdml.errors import UserError, short_message
 from tfdml.io.copies import require_no_store
 from tfdml.io.files import PARTIAL_PREFIX, is_folder
@@ -82,10 +82,9 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
                 if resume
                 else f"{storage}/{name} holds a run already: continue it with --resume, or name another --run_dir"
             )
-        outbox = ray.remote(Outbox).options(num_cpus=0).remote()
-        with shown(ray, outbox):
+        with outbox_shown(ray) as outbox:
             checkpoint = _fit(experiment, settings, storage, name, outbox, ray)
-        result = ray.get(outbox.read.remote("result"))
+            result = ray.get(outbox.read.remote("result"))
         _bring(checkpoint, folder.path)
     if not settings.storage:
         shutil.rmtree(beside, ignore_errors=True)
@@ -106,7 +105,8 @@ def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: 
     run = RunConfig(
         name=name,
         storage_path=storage,
-        failure_config=FailureConfig(max_failures=settings.max_failures),
+        # The second: how often it is waited a minute for hosts with room for all workers.
+        failure_config=FailureConfig(settings.max_failures, controller_failure_limit=settings.max_failures),
         checkpoint_config=CheckpointConfig(num_to_keep=2),
     )
     work = {"flags": experiment.as_flags(), "name": name, "outbox": outbox}
@@ -117,9 +117,10 @@ def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: 
         told = ray.get(outbox.read.remote("error"))
         if told is not None:
             raise UserError(told) from error
+        why = "; ".join(filter(None, [short_message(error, "last"), lost_hosts(ray)]))
         raise UserError(
             f"the run failed more than {settings.max_failures} times; what it has saved is in {storage}/{name}: "
-            f"continue it with --resume ({short_message(error, 'last')})"
+            f"continue it with --resume ({why})"
         ) from error
 
 
