@@ -271,18 +271,15 @@ def embed_in_bulk(
         >>> embed_in_bulk(request)[0]["count"]
         12
     """
-    import_ray()
     with ray_session(request.cluster, object_store_bytes=_OBJECT_STORE) as ray:
-        resources = ray.cluster_resources()
         identity, about = identity_of(request)
         folder = BulkFolder(request.folder, identity)
         with folder.opened():
             if folder.manifest:
                 return folder.manifest, False
             folder.list_images(request.source, request.rows_per_file)
-            pending = folder.pending()
-            if pending:
-                workers = _workers(resources, request.actors, len(pending))
+            if pending := folder.pending():
+                workers = _workers(ray.cluster_resources(), request.actors, len(pending))
                 _embed_parts(ray, request, folder, workers, progress)
             return folder.finish_bulk(about, request.dtype), True
 
@@ -322,8 +319,8 @@ def _embed_parts(
     report(done, bad, folder.count)
     model = request.model if is_remote(request.model) else os.path.abspath(os.path.expanduser(request.model))
     request = dataclasses.replace(request, model=model, folder=folder.folder)
-    resources = {"num_cpus": workers["num_cpus"], "num_gpus": workers["num_gpus"]}
-    embedder = ray.remote(**resources)(PartEmbedder)
+    actors = workers.pop("actors")
+    embedder = ray.remote(**workers)(PartEmbedder)
     pending = collections.deque(folder.pending())
     running: dict[Any, tuple[Any, str, int | None]] = {}
 
@@ -331,7 +328,7 @@ def _embed_parts(
         actor = embedder.remote(request, 0 if workers["num_gpus"] else workers["num_cpus"])
         running[actor.ready.remote()] = actor, "", None
 
-    for _ in range(workers["actors"]):
+    for _ in range(actors):
         start()
     while pending or any(part is not None for _, _, part in running.values()):
         ready = first_ready(ray, running, workers["num_cpus"])

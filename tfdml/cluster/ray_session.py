@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from tfdml_command import quiet_errors
 
 LOCAL = "local"
 _POLL_SECONDS = 0.5
-# Twice as long as this nothing has ended and no host has the CPUs: then the work ends too.
-_PATIENCE_SECONDS = 30
+# After so long without a result it is looked for a host that could have one.
+_PATIENCE_SECONDS = 60
 # Before Ray is imported: it neither reports its use nor warns of what the next release will do, its C++ code prints
 # nothing, and its workers, which do the command's work, are not put behind all other processes.
 _SETTINGS = {
@@ -80,22 +81,27 @@ def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_b
     # Ray's own handler would end the process before it has tidied up.
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        with quiet_errors():
+        with quiet_errors(), warnings.catch_warnings(action="ignore"):
             ray.init(**options)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        where = "Ray cannot be started here" if address == LOCAL else f"`cluster={address}` cannot be joined"
-        raise UserError(f"{where}: {short_message(error, 'first')}") from error
+        why = short_message(error, "last" if "Initialization failure" in str(error) else "first")
+        if address == LOCAL:
+            raise UserError(f"Ray cannot be started here: {why}") from error
+        raise UserError(
+            f"`cluster={address}` cannot be joined: {why}; set RAY_AUTH_MODE and RAY_AUTH_TOKEN as there, "
+            "and start the command on one of its hosts unless the address is ray://"
+        ) from error
     with contextlib.suppress(ValueError):  # outside the main thread there is none to set
         signal.signal(signal.SIGTERM, on_sigterm)
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         yield ray
-    except ConnectionError as error:
-        if not address.startswith("ray://"):
+    except Exception as error:
+        if not address.startswith("ray://") or (ray.is_initialized() and not isinstance(error, ConnectionError)):
             raise
         raise UserError(
-            f"`cluster={address}`: the connection to the cluster is lost; the work there ends within a minute: resume "
-            f"it then ({short_message(error, 'first')})"
+            f"`cluster={address}`: the connection is lost, and with it the work there: start the command again "
+            f"(train with --resume), or on a host of the cluster by HOST:PORT: {short_message(error, longest=100)}"
         ) from error
     finally:
         ray.shutdown()
@@ -140,19 +146,15 @@ def first_ready(ray: Any, references: Collection[Any], cpus: int = 1) -> Any:
         The reference of a result that is there.
 
     Raises:
-        UserError: For a minute, no host of the cluster has had so many CPUs.
+        UserError: None came within a minute, and no host of the cluster has so many CPUs.
     """
-    misses = 0
-    while misses < 2:
-        ready, _ = ray.wait(list(references), num_returns=1, timeout=_PATIENCE_SECONDS)
-        if ready:
-            return ready[0]
-        able = any(node["Alive"] and node["Resources"].get("CPU", 0) >= cpus for node in ray.nodes())
-        misses = 0 if able else misses + 1
-    raise UserError(
-        f"no host of the cluster has {cpus} CPUs: {lost_hosts(ray) or 'none has joined'}; "
-        "start `ray start` there again, and the same command, which resumes"
-    )
+    while not (ready := ray.wait(list(references), num_returns=1, timeout=_PATIENCE_SECONDS)[0]):
+        if not any(node["Alive"] and node["Resources"].get("CPU", 0) >= cpus for node in ray.nodes()):
+            raise UserError(
+                f"no host of the cluster has {cpus} CPUs: {lost_hosts(ray) or 'none has joined'}; "
+                "start `ray start` there again, and the same command, which resumes"
+            )
+    return ready[0]
 
 
 class Outbox:
@@ -193,22 +195,20 @@ def outbox_shown(ray: Any) -> Iterator[Any]:
     ended = threading.Event()
 
     def show() -> None:
-        with contextlib.suppress(ConnectionError):  # which the block meets too
-            for line in ray.get(outbox.lines.remote()):
-                absl_logging.info("%s", line)
+        last = False
+        while not last:
+            last = ended.wait(_POLL_SECONDS)
+            with contextlib.suppress(ConnectionError):  # which the block meets too
+                for line in ray.get(outbox.lines.remote()) if ray.is_initialized() else ():
+                    absl_logging.info("%s", line)
 
-    def poll() -> None:
-        while not ended.wait(_POLL_SECONDS):
-            show()
-
-    thread = threading.Thread(target=poll, daemon=True)
+    thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
         yield outbox
     finally:
         ended.set()
         thread.join()
-        show()
 
 
 class ToOutbox(logging.Handler):

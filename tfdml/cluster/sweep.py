@@ -246,7 +246,7 @@ def _train(study: Any, axes: dict[str, Axis], experiment: Experiment, settings: 
                 number = running.pop(ready)
                 try:
                     value, state = ray.get(ready)
-                except Exception as lost:  # --resume continues its run
+                except ray.exceptions.RayError as lost:  # --resume continues its run
                     logging.warning("trial %d: its process was lost: %s", number, short_message(lost, "last"))
                 else:
                     study.tell(number, value, state)

@@ -117,7 +117,7 @@ def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: 
         told = ray.get(outbox.read.remote("error"))
         if told is not None:
             raise UserError(told) from error
-        why = "; ".join(filter(None, [short_message(error, "last"), lost_hosts(ray)]))
+        why = "; ".join(filter(None, [lost_hosts(ray), short_message(error, "last", longest=150)]))
         raise UserError(
             f"the run failed more than {settings.max_failures} times; what it has saved is in {storage}/{name}: "
             f"continue it with --resume ({why})"
