@@ -1,10 +1,13 @@
 """The error that the command line shows as one line, and words for it."""
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+#: Stands for what an exception says, in a message of `user_errors`.
+REASON = "\0"
 _LONGEST = 60
 
 
@@ -84,3 +87,26 @@ def check_positive(argument: str, value: int) -> None:
     """Refuses a number below 1."""
     if value < 1:
         raise UserError(f"`{argument}` must be at least 1, not {value}")
+
+
+@contextlib.contextmanager
+def user_errors(kinds: type[Exception] | tuple[type[Exception], ...], message: str, **words: Any) -> Iterator[None]:
+    """Raise a `UserError` in place of an exception of these kinds; one that the block raises itself passes unchanged.
+
+    Args:
+        kinds: Types of exceptions.
+        message: The message, with `REASON` where it quotes the exception.
+        **words: How `short_message` quotes it.
+
+    Example:
+        >>> with user_errors(ValueError, f"`lists=many`: write a number ({REASON})"):
+        ...     int("many")
+        Traceback (most recent call last):
+        tfdml.errors.UserError: `lists=many`: write a number (invalid literal for int() with base 10: 'many')
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        raise UserError(message.replace(REASON, short_message(error, **words))) from error

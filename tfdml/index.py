@@ -14,7 +14,7 @@ import numpy as np
 from tfdml.embeddings.compute import embed, slices
 from tfdml.embeddings.parquet import table_of, write_file
 from tfdml.embeddings.reader import read_embeddings, read_names
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.classification import KNNClassifier, Predictions
 from tfdml.evaluation.results import RetrievalResults
 from tfdml.evaluation.verification import Calibration, calibrate
@@ -50,8 +50,7 @@ class Index:
     """
 
     def __init__(self, model: Any, *, distance: str = "cosine", batch_size: int = 100):
-        if batch_size < 1:
-            raise UserError(f"`batch_size` must be at least 1, not {batch_size}")
+        check_positive("batch_size", batch_size)
         self.model, self.distance, self.batch_size = model, distance, batch_size
         self.embeddings: np.ndarray | None = None
         self.labels: np.ndarray | None = None

@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 from tfdml.arguments import one_of
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 
 DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
 
@@ -50,10 +50,8 @@ def integer_labels(labels: Any, what: str = "labels") -> np.ndarray:
 
 
 def _as_array(labels, what) -> np.ndarray:
-    try:
+    with user_errors(ValueError, f"{what} must have shape (B,) or (B, 1), one label for each image: {REASON}"):
         array = np.asarray(labels)
-    except ValueError as error:
-        raise UserError(f"{what} must have shape (B,) or (B, 1), one label for each image: {error}") from error
     if array.dtype.kind == "O" and all(isinstance(value, int | np.integer) for value in array.flat):
         array = array.astype(np.int64)
     return array

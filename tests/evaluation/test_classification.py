@@ -159,7 +159,7 @@ def test_accuracies_differ_where_classes_differ_in_size():
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (lambda: KNNClassifier([[0.0]], [1], k=0), "k must be at least 1; got 0"),
+        (lambda: KNNClassifier([[0.0]], [1], k=0), "`k` must be at least 1, not 0"),
         (lambda: KNNClassifier([[0.0]], [1, 2]), "one class id or name per embedding; got int64 "),
         (lambda: KNNClassifier([[0.0]], [1.5]), "one class id or name"),
         (lambda: KNNClassifier([[np.nan]], [1]), "finite"),

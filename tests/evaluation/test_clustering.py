@@ -135,7 +135,7 @@ def test_degenerate_embeddings_still_cluster(points):
 def test_bad_arguments():
     with pytest.raises(UserError, match=r"num_clusters must be in 1 \.\. 4"):
         kmeans(np.zeros((4, 2)), 5)
-    with pytest.raises(UserError, match="at least one iteration; got 0"):
+    with pytest.raises(UserError, match="`iterations` must be at least 1, not 0"):
         kmeans(np.zeros((4, 2)), 2, iterations=0)
     with pytest.raises(UserError, match="NaN"):
         kmeans(np.full((4, 2), np.nan), 2)

@@ -67,7 +67,7 @@ def test_collapsed_embeddings_overlap_wholly():
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(UserError, match="bins must be"):
+    with pytest.raises(UserError, match="`bins` must be"):
         evaluate_overlap([[0.0], [1.0], [2.0]], [0, 0, 1], bins=0)
     with pytest.raises(UserError, match="no pair of images"):
         evaluate_overlap([[0.0], [1.0]], [0, 1])
@@ -280,7 +280,7 @@ def test_classes_of_one_image_are_labelled_and_not_measured():
         ({"seen": [[0.0], [np.nan]]}, "seen embeddings: 1 of 2 rows hold NaN"),
         ({"labelled": 0.0}, "labelled must be"),
         ({"labelled": 1.0}, "labelled must be"),
-        ({"repeats": 0}, "repeats must be"),
+        ({"repeats": 0}, "`repeats` must be"),
         ({"distance": "manhattan"}, "unknown distance"),
     ],
 )

@@ -218,7 +218,7 @@ def test_bad_rows_are_named_with_their_block(gallery, monkeypatch):
         ({"queries": np.zeros((3, 12)), "k": 601}, "got 601"),
         ({"queries": np.zeros((3, 12)), "k": 600, "own_rows": [0, 1, 2]}, "1 .. 599"),
         ({"queries": np.zeros((3, 12)), "k": 1, "own_rows": [0, 1, 600]}, "0 .. 599"),
-        ({"queries": np.zeros((3, 12)), "k": 1, "effort": 0}, "effort must be at least 1"),
+        ({"queries": np.zeros((3, 12)), "k": 1, "effort": 0}, "`effort` must be at least 1"),
     ],
 )
 def test_bad_searches_say_what_is_wrong(gallery, arguments, message):
@@ -310,7 +310,7 @@ def test_recall_needs_the_gallery_of_the_index(gallery):
     assert isinstance(index, GalleryIndex)
     with pytest.raises(UserError, match="the index holds 600 images, the gallery 599"):
         next(index_recall(index, gallery[1:]))
-    with pytest.raises(UserError, match="sample must be at least 1"):
+    with pytest.raises(UserError, match="`sample` must be at least 1"):
         next(index_recall(index, gallery, sample=0))
     with pytest.raises(UserError, match="dimensions"):
         next(index_recall(index, gallery, np.zeros((3, 4))))

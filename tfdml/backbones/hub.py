@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from tfdml.backbones.tokens import PATCH_MAP, TokenBackbone, families, require_keras_hub
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, short_message, user_errors
 
 PREFIX = "hub:"
 _CONFIG, _CONVERTER = "config.json", "image_converter.json"
@@ -87,12 +87,8 @@ def load_preset(name: str, image_size: int) -> Preset:
         raise UserError(f"backbone 'hub:{name}' cannot be loaded: {short_message(error)}; {how}") from error
     if type(network).__name__ in _TWO_TOWERS:
         network = network.vision_encoder
-    try:
+    with user_errors(Exception, f"cannot build backbone 'hub:{name}' at {image_size} px: {REASON}"):
         network = resized(network, image_size)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"cannot build backbone 'hub:{name}' at {image_size} px: {short_message(error)}") from error
     if type(network).__name__ in families():
         return Preset(TokenBackbone(network), scaling, (PATCH_MAP,))
     if len(network.inputs) != 1 or not hasattr(network.output, "shape") or len(network.output.shape) != 4:

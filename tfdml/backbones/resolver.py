@@ -11,7 +11,7 @@ import keras
 from tfdml.arguments import integer, number
 from tfdml.backbones.hub import PREFIX, check_preset, load_preset
 from tfdml.backbones.networks import bn_inception, conv4, googlenet, resnet50_v1_5
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.io.copies import local_copy
 
 
@@ -173,10 +173,8 @@ def _find(name: str, weights: str | None, options: dict[str, Any]) -> _Entry:
             known = f"its options: {', '.join(entry.options)}" if entry.options else "it has none"
             raise UserError(f"backbone {name!r} has no option {option!r} ({known})")
         # MobileNet would build its narrowest network from a negative alpha without a word.
-        try:
+        with user_errors(ValueError, f"cannot build backbone {name!r}: {REASON}"):
             integer(option, value, at_least=1) if option == "width" else number(option, value, above=0)
-        except ValueError as error:
-            raise UserError(f"cannot build backbone {name!r}: {error}") from error
     if weights in _NO_WEIGHTS:
         return entry
     if weights == "imagenet" and not entry.has_imagenet:
@@ -208,10 +206,8 @@ def load_weights(model: keras.Model, path: str) -> None:
     # Normalization layers and the like keep nothing else in the file, so the multisets of shapes must agree.
     if sorted(arrays) != sorted(wanted):
         raise UserError(f"`weights`: {path} does not fit {model.name} (another width, or a top?)")
-    try:
+    with user_errors(Exception, f"`weights`: {path} does not fit {model.name}: {REASON}"):
         model.load_weights(path)
-    except Exception as error:
-        raise UserError(f"`weights`: {path} does not fit {model.name}: {short_message(error)}") from error
 
 
 def _is_weight(key: str, item) -> bool:

@@ -11,7 +11,7 @@ from keras import ops
 from typing_extensions import override
 
 from tfdml.arguments import integer
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.saving import SavedByArguments, restore
 
 # How many tokens come before those of the patches: class, distillation and register tokens.
@@ -34,10 +34,8 @@ def require_keras_hub() -> Any:
     Raises:
         UserError: It is not installed.
     """
-    try:
+    with user_errors(ImportError, f"a `hub:` backbone needs KerasHub ({REASON}): pip install 'tfdml[hub]'"):
         return importlib.import_module("keras_hub")
-    except ImportError as error:
-        raise UserError(f"a `hub:` backbone needs KerasHub ({error}): pip install 'tfdml[hub]'") from error
 
 
 def families() -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from absl import flags
 from absl import logging as absl_logging
 
 from tfdml.effects import Effect, in_vain
-from tfdml.errors import UserError, short_message
+from tfdml.errors import UserError, short_message, user_errors
 from tfdml.io.copies import local_copy
 from tfdml.io.files import GO_ON, as_named, is_disk_full, unwritable
 from tfdml.training.settings import meanings
@@ -234,10 +234,8 @@ def read_flag_files(words: Sequence[str], including: tuple[str, ...] = ()) -> li
     found: list[str] = []
     rest = iter(words)
     for word in rest:
-        try:
+        with user_errors(UnicodeEncodeError, f"{word!r} is not UTF-8 text; rename what it names"):
             word.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"{word!r} is not UTF-8 text; rename what it names") from error
         name, equals, path = word.strip().partition("=")
         if name in ("--flagfile", "-flagfile"):
             found += _read_flag_file((path if equals else next(rest, "")).strip(), including)

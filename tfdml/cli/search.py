@@ -35,7 +35,7 @@ from tfdml.data.faults import check
 from tfdml.data.images import FileImages, VectorImages
 from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.reader import holds_embeddings
-from tfdml.errors import UserError
+from tfdml.errors import UserError, user_errors
 from tfdml.evaluation import RetrievalResults
 from tfdml.export.retriever import Retriever
 from tfdml.io.copies import local_copy
@@ -89,10 +89,8 @@ def _max_distance(text: str, kind: str) -> float:
     """Return the largest distance of a neighbor; of a retriever that is asked for its own, infinity."""
     if text == "calibrated" and kind != "retriever":
         raise UserError("--max_distance=calibrated: only a retriever has a threshold of its own; give a number")
-    try:
+    with user_errors(ValueError, f"--max_distance={text}: write a number, or calibrated"):
         return float("inf") if text in ("", "calibrated") else number("max_distance", float(text))
-    except ValueError:
-        raise UserError(f"--max_distance={text}: write a number, or calibrated") from None
 
 
 def _holds_images(queries: list[str]) -> bool:

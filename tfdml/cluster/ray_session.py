@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import logging as absl_logging
 
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml_command import quiet_errors
 
 LOCAL = "local"
@@ -38,10 +38,8 @@ def import_ray() -> Any:
     """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    try:
+    with user_errors(ImportError, f"`cluster` needs Ray: pip install 'tfdml[ray]' ({REASON})"):
         import ray
-    except ImportError as error:
-        raise UserError(f"`cluster` needs Ray: pip install 'tfdml[ray]' ({error})") from error
     return ray
 
 

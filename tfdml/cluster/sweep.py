@@ -16,7 +16,7 @@ from absl import logging
 from tfdml.cluster.ray_session import LOCAL, ToOutbox, first_ready, outbox_shown, ray_session
 from tfdml.cluster.training import ClusterSettings
 from tfdml.effects import in_vain
-from tfdml.errors import UserError, short_message
+from tfdml.errors import UserError, short_message, user_errors
 from tfdml.io.copies import require_no_store
 from tfdml.io.files import atomic_write
 from tfdml.training import Experiment, RunFolder
@@ -91,10 +91,8 @@ def run_of(experiment: Experiment, trial: int, values: dict[str, Any]) -> Experi
         if not term:
             lines.append(f"--{setting}={value}")
             continue
-        try:
+        with user_errors(ValueError, f"--sweep: {value!r} is no value of {name}"):
             weight = float(value)
-        except ValueError as error:
-            raise UserError(f"--sweep: {value!r} is no value of {name}") from error
         objectives = with_weight(objectives, weight, "--objectives", "" if term == "weight" else term)
     folder = f"{experiment.run_dir}/trials/{trial:03d}"
     changed = Experiment.from_flags("\n".join(lines), run_dir=folder, report=False, objectives=objectives)
@@ -195,11 +193,9 @@ def open_study(experiment: Experiment) -> Any:
     Raises:
         UserError: Optuna is not installed.
     """
-    try:
+    with user_errors(ImportError, "--sweep needs Optuna: pip install 'tfdml[sweep]'"):
         import optuna
         from optuna.storages.journal import JournalFileBackend
-    except ImportError as error:
-        raise UserError("--sweep needs Optuna: pip install 'tfdml[sweep]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     backend = JournalFileBackend(f"{experiment.run_dir}/optuna.journal")
     study = optuna.create_study(

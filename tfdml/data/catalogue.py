@@ -10,7 +10,7 @@ from tfdml import arguments
 from tfdml.data import records
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.readers import glyphs, hierarchies, landmarks, official_archives, own_images, reidentification, tfds
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 
 SPLITS = ("train", "test")
 # The two parts of a test split that has roles.
@@ -78,10 +78,8 @@ def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "
             takes = f"it takes: {', '.join(known)}" if known else "it takes none"
             raise UserError(f"data set {name} has no option {option!r}; {takes}")
         check = arguments.BY_TYPE.get(types.get(option, Any))
-        try:
+        with user_errors(ValueError, f"data set {name}: {REASON} (one of its `options`)"):
             options[option] = check(option, value) if check else value
-        except ValueError as error:
-            raise UserError(f"data set {name}: {error} (one of its `options`)") from error
     for option, parameter in parameters.items():
         if option in known and option not in options and parameter.default is inspect.Parameter.empty:
             raise UserError(f'data set {name} needs its option {option}: {option}="..." (one of its `options`)')

@@ -22,7 +22,7 @@ from tfdml.data.images import Images, Source, as_written, look_up, source_of_dec
 from tfdml.data.readers.glyphs import font_path
 from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_positive
 from tfdml.memory import free_memory
 
 CACHE_LIMIT_MB = 4096
@@ -75,8 +75,7 @@ def training_batches(
     for name, value in (("seed", seed), ("first_step", first_step), ("num_steps", num_steps or 0)):
         if value < 0:
             raise UserError(f"`{name}` must not be negative, but is {value}")
-    if every < 1:
-        raise UserError(f"`every` must be at least 1, not {every}")
+    check_positive("every", every)
     if isinstance(cache, Source):
         source = cache
     else:
@@ -118,8 +117,7 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         >>> batches = evaluation_batches(dataset, EvaluationTransform(resize=32, image_size=28), batch_size=64)
         >>> embeddings = model.predict(batches.map(lambda images, labels: images), verbose=0)
     """
-    if batch_size < 1:
-        raise UserError(f"`batch_size` must be at least 1, not {batch_size}")
+    check_positive("batch_size", batch_size)
     batch_size = min(batch_size, max(len(dataset), 1))  # TensorFlow makes room for a whole batch beforehand
     source = dataset.images.lookup()
     num_batches = -(-len(dataset) // batch_size)

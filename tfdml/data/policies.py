@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, user_errors
 
 # Layer and defaults by name; a layer's factor is written as in Keras.
 _LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
@@ -212,10 +212,8 @@ def _applied(layer: Callable[..., tf.Tensor], image: tf.Tensor) -> tf.Tensor:
 
 
 def _keras_cv_layer(step: Step, draws: _KeyedDraws) -> keras.layers.Layer:
-    try:
+    with user_errors(ImportError, f"`policy`: {step.name} needs keras-cv: pip install 'tfdml[keras-cv]'"):
         import keras_cv  # heavy, and only needed here
-    except ImportError as error:
-        raise UserError(f"`policy`: {step.name} needs keras-cv: pip install 'tfdml[keras-cv]'") from error
 
     class Factor(keras_cv.core.FactorSampler):
         def __init__(self, low: float, high: float):

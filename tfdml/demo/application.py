@@ -35,7 +35,7 @@ from tfdml.data.pipeline import readable_views
 from tfdml.demo.gallery import Gallery, combined_query, map_of
 from tfdml.embeddings.backends import KerasEmbedder
 from tfdml.embeddings.base import EmbeddingBackend
-from tfdml.errors import UserError, short_message
+from tfdml.errors import UserError, short_message, user_errors
 from tfdml.evaluation import Calibration
 from tfdml.explain import draw
 from tfdml.io.manifests import parse_json
@@ -322,10 +322,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _integer(text: str) -> int:
-    try:
+    with user_errors(ValueError, "row, rows, query, start and count must be integers"):
         return int(text)
-    except ValueError:
-        raise UserError("row, rows, query, start and count must be integers") from None
 
 
 def _checked(data: bytes) -> bytes:

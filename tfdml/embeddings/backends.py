@@ -26,7 +26,7 @@ from tfdml.embeddings.base import (
 from tfdml.embeddings.compute import embed_batches
 from tfdml.embeddings.endpoints import Endpoint
 from tfdml.embeddings.model_card import CARD, card_of, compare_with_card, served_version, view_of, view_of_card
-from tfdml.errors import UserError, short_message
+from tfdml.errors import UserError, short_message, user_errors
 from tfdml.io.copies import in_store, local_copy
 from tfdml.io.files import is_remote
 from tfdml.models import AnyEmbedder
@@ -296,10 +296,8 @@ class OnnxEmbedder(ViewFileEmbedder):
     kind = "onnx"
 
     def _open(self, threads: int) -> list[int]:
-        try:
+        with user_errors(ImportError, "an .onnx file needs ONNX Runtime: pip install 'tfdml[onnx]'"):
             import onnxruntime
-        except ImportError:
-            raise UserError("an .onnx file needs ONNX Runtime: pip install 'tfdml[onnx]'") from None
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         try:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import require_regular, require_space
 from tfdml.memory import free_memory
 
@@ -185,12 +185,10 @@ def read_attributes(files: Sequence[Path]) -> dict[str, list[Any]]:
 
 
 def _open(path: Path) -> Any:
-    try:
+    with user_errors((OSError, pa.ArrowException), f"{path} cannot be read as Parquet: {REASON}", keep="first"):
         require_regular(path)
         file = pa.parquet.ParquetFile(path, memory_map=True)
         names = file.schema_arrow.names
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read as Parquet: {short_message(error, 'first')}") from error
     if "embedding" not in names:
         raise UserError(f"{path} has no column embedding; it has {', '.join(names)}")
     return file
@@ -199,11 +197,9 @@ def _open(path: Path) -> Any:
 def _batches(files: Sequence[Path], opened: Sequence[Any], names: Sequence[str]) -> Iterator[tuple[Path, Any]]:
     for path, file in zip(files, opened, strict=True):
         wanted = [name for name in names if name in file.schema_arrow.names]
-        try:
+        with user_errors((OSError, pa.ArrowException), f"{path} is damaged: {REASON}", keep="first"):
             for batch in file.iter_batches(_BATCH_ROWS, columns=wanted):
                 yield path, batch
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{path} is damaged: {short_message(error, 'first')}") from error
 
 
 def _vectors(path: Path, batch: Any) -> np.ndarray:

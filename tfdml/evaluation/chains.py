@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdml.arguments import integer, number
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import per_query
 from tfdml.evaluation.relevance import Relevance
 from tfdml.memory import require_memory
@@ -137,15 +137,13 @@ def steps_of(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Step]:
         unknown = [key for key in arguments if key not in known]
         if unknown:
             raise UserError(f"{name} has no argument {reprlib.repr(unknown[0])}; it has {', '.join(known)}")
-        try:
+        with user_errors(ValueError, f"{name}: {REASON}"):
             if name == "views":
                 _views_of({**known, **arguments})
             for key in arguments if name != "views" else ():
                 check: Callable[..., Any] = integer if isinstance(known[key], int) else number
                 least, most = _BOUNDS[key]
                 check(key, arguments[key], at_least=least, at_most=most)
-        except ValueError as error:
-            raise UserError(f"{name}: {error}") from error
         steps.append(Step(name, {**known, **arguments}))
     check_order(steps)
     return steps

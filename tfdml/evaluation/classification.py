@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from tfdml.arguments import one_of
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.verification import Calibration
 from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbours, unit_rows
 
@@ -72,8 +72,7 @@ class KNNClassifier:
         temperature: float = 0.07,
         threshold: float | Calibration | None = None,
     ):
-        if k < 1:
-            raise UserError(f"k must be at least 1; got {k}")
+        check_positive("k", k)
         if not temperature > 0:
             raise UserError(f"temperature must be above 0; got {temperature}")
         self.k, self.weights, self.temperature = k, one_of("weights", weights, WEIGHTS), temperature

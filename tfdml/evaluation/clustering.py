@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_positive
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 CLUSTERING_METRICS = ("nmi", "ami", "f1")
@@ -38,8 +38,7 @@ def kmeans(
     embeddings = check_embeddings(embeddings)
     if not 1 <= num_clusters <= len(embeddings):
         raise UserError(f"num_clusters must be in 1 .. {len(embeddings)}, the number of images; got {num_clusters}")
-    if iterations < 1:
-        raise UserError(f"k-means needs at least one iteration; got {iterations}")
+    check_positive("iterations", iterations)
     import faiss
 
     # Clusters do not change when everything moves and scales, and float32 products then cancel least.

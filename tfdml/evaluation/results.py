@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import per_query
 from tfdml.evaluation.relevance import Relevance
 from tfdml.evaluation.retrieval import dataset_protocol, dataset_roles
@@ -240,11 +240,9 @@ class RetrievalResults:
         """
         import pyarrow.parquet
 
-        try:
+        with user_errors(Exception, f"{path} cannot be read: {REASON}"):  # whatever a damaged file makes of Arrow
             require_regular(path)
             table = pyarrow.parquet.read_table(path)
-        except Exception as error:  # whatever a damaged file makes of Arrow
-            raise UserError(f"{path} cannot be read: {short_message(error)}") from error
         if not {"query", "rank", "id", "distance"} <= set(table.column_names):
             raise UserError(f"{path} holds no neighbors; its columns are {', '.join(table.column_names)}")
         return cls(table)

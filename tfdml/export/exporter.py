@@ -16,7 +16,7 @@ from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import load_embedder
 from tfdml.embeddings.compute import embed
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate, steps_of, target_of
 from tfdml.export.acceptance import TOLERANCES, ExportVerifier, Tolerance, evaluation_views
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
@@ -379,10 +379,8 @@ def load_run(
     """
     if stack_on:
         (embedder, experiment), (head, _) = load_run(stack_on, data_dir=data_dir), load_run(run_dir, moments)
-        try:
+        with user_errors(ValueError, f"`run_dir={run_dir}`, `stack_on={stack_on}`: {REASON}"):
             return stack(embedder, head), experiment
-        except ValueError as error:
-            raise UserError(f"`run_dir={run_dir}`, `stack_on={stack_on}`: {error}") from error
     if data_dir and not is_remote(data_dir) and not os.path.exists(os.path.expanduser(data_dir)):
         raise UserError(f"`data_dir={data_dir}`: there is no such folder")
     run = RunFolder(run_dir)

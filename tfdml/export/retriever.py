@@ -16,7 +16,7 @@ from absl import logging
 from tfdml.arguments import number
 from tfdml.data.dataset import ImageDataset
 from tfdml.embeddings.model_card import CARD, describe_files, served_version
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.evaluation import Calibration
 from tfdml.export import saved_model
 from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, embedded
@@ -323,10 +323,8 @@ class LoadedVersion:
             UserError: It is none, or there is no calibration.
         """
         if max_distance != "calibrated":
-            try:
+            with user_errors(ValueError, f'{REASON}; or give "calibrated"'):
                 return number("max_distance", max_distance, at_least=0)
-            except ValueError as error:
-                raise UserError(f'{error}; or give "calibrated"') from error
         if self.calibration is None:
             raise UserError(
                 f"max_distance=calibrated: {self.path} was built without a calibration: export its embedder with "
@@ -366,10 +364,8 @@ class LoadedVersion:
         return found if limit is None else found.within(limit)
 
     def _answer(self, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
-        try:
+        with user_errors((tf.errors.InvalidArgumentError, TypeError, ValueError), REASON, keep="last"):
             answer = self.loaded.signatures[signature](**{name: tf.constant(value) for name, value in inputs.items()})
-        except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
-            raise UserError(short_message(error, "last")) from error
         return {name: value.numpy() for name, value in answer.items()}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import fsspec
 from absl import logging
 
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import (
     PARTIAL_PREFIX,
     copies_folder,
@@ -67,7 +67,7 @@ def local_copy(path: str | os.PathLike) -> str:
     local = local_path(url)
     if any(url == owned or url.startswith(f"{owned}/") for owned in _owned):
         return local
-    try:
+    with user_errors(OSError, f"{url} cannot be read: {REASON}", keep="first"):
         filesystem, there = filesystem_of(url)
         found = filesystem.find(there, detail=True)
         entries = {os.path.normpath(local + name[len(there) :]): (name, entry) for name, entry in found.items()}
@@ -75,8 +75,6 @@ def local_copy(path: str | os.PathLike) -> str:
             if not is_debris(os.path.basename(target)) and _objects.get(target) != str(entry):
                 _get(filesystem, name, entry["size"], target)
                 _objects[target], _alike[target] = str(entry), stamp_of(target)
-    except OSError as error:
-        raise UserError(f"{url} cannot be read: {short_message(error, 'first')}") from error
     for target in [known for known in _alike if (known + "/").startswith(local + "/") and known not in entries]:
         _forget(target)
         with contextlib.suppress(FileNotFoundError):

@@ -25,7 +25,7 @@ import fsspec
 import psutil
 from absl import logging
 
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, short_message, user_errors
 
 # Of the temporary names, which end in the writing process's number: see `sweep`.
 PARTIAL_PREFIX = ".partial-"
@@ -186,7 +186,7 @@ def find(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
     wild = re.search(r"[*?]", pattern)
     folder = pattern[: wild.start()].rpartition("/")[0] if wild else pattern
     filesystem, there = filesystem_of(folder or "/")
-    try:
+    with user_errors(OSError, f"{folder} cannot be listed: {REASON}", keep="first"):
         if wild is None and filesystem.isfile(there):
             return [pattern]
         if not filesystem.isdir(there):
@@ -198,8 +198,6 @@ def find(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
         else:
             found = filesystem.find(there, detail=True)
             entries = {name: entry for name, entry in found.items() if name.lower().endswith(suffixes)}
-    except OSError as error:
-        raise UserError(f"{folder} cannot be listed: {short_message(error, 'first')}") from error
     paths = sorted(
         (name for name, entry in entries.items() if entry["type"] == "file"), key=lambda name: name.split("/")
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.manifests import fields, parse_flags, parse_json, read_json
 from tfdml.report.metric_text import numbers, order_name, plain_intervals
 from tfdml.report.plots import STYLES
@@ -183,10 +183,8 @@ def _mean_history(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _text(path: Path) -> str:
     """Return what a file holds; empty where there is none."""
-    try:
+    with user_errors((OSError, UnicodeDecodeError), f"{path} cannot be read: {REASON}"):
         return path.read_text(encoding="utf-8") if path.is_file() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

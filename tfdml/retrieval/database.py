@@ -17,7 +17,7 @@ import numpy as np
 
 from tfdml import arguments
 from tfdml.arguments import integer
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.io.manifests import fields, parse_json
 from tfdml.retrieval.address import Address, parse
 from tfdml.retrieval.exact import Space, check_embeddings, measure, unit_rows
@@ -149,10 +149,8 @@ def checked_filter(conditions: Mapping[str, Any] | None, kinds: Mapping[str, str
 
 
 def _checked_text(what: str, value: Any, longest: int) -> None:
-    try:
+    with user_errors(ValueError, REASON):
         size = len(arguments.text(what, value).encode())
-    except ValueError as error:
-        raise UserError(str(error)) from None
     if "\0" in value or size > longest:
         raise UserError(f"{what} must be at most {longest:,} bytes without a NUL among them; got {value[:40]!r}")
 
@@ -374,10 +372,8 @@ class GalleryDatabase(abc.ABC):
                 database fails.
         """
         about = self._existing()
-        try:
+        with user_errors(ValueError, REASON):
             k = integer("`k`", k, at_least=1, at_most=MOST)
-        except ValueError as error:
-            raise UserError(str(error)) from None
         asked = self._placed(checked_vectors(vectors, "query embeddings", about.dimension))
         conditions = checked_filter(filter, about.attributes)
         shape = (len(asked), k)

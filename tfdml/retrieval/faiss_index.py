@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.errors import UserError, short_message
+from tfdml.errors import UserError, check_positive, short_message
 from tfdml.io.manifests import fields, parse_json
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval.exact import (
@@ -131,8 +131,7 @@ class GalleryIndex:
         return rows, distances
 
     def _parameters(self, effort: int, wanted: int) -> Any:
-        if effort < 1:
-            raise UserError(f"effort must be at least 1; got {effort}")
+        check_positive("effort", effort)
         if self.kind == "flat":
             return None
         if self.kind == "ivf":
@@ -331,8 +330,7 @@ def index_recall(
     """
     if len(gallery) != len(index):
         raise UserError(f"the index holds {len(index)} images, the gallery {len(gallery)}: it is of another one")
-    if sample < 1:
-        raise UserError(f"sample must be at least 1; got {sample}")
+    check_positive("sample", sample)
     pool = gallery if queries is None else queries
     chosen = np.sort(np.random.default_rng(seed).choice(len(pool), min(sample, len(pool)), replace=False))
     asked, gallery, own_rows = check_sides(pool[chosen], gallery, chosen if queries is None else None)

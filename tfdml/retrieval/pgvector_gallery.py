@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tfdml.errors import UserError
+from tfdml.errors import user_errors
 from tfdml.retrieval.database import About, GalleryDatabase, Rows
 from tfdml.workarounds import own_symbols_first
 
@@ -101,10 +101,8 @@ class PostgresGallery(GalleryDatabase):
     def _create(self, about: About) -> None:
         # Who may not create extensions may use one that is there.
         if self._one("SELECT count(*) FROM pg_extension WHERE extname = 'vector'") == 0:
-            try:
+            with user_errors(psycopg.Error, f"`uri={self.address}`: have the owner run CREATE EXTENSION vector"):
                 self._run("CREATE EXTENSION IF NOT EXISTS vector")
-            except psycopg.Error:
-                raise UserError(f"`uri={self.address}`: have the owner run CREATE EXTENSION vector") from None
         self._set_up()
         columns = [
             sql.SQL(", {} {} NOT NULL").format(sql.Identifier(name), sql.SQL(_TYPES[kind]))

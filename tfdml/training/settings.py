@@ -15,7 +15,7 @@ from tfdml import arguments
 from tfdml.backbones.hub import PREFIX
 from tfdml.data.transforms import KINDS, as_color
 from tfdml.effects import Effect, both, either, needs
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.manifests import parse_flags
 from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
 from tfdml.training.expressions import Call, parse_arguments, parse_call, parse_sum, parse_terms
@@ -40,10 +40,8 @@ class Settings:
     def __post_init__(self):
         types = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            try:
+            with user_errors(ValueError, REASON):
                 value = _CHECKS[types[field.name]](f"--{field.name}", getattr(self, field.name))
-            except ValueError as error:
-                raise UserError(str(error)) from error
             object.__setattr__(self, field.name, value)
             choices = field.metadata.get("choices")
             if choices and value not in choices:

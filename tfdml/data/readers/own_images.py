@@ -27,7 +27,7 @@ from tfdml.data.readers.label_files import (
     warn_shared_classes,
     warn_singleton_classes,
 )
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import is_remote, open_file, walk
 
 
@@ -325,10 +325,8 @@ def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> PairList:
     if len(ends) == 2:
         values = []
         for line, cell in enumerate(table.columns[columns[2]]):
-            try:
+            with user_errors(ValueError, f"{table.where(line)}: similarity must be a number, it is {quoted(cell)}"):
                 values.append(float({"true": "1", "false": "0"}.get(cell, cell)))
-            except ValueError as error:
-                raise UserError(f"{table.where(line)}: similarity must be a number, it is {quoted(cell)}") from error
         found = PairList(rows, np.array(values), similar_from)
     scored = found.scored()
     same = np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))
@@ -413,14 +411,12 @@ def _parquet_columns(
     import pyarrow as pa  # takes a while to import
     import pyarrow.parquet
 
-    try:
+    with user_errors((OSError, pa.ArrowException), f"list: {file} cannot be read as Parquet: {REASON}", keep="first"):
         with open_file(file) as opened:
             parquet = pa.parquet.ParquetFile(opened)
             names = parquet.schema_arrow.names
             found = parquet.read(columns=[name for name in known if name in names])
         columns = {name: _as_text(found[name], name == "labels") for name in found.column_names}
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"list: {file} cannot be read as Parquet: {short_message(error, 'first')}") from error
     lacking = [name for name in _needed(required, columns) if name not in columns]
     if lacking or not found.num_rows:
         fault = f"no column {lacking[0]}; it has {', '.join(map(quoted, names))}" if lacking else "no row"

@@ -10,7 +10,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import EncodedImages
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers.label_files import warn_singleton_classes
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, short_message, user_errors
 
 
 def read(
@@ -75,10 +75,8 @@ def read(
 
 
 def _library() -> Any:
-    try:
+    with user_errors(ImportError, "tfds: TensorFlow Datasets is not installed; pip install 'tfdml[tfds]'"):
         import tensorflow_datasets  # optional, and slow to import
-    except ImportError as error:
-        raise UserError("tfds: TensorFlow Datasets is not installed; pip install 'tfdml[tfds]'") from error
     return tensorflow_datasets
 
 
@@ -91,10 +89,9 @@ def _builder(name: str, data_dir: str | os.PathLike | None, download: bool) -> A
     except Exception as error:  # a wrong configuration or version, or a requirement of the data set's own code
         raise UserError(f"tfds: {name!r} cannot be opened: {short_message(error, 'first')}") from error
     if download:
-        try:
+        # anything between the network and the disk
+        with user_errors(Exception, f"tfds: {name} could not be fetched: {REASON}", keep="first"):
             builder.download_and_prepare()
-        except Exception as error:  # anything between the network and the disk
-            raise UserError(f"tfds: {name} could not be fetched: {short_message(error, 'first')}") from error
     if not builder.is_prepared():
         raise UserError(f"tfds: {name} is not prepared in {builder.data_dir}: run `tfds build {name}`")
     return builder
@@ -154,10 +151,8 @@ def _examples(builder: Any, split: str, feature: str) -> Iterator[Any]:
 
 
 def _labels(builder: Any, split: str, label: str) -> np.ndarray:
-    try:
+    with user_errors(OverflowError, f"tfds: {builder.info.name}, split {split}: a {label} does not fit in 64 bits"):
         return np.fromiter(_examples(builder, split, label), np.int64)
-    except OverflowError as error:
-        raise UserError(f"tfds: {builder.info.name}, split {split}: a {label} does not fit in 64 bits") from error
 
 
 def _encoded(builder: Any, split: str, image: str, rows: np.ndarray) -> Iterator[bytes]:

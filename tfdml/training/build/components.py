@@ -1,10 +1,9 @@
 """The objects that a run consists of, built and checked before anything is trained or written."""
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -16,7 +15,7 @@ from tfdml.arguments import integer
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.sampling import Sampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.evaluation import evaluate_pairs
 from tfdml.layers import PrincipalComponents
 from tfdml.memory import require_memory
@@ -165,7 +164,7 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform, vectors: n
         UserError: The backbone cannot be built, not be made an ensemble of, or not be adapted; or the head cannot be.
     """
     head = settings.head_call()
-    with _naming(f"head={settings.head}"):
+    with user_errors(ValueError, f"--head={settings.head}: {REASON}"):
         given: dict[str, Any] = {"dropout": settings.dropout, "projection_bias": settings.projection_bias}
         given |= _projection(head, settings.embedding_dim)
         if vectors is not None:
@@ -180,7 +179,8 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform, vectors: n
     cut = [name.strip() for name in settings.ensemble_cut.split(",") if name.strip()]
     heads = settings.ensemble_heads
     make = functools.partial(AttentionEnsemble, cut=cut or None, heads=heads) if heads else Embedder
-    with _naming(f"ensemble_cut={settings.ensemble_cut}" if heads else f"backbone={settings.backbone}"):
+    flag = f"--ensemble_cut={settings.ensemble_cut}" if heads else f"--backbone={settings.backbone}"
+    with user_errors(ValueError, f"{flag}: {REASON}"):
         embedder = make(
             backbone,
             image_size=view.image_size,
@@ -192,7 +192,7 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform, vectors: n
             **given,
         )
     if settings.lora_rank:
-        with _naming(f"lora_rank={settings.lora_rank}"):
+        with user_errors(ValueError, f"--lora_rank={settings.lora_rank}: {REASON}"):
             embedder.enable_lora(settings.lora_rank)
     return embedder
 
@@ -217,14 +217,6 @@ def _whiten(head: Head, vectors: np.ndarray, power: float = 1.0, shrinkage: floa
     mean, components = map(keras.ops.convert_to_numpy, whitening.weights)
     head.dense.kernel.assign(components)
     head.dense.bias.assign(-mean @ components)
-
-
-@contextlib.contextmanager
-def _naming(flag: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(f"--{flag}: {error}") from error
 
 
 def make_learner(

@@ -12,7 +12,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import load_embedder
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.copies import local_copy
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import Calibrated, Stateful
@@ -75,10 +75,8 @@ def _read(path: Path) -> tuple[Path, dict[str, Sequence[np.ndarray]]]:
     if path.is_dir():
         return _of_run(RunFolder(path))
     if path.suffix == ".npz":
-        try:
+        with user_errors(ValueError, f"--start_from={path}: {REASON}"):
             return path, _of_checkpoint(path)
-        except ValueError as error:
-            raise UserError(f"--start_from={path}: {error}") from error
     return path, _of_embedder(path)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.training.distributed.processes import Processes
 from tfdml.workarounds import bound_waiting, multi_worker_strategy
 
@@ -101,7 +101,9 @@ def from_environment() -> tuple[int, tuple[str, ...]]:
     text = os.environ.get("TF_CONFIG", "")
     if not text:
         return 0, ("",)
-    try:
+    with user_errors(
+        (ValueError, KeyError, TypeError, AttributeError), f"TF_CONFIG does not say who trains ({REASON}): {_EXAMPLE}"
+    ):
         config = json.loads(text)
         cluster = config.get("cluster", {})
         jobs = [job for job in _JOBS if cluster.get(job)]
@@ -113,10 +115,6 @@ def from_environment() -> tuple[int, tuple[str, ...]]:
         job, index = config["task"]["type"], int(config["task"]["index"])
         if not 0 <= index < len(cluster[job]):
             raise UserError(f"TF_CONFIG: there is no {job} {index} among {len(cluster[job])}")
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"TF_CONFIG does not say who trains ({short_message(error)}): {_EXAMPLE}") from error
     return index + (len(cluster["chief"]) if job == "worker" and "chief" in jobs else 0), addresses
 
 
