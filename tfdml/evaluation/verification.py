@@ -196,7 +196,7 @@ def accepted_rates(
 
 
 @dataclasses.dataclass(frozen=True)
-class Calibration:
+class Calibration(OperatingPoint):
     """A threshold on a distance, chosen on held-out classes, and what to expect of it on other classes.
 
     Attributes:
@@ -222,10 +222,6 @@ class Calibration:
     """
 
     distance: str
-    threshold: float
-    tar: Interval
-    far: Interval
-    precision: Interval
     level: float
     num_images: int
     num_classes: int
@@ -346,18 +342,15 @@ def calibrate(
     share = same.sum() / (same.sum() + different.sum())
     knots, probabilities = _isotonic(pairs, same, different, share if prior is None else prior)
     return Calibration(
-        distance,
-        point.threshold,
-        point.tar,
-        point.far,
-        point.precision,
-        level,
-        int(pairs.sizes.sum()),
-        len(pairs.sizes),
-        f"{name}={target:g}",
-        knots,
-        probabilities,
-        float(share if prior is None else prior),
+        **vars(point),
+        distance=distance,
+        level=level,
+        num_images=int(pairs.sizes.sum()),
+        num_classes=len(pairs.sizes),
+        target=f"{name}={target:g}",
+        distances=knots,
+        probabilities=probabilities,
+        prior=float(share if prior is None else prior),
     )
 
 

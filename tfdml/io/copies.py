@@ -13,16 +13,7 @@ import fsspec
 from absl import logging
 
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.files import (
-    PARTIAL_PREFIX,
-    copies_folder,
-    filesystem_of,
-    is_debris,
-    is_remote,
-    put_file,
-    stamp_of,
-    unwritable,
-)
+from tfdml.io import files
 from tfdml.io.folders import token_lock
 
 # By local path: what the store states of the object, and the stamp of the local file that is alike.
@@ -45,7 +36,7 @@ def in_store(path: str | os.PathLike) -> bool:
 
 def local_path(url: str) -> str:
     """Return where the copy of a URL lies, or would."""
-    return os.path.normpath(os.path.join(copies_folder(), *url.split("://", 1)))
+    return os.path.normpath(os.path.join(files.copies_folder(), *url.split("://", 1)))
 
 
 def local_copy(path: str | os.PathLike) -> str:
@@ -68,13 +59,13 @@ def local_copy(path: str | os.PathLike) -> str:
     if any(url == owned or url.startswith(f"{owned}/") for owned in _owned):
         return local
     with user_errors(OSError, f"{url} cannot be read: {REASON}", keep="first"):
-        filesystem, there = filesystem_of(url)
+        filesystem, there = files.filesystem_of(url)
         found = filesystem.find(there, detail=True)
         entries = {os.path.normpath(local + name[len(there) :]): (name, entry) for name, entry in found.items()}
         for target, (name, entry) in entries.items():
-            if not is_debris(os.path.basename(target)) and _objects.get(target) != str(entry):
+            if not files.is_debris(os.path.basename(target)) and _objects.get(target) != str(entry):
                 _get(filesystem, name, entry["size"], target)
-                _objects[target], _alike[target] = str(entry), stamp_of(target)
+                _objects[target], _alike[target] = str(entry), files.stamp_of(target)
     for target in [known for known in _alike if (known + "/").startswith(local + "/") and known not in entries]:
         _forget(target)
         with contextlib.suppress(FileNotFoundError):
@@ -84,7 +75,7 @@ def local_copy(path: str | os.PathLike) -> str:
 
 def _get(filesystem: fsspec.AbstractFileSystem, name: str, size: int, target: str) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    temporary = os.path.join(os.path.dirname(target), f"{PARTIAL_PREFIX}{os.getpid()}-{os.path.basename(target)}")
+    temporary = os.path.join(os.path.dirname(target), f"{files.PARTIAL_PREFIX}{os.getpid()}-{os.path.basename(target)}")
     filesystem.get_file(name, temporary)
     if os.path.getsize(temporary) != size:
         raise OSError(f"{os.path.getsize(temporary):,} of {size:,} bytes of {os.path.basename(name)} have come")
@@ -107,14 +98,16 @@ def upload(url: str, last: Sequence[str] = ()) -> None:
         UserError: The store cannot be written; the next call continues.
     """
     local = local_path(url)
-    paths = [os.path.join(folder, name) for folder, _, names in os.walk(local) for name in names if not is_debris(name)]
-    stamps = {path: stamp_of(path) for path in paths}
+    paths = [
+        os.path.join(folder, name) for folder, _, names in os.walk(local) for name in names if not files.is_debris(name)
+    ]
+    stamps = {path: files.stamp_of(path) for path in paths}
     try:
-        filesystem, there = filesystem_of(url)
+        filesystem, there = files.filesystem_of(url)
         changed = [path for path in paths if _alike.get(path) != stamps[path]]
         ranks = {name: rank for rank, name in enumerate(last, 1)}
         for path in sorted(changed, key=lambda path: (ranks.get(os.path.basename(path), 0), stamps[path][1])):
-            put_file(path, filesystem, there + path[len(local) :])
+            files.put_file(path, filesystem, there + path[len(local) :])
             _objects.pop(path, None)
             _alike[path] = stamps[path]
         for path in [known for known in _alike if known.startswith(local + "/") and known not in stamps]:
@@ -122,7 +115,7 @@ def upload(url: str, last: Sequence[str] = ()) -> None:
                 filesystem.rm_file(there + path[len(local) :])
             _forget(path)
     except OSError as error:
-        raise unwritable(url, error) from error
+        raise files.unwritable(url, error) from error
 
 
 @contextlib.contextmanager
@@ -141,7 +134,7 @@ def uploading(url: str, argument: str) -> Iterator[None]:
         try:
             held.enter_context(token_lock(url, argument))
         except OSError as error:
-            raise unwritable(url, error) from error
+            raise files.unwritable(url, error) from error
         local = local_copy(url)
         _owned.append(url)
         try:
@@ -172,5 +165,5 @@ def require_no_store(path: str | os.PathLike, argument: str, why: str) -> None:
     Raises:
         UserError: The path is remote.
     """
-    if is_remote(path):
+    if files.is_remote(path):
         raise UserError(f"`{argument}={path}`: {why}; name a local folder")

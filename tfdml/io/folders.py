@@ -12,22 +12,7 @@ import psutil
 from absl import logging
 
 from tfdml.errors import UserError, differences
-from tfdml.io.files import (
-    LOCK,
-    PARTIAL_PREFIX,
-    is_debris,
-    is_file,
-    is_remote,
-    listing,
-    locked,
-    make_folder,
-    remove,
-    remove_folder,
-    sha256_of,
-    size_of,
-    unwritable,
-    write_json,
-)
+from tfdml.io import files
 from tfdml.io.manifests import compare_files, confined, fields, read_json
 from tfdml.version import __version__
 
@@ -79,9 +64,9 @@ class ResumableFolder:
             UserError: It holds something else, or was begun with another identity; the message names what differs.
         """
         self.manifest, self.plan = {}, None
-        if is_file(self.folder):
+        if files.is_file(self.folder):
             raise UserError(f"`{self.argument}={self.folder}` is a file; name a folder")
-        names = [name for name in listing(self.folder) if not is_debris(name)]
+        names = [name for name in files.listing(self.folder) if not files.is_debris(name)]
         found = next((name for name in (MANIFEST, PROGRESS) if name in names), None)
         if found is None:
             if names:
@@ -110,30 +95,30 @@ class ResumableFolder:
         self.read()
         with contextlib.ExitStack() as stack:
             try:
-                make_folder(self.folder)
-                lock = token_lock if is_remote(self.folder) else locked
+                files.make_folder(self.folder)
+                lock = token_lock if files.is_remote(self.folder) else files.locked
                 stack.enter_context(lock(self.folder, self.argument))
                 for folder in (self.folder, self.path(_PARTS)):
-                    for name in listing(folder):
-                        if name.startswith(PARTIAL_PREFIX):
-                            remove(f"{folder}/{name}")
+                    for name in files.listing(folder):
+                        if name.startswith(files.PARTIAL_PREFIX):
+                            files.remove(f"{folder}/{name}")
                 self.read()  # again, now that nobody else can write
                 if self.manifest:
                     self.discard()
             except OSError as error:
-                raise unwritable(self.folder, error) from error
+                raise files.unwritable(self.folder, error) from error
             yield
 
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Write the identity and the plan; the parts of an earlier plan are forgotten."""
-        remove_folder(self.path(_PARTS))
-        write_json(self.path(PROGRESS), {**self.header, "identity": self.identity, "plan": dict(plan)})
+        files.remove_folder(self.path(_PARTS))
+        files.write_json(self.path(PROGRESS), {**self.header, "identity": self.identity, "plan": dict(plan)})
         self.plan = dict(plan)
 
     def parts(self) -> list[str]:
         """Return the names of the parts that are done, sorted."""
-        names = listing(self.path(_PARTS))
-        return [name.removesuffix(".json") for name in names if name.endswith(".json") and not is_debris(name)]
+        names = files.listing(self.path(_PARTS))
+        return [name.removesuffix(".json") for name in names if name.endswith(".json") and not files.is_debris(name)]
 
     def part(self, name: str, checked: bool = False) -> dict[str, Any] | None:
         """Return what is known of a part; None where it is not done.
@@ -146,7 +131,7 @@ class ResumableFolder:
             UserError: What is known of it is damaged; `checked`, a file is.
         """
         path = self.path(f"{_PARTS}/{name}.json")
-        if not is_file(path):
+        if not files.is_file(path):
             return None
         known = fields(read_json(path, remedy=self.remedy), {"files": dict}, path, self.remedy)
         if checked:
@@ -156,27 +141,29 @@ class ResumableFolder:
     def has_files(self, known: Mapping[str, Any]) -> bool:
         """Whether the files of a part are there with the sizes that `part` states."""
         sizes = {confined(self.folder, name, PROGRESS): file.get("bytes") for name, file in known["files"].items()}
-        return all(size_of(path) == size for path, size in sizes.items())
+        return all(files.size_of(path) == size for path, size in sizes.items())
 
     def finish_part(
-        self, name: str, known: Mapping[str, Any], files: Iterable[str] | Mapping[str, Any] = ()
+        self, name: str, known: Mapping[str, Any], written: Iterable[str] | Mapping[str, Any] = ()
     ) -> dict[str, Any]:
         """Record that a part is done, once its files are written.
 
         Args:
             name: The part.
             known: What to keep of it.
-            files: The names of its files, of which size and checksum are added as `files`; or those, by name.
+            written: The names of its files, of which size and checksum are added as `files`; or those, by name.
 
         Returns:
             What `part` returns from now on.
         """
-        if not isinstance(files, Mapping):
-            paths = {file: self.path(file) for file in files}
-            files = {file: {"bytes": size_of(path), "sha256": sha256_of(path)} for file, path in paths.items()}
-        known = {**known, "files": dict(files)}
-        make_folder(self.path(_PARTS))
-        write_json(self.path(f"{_PARTS}/{name}.json"), known)
+        if not isinstance(written, Mapping):
+            paths = {file: self.path(file) for file in written}
+            written = {
+                file: {"bytes": files.size_of(path), "sha256": files.sha256_of(path)} for file, path in paths.items()
+            }
+        known = {**known, "files": dict(written)}
+        files.make_folder(self.path(_PARTS))
+        files.write_json(self.path(f"{_PARTS}/{name}.json"), known)
         return known
 
     def finish(self, entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,14 +176,14 @@ class ResumableFolder:
             The manifest.
         """
         self.manifest = {**self.header, "tfdml": __version__, "identity": self.identity, **entries}
-        write_json(self.path(MANIFEST), self.manifest)
+        files.write_json(self.path(MANIFEST), self.manifest)
         self.discard()
         return self.manifest
 
     def discard(self) -> None:
         """Remove the plan and what is known of the parts."""
-        remove_folder(self.path(_PARTS))
-        remove(self.path(PROGRESS))
+        files.remove_folder(self.path(_PARTS))
+        files.remove(self.path(PROGRESS))
 
 
 @contextlib.contextmanager
@@ -208,19 +195,19 @@ def token_lock(folder: str, argument: str) -> Iterator[None]:
     Raises:
         UserError: Another process holds it.
     """
-    path, host = f"{folder}/{LOCK}", socket.gethostname()
+    path, host = f"{folder}/{files.LOCK}", socket.gethostname()
     owner = {"token": uuid.uuid4().hex, "pid": os.getpid(), "host": host}
-    other = read_json(path) if is_file(path) else None
+    other = read_json(path) if files.is_file(path) else None
     if other and other.get("host") == host and not psutil.pid_exists(int(other.get("pid", 0))):
         logging.warning("%s: taking over from process %s, which ended without finishing", folder, other["pid"])
         other = None
     if other is None:
-        write_json(path, owner)
+        files.write_json(path, owner)
     if read_json(path) != owner:
         raise UserError(f"`{argument}={folder}`: another process is writing into it; wait, or delete {path}")
     try:
         yield
     finally:
         with contextlib.suppress(OSError, UserError):  # of a store that is away; the next process takes the lock over
-            if is_file(path) and read_json(path) == owner:
-                remove(path)
+            if files.is_file(path) and read_json(path) == owner:
+                files.remove(path)
