@@ -157,13 +157,11 @@ FAULTS = {
     "train_node_back": Fault("train", False, "kill node", back=True),
     "train_node_lost": Fault("train", False, "kill node", status=2, line=_LOST),
     "train_driver_killed": Fault("train", False, "kill driver", status=-9),
-    "train_client_killed": Fault("train", True, "kill driver", status=-9),
     "train_client_cut": Fault("train", True, "cut driver", status=2, line="ray://10.77.0.1:10001"),
     "sweep_node_lost": Fault("sweep", True, "kill node"),
     "sweep_driver_killed": Fault("sweep", False, "kill driver", status=-9),
     "embed_node_lost": Fault("embed", True, "kill node", line=_LOST),
     "embed_node_cut": Fault("embed", False, "cut node", line=_LOST),
-    "embed_client_killed": Fault("embed", True, "kill driver", status=-9),
     "embed_client_cut": Fault("embed", True, "cut driver", status=2, line="ray://10.77.0.1:10001"),
     "evaluate_node_lost": Fault("evaluate", True, "kill node"),
     "evaluate_driver_killed": Fault("evaluate", False, "kill driver", status=-9),
@@ -261,6 +259,8 @@ class RayTrial(Trial):
             self.cluster.repair()
         (status,), _ = self._wait([process], fault.seconds)
         seen = {"status": status, "seconds": time.monotonic() - begun, "log": log.read_text()}
+        if fault.done == "cut node":
+            self.cluster.lose(NODE)  # Ray ends a node that comes back after it was given up
         self.cluster.repair()
         if status != 0:
             resume = ["--resume"] * (fault.work in ("train", "sweep"))
