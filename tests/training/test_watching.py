@@ -215,7 +215,7 @@ def test_a_resumed_run_records_no_sample_or_alarm_twice(tmp_path, monkeypatch):
         after.look(step, writer)
     assert [sample["step"] for sample in told(tmp_path)["samples"]] == [1, 2, 3, 4, 5]
     assert [(alarm["kind"], alarm["step"]) for alarm in told(tmp_path)["alarms"]] == [("collapse", 4)]
-    # The longer a run is, the rarer are the looks that TensorBoard is told of.
+    # TensorBoard gets every second look of a run of 8, and every fourth of one of 16.
     monkeypatch.setattr(watching, "MOST_LOOKS", 4)
     for step in range(6, 17):
         after.look(step, writer)

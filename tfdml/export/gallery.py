@@ -18,7 +18,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.faults import access_fault
 from tfdml.data.images import FileImages
-from tfdml.errors import UserError, user_errors
+from tfdml.errors import UserError
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 _BATCH_SIZE = 32
@@ -58,8 +58,10 @@ class GalleryItem:
     def __post_init__(self):
         if not isinstance(self.id, str) or not self.id:
             raise UserError(f"the id of a gallery item must be a text that is not empty; got {self.id!r}")
-        with user_errors(UnicodeEncodeError, f"the id {self.id!r} is not UTF-8: rename the item"):
+        try:
             self.id.encode()  # valid in JSON and in every protocol
+        except UnicodeEncodeError as error:
+            raise UserError(f"the id {self.id!r} is not UTF-8: rename the item") from error
         if not isinstance(self.label, (int, np.integer)) or not _LABELS.min <= self.label <= _LABELS.max:
             raise UserError(f"gallery item {self.id}: its label must be an integer of 64 bits; got {self.label!r:.60}")
         if (self.image is not None) + (self.embedding is not None) + bool(self.fault) != 1:

@@ -470,7 +470,8 @@ class Watcher:
         raised = new_alarms(sample, self.samples)
         every = self.experiment.watch_every
         self.samples = thinned([*self.samples, sample], every)
-        if step // every % kept_looks(step // every) == 0:
+        looks = step // every
+        if looks % kept_looks(looks) == 0:
             self._write_scalars(sample, d_pos, d_neg, writer)
         for one in raised:
             logging.warning("%s", one["line"])

@@ -325,8 +325,10 @@ def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> PairList:
     if len(ends) == 2:
         values = []
         for line, cell in enumerate(table.columns[columns[2]]):
-            with user_errors(ValueError, f"{table.where(line)}: similarity must be a number, it is {quoted(cell)}"):
+            try:
                 values.append(float({"true": "1", "false": "0"}.get(cell, cell)))
+            except ValueError as error:
+                raise UserError(f"{table.where(line)}: similarity must be a number, it is {quoted(cell)}") from error
         found = PairList(rows, np.array(values), similar_from)
     scored = found.scored()
     same = np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))
