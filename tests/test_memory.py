@@ -1,5 +1,8 @@
-"""How much memory is free, and what is refused."""
+"""How much memory is free, what is refused, and what is returned."""
 
+import platform
+
+import psutil
 import pytest
 
 from tfdml import memory
@@ -28,3 +31,14 @@ def test_what_does_not_fit_is_refused_in_one_line(monkeypatch):
     with pytest.raises(UserError) as caught:
         memory.require_memory(5000 * 2**30, "this", "do less")
     assert str(caught.value) == "this would take 5,000.0 GB of memory, and 2.0 GB are free: do less"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator keeps freed blocks in its own way")
+def test_freed_blocks_between_used_ones_are_returned():
+    # Small ones, which malloc takes from its heap; every other stays in use, and a gap is larger than a memory page.
+    blocks = [bytes(60_000) for _ in range(4_000)]
+    for block in range(0, len(blocks), 2):
+        blocks[block] = b""
+    before = psutil.Process().memory_info().rss
+    memory.return_freed_memory()
+    assert before - psutil.Process().memory_info().rss > 60_000_000

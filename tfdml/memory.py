@@ -1,8 +1,10 @@
-"""How much memory is free, and a refusal in one line of what would take more.
+"""How much memory is free, a refusal in one line of what would take more, and the return of what was freed.
 
-Without it the kernel ends the process, or another one, without a word.
+Without the refusal the kernel ends the process, or another one, without a message.
 """
 
+import contextlib
+import ctypes
 import pathlib
 
 from tfdml.errors import UserError
@@ -50,6 +52,18 @@ def require_memory(size: float, what: str, advice: str) -> None:
         raise UserError(
             f"{what} would take {size / _GIGABYTE:,.1f} GB of memory, and {free / _GIGABYTE:,.1f} GB are free: {advice}"
         )
+
+
+def return_freed_memory() -> None:
+    """Return the memory that this process has freed to the system, where its allocator is glibc's.
+
+    glibc keeps freed blocks that lie between used ones, and in a long run more and more of them.
+
+    Example:
+        >>> return_freed_memory()
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another allocator or system
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _text(path: str) -> str:
