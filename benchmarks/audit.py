@@ -1,4 +1,4 @@
-"""What `tfdml audit` finds of planted near-duplicates and labels, and what it costs.
+"""The recall of `tfdml audit` on planted near-duplicates and wrong labels, and its time and memory.
 
     python -m benchmarks.audit --features cars.npz omniglot.npz --data_dir=CARS196 --weights=MNV2.weights.h5
     python -m benchmarks.audit --features cars.npz --data_dir=CARS196 --parts identical
@@ -33,8 +33,8 @@ KINDS = {
 }
 
 
-def planted(image, kind, generator):
-    """The bytes of a copy of an image."""
+def near_duplicate(image, kind, generator):
+    """Return the bytes of a near-duplicate of an image."""
     quality = 50 if kind == "jpeg" else 90
     if kind == "crop":
         width, height = (round(0.9 * side) for side in image.size)
@@ -61,7 +61,7 @@ def duplicates(arguments, results):
     copies, kinds, origins = [], [], []
     for kind in KINDS:
         for row in sources:
-            copies.append(planted(Image.open(paths[row]).convert("RGB"), kind, generator))
+            copies.append(near_duplicate(Image.open(paths[row]).convert("RGB"), kind, generator))
             kinds.append(kind)
             origins.append(row)
     cache = arguments.features[0] + f".{arguments.sources}.planted.npy"
@@ -123,19 +123,19 @@ def labels(arguments, results):
         generator = np.random.default_rng(0)
         wrong = np.zeros(len(own), bool)
         wrong[generator.choice(len(own), len(own) // 10, replace=False)] = True
-        given = np.where(wrong, (own + generator.integers(1, len(classes), len(own))) % len(classes), own)
-        confidences, suggested = label_confidences(stored.embeddings, given)
+        noisy = np.where(wrong, (own + generator.integers(1, len(classes), len(own))) % len(classes), own)
+        confidences, suggested = label_confidences(stored.embeddings, noisy)
         top = np.argsort(confidences)[: wrong.sum()]
-        listed = (confidences < 0.2) & (suggested != given)
+        suspects = (confidences < 0.2) & (suggested != noisy)
         row_of(
             os.path.basename(path).partition(".")[0],
             f"{len(own):,}",
             f"{len(classes):,}",
             f"{wrong.sum():,}",
             f"{100 * wrong[top].mean():.1f}",
-            f"{listed.sum():,}",
-            f"{100 * wrong[listed].mean():.1f}",
-            f"{100 * listed[wrong].mean():.1f}",
+            f"{suspects.sum():,}",
+            f"{100 * wrong[suspects].mean():.1f}",
+            f"{100 * suspects[wrong].mean():.1f}",
             f"{100 * (suggested == own)[wrong].mean():.1f}",
         )
 

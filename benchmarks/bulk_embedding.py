@@ -1,19 +1,19 @@
-"""Bulk embedding beside the bare loop: images a second, memory along the way, and what is read back.
+"""Bulk embedding compared with a plain loop: images a second, memory, and the embeddings that are read back.
 
     python -m benchmarks.bulk_embedding --model=models/cars/1/litert/float32.tflite --data_dir=/data/cars196
     python -m benchmarks.bulk_embedding --model=... --data_dir=... --images=2000 --long=0        a quick try
 
 Three parts, on the test images of Cars-196 by turns until there are enough of them:
 
-- speed: seconds of the bare loop (the model called with one batch after another in a process, as `tfdml embed` without
+- speed: seconds of the plain loop (the model called with one batch after another in a process, as `tfdml embed` without
   `--cluster` does: read, decoded and embedded, nothing kept) and of `embed_in_bulk` with 1 and 2 actors, in turns for
   some rounds. Its clock runs from when each actor has written a file to the last file, the start of Ray and of the
-  actors apart, which are a column of their own; the bare loop's from its second batch on. A ratio is the median over
+  actors apart, which have their own column; that of the plain loop from its second batch on. A ratio is the median over
   rounds. Seconds of the processors, of all processes together, are the fairer measure on a machine with other work.
 - memory: the resident memory of this process, of Ray's own processes and of each actor, every half second while --long
   images are embedded, as the peak of each fifth of the pass.
-- round trip: Recall@1 of the embeddings of --long images, read back from Parquet, beside that of the vectors of the
-  bare loop held in memory. Queries are every other photograph, the gallery all copies of the others.
+- round trip: Recall@1 of the embeddings of --long images, read back from Parquet, and Recall@1 of the vectors that the
+  plain loop holds in memory. Queries are every other photograph, the gallery all copies of the others.
 """
 
 import csv
@@ -30,7 +30,7 @@ KINDS = {"driver": "the command itself", "Ray": "Ray's own processes", "actors":
 
 
 def resident(pid):
-    """MiB of resident memory that a process alone has, shared files apart; 0 once it has gone."""
+    """Return a process's resident memory in MiB, without shared files; 0 after its end."""
     try:
         fields = pathlib.Path(f"/proc/{pid}/statm").read_text().split()
     except OSError:
@@ -39,7 +39,7 @@ def resident(pid):
 
 
 def children(pid):
-    """The processes below one, by what they are."""
+    """Return the child processes of a process, by kind."""
     found = {}
     for entry in pathlib.Path("/proc").iterdir():
         try:
@@ -57,7 +57,7 @@ def children(pid):
 
 
 def processor_seconds():
-    """Seconds of the processors that this process and those below it have taken, of the living ones."""
+    """Return the CPU seconds of this process and of its living children."""
     total = 0
     for pid in children(os.getpid()):
         try:
@@ -69,9 +69,9 @@ def processor_seconds():
 
 
 class Watch(threading.Thread):
-    """When each part of a bulk pass was written, and the seconds of the processors until then.
+    """Records when each part of a bulk pass was written, and the CPU seconds until then.
 
-    What Ray tells of finished parts comes late and in bursts; the files do not.
+    Ray reports finished parts late and in bursts; the files appear at once.
     """
 
     def __init__(self, out):
@@ -112,13 +112,13 @@ class Memory(threading.Thread):
         self.join()
 
 
-def repeated(paths, labels, count):
-    """Rows of a list of so many images: all photographs by turns."""
+def repeat_rows(paths, labels, count):
+    """Return the rows of a list of `count` images, which repeats the photographs."""
     return [(paths[row % len(paths)], int(labels[row % len(paths)])) for row in range(count)]
 
 
-def written(rows, path):
-    """The list as a CSV file."""
+def write_list(rows, path):
+    """Write the list as a CSV file."""
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows([("path", "label"), *rows])
     return str(path)
@@ -170,9 +170,9 @@ def in_bulk(model, source, out, actors, args, memory=None):
 
 
 def speed(args, paths, labels, folder, results):
-    """The table of the bare loop and the actors."""
-    source = written(repeated(paths, labels, args.images), folder / "speed.csv")
-    rows = [path for path, _ in repeated(paths, labels, args.images)]
+    """Add the table of the plain loop and the actors."""
+    source = write_list(repeat_rows(paths, labels, args.images), folder / "speed.csv")
+    rows = [path for path, _ in repeat_rows(paths, labels, args.images)]
     rates: dict = {"bare loop": [], 1: [], 2: []}
     for number in range(args.rounds):
         for contender in [*rates][number % 3 :] + [*rates][: number % 3]:
@@ -195,13 +195,13 @@ def speed(args, paths, labels, folder, results):
 
 
 def long_pass(args, paths, labels, folder, results):
-    """The memory along a long pass, and what is read back of it."""
+    """Measure the memory of a long pass, and read its embeddings back."""
     import numpy as np
 
     from tfdml.embeddings import read_embeddings
     from tfdml.evaluation import evaluate_retrieval
 
-    source = written(repeated(paths, labels, args.long), folder / "long.csv")
+    source = write_list(repeat_rows(paths, labels, args.long), folder / "long.csv")
     memory = Memory()
     memory.start()
     rate, _, _ = in_bulk(args.model, source, str(folder / "long"), args.actors, args, memory)

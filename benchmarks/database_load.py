@@ -1,4 +1,4 @@
-"""Searches of many clients at once in each database: queries a second, and how long one waits.
+"""Searches of many clients at once in each database: queries a second, and the latency.
 
     python -m benchmarks.database_load --rows=2000 --seconds=2        a quick try
     python -m benchmarks.database_load                                the table of docs/galleries.md
@@ -28,7 +28,7 @@ def with_index(uri, index):
 
 
 def waits(galleries, vectors, seconds):
-    """The seconds that each search of clients took which ask for so long, and how long they all asked."""
+    """Return the seconds of each search of the clients, and the seconds of all."""
     taken, begin = [], threading.Barrier(len(galleries) + 1)
     ends = [0.0]
 

@@ -25,7 +25,7 @@ import time
 import numpy as np
 import psutil
 
-from benchmarks.retriever import made
+from benchmarks.retriever import make_vectors
 from tools.numbers import Results, command_line
 
 DIMENSIONS, RANK, NEIGHBORS = 128, 16, 12
@@ -64,7 +64,7 @@ def write_gallery(folder, count):
     names = tuple(f"{row:07d}.jpg" for row in range(count))
     table = ImageTable(names, labels, np.full(count, "test"))
     with EmbeddingWriter(folder, {"images": count}, table, rows_per_file=100_000) as writer:
-        vectors = made(count, DIMENSIONS, RANK, seed=2)
+        vectors = make_vectors(count, DIMENSIONS, RANK, seed=2)
         for first in range(0, count, 100_000):
             writer.append(vectors[first : first + 100_000])
         writer.finish()
@@ -84,7 +84,7 @@ def uploads(count):
 
 
 @contextlib.contextmanager
-def running(*flags):
+def start_demo(*flags):
     """The demo's process, and the address that it prints."""
     command = [sys.executable, "-m", "tfdml", "demo", *flags, "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -98,8 +98,8 @@ def running(*flags):
 def memory(process):
     """Return the memory of a process in MB: its own, and with the files that are mapped."""
     status = pathlib.Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    held = {line.split()[0].rstrip(":"): line.split()[1] for line in status if line.startswith(("Vm", "Rss"))}
-    return [f"{int(held[name]) / 1024:,.0f}" for name in ("RssAnon", "VmHWM")]
+    fields = {line.split()[0].rstrip(":"): line.split()[1] for line in status if line.startswith(("Vm", "Rss"))}
+    return [f"{int(fields[name]) / 1024:,.0f}" for name in ("RssAnon", "VmHWM")]
 
 
 def measure(folder, model, count, requests):
@@ -110,21 +110,21 @@ def measure(folder, model, count, requests):
     write_gallery(gallery, count)
     images, session = uploads(min(requests, 16)), http.Session()
 
-    def milliseconds(function, *given):
+    def milliseconds(function, *values):
         begun = time.perf_counter()
-        function(*given)
+        function(*values)
         return 1e3 * (time.perf_counter() - begun)
 
     def search(example):
-        asked = {"positives": [example], "k": NEIGHBORS}
-        found = session.post(f"{address}/api/search", json=asked).json()["neighbors"]
+        payload = {"positives": [example], "k": NEIGHBORS}
+        found = session.post(f"{address}/api/search", json=payload).json()["neighbors"]
         assert len(found) == NEIGHBORS
 
     def upload(data):
         search(session.post(f"{address}/api/embed", data=data).json())
 
     begun = time.perf_counter()
-    with running(f"--model={model}", f"--gallery={gallery}", f"--cache={folder / 'cache'}") as (process, address):
+    with start_demo(f"--model={model}", f"--gallery={gallery}", f"--cache={folder / 'cache'}") as (process, address):
         session.get(f"{address}/api/about").raise_for_status()
         start = time.perf_counter() - begun
         first = milliseconds(upload, images[0])
@@ -136,11 +136,11 @@ def measure(folder, model, count, requests):
         used.append(sum(psutil.Process(process.pid).cpu_times()[:2]))
         clicked = [milliseconds(search, {"row": i * 997 % count}) for i in range(requests)]
         used.append(sum(psutil.Process(process.pid).cpu_times()[:2]))
-        held = memory(process)
+        fields = memory(process)
     row = [f"{count:,}", f"{start:.0f}", f"{first:.0f}"]
     for times, seconds in zip((uploaded, clicked), np.diff(used), strict=True):
         row += [f"{statistics.median(times):.0f}", f"{np.percentile(times, 99):.0f}", f"{1e3 * seconds / requests:.0f}"]
-    return [*row, f"{mapped:.0f}", *held]
+    return [*row, f"{mapped:.0f}", *fields]
 
 
 def main():

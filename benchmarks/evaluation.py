@@ -8,19 +8,18 @@
 Parts, all of them by default, on made embeddings (by default as many as the test images and classes of Stanford Online
 Products, 60,502 and 11,316) or on those of --embeddings (what tfdml embed writes, or an .npz):
 
-- exact: seconds by the clock and of the processors of `evaluate_retrieval`, beside those of the bare product of the
-  same matrices in blocks of the same memory. All contenders run in this process, in turns, for some rounds, another one
-  first each time; a row shows the median, a ratio is the median over rounds. Memory is what a process of its own
-  takes at its peak beyond what it held before the call, embeddings and TensorFlow included;
-- clustering: seconds of k-means with as many clusters as classes, and NMI, AMI and pairwise F1 of the clusters beside
-  those of scikit-learn;
+- exact: wall and CPU seconds of `evaluate_retrieval`, and of the plain product of the same matrices in blocks of the
+  same memory. All run in this process, in turns, for some rounds, another one first each time. A row shows the median;
+  a ratio is the median over rounds. Memory is the peak of a separate process, less what it held before the call;
+- clustering: seconds of k-means with as many clusters as classes, and NMI, AMI and pairwise F1 of the clusters
+  compared with scikit-learn;
 - peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of --torch_python. Its NMI
   and AMI are of the clusters found here, so that they measure the same; with --peer_kmeans also of its own;
 - index: a gallery on disk, memory-mapped, into an approximate index: seconds to build and save it, and for each
   effort milliseconds a query and the recall of the ten nearest against exact search, on a sample of queries. Like
   those of trained networks, the embeddings vary mostly in a few directions (--ranks).
 
-Ends with status 1 if a figure differs from a peer's by more than the tolerance that its row shows.
+Ends with status 1 if a number differs from a peer's by more than the tolerance in its row.
 """
 
 import argparse
@@ -31,13 +30,13 @@ import subprocess
 import sys
 import tempfile
 
-from benchmarks.evaluation_arrays import Arrays, clocked, held_memory, made_embeddings
+from benchmarks.evaluation_arrays import Arrays, held_memory, made_embeddings, time_call
 from benchmarks.evaluation_index import index_part
 from tools.numbers import Results, command_line
 
 PARTS = ("exact", "clustering", "peer", "index")
 BUDGET = 256 * 2**20
-# Rounding in the distances may swap neighbours that are equally near but for it; figures of counts have no such excuse.
+# Rounding of the distances may swap neighbours that are equally near. Counts must be equal.
 TOLERANCE = {"retrieval": 1e-4, "clustering": 1e-9}
 PEER_NAMES = {
     "recall@1": "precision_at_1",
@@ -55,7 +54,7 @@ CONTENDERS = {
 
 
 def bare_product(embeddings):
-    """The product of all with all, in blocks, and nothing made of it."""
+    """Compute the product of all with all, in blocks, and drop it."""
     import numpy as np
     from keras import ops
 
@@ -67,7 +66,7 @@ def bare_product(embeddings):
 
 
 def evaluation(arrays, metrics, relevance=None):
-    """The call that is measured."""
+    """Return the call that is measured."""
     from tfdml.evaluation import evaluate_retrieval
 
     options = {"metrics": metrics, "relevance": relevance, "memory_budget": BUDGET}
@@ -75,20 +74,20 @@ def evaluation(arrays, metrics, relevance=None):
 
 
 def with_ignored(labels, count):
-    """The relevance of equal labels, with random images of other classes ignored for each query."""
+    """Return the relevance of equal labels, with random images of other classes ignored for each query."""
     import numpy as np
 
     from tfdml.evaluation import Relevance
 
     rng = np.random.default_rng(0)
     rows = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
-    drawn = (rng.choice(len(labels), 2 * count, replace=False) for _ in labels)
-    ignored = [one[labels[one] != label][:count] for one, label in zip(drawn, labels, strict=True)]
+    samples = (rng.choice(len(labels), 2 * count, replace=False) for _ in labels)
+    ignored = [one[labels[one] != label][:count] for one, label in zip(samples, labels, strict=True)]
     return Relevance.lists([rows[label] for label in labels], ignored)
 
 
 def memory_role(embeddings, labels, metrics):
-    """MiB at the peak of the call beyond what the process held before it."""
+    """Return the peak memory of the call in MiB, less what the process held before it."""
     import numpy as np
 
     arrays = Arrays(np.load(embeddings), np.load(labels))
@@ -99,15 +98,15 @@ def memory_role(embeddings, labels, metrics):
 
 
 def peak_memory(folder, metrics):
-    """The same in a process of its own; None where the system does not tell."""
+    """Return the same from a new process; None where the system does not report it."""
     if held_memory() is None:
         return None
     settings = {"embeddings": f"{folder}/embeddings.npy", "labels": f"{folder}/labels.npy", "metrics": metrics}
     command = [sys.executable, "-m", "benchmarks.evaluation", "--memory_role", json.dumps(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"the measurement of memory failed:\n{done.stderr[-2000:]}")
-    return float(done.stdout.split()[-1])
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise SystemExit(f"the measurement of memory failed:\n{completed.stderr[-2000:]}")
+    return float(completed.stdout.split()[-1])
 
 
 def exact_part(args, arrays, folder, results):
@@ -125,7 +124,7 @@ def exact_part(args, arrays, folder, results):
     for number in range(args.rounds):
         first = number % len(runners)
         for name in [*list(runners)[first:], *list(runners)[:first]]:
-            _, *seconds = clocked(runners[name])
+            _, *seconds = time_call(runners[name])
             wall[name].append(seconds[0])
             cpu[name].append(seconds[1])
     peaks = {name: peak_memory(folder, CONTENDERS[name]) for name in names}
@@ -145,7 +144,7 @@ def exact_part(args, arrays, folder, results):
 
 
 def find_clusters(args, arrays):
-    """Clusters of the arrays; seconds of finding them, none where they are known."""
+    """Return the clusters of the arrays, and the seconds that k-means took (none where the clusters are known)."""
     import numpy as np
 
     from tfdml.evaluation import kmeans
@@ -154,12 +153,12 @@ def find_clusters(args, arrays):
         return 0.0, 0.0
     count = len(np.unique(arrays.labels))
     print(f"\n{count:,} clusters of {len(arrays.embeddings):,} x {arrays.embeddings.shape[1]}")
-    arrays.clusters, *seconds = clocked(lambda: kmeans(arrays.embeddings, count, iterations=args.iterations))
+    arrays.clusters, *seconds = time_call(lambda: kmeans(arrays.embeddings, count, iterations=args.iterations))
     return seconds
 
 
 def clustering_part(args, arrays, results):
-    """Time of k-means; returns rows of `agreement` with scikit-learn."""
+    """Time k-means; return rows of `agreement` with scikit-learn."""
     import numpy as np
     from sklearn import metrics as sk
 
@@ -178,15 +177,15 @@ def clustering_part(args, arrays, results):
     theirs = {"nmi": sk.normalized_mutual_info_score, "ami": sk.adjusted_mutual_info_score, "f1": f1}
     rows = []
     for name, function in theirs.items():
-        ours, wall, cpu = clocked(clustering_agreement, labels, clusters, [name])
-        other, their_seconds, _ = clocked(function, np.asarray(labels), np.asarray(clusters))
+        ours, wall, cpu = time_call(clustering_agreement, labels, clusters, [name])
+        other, their_seconds, _ = time_call(function, np.asarray(labels), np.asarray(clusters))
         row(f"`{name}` of them", f"{wall:.2f}", f"{cpu:.2f}", f"{their_seconds:.2f}")
         rows.append((name, f"scikit-learn, `{function.__name__}`", ours[name], float(other), "clustering"))
     return rows
 
 
 def agreement(rows, results):
-    """Add the numbers beside those of peers; returns how many differ by more than their tolerance."""
+    """Add the numbers and those of peers; return how many differ by more than their tolerance."""
     add, wrong = results.table("agreement", "here", "there", "tfdml", "difference"), 0
     for name, there, ours, theirs, kind in rows:
         add(f"`{name}`", there, f"{ours:.8f}", f"{ours - theirs:.0e}" if ours != theirs else "0")
@@ -195,7 +194,7 @@ def agreement(rows, results):
 
 
 def peer_part(args, arrays, folder, results):
-    """Seconds beside pytorch-metric-learning's; returns rows of `agreement`."""
+    """Time pytorch-metric-learning; return rows of `agreement`."""
     import numpy as np
 
     from tfdml.evaluation import clustering_agreement
@@ -204,11 +203,11 @@ def peer_part(args, arrays, folder, results):
     np.save(f"{folder}/clusters.npy", arrays.clusters)
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "evaluation_peer.py")
     command = [args.torch_python, script, folder, *(["--own_kmeans"] if args.peer_kmeans else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"pytorch-metric-learning failed in {args.torch_python}:\n{done.stderr[-2000:]}")
-    theirs = json.loads(done.stdout.splitlines()[-1])
-    ours, *seconds = clocked(evaluation, arrays, ["recall@1", "map@r", "r_precision"])
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise SystemExit(f"pytorch-metric-learning failed in {args.torch_python}:\n{completed.stderr[-2000:]}")
+    theirs = json.loads(completed.stdout.splitlines()[-1])
+    ours, *seconds = time_call(evaluation, arrays, ["recall@1", "map@r", "r_precision"])
     ours |= clustering_agreement(arrays.labels, arrays.clusters, ["nmi", "ami"])
     rows = []
     for name, there in PEER_NAMES.items():
@@ -226,7 +225,7 @@ def peer_part(args, arrays, folder, results):
 
 
 def arrays_of(args):
-    """The arrays that the flags mean."""
+    """Return the arrays that the flags name."""
     import numpy as np
 
     if not args.embeddings:

@@ -1,4 +1,4 @@
-"""Made embeddings, and the clock, of the benchmarks of the evaluation."""
+"""Synthetic embeddings, and timing, for the benchmarks of the evaluation."""
 
 import dataclasses
 import pathlib
@@ -8,7 +8,7 @@ import time
 
 @dataclasses.dataclass
 class Arrays:
-    """What is measured, and its clusters once they are found."""
+    """The embeddings and labels, and their clusters after k-means."""
 
     embeddings: object
     labels: object
@@ -23,21 +23,21 @@ def made_embeddings(count, dim, classes, seed=0):
     labels = np.concatenate([np.repeat(np.arange(classes), 2), rng.integers(0, classes, count - 2 * classes)])
     rng.shuffle(labels)
     centres = rng.normal(size=(classes, dim)).astype(np.float32)
-    # About where chance neighbours begin to be as near as those of the class.
+    # At about this scatter images of other classes are as near as those of the class.
     widths = (rng.uniform(0.5, 1.5, (classes, 1)) * dim**0.25 / 2.4).astype(np.float32)
     points = centres[labels] + widths[labels] * rng.standard_normal((count, dim), np.float32)
     return points / np.linalg.norm(points, axis=1, keepdims=True), labels
 
 
-def clocked(function, *arguments, **options):
-    """What a call returns, its seconds by the clock, and those of the processors."""
+def time_call(function, *arguments, **options):
+    """Return a call's result, its wall seconds and its CPU seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     result = function(*arguments, **options)
     return result, time.perf_counter() - wall, time.process_time() - cpu
 
 
 def held_memory(peak=False):
-    """MiB that this process holds, or held at most; None where the system does not tell.
+    """Return this process's memory in MiB, or its peak; None where the system does not report it.
 
     Not by `getrusage`, whose peak begins with that of the process that started this one.
     """

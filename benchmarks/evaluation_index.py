@@ -3,7 +3,7 @@
 import functools
 import os
 
-from benchmarks.evaluation_arrays import clocked, make_gallery
+from benchmarks.evaluation_arrays import make_gallery, time_call
 
 BUDGET = 256 * 2**20
 NEAREST = 10
@@ -25,18 +25,18 @@ def index_part(args, folder, results):
         queries, options = gallery[rows], {"k": NEAREST, "own_rows": rows}
         for kind in args.kinds.split(","):
             name = f"`{kind}`, {rank or 'full'}"
-            built, wall, cpu = clocked(functools.partial(build_index, gallery, kind=kind))
-            _, saving, _ = clocked(built.save, f"{folder}/gallery.index")
+            built, wall, cpu = time_call(functools.partial(build_index, gallery, kind=kind))
+            _, saving, _ = time_call(built.save, f"{folder}/gallery.index")
             size = os.path.getsize(f"{folder}/gallery.index") / 2**20
             index = load_index(f"{folder}/gallery.index", mapped=True)
             lists = index.lists or ""
             built_rows.append((name, lists, f"{wall:.1f}", f"{cpu:.1f}", f"{saving:.1f}", f"{size:,.0f}"))
             efforts = [4, 16, 64, 256] if kind == "ivf" else [16, 64, 256]
-            for found in index_recall(index, gallery, k=NEAREST, efforts=efforts, sample=len(rows)):
-                _, seconds, _ = clocked(functools.partial(index.search, queries, effort=found.effort, **options))
-                recall = f"{found.recall:.3f} ± {found.standard_error:.3f}"
-                row(name, found.effort, recall, f"{1e3 * seconds / len(rows):.2f}")
-        _, seconds, _ = clocked(
+            for point in index_recall(index, gallery, k=NEAREST, efforts=efforts, sample=len(rows)):
+                _, seconds, _ = time_call(functools.partial(index.search, queries, effort=point.effort, **options))
+                recall = f"{point.recall:.3f} ± {point.standard_error:.3f}"
+                row(name, point.effort, recall, f"{1e3 * seconds / len(rows):.2f}")
+        _, seconds, _ = time_call(
             functools.partial(nearest_neighbours, queries, gallery, memory_budget=BUDGET, **options)
         )
         row(f"exact search, {rank or 'full'}", "", "1", f"{1e3 * seconds / len(rows):.2f}")

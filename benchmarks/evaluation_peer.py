@@ -1,9 +1,9 @@
-"""What pytorch-metric-learning's AccuracyCalculator says of arrays; run by `benchmarks.evaluation`, in its environment.
+"""The metrics of pytorch-metric-learning's AccuracyCalculator; `benchmarks.evaluation` runs it in its environment.
 
     /path/to/python/with/torch benchmarks/evaluation_peer.py FOLDER [--own_kmeans]
 
 Needs torch, pytorch-metric-learning, faiss and scikit-learn, and nothing of tfdml. FOLDER holds `embeddings.npy`
-(N, d), `labels.npy` (N,) and `clusters.npy` (N,). Prints one line of JSON: its figures, and seconds of each part.
+(N, d), `labels.npy` (N,) and `clusters.npy` (N,). Prints one line of JSON: the metrics, and the seconds of each part.
 """
 
 import argparse
@@ -17,15 +17,15 @@ RETRIEVAL = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
 CLUSTERING = ("NMI", "AMI")
 
 
-def timed(calculator, embeddings, labels, include):
-    """The figures, with seconds by the clock and of the processors."""
+def time_metrics(calculator, embeddings, labels, include):
+    """Return the metrics, the wall seconds and the CPU seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     figures = calculator.get_accuracy(embeddings, labels, include=include)
     return figures, [time.perf_counter() - wall, time.process_time() - cpu]
 
 
 def status(field):
-    """MiB of a field of Linux's account of this process; 0 elsewhere."""
+    """Return a field of /proc/self/status in MiB; 0 where there is none."""
     path = pathlib.Path("/proc/self/status")
     return int(re.search(rf"{field}:\s+(\d+)", path.read_text())[1]) / 1024 if path.exists() else 0.0
 
@@ -47,21 +47,21 @@ def main():
     # As deep as the largest class: without it, r_precision and MAP@R would rank the whole set for every query.
     searching = AccuracyCalculator(include=RETRIEVAL, k="max_bin_count", device=cpu)
     given = AccuracyCalculator(include=CLUSTERING, device=cpu, kmeans_func=lambda embeddings, count: clusters)
-    timed(searching, embeddings[:100], torch.arange(100) // 2, RETRIEVAL)  # the first call starts threads
+    time_metrics(searching, embeddings[:100], torch.arange(100) // 2, RETRIEVAL)  # the first call starts threads
 
     before = status("VmRSS")
-    figures, seconds = timed(searching, embeddings, labels, RETRIEVAL)
+    figures, seconds = time_metrics(searching, embeddings, labels, RETRIEVAL)
     peak = status("VmHWM") - before
     result = {
         "version": pytorch_metric_learning.__version__,
         "seconds": {"retrieval": seconds},
         "peak_mib": peak,
     }
-    agreement, result["seconds"]["clustering"] = timed(given, embeddings, labels, CLUSTERING)
+    agreement, result["seconds"]["clustering"] = time_metrics(given, embeddings, labels, CLUSTERING)
     result["figures"] = {**figures, **agreement}
     if args.own_kmeans:
         own = AccuracyCalculator(include=CLUSTERING, device=cpu)
-        result["own_kmeans"], result["seconds"]["own_kmeans"] = timed(own, embeddings, labels, CLUSTERING)
+        result["own_kmeans"], result["seconds"]["own_kmeans"] = time_metrics(own, embeddings, labels, CLUSTERING)
     print(json.dumps(result))
 
 

@@ -1,4 +1,4 @@
-"""Latency, throughput, size and Recall@1 of an exported version, beside the Keras embedder that it was made of.
+"""Latency, throughput, size and Recall@1 of an exported version, compared with the Keras embedder it comes from.
 
     tfdml export --run_dir=runs/cars --out=models/cars --formats=all
     python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1
@@ -7,7 +7,7 @@
 Two tables. From encoded images: the SavedModel's `serving_default`, and Keras as one would call it by hand, the same
 view made in a `tf.function`, then `predict_on_batch`. From views (uint8, after resizing and the crop), where decoding
 costs nothing: `predict_on_batch`, LiteRT in each precision, ONNX. All contenders take turns, for some rounds, in one
-process; a figure is the median of the rounds. LiteRT and ONNX use as many threads as there are cores, as TensorFlow
+process; a number is the median of the rounds. LiteRT and ONNX use as many threads as there are cores, as TensorFlow
 does. Recall@1 is that of all test images (or of --images, as whole classes), each contender embedding them itself.
 """
 
@@ -106,10 +106,10 @@ def measure(runners, images, rounds, calls):
     for number in range(rounds + 1):
         for batch_size in (1, BATCH):
             for name, (function, _) in runners.items():
-                took = seconds(function, images, batch_size, calls if batch_size == 1 else max(1, calls // 5))
+                duration = seconds(function, images, batch_size, calls if batch_size == 1 else max(1, calls // 5))
                 # The first round compiles and warms up.
                 if number:
-                    times[name][batch_size].append(took)
+                    times[name][batch_size].append(duration)
     return {
         name: (1e3 * statistics.median(found[1]), BATCH / statistics.median(found[BATCH]))
         for name, found in times.items()
@@ -123,14 +123,14 @@ def embed_all(function, images):
     parts = []
     for first in range(0, len(images), BATCH):
         batch = images[first : first + BATCH]
-        missing = BATCH - len(batch)
-        if missing:
+        padding = BATCH - len(batch)
+        if padding:
             batch = (
-                [*batch, *[batch[-1]] * missing]
+                [*batch, *[batch[-1]] * padding]
                 if isinstance(batch, list)
-                else np.pad(batch, [(0, missing), (0, 0), (0, 0), (0, 0)], mode="edge")
+                else np.pad(batch, [(0, padding), (0, 0), (0, 0), (0, 0)], mode="edge")
             )
-        parts.append(function(batch)[: BATCH - missing])
+        parts.append(function(batch)[: BATCH - padding])
     return np.concatenate(parts)
 
 

@@ -1,4 +1,4 @@
-"""Galleries in their databases: how much of the exact answer a search finds, and how many queries a second.
+"""Galleries in databases: the recall of a search against the exact one, and queries a second.
 
     python -m benchmarks.galleries --rows=20000                               a quick try
     python -m benchmarks.galleries                                            the table of docs/galleries.md
@@ -8,8 +8,8 @@ The gallery is made: classes of ten embeddings of length 1, which like those of 
 directions (--rank) and by a hundredth of that in all others; it lies memory-mapped on disk. The queries are some of its
 rows, which are left out of their own answers. Recall@10 is the share of the exact search's ten nearest that is found.
 Each database fills a table, is asked exactly, builds each of its approximate indexes and is asked again, in a process
-of its own. It does so with a hundredth and a tenth of the rows first, and goes on to more where that promises to end
-in time; after --limit seconds it is ended, and what it did with the most rows is printed. PostgreSQL is started for it,
+of its own. It does so with a hundredth and a tenth of the rows first, and with all where that is expected to end in
+time. After --limit seconds it is stopped, and the results with the most rows are printed. PostgreSQL is started for it,
 in a folder that is removed.
 """
 
@@ -32,7 +32,7 @@ from tools.numbers import Results, command_line
 
 NEAREST = 10
 ASKED = 20
-# What each database is asked with, beside the exact search; and what it needs.
+# The indexes that each database is searched with, besides the exact search; and the packages that it needs.
 INDEXES = {
     "lancedb": ("ivf&effort=32", "ivf_pq&effort=32&refine=10", "hnsw&effort=128"),
     "pgvector": ("ivf&effort=32", "hnsw&effort=128"),
@@ -46,7 +46,7 @@ PACKAGES = {
 
 
 def answers(folder, vectors, queries):
-    """The distances of the ten nearest of the queries: computed once, and kept."""
+    """Return the distances of the ten nearest of the queries, which are computed once."""
     path = pathlib.Path(folder, f"answers-{len(vectors)}.npy")
     if not path.exists():
         from tfdml.retrieval import nearest_neighbours
@@ -55,8 +55,8 @@ def answers(folder, vectors, queries):
     return np.load(path)
 
 
-def asked(search, vectors, queries, farthest, seconds):
-    """(Recall@10, queries a second) of a search, asked some queries at a time for about so long."""
+def time_search(search, vectors, queries, farthest, seconds):
+    """Return Recall@10 and queries a second of a search that runs for about `seconds`."""
     search(vectors[queries[:ASKED]], queries[:ASKED])
     shares, began = [], time.perf_counter()
     for start in range(0, len(queries), ASKED):
@@ -68,8 +68,8 @@ def asked(search, vectors, queries, farthest, seconds):
     return float(np.mean(shares)), len(shares) / (time.perf_counter() - began)
 
 
-def of_database(gallery):
-    """A search of a gallery by rows of it: the distances of their ten nearest others."""
+def database_search(gallery):
+    """Return a search by rows of the gallery: the distances of their ten nearest others."""
 
     def search(vectors, rows):
         found = gallery.search(vectors, NEAREST + 1)
@@ -80,18 +80,18 @@ def of_database(gallery):
 
 
 def one(arguments):
-    """Fill tables of more and more rows while that promises to end in time; a line of JSON after each search."""
+    """Fill tables of more and more rows while that is expected to end in time; print JSON after each search."""
     began, sizes = time.perf_counter(), (arguments.rows // 100, arguments.rows // 10, arguments.rows)
     if arguments.whole or arguments.one == "exact search":
         sizes = sizes[-1:]
     for rows in sizes:
-        filling = asked_of(arguments.one, max(rows, 1000), arguments)
+        filling = measure_table(arguments.one, max(rows, 1000), arguments)
         if 10 * filling > arguments.limit - (time.perf_counter() - began):
             return
 
 
-def asked_of(database, rows, arguments):
-    """Ask one table exactly and by each index; the seconds that it took to write, and to build what is no graph."""
+def measure_table(database, rows, arguments):
+    """Search one table exactly and by each index; return the seconds of writing, and of building all but graphs."""
     from tfdml.retrieval import connect, nearest_neighbours
 
     vectors = np.load(f"{arguments.folder}/gallery.npy", mmap_mode="r")[:rows]
@@ -99,16 +99,20 @@ def asked_of(database, rows, arguments):
     farthest = answers(arguments.folder, vectors, queries)
     filling = 0.0
 
-    def tell(index, search, what="", began=0.0):
+    def report_line(index, search, what="", began=0.0):
         nonlocal filling
         times = {what: time.perf_counter() - began} if what else {}
         filling += 0 if index.startswith("hnsw") else sum(times.values())
-        recall, rate = asked(search, vectors, queries, farthest, arguments.seconds)
-        print("TOLD" + json.dumps({"index": index, "rows": rows, "recall": recall, "rate": rate, **times}), flush=True)
+        recall, rate = time_search(search, vectors, queries, farthest, arguments.seconds)
+        print(
+            "REPORT" + json.dumps({"index": index, "rows": rows, "recall": recall, "rate": rate, **times}), flush=True
+        )
 
     if database == "exact search":
-        held = np.array(vectors)
-        tell("exact", lambda asked, rows: nearest_neighbours(asked, held, k=NEAREST, own_rows=rows)[1])
+        copy = np.array(vectors)
+        report_line(
+            "exact", lambda time_search, rows: nearest_neighbours(time_search, copy, k=NEAREST, own_rows=rows)[1]
+        )
         return filling
     uri = arguments.uri.replace("ROWS", str(rows))
     began = time.perf_counter()
@@ -117,17 +121,17 @@ def asked_of(database, rows, arguments):
             part = range(start, min(start + gallery.batch_rows, rows))
             gallery.upsert(list(map(str, part)), vectors[start : part.stop], {"label": [row // 10 for row in part]})
         gallery.optimize()
-        tell("exact", of_database(gallery), "written", began)
+        report_line("exact", database_search(gallery), "written", began)
     for index in INDEXES[database]:
         began = time.perf_counter()
         with connect(uri + ("&" if "?" in uri else "?") + f"index={index}") as gallery:
             gallery.optimize()
-            tell(index.replace("&", ", "), of_database(gallery), "built", began)
+            report_line(index.replace("&", ", "), database_search(gallery), "built", began)
     return filling
 
 
-def measured(database, uri, arguments, folder):
-    """By index, what the process of a database told, until its end or its limit, of the most rows."""
+def measure_database(database, uri, arguments, folder):
+    """Return by index what the process of a database reports of the most rows, until its end or its limit."""
     command = [sys.executable, "-m", "benchmarks.galleries", f"--one={database}", f"--uri={uri}", f"--folder={folder}"]
     command += [f"--{name}={getattr(arguments, name)}" for name in ("rows", "queries", "seconds", "limit")]
     command += ["--whole"] if arguments.whole else []
@@ -138,13 +142,13 @@ def measured(database, uri, arguments, folder):
     clock.cancel()
     if process.returncode not in (0, -signal.SIGKILL):
         print(f"{database}: {(err.strip() or 'failed').splitlines()[-1][:200]}", flush=True)
-    lines = [json.loads(line[4:]) for line in out.splitlines() if line.startswith("TOLD")]
+    lines = [json.loads(line[len("REPORT") :]) for line in out.splitlines() if line.startswith("REPORT")]
     return {line["index"]: line for line in lines}
 
 
 @contextlib.contextmanager
 def address(database, folder):
-    """The address of tables that are new, in which ROWS tells them apart."""
+    """Return the address of new tables, in which ROWS is replaced by the number of rows."""
     if database != "pgvector":
         yield f"{database}://{folder}/{database}ROWS"
         return
@@ -186,7 +190,7 @@ def main():
                 print(f"{database}: {', '.join(missing)} is not installed", flush=True)
                 continue
             with address(database, folder) as uri:
-                found = measured(database, uri, arguments, folder)
+                found = measure_database(database, uri, arguments, folder)
             for line in found.values():
                 times = [f"{line[name]:,.0f}" if name in line else "" for name in ("written", "built")]
                 rates = f"{line['recall']:.4f}", f"{line['rate']:,.0f}"

@@ -1,20 +1,19 @@
-"""Peak memory and time of a training step on a large batch, plain and by chunks, beside a small batch.
+"""Peak memory and time of a training step: a large batch, plain and by chunks, and a small batch.
 
     python -m benchmarks.gradient_cache
     python -m benchmarks.gradient_cache --backbone="conv4(width=8)" --size=32 --small=16 --large=128 --steps=2
 
 Each variant runs in a process of its own, on the GPU if there is one: steps of the whole learner, embedder, loss over
 pairs and update by Adam, on random images. Reported are the largest memory (of a GPU what TensorFlow had allocated,
-else the resident memory of the process), what it exceeds that of a step on two images by, and the median time of a step
+else the resident memory of the process), its excess over that of a step on two images, and the median time of a step
 after the first:
 
 - small: a plain step on --small images;
 - large: a plain step on --large images. Where it does not fit, or by the line through the small batch and one of twice
-  its size would not, its memory is that of the line, and the table says so;
+  its size would not, its memory is that of the line, and the table marks it;
 - cached: a step on --large images in chunks of --small (`MetricLearner(..., gradient_cache=)`).
 
-A batch of B needs its images and the B x B matrices of its pairs whatever the chunk; the last line says how much these
-are.
+A batch of B needs its images and the B x B matrices of its pairs, whatever the chunk. The last line prints their size.
 """
 
 import json
@@ -69,7 +68,7 @@ def measure(arguments):
 
 
 def in_own_process(variant, argv):
-    """What `measure` returns, from a fresh process; None where the process did not end well."""
+    """Return what `measure` returns, from a new process; None where that process fails."""
     command = [sys.executable, "-m", "benchmarks.gradient_cache", *argv, f"--variant={variant}"]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False, text=True)
@@ -79,7 +78,7 @@ def in_own_process(variant, argv):
 
 
 def memory_there_is():
-    """In MB: that of the GPU where there is one (its process tells when it is full), else what is free."""
+    """Return the memory of the GPU in MB if there is one (its process fails when it is full), else the free memory."""
     from tfdml.memory import free_memory
     from tfdml.training.distributed.devices import on_gpu
 
@@ -98,21 +97,21 @@ def main():
     if arguments.variant:
         print(json.dumps(measure(arguments)))
         return
-    found = {variant: in_own_process(variant, sys.argv[1:]) for variant in ("base", "small", "double")}
-    slope = (found["double"]["peak_mb"] - found["small"]["peak_mb"]) / arguments.small
-    line = found["small"]["peak_mb"] + slope * (arguments.large - arguments.small)
+    measurements = {variant: in_own_process(variant, sys.argv[1:]) for variant in ("base", "small", "double")}
+    slope = (measurements["double"]["peak_mb"] - measurements["small"]["peak_mb"]) / arguments.small
+    line = measurements["small"]["peak_mb"] + slope * (arguments.large - arguments.small)
     fits = line < memory_there_is()
-    found["large"] = in_own_process("large", sys.argv[1:]) if fits else None
+    measurements["large"] = in_own_process("large", sys.argv[1:]) if fits else None
     if not fits:
         print("the large step does not fit; its memory is on the line through two smaller ones")
-    found["large"] = found["large"] or {"peak_mb": line}
-    found["cached"] = in_own_process("cached", sys.argv[1:])
+    measurements["large"] = measurements["large"] or {"peak_mb": line}
+    measurements["cached"] = in_own_process("cached", sys.argv[1:])
     columns = ("images", "peak memory", "above a step on two images", "time an image")
     row = Results(arguments.json).table("table", "", *columns)
     for variant in VARIANTS[1:]:
         batch, chunk = sizes(arguments, variant)
-        peak, seconds = found[variant]["peak_mb"], found[variant].get("seconds")
-        memory = f"{peak:,.0f} MB", f"{peak - found['base']['peak_mb']:,.0f} MB"
+        peak, seconds = measurements[variant]["peak_mb"], measurements[variant].get("seconds")
+        memory = f"{peak:,.0f} MB", f"{peak - measurements['base']['peak_mb']:,.0f} MB"
         name = f"in chunks of {chunk}" if chunk else "plain"
         row(name, f"{batch:,}", *memory, f"{1e3 * seconds / batch:.1f} ms" if seconds else "")
     images, matrix = arguments.large * arguments.size**2 * 3 / 1e6, 4 * arguments.large**2 / 1e6

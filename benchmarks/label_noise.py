@@ -1,4 +1,4 @@
-"""What helps where labels are wrong: Recall@1 on unseen classes, trained with a share of the labels exchanged.
+"""Training with wrong labels: Recall@1 on unseen classes, with a share of the training labels exchanged.
 
     python -m benchmarks.label_noise --data_dir=OMNIGLOT --noise 0 0.3 --seeds=3
 
@@ -25,7 +25,7 @@ CLASSES = "scale=20, margin=0.1"
 
 
 def rows(noise):
-    """The objectives compared; PRISM and the selection are told the share of wrong labels, as their papers do."""
+    """Return the objectives; PRISM and the selection receive the share of wrong labels, as in their papers."""
     share = noise or 0.1
     prism = f"prism(loss={PAIRS}, noise_rate={share}, size=8192, start=100"
     return {
@@ -40,8 +40,8 @@ def rows(noise):
     }
 
 
-def exchanged(labels, noise, seed):
-    """The labels, each with probability `noise` that of another class."""
+def exchange_labels(labels, noise, seed):
+    """Replace each label by that of another class with probability `noise`."""
     generator = np.random.default_rng([seed, 1])
     classes, index = np.unique(labels, return_inverse=True)
     others = (index + generator.integers(1, len(classes), len(index))) % len(classes)
@@ -49,14 +49,14 @@ def exchanged(labels, noise, seed):
 
 
 def recall(data_dir, objectives, noise, seed):
-    """Recall@1 of the unseen classes after the last epoch, in percent."""
+    """Return Recall@1 of the unseen classes after the last epoch, in percent."""
     changes = {"data_dir": data_dir, "objectives": objectives, "seed": seed, "holdout_classes": 0.0}
     changes |= {"epochs": 6, "drop_epochs": "4"}
     experiment = Experiment.from_flags(FLAGS.read_text(), run_dir="unused", selection="last", **changes)
     data, optimization = experiment, experiment
     splits = load_splits(data, seed)
     clean = splits.train
-    train = dataclasses.replace(clean, labels=exchanged(clean.labels, noise, seed))
+    train = dataclasses.replace(clean, labels=exchange_labels(clean.labels, noise, seed))
     sampler, (transform, view) = make_sampler(data, train, seed), make_transforms(data)
     steps = optimization.steps_per_epoch or sampler.steps_per_epoch
     learner = make_learner(experiment, view, train.num_classes, steps)
@@ -82,8 +82,8 @@ def main():
     for name in arguments.rows or rows(0.0):
         cells = []
         for noise in arguments.noise:
-            found = [recall(arguments.data_dir, rows(noise)[name], noise, seed) for seed in range(arguments.seeds)]
-            cells.append(" / ".join(f"{value:.1f}" for value in found))
+            recalls = [recall(arguments.data_dir, rows(noise)[name], noise, seed) for seed in range(arguments.seeds)]
+            cells.append(" / ".join(f"{value:.1f}" for value in recalls))
         row(name, *cells)
 
 

@@ -8,7 +8,7 @@ from tfdml.training.expressions import parse_call
 
 
 def make_learner(backbone, size, objectives):
-    """A compiled learner; equal embedders whatever the objectives.
+    """Return a compiled learner, whose embedder is the same for all objectives.
 
     Args:
         backbone: Its name and options, as in tfdml train.
@@ -30,7 +30,7 @@ class FeatureEmbedder(Embedder):
     Args:
         shape: (h, w, c) of a feature map; (1, 1, D) for pooled features.
         embedding_dim: d.
-        scaled: Whether a trained factor stands before the features, so that the gradient by them is computed.
+        scaled: Whether a trained factor multiplies the features, so that their gradient is computed.
     """
 
     def __init__(self, shape, embedding_dim, scaled=False):

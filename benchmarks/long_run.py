@@ -1,4 +1,4 @@
-"""A long training, watched from outside: memory, threads, files held open, and what the run folder holds.
+"""Memory, threads and open files of a long training, and the files of its run folder.
 
     python -m benchmarks.long_run --run_dir=runs/long --picture=docs/images/long_run.svg --flagfile=FILE [flags]
 
@@ -38,7 +38,7 @@ def sample(process, folder):
                 files, threads = files + one.num_fds(), threads + one.num_threads()
         except psutil.Error:  # it has ended meanwhile
             continue
-    found = {"RSS, MB": memory / 1e6, "PSS, MB": proportional / 1e6, "open files": files, "threads": threads}
+    sample_values = {"RSS, MB": memory / 1e6, "PSS, MB": proportional / 1e6, "open files": files, "threads": threads}
     for kind, pattern in KINDS.items():
         sizes = []
         for path in folder.glob(pattern):
@@ -46,8 +46,8 @@ def sample(process, folder):
                 sizes.append(path.stat().st_size)
             except FileNotFoundError:  # an older checkpoint
                 continue
-        found[f"{kind}, files"], found[f"{kind}, kB"] = len(sizes), sum(sizes) / 1e3
-    return found
+        sample_values[f"{kind}, files"], sample_values[f"{kind}, kB"] = len(sizes), sum(sizes) / 1e3
+    return sample_values
 
 
 def write_picture(path, minutes, samples):
@@ -96,8 +96,8 @@ def main():
     for name in samples[0]:
         values = np.array([one[name] for one in samples])
         slope = 60 * np.polyfit(np.array(minutes)[late], values[late], 1)[0]
-        shown = (values[0], values[late][0], values.max(), values[-1])
-        row(name, *(f"{value:,.0f}" for value in shown), f"{round(slope):+,d}")
+        summary = (values[0], values[late][0], values.max(), values[-1])
+        row(name, *(f"{value:,.0f}" for value in summary), f"{round(slope):+,d}")
     if arguments.picture:
         write_picture(arguments.picture, minutes, samples)
 

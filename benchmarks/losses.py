@@ -1,4 +1,4 @@
-"""Forward and backward of every loss that pytorch-metric-learning has too: time and memory beside it, in turns.
+"""Time and memory of losses, forward and backward, in turns with pytorch-metric-learning.
 
     make parity-pml                                        once: makes the environment with PyTorch
     python -m benchmarks.losses
@@ -10,7 +10,7 @@ Both sides get the same float32 vectors, classes of --per_class images, and as m
 --backend=torch on PyTorch's tensors as theirs, by the same PYTHON, which then needs tfdml too. A line states
 the median of the rounds and the most memory that a process has taken for it, graph and smaller batches included, and
 ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes more than --limit seconds or --memory
-GiB is stopped, and said to fail. A second table has the least and the largest share at each batch.
+GiB is stopped, and its cell shows that. A second table has the least and the largest share at each batch.
 """
 
 import json
@@ -60,7 +60,7 @@ CASES = [
 
 
 class Side:
-    """A process that answers requests, started anew where it was stopped."""
+    """A process that answers requests; it is started again after a stop."""
 
     def __init__(self, command, limit, memory):
         self.command, self.limit, self.memory = command, limit, memory
@@ -81,7 +81,7 @@ class Side:
         while not why and not select.select([self.process.stdout], [], [], 0.05)[0]:
             if time.perf_counter() - started > self.limit:
                 why = f"> {1000 * self.limit:,.0f}"
-            elif held(self.process.pid) > self.memory:
+            elif resident_memory(self.process.pid) > self.memory:
                 why = "no memory"
         line = "" if why else self.process.stdout.readline()
         if line:
@@ -97,8 +97,8 @@ class Side:
             self.process = None
 
 
-def held(pid):
-    """GiB that a process holds."""
+def resident_memory(pid):
+    """Return a process's memory in GiB."""
     path = pathlib.Path(f"/proc/{pid}/statm")
     return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30 if path.exists() else 0.0
 
@@ -107,11 +107,11 @@ def ours(request):
     """Labels, vectors, tfdml's loss as a function of vectors and labels, and the proxies that it trains."""
     from tfdml.interop import from_pml
 
-    wanted = request["case"]
+    options = request["case"]
     labels, vectors, centres = made_batch(request["batch"], request["dim"], request["per_class"])
-    arguments = dict(wanted["arguments"]) | ({"num_classes": len(centres)} if wanted["proxies"] else {})
-    loss = from_pml(wanted["name"], miner=wanted["miner"], **arguments)
-    if not wanted["proxies"]:
+    arguments = dict(options["arguments"]) | ({"num_classes": len(centres)} if options["proxies"] else {})
+    loss = from_pml(options["name"], miner=options["miner"], **arguments)
+    if not options["proxies"]:
         return labels, vectors, lambda x, y: loss(y, x), []
     loss.build({"embedding": vectors.shape})
     proxies = loss.class_proxies.proxies
@@ -207,13 +207,13 @@ def main():
     row = results.table("table", "loss", *columns)
     shares = {batch: [] for batch in arguments.batches}
     try:
-        for wanted in CASES:
-            if arguments.losses and wanted["name"] not in arguments.losses:
+        for options in CASES:
+            if arguments.losses and options["name"] not in arguments.losses:
                 continue
-            cells = ["`" + wanted["name"] + "`" + (f", {wanted['miner']}" if wanted["miner"] else "")]
+            cells = ["`" + options["name"] + "`" + (f", {options['miner']}" if options["miner"] else "")]
             for batch in arguments.batches:
                 request = {
-                    "case": wanted,
+                    "case": options,
                     "batch": batch,
                     "dim": arguments.dim,
                     "per_class": arguments.per_class,

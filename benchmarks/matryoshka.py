@@ -75,8 +75,8 @@ def main():
         row(name, dim, by_seed, f"{np.mean(recalls):.1f}", f"{np.mean(precisions):.1f}")
     row = results.table("differences", f"`matryoshka` at {SHORT} dimensions less", "Recall@1", "MAP@R")
     for name in ("plain", f"plain, head of {SHORT}"):
-        found = paired_differences(values["matryoshka", SHORT], values[name, SHORT], test.labels)
-        parts = ([100 * part for part in found[metric][:3]] for metric in METRICS)
+        difference = paired_differences(values["matryoshka", SHORT], values[name, SHORT], test.labels)
+        parts = ([100 * part for part in difference[metric][:3]] for metric in METRICS)
         row(name, *(f"{mean:+.1f} ({low:+.1f} to {high:+.1f})" for mean, low, high in parts))
 
 

@@ -85,7 +85,7 @@ def measure(arguments):
 
 
 def in_own_process(variant, argv):
-    """What `measure` returns, from a fresh process without a GPU."""
+    """Return what `measure` returns, from a new process without a GPU."""
     command = [sys.executable, "-m", "benchmarks.moments_memory", *argv, f"--variant={variant}"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
@@ -103,16 +103,17 @@ def main():
     if arguments.variant:
         print(json.dumps(measure(arguments)))
         return
-    found = {variant: in_own_process(variant, sys.argv[1:]) for variant in VARIANTS}
-    base = found["baseline"]["peak_mb"]
+    measurements = {variant: in_own_process(variant, sys.argv[1:]) for variant in VARIANTS}
+    base = measurements["baseline"]["peak_mb"]
     maps = arguments.orders * arguments.batch * arguments.size**2 * arguments.dim * 4 / 1e6
     row = Results(arguments.json).table("table", "", "peak, MB", "above the baseline, MB", "seconds a step")
     for variant in VARIANTS:
-        peak = found[variant]["peak_mb"]
-        row(variant, f"{peak:,.0f}", f"{peak - base:,.0f}", f"{found[variant]['seconds']:.2f}")
+        peak = measurements[variant]["peak_mb"]
+        row(variant, f"{peak:,.0f}", f"{peak - base:,.0f}", f"{measurements[variant]['seconds']:.2f}")
     row("the K maps", "", f"{maps:,.0f}", "")
-    difference = abs(found["streamed"]["loss"] - found["naive"]["loss"])
-    print(f"loss after {arguments.steps + 1} steps: naive {found['naive']['loss']:.6f}, differs by {difference:.1e}")
+    difference = abs(measurements["streamed"]["loss"] - measurements["naive"]["loss"])
+    naive = measurements["naive"]["loss"]
+    print(f"loss after {arguments.steps + 1} steps: naive {naive:.6f}, differs by {difference:.1e}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What XLA and bfloat16 make of a training step, backbone by backbone: four ways in turns on the same images.
+"""The time of a training step with XLA and bfloat16, by backbone: four ways in turns on the same images.
 
     python -m benchmarks.precision
     python -m benchmarks.precision --backbones resnet50:224:24 "mobilenetv2(alpha=0.35):96:100" --rounds=5
 
 A backbone is NAME:SIZE:BATCH, size in pixels. A row is the median of the rounds in milliseconds, and its share of the
-plain way's; the first step, which compiles, is stated by itself. The loss is AMSoftmax with --objectives otherwise.
+plain way's; the first step, which compiles, has its own column. The loss is AMSoftmax with --objectives otherwise.
 """
 
 import statistics
@@ -34,8 +34,8 @@ WAYS = {
 CLASSES = 12
 
 
-def learner_of(backbone, size, objectives, way):
-    """A compiled learner, as a way has it."""
+def make_learner_for(backbone, size, objectives, way):
+    """Return a learner, compiled in one of `WAYS`."""
     policy, xla = WAYS[way]
     keras.config.set_dtype_policy(policy)
     try:
@@ -46,19 +46,19 @@ def learner_of(backbone, size, objectives, way):
     return learner
 
 
-def compared(backbone, size, batch, objectives, rounds):
-    """Of each way the seconds of its first step, and the median of the others."""
+def compare(backbone, size, batch, objectives, rounds):
+    """Return for each way the seconds of the first step, and the median of the others."""
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (batch, size, size, 3), dtype=np.uint8)
     labels = np.arange(batch) % CLASSES
-    learners = {way: learner_of(backbone, size, objectives, way) for way in WAYS}
-    found = {way: [] for way in WAYS}
+    learners = {way: make_learner_for(backbone, size, objectives, way) for way in WAYS}
+    times = {way: [] for way in WAYS}
     for _ in range(2 + rounds):
         for way, learner in learners.items():
             started = time.perf_counter()
             learner.train_on_batch(images, labels)
-            found[way].append(time.perf_counter() - started)
-    return {way: (seconds[0], statistics.median(seconds[2:])) for way, seconds in found.items()}
+            times[way].append(time.perf_counter() - started)
+    return {way: (seconds[0], statistics.median(seconds[2:])) for way, seconds in times.items()}
 
 
 def main():
@@ -71,7 +71,7 @@ def main():
     add = Results(arguments.json).table("table", "backbone, px, batch", *WAYS, "first steps, s")
     for text in arguments.backbones:
         backbone, size, batch = text.rsplit(":", 2)
-        row = compared(backbone, int(size), int(batch), arguments.objectives, arguments.rounds)
+        row = compare(backbone, int(size), int(batch), arguments.objectives, arguments.rounds)
         plain = row["plain"][1]
         cells = [f"{1000 * median:,.0f} ({median / plain:.2f})" for _, median in row.values()]
         first = " / ".join(f"{seconds:.0f}" for seconds, _ in row.values())

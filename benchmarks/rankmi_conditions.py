@@ -46,8 +46,8 @@ class Condition:
         negatives: RankMI's: `"distance_weighted"` (the paper's) or `"all"`.
         statistics_steps: k.
         statistics_rate: The learning rate of the statistics network.
-        warm: The share of the updates that the margin loss makes before RankMI takes over; the margin loss itself goes
-            on to the end beside it.
+        warm: The share of the updates that the margin loss makes before RankMI takes over. The margin loss that it is
+            compared with makes all updates.
         learned: Compare with a margin loss whose boundary is learned.
     """
 

@@ -1,4 +1,4 @@
-"""Time of a step of RankMI in each of its phases, beside a step of the contrastive loss.
+"""Time of a step of RankMI in each of its phases, compared with a step of the contrastive loss.
 
     python -m benchmarks.rankmi_phases
     python -m benchmarks.rankmi_phases --backbone="conv4(width=16)" --size=28 --batch=40 --rounds=5

@@ -1,4 +1,4 @@
-"""What steps after the embedding take at the size of SOP: seconds, peak memory, and what is kept to search in.
+"""Steps after the embedding at the size of SOP: seconds, peak memory, and the size of what is searched.
 
     python -m benchmarks.reranking
     python -m benchmarks.reranking --images=2000 --dim=32 --classes=200        a quick try
@@ -25,7 +25,7 @@ CHAINS = (
 )
 
 
-def measured(chain, images, dim, classes, queries):
+def measure_chain(chain, images, dim, classes, queries):
     """The last row of a chain in this process, and its peak memory in MiB; of the plain search where it is empty."""
     from tfdml.evaluation import Sources, measure_chains, steps_of
     from tfdml.training.expressions import parse_sum
@@ -57,7 +57,7 @@ def main():
     for chain in arguments.chains:
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=how) as process:
             sizes = (arguments.images, arguments.dim, arguments.classes, arguments.queries)
-            row, peak = process.submit(measured, chain, *sizes).result()
+            row, peak = process.submit(measure_chain, chain, *sizes).result()
         name = f"`{chain}`" if chain else "plain"
         add(name, f"{row['seconds']:.1f}", f"{peak or 0:,.0f}", f"{row['bytes'] / 1e6:,.0f}")
 

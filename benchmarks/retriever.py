@@ -13,14 +13,14 @@ import tempfile
 
 import numpy as np
 
-from benchmarks.evaluation_arrays import clocked
+from benchmarks.evaluation_arrays import time_call
 from tools.numbers import Results, command_line
 
 NEAREST = 10
 QUERIES = 512
 
 
-def made(count, dim, rank, seed):
+def make_vectors(count, dim, rank, seed):
     """(N, d) float32 of length 1, in classes of ten; the seed draws the images, not the classes."""
     directions = np.random.default_rng(0).standard_normal((rank, dim), np.float32)
     centres = np.random.default_rng(1).standard_normal((-(-count // 10), rank), np.float32)
@@ -45,10 +45,9 @@ def main():
         tfdml.backbones.resolve("conv4", 32, width=8), embedding_dim=arguments.dim, image_size=32
     )
     embedder.build((None, 32, 32, 3))
-    vectors = made(arguments.items, arguments.dim, arguments.rank, seed=2)
-    queries = made(arguments.items, arguments.dim, arguments.rank, seed=3)[:: max(1, arguments.items // QUERIES)][
-        :QUERIES
-    ]
+    vectors = make_vectors(arguments.items, arguments.dim, arguments.rank, seed=2)
+    queries = make_vectors(arguments.items, arguments.dim, arguments.rank, seed=3)
+    queries = queries[:: max(1, arguments.items // QUERIES)][:QUERIES]
 
     def items():
         for row, vector in enumerate(vectors):
@@ -60,19 +59,19 @@ def main():
     row = results.table("table", *columns)
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
-        built, writing, _ = clocked(Retriever.build, embedder, items(), root)
+        built, writing, _ = time_call(Retriever.build, embedder, items(), root)
         size = sum(file.stat().st_size for file in built.path.rglob("*") if file.is_file()) / 1e6
-        retriever, loading, _ = clocked(Retriever.load, root)
+        retriever, loading, _ = time_call(Retriever.load, root)
         milliseconds = []
         for size_of_batch in (1, 32):
             starts = range(0, size_of_batch * arguments.rounds, size_of_batch)
             batches = [queries[np.arange(start, start + size_of_batch) % len(queries)] for start in starts]
             milliseconds.append(
-                1e3 * statistics.median(clocked(retriever.search, batch, NEAREST)[1] for batch in batches)
+                1e3 * statistics.median(time_call(retriever.search, batch, NEAREST)[1] for batch in batches)
             )
-        _, adding, _ = clocked(retriever.add, [GalleryItem("new", embedding=queries[0])])
+        _, adding, _ = time_call(retriever.add, [GalleryItem("new", embedding=queries[0])])
         assert retriever.search(queries[:1], 1).ids[0, 0] == "new"
-        _, removing, _ = clocked(retriever.remove, ["new"])
+        _, removing, _ = time_call(retriever.remove, ["new"])
         row(f"{writing:.1f}", f"{size:.0f}", *(f"{value:.1f}" for value in (loading, *milliseconds)))
         results.table("changes", "add one, s", "remove one, s")(f"{adding:.1f}", f"{removing:.1f}")
 

@@ -1,4 +1,4 @@
-"""What a batch costs to compose: every sampler at 100, 10,000 and 1,000,000 classes, and the naive way beside them.
+"""The time to compose a batch: every sampler at 100, 10,000 and 1,000,000 classes, and a naive pipeline.
 
     python -m benchmarks.sampling
     python -m benchmarks.sampling --classes 100 1000 --batches 50 --naive 10
@@ -29,13 +29,13 @@ SUPER_CLASSES = 4
 
 
 def resident(field):
-    """A memory figure of this process in MiB."""
+    """Return a memory field of this process in MiB."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(field)) / 1024
 
 
 def forget_peak():
-    """Let the kernel measure the peak anew: importing TensorFlow has one of its own."""
+    """Reset the kernel's peak, since importing TensorFlow has a peak of its own."""
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
 

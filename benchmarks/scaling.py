@@ -3,10 +3,10 @@
     KERAS_BACKEND=jax python -m benchmarks.scaling
     KERAS_BACKEND=jax python -m benchmarks.scaling --parts=predict --local_batch=128 --dim=128
 
-Parts: `work` counts (XLA's own figures) and times one replica's share of losses and objectives; `gather` times the
+Parts: `work` counts (by XLA) and times one replica's share of losses and objectives; `gather` times the
 gathering and its gradient between devices of a process and between two processes, and fits latency + bytes /
 bandwidth; `ring` compares gathered columns with columns that go round; `predict` puts the counts together with
-published figures of networks and of a GPU.
+published numbers of networks and of a GPU.
 """
 
 import functools
@@ -94,13 +94,13 @@ def work(arguments, results):
 
             function = jax.value_and_grad(share)
             compiled = jax.jit(function).lower(x, y).compile()
-            cost, held = compiled.cost_analysis(), compiled.memory_analysis().temp_size_in_bytes
+            cost, memory = compiled.cost_analysis(), compiled.memory_analysis().temp_size_in_bytes
             cost = cost[0] if isinstance(cost, list) else cost
-            took = seconds(functools.partial(_run, compiled, x, y), arguments.rounds)
+            duration = seconds(functools.partial(_run, compiled, x, y), arguments.rounds)
             if replicas == 1:
-                # Of every pair of images: operations beside d, passes over a matrix, matrices alive.
-                counts[name] = [value / size**2 for value in (cost["flops"], cost["bytes accessed"], held)]
-            cells.append(f"{cost['flops'] / 1e9:.2f}, {held / 1e6:.1f}, {1000 * took:.0f}")
+                # Per pair of images: operations, bytes moved, bytes held.
+                counts[name] = [value / size**2 for value in (cost["flops"], cost["bytes accessed"], memory)]
+            cells.append(f"{cost['flops'] / 1e9:.2f}, {memory / 1e6:.1f}, {1000 * duration:.0f}")
         add(f"`{name}`", *cells)
     return counts
 
@@ -118,10 +118,10 @@ def gather(arguments, results):
     for title, processes in (("two devices of a process", 1), ("two processes on loopback (Gloo)", 2)):
         found = _in_children(arguments, processes)
         moved = np.array([size * dim * FLOAT for size, dim, _ in found])
-        took = np.array([value for *_, value in found])
+        duration = np.array([value for *_, value in found])
         # Weighted by 1 / seconds: a small batch counts as much as a large one.
-        columns = np.stack([np.ones_like(moved), moved], axis=1) / took[:, None]
-        latency, per_byte = np.linalg.lstsq(columns, np.ones_like(took), rcond=None)[0]
+        columns = np.stack([np.ones_like(moved), moved], axis=1) / duration[:, None]
+        latency, per_byte = np.linalg.lstsq(columns, np.ones_like(duration), rcond=None)[0]
         fit = f"{1e3 * latency:.2f} ms + bytes / {1e-9 / per_byte:.2g} GB/s"
         add(
             title,
@@ -203,17 +203,17 @@ def ring_child(arguments):
             local = functools.partial(loss, replicas=replicas)
             whole = jax.shard_map(local, mesh=mesh, in_specs=(by_rows, by_rows), out_specs=PartitionSpec())
             compiled = jax.jit(jax.grad(whole)).lower(rows, labels).compile()
-            held = compiled.memory_analysis().temp_size_in_bytes
-            took = seconds(functools.partial(_run, compiled, rows, labels), arguments.rounds)
+            memory = compiled.memory_analysis().temp_size_in_bytes
+            duration = seconds(functools.partial(_run, compiled, rows, labels), arguments.rounds)
             gradients[name] = np.asarray(compiled(rows, labels))
-            table.append(_held(name, replicas, held, took, gradients[name], gradients["gathered columns"]))
+            table.append(_memory_row(name, replicas, memory, duration, gradients[name], gradients["gathered columns"]))
     print("FOUND" + json.dumps(sorted(table, key=lambda row: row[0] == "ring")))
 
 
-def _held(name, replicas, held, took, gradient, expected):
-    """Return a row of the table `held`; the gradient must be the expected one."""
+def _memory_row(name, replicas, memory, duration, gradient, expected):
+    """Return a row of memory and time; the gradient must be the expected one."""
     np.testing.assert_allclose(gradient, expected, atol=1e-4 * np.abs(expected).max())
-    return name, replicas, f"{held / 1e6:.1f}", f"{1e3 * took:,.0f}"
+    return name, replicas, f"{memory / 1e6:.1f}", f"{1e3 * duration:,.0f}"
 
 
 def _divided_by_xla(arguments, x, y):
@@ -229,10 +229,10 @@ def _divided_by_xla(arguments, x, y):
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:replicas]), ("batch",))
         rows, labels = jax.device_put((x, y), NamedSharding(mesh, PartitionSpec("batch")))
         compiled = gradient.lower(rows, labels).compile()
-        held = compiled.memory_analysis().temp_size_in_bytes
-        took = seconds(functools.partial(_run, compiled, rows, labels), arguments.rounds)
+        memory = compiled.memory_analysis().temp_size_in_bytes
+        duration = seconds(functools.partial(_run, compiled, rows, labels), arguments.rounds)
         name = "tfdml, shared out by XLA" if replicas > 1 else "tfdml, one device"
-        found.append(_held(name, replicas, held, took, np.asarray(compiled(rows, labels)), whole))
+        found.append(_memory_row(name, replicas, memory, duration, np.asarray(compiled(rows, labels)), whole))
     return found
 
 
@@ -274,12 +274,12 @@ def predict(arguments, counts, results):
     local, dim = arguments.local_batch, arguments.dim
     print(f"\npredicted for {local} images a GPU, d = {dim}, float32: ms a step and MB held")
     add = results.table("predicted", "", "GPUs", "B", "whole: ms", "GB held", "divided: ms", "MB held")
-    for name, (operations, moved, held) in counts.items():
+    for name, (operations, moved, memory) in counts.items():
         for gpus in (64, 512):
             size = gpus * local
             whole = 1e3 * size**2 * (operations / FLOPS + moved / MEMORY)
-            divided = f"{whole / gpus:.3f}", f"{size**2 * held / gpus / 1e6:.1f}"
-            add(f"`{name}`", gpus, f"{size:,}", f"{whole:.2f}", f"{size**2 * held / 1e9:.3g}", *divided)
+            divided = f"{whole / gpus:.3f}", f"{size**2 * memory / gpus / 1e6:.1f}"
+            add(f"`{name}`", gpus, f"{size:,}", f"{whole:.2f}", f"{size**2 * memory / 1e9:.3g}", *divided)
     print(f"\ngathering B x {dim} and sending the gradient back, ms (the ring: columns twice, their gradient once)")
     columns = [f"{way}, {gpus} GPUs" for way in ("gather", "ring") for gpus in (8, 64, 512)]
     add = results.table("predicted gather", "", *columns)

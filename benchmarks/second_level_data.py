@@ -1,4 +1,4 @@
-"""Data sets that differ in one property each: the characters of Omniglot, chosen and drawn in several ways.
+"""Data sets that differ in one property each, made from the characters of Omniglot.
 
 All but one are measured on the same 300 characters of alphabets that are kept for evaluation, so that a difference
 comes from what was trained on.

@@ -50,7 +50,7 @@ def write_versions(folder, weights):
 
 
 def direct(folder, images):
-    """Return (N, d) what a SavedModel answers that is called directly."""
+    """Return the (N, d) answers of a SavedModel that is called directly."""
     import tensorflow as tf
 
     signature = tf.saved_model.load(str(folder)).signatures["serving_default"]
@@ -58,8 +58,8 @@ def direct(folder, images):
 
 
 @contextlib.contextmanager
-def served(model, *flags):
-    """Serve a folder of versions; yields the process and the address, and ends it."""
+def start_server(model, *flags):
+    """Start a server of a folder of versions; yield the process and the address, then end it."""
     command = [sys.executable, "-m", "tfdml", "serve", f"--model={model}", "--port=0", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -127,9 +127,9 @@ class Clients:
             fits = [n for n, vectors in self.expected.items() if np.abs(vectors[places] - found).max() <= TOLERANCE]
             right = len(fits) == 1
             version = fits[0] if fits else None
-        counted = {} if version is None else {version: 1}
+        matches = {} if version is None else {version: 1}
         note = "" if right else f"wrong: {[answer.error for answer in answers]}"
-        self._count(note, seconds, images=len(good), bad=len(rows) - len(good), wrong=int(not right), by=counted)
+        self._count(note, seconds, images=len(good), bad=len(rows) - len(good), wrong=int(not right), by=matches)
 
     def _count(self, note="", seconds=None, by=None, **counts):
         with self.lock:
@@ -218,7 +218,7 @@ def main():
         shutil.copytree(made / "1", model / "1")
         expected = {number: direct(made / str(number), images) for number in VERSIONS}
         started = time.monotonic()
-        process, url = stack.enter_context(served(model, "--poll_seconds=2"))
+        process, url = stack.enter_context(start_server(model, "--poll_seconds=2"))
         results.value("start, s", f"{time.monotonic() - started:.0f}")
         clients = Clients(url, images, expected)
         if args.minutes:

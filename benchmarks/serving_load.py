@@ -1,4 +1,4 @@
-"""A server under mixed good and bad requests of several clients: what came back, compared with the offline embedder.
+"""A server under good and bad requests of several clients: its answers compared with the offline embedder.
 
     python -m benchmarks.serving_load --model=models/cars --images=photos --offline=runs/cars
     python -m benchmarks.serving_load --model=models/cars --images=photos --retriever=models/cars_retriever
@@ -42,7 +42,7 @@ def client_module():
 
 
 def bomb(side=30_000):
-    """A PNG of a few hundred bytes that promises side x side pixels."""
+    """Return a PNG of a few hundred bytes whose header declares side x side pixels."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -76,7 +76,7 @@ def odd_images():
 
 @dataclasses.dataclass
 class Tally:
-    """What came back, counted: requests, good and bad items, and answers that are wrong."""
+    """Counts of requests, good and bad items, and wrong answers."""
 
     requests: int = 0
     good: int = 0
@@ -103,7 +103,7 @@ COLUMNS = ("requests", "good images", "bad", "requests refused as a whole", "wro
 
 
 class Load:
-    """The requests and what they should bring.
+    """The requests and their expected answers.
 
     Args:
         client: The module of `client_module`.
@@ -203,7 +203,7 @@ class Load:
                 tally.notes.append(f"search for {row}: {answer.error or values['ids']}")
 
     def _bad_request(self, opened, rng, tally):
-        """A request that no client would send by itself, past the client's care."""
+        """Send a request that the client itself would refuse."""
         dimensions = self.embeddings.shape[1]
         nan = [1.0] * (dimensions - 1) + [float("nan")]
         requests = [
@@ -232,7 +232,7 @@ class Load:
 
 
 def offline_embeddings(path, images):
-    """What a model gives in this process, through the pipeline that evaluation uses."""
+    """Return a model's embeddings in this process, through the pipeline of the evaluation."""
     from tfdml.data import EncodedImages, ImageDataset
     from tfdml.embeddings.backends import load_backend
 

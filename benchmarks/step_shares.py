@@ -1,4 +1,4 @@
-"""How much of a training step lies outside the backbone, for each idea at its paper's settings.
+"""The share of a training step outside the backbone, for each method at its paper's settings.
 
     python -m benchmarks.step_shares
     python -m benchmarks.step_shares --backbone="mobilenetv2(alpha=1.0)" --batch=120
@@ -35,13 +35,13 @@ IDEAS = {
 
 def seconds_of(step, rounds, warm_up=2):
     """The median time of a call."""
-    found = []
+    times = []
     for turn in range(warm_up + rounds):
         began = time.perf_counter()
         step()
         if turn >= warm_up:
-            found.append(time.perf_counter() - began)
-    return statistics.median(found)
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
 
 
 def backbone_seconds(model, size, batch, rounds):
@@ -61,8 +61,8 @@ def forward_seconds(model, size, batch, rounds):
     return seconds_of(lambda: model.predict_on_batch(images), rounds)
 
 
-def continued(measure, batches, batch):
-    """The time at `batch`, on the line through those at two smaller ones."""
+def extrapolate(measure, batches, batch):
+    """Return the time at `batch`, on the line through those at two smaller batches."""
     less, more = (measure(size) for size in batches)
     return more + (more - less) * (batch - batches[1]) / (batches[1] - batches[0])
 
@@ -85,21 +85,21 @@ def rest_seconds(shape, batch, dim, per_class, objectives, rounds):
 
 
 def main():
-    """Print a row for each idea."""
+    """Print a row for each method."""
     parser = command_line(__doc__)
     parser.add_argument("--backbone", default="resnet50", help="backbone, with its options")
     parser.add_argument("--size", type=int, default=224, help="height and width of the images")
     parser.add_argument("--batch", type=int, default=120, help="images of a step")
     parser.add_argument("--measured", type=int, nargs=2, default=(12, 24), help="two batches of the backbone alone")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", default=[], help="ideas, by parts of their names")
+    parser.add_argument("--only", nargs="*", default=[], help="methods, by parts of their names")
     options = parser.parse_args()
     call = parse_call(options.backbone, "--backbone")
     model = backbones.resolve(call.name, options.size, **call.arguments).model
     shape = tuple(model.output.shape[1:])
 
     def of_the_backbone(function):
-        return continued(
+        return extrapolate(
             lambda size: function(model, options.size, size, options.rounds), options.measured, options.batch
         )
 

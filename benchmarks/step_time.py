@@ -1,10 +1,10 @@
-"""What an idea adds to the time of a training step: its base loss alone and with it, in turns on the same images.
+"""The time that a method adds to a training step: its base loss alone and with it, in turns on the same images.
 
     python -m benchmarks.step_time
     python -m benchmarks.step_time --backbone=resnet50 --size=224 --batch=40 --rounds=5
-    python -m benchmarks.step_time --base=triplet --idea="triplet + 10 * density + 0.02 * ecaml"
+    python -m benchmarks.step_time --base=triplet --method="triplet + 10 * density + 0.02 * ecaml"
 
-A row shows the median of the rounds and how many percent it lies above the base. RankMI's steps take turns: statistics
+A row shows the median of the rounds and its excess over the base in percent. RankMI's steps take turns: statistics
 of a forward pass alone, then the embedder; the row is the mean of the two, the time of a batch.
 """
 
@@ -34,7 +34,7 @@ WARM_UP = 4
 
 
 def compare(arguments, base, idea):
-    """Median seconds of a step of the base loss, and of base and idea."""
+    """Return the median seconds of a step of the base loss, and of base and method."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (arguments.batch, arguments.size, arguments.size, 3), dtype=np.uint8)
     labels = np.arange(arguments.batch) // arguments.per_class
@@ -43,14 +43,14 @@ def compare(arguments, base, idea):
     learners = [make_learner(arguments.backbone, arguments.size, objectives) for objectives in terms]
     seconds = [[], []]
     for turn in range(WARM_UP + arguments.rounds):
-        for learner, found in zip(learners, seconds, strict=True):
+        for learner, times in zip(learners, seconds, strict=True):
             started = time.perf_counter()
             # Two steps, so that alternating phases are in every measurement alike.
             learner.train_on_batch(images, labels)
             learner.train_on_batch(images, labels)
             if turn >= WARM_UP:
-                found.append((time.perf_counter() - started) / 2)
-    return [statistics.median(found) for found in seconds]
+                times.append((time.perf_counter() - started) / 2)
+    return [statistics.median(times) for times in seconds]
 
 
 def main():
@@ -62,10 +62,10 @@ def main():
     parser.add_argument("--per_class", type=int, default=10, help="images of each class")
     parser.add_argument("--rounds", type=int, default=10, help="measurements, of two steps each")
     parser.add_argument("--base", help="--objectives of another base loss")
-    parser.add_argument("--idea", help="--objectives of base and idea")
+    parser.add_argument("--method", help="--objectives of base and method")
     arguments = parser.parse_args()
     if bool(arguments.base) != bool(arguments.idea):
-        parser.error("--base and --idea go together")
+        parser.error("--base and --method go together")
     pairs = {"as asked": (arguments.base, arguments.idea)} if arguments.base else PAIRS
 
     print(f"{arguments.backbone}, {arguments.batch} images of {arguments.size} pixels, ms a step")

@@ -1,12 +1,12 @@
-"""The study of docs/study.md: every idea beside its base, several seeds, the epoch chosen on held-out classes.
+"""The study of docs/study.md: every method and its base, several seeds, the epoch chosen on held-out classes.
 
     python -m benchmarks.study --study=cars196 --data_dir=CARS196 --weights=MNV2_035.weights.h5 --results=study.json
-    python -m benchmarks.study --results=study.json --plot=study.png        what there is so far, trained or not
-    python -m benchmarks.study --results=study.json --beside="+ JRS"        every row beside that one
+    python -m benchmarks.study --results=study.json --plot=study.png        what has been measured so far
+    python -m benchmarks.study --results=study.json --beside="+ JRS"        every row compared with that one
 
 Runs every row of `benchmarks.study_rows` with each seed, and keeps of each what the table is made of: its metrics on
-the unseen classes, by class, in one JSON file that is written after every run. The same command goes on where it
-stopped; a run that was interrupted is resumed. With --rows only some are run. Without --study nothing is trained.
+the unseen classes, by class, in one JSON file that is written after every run. The same command resumes where it
+stopped, and resumes an interrupted run. With --rows only some are run. Without --study nothing is trained.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def run_folder(place, row, seed, flags):
-    """The folder of a run below `place`: another one for other flags, so that only the same run is resumed."""
-    told = "\n".join([*row.command(), *flags, str(seed)])
-    return place.resolve() / hashlib.sha256(told.encode()).hexdigest()[:12]
+    """Return the folder of a run below `place`; other flags have another folder, so only the same run is resumed."""
+    settings = "\n".join([*row.command(), *flags, str(seed)])
+    return place.resolve() / hashlib.sha256(settings.encode()).hexdigest()[:12]
 
 
 def train(row, seed, study, folder, flags):
-    """Train a run, or go on with it, and return what is kept of it; of one that collapsed or diverged, the message."""
+    """Train or resume a run, and return its entry; of a run that collapsed or diverged, the message."""
     resume = ["--resume"] if (folder / "flags.txt").exists() else []
     command = [sys.executable, "bin/train", *row.command(), f"--seed={seed}", f"--run_dir={folder}", "--report=false"]
     # On its own sources: a run does not mix two states of the library.
@@ -53,12 +53,12 @@ def train(row, seed, study, folder, flags):
     for name, value in known.items():
         if study.setdefault(name, value) != value:
             raise SystemExit(f"{folder}: other test images than those of the runs before it")
-    kept = ("epoch", "metrics", "metrics_before", "train_seconds")
+    entry = ("epoch", "metrics", "metrics_before", "train_seconds")
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     # What the epoch was chosen by.
     chosen = next((record.get("validation") for record in records if record["epoch"] == result["epoch"]), None)
     validation = {name: chosen[name] for name in KEPT} if chosen else None
-    return {**{name: result.get(name) for name in kept}, "validation": validation, "by_class": by_class}
+    return {**{name: result.get(name) for name in entry}, "validation": validation, "by_class": by_class}
 
 
 def class_means(values, labels):
@@ -66,8 +66,8 @@ def class_means(values, labels):
     return [round(float(values[labels == label].mean()), 6) for label in np.unique(labels)]
 
 
-def keep(found, path):
-    """Write what was found so far: whole, or not at all."""
+def write_results(found, path):
+    """Write the results so far atomically."""
     write_whole(str(path), (json.dumps(found, separators=(",", ":")) + "\n").encode())
 
 
@@ -82,7 +82,7 @@ def main():
     parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--rows", nargs="*", default=[], help="to train and to print; by default all")
     parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/study"), help="where they train")
-    parser.add_argument("--beside", default="", help="a row that all others are judged beside, in place of their bases")
+    parser.add_argument("--beside", default="", help="a row that all others are compared with, in place of their bases")
     parser.add_argument("--plot", type=pathlib.Path, help="a PNG of the gains")
     arguments = parser.parse_args()
     study = json.loads(arguments.results.read_text()) if arguments.results.exists() else {"rows": {}}
@@ -102,10 +102,10 @@ def main():
                     continue
                 folder = run_folder(arguments.runs, row, seed, flags)
                 runs["seeds"][str(seed)] = train(row, seed, study, folder, flags)
-                keep(study, arguments.results)
+                write_results(study, arguments.results)
                 shutil.rmtree(folder)
-                kept = runs["seeds"][str(seed)]
-                found = kept.get("ended") or f"{kept['metrics']['recall@1']:.2%}"
+                entry = runs["seeds"][str(seed)]
+                found = entry.get("ended") or f"{entry['metrics']['recall@1']:.2%}"
                 print(f"{row.name}, seed {seed}: {found}", flush=True)
     results = Results(arguments.json)
     for key, rows in tables(study, arguments.beside).items():

@@ -1,4 +1,4 @@
-"""The rows of the studies: which run each is, and beside which it is judged."""
+"""The rows of the studies: their runs, and the rows they are compared with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Row:
     Args:
         name: As in tables.
         flagfile: Its settings, below `configs/small`.
-        base: The row it is judged beside: the same without the idea. Empty: it is a base itself.
+        base: The row it is compared with: the same without the method. Empty: it is a base itself.
         flags: What differs from the flag file.
     """
 
@@ -45,10 +45,10 @@ JOINT = {"JRS": "jrs", "joint MMD": "joint_mmd", "joint intra": "joint_intra"}
 
 
 def _joint(flagfile: str, name: str, weight: float = 1) -> Row:
-    """One of them beside AMSoftmax."""
-    told = "" if weight == 1 else f"{weight:g} "
+    """Return one of them, added to AMSoftmax."""
+    prefix = "" if weight == 1 else f"{weight:g} "
     term = JOINT[name] if weight == 1 else f"{weight:g} * {JOINT[name]}"
-    return Row(f"+ {told}{name}", flagfile, "AMSoftmax", _with(AM_SOFTMAX, term))
+    return Row(f"+ {prefix}{name}", flagfile, "AMSoftmax", _with(AM_SOFTMAX, term))
 
 
 CARS196 = (
@@ -71,7 +71,7 @@ CARS196 = (
     Row("+ GOR", *BESIDE_LONG, (*LONG, _objectives(f"{CONTRASTIVE} + 100 * gor"))),
 )
 
-# The terms that go beside any loss; `{}` is the weight. JRS needs the weights of classes that AMSoftmax has.
+# The terms that can be added to any loss; `{}` is the weight. JRS needs the weights of classes that AMSoftmax has.
 TERMS = {
     "HORDE": "{} * horde(loss=contrastive, orders=3, dim=256)",
     "ECAML": "{} * ecaml(form=log_of_mean, representation=projection)",
@@ -86,7 +86,7 @@ RANK_MI = "rank_mi(margin=0.2, negatives=all)"
 
 
 def _alone(flagfile: str, base: str, flags: tuple[str, ...] = ()) -> tuple[Row, ...]:
-    """Each term beside the contrastive loss, with the weight that `auto` finds; two with a smaller share, too."""
+    """Return each term added to the contrastive loss, with a weight by `auto`; two also with a smaller share."""
     chosen = [(f"+ auto {name}", term.format("auto(share=0.3)")) for name, term in TERMS.items()]
     chosen += [(f"+ auto(0.03) {name}", TERMS[name].format("auto(share=0.03)")) for name in ("ECAML", "DML-DA")]
     return tuple(Row(name, flagfile, base, (*flags, *_with(CONTRASTIVE, term))) for name, term in chosen)
@@ -105,7 +105,7 @@ def _after(
     flags: tuple[str, ...] = (),
     weights: dict[str, float] | None = None,
 ) -> tuple[Row, ...]:
-    """An idea that is a loss, or needs one, with each of the others."""
+    """Return a method that is a loss, or needs one, with each of the others."""
     return tuple(
         Row(
             f"{first} + {name}",
@@ -124,7 +124,7 @@ PAIRS = f"auto(share=3) * {CONTRASTIVE}"
 
 
 def _both(flagfile: str) -> tuple[Row, ...]:
-    """The losses of both kinds in one, and ideas beside it."""
+    """Return the losses of both kinds in one, and the methods added to it."""
     horde, ecaml = TERMS["HORDE"].format(HALF), TERMS["ECAML"].format("auto(share=0.03)")
     joint = f"{AM_SOFTMAX} + jrs"
     return (
@@ -137,7 +137,7 @@ def _both(flagfile: str) -> tuple[Row, ...]:
     )
 
 
-# As its own flag file has it, at as many epochs as the others.
+# As in its own flag file, at as many epochs as the others.
 HORDE = f"horde(loss={CONTRASTIVE}, orders=3, dim=512)"
 CARS196 += (
     *_alone(*BESIDE_LONG, LONG),
@@ -187,7 +187,7 @@ OMNIGLOT = (
         )
         for pair in itertools.combinations(IDEAS, 2)
     ),
-    # Several ideas, each with the weight at which it is best alone.
+    # Several methods, each with the weight at which it is best alone.
     *(
         Row(
             f"best of {', '.join(names)}",

@@ -1,4 +1,4 @@
-"""The table and the plot of a study: each row beside its base, with paired intervals."""
+"""The table and the plot of a study: the gain of each row over its base, with paired intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfdml.evaluation import paired_differences, seed_difference, student_interv
 
 KEPT = ("recall@1", "map@r")
 COLUMNS = ("row", "base", "Recall@1, by seed", "of the base", "gain", "over classes", "over seeds", "gain in MAP@R")
-# Of the plot, in points: a mean beyond it is a number, so that gains of a point can be told apart.
+# The plot's limit in points. A mean beyond it is printed, so that gains of a point stay visible.
 LOWEST = -4.0
 
 
@@ -21,13 +21,13 @@ def per_query(study, run):
 
 
 def gains(study, beside=""):
-    """Of each row with a base: its name, both means, and the gain in Recall@1 with its intervals.
+    """Yield for each row with a base its name, both means, and the gain in Recall@1 with its intervals.
 
     The interval over seeds pairs runs of the same seed in the studies of docs/ten_seeds.md, and in no other.
 
     Args:
         study: What the JSON file holds.
-        beside: A row that every other one is judged beside, in place of its base.
+        beside: A row that every other one is compared with, in place of its base.
     """
     labels = np.repeat(study["classes"], study["queries"]) if "classes" in study else None
     for name, row in study["rows"].items():
@@ -93,8 +93,8 @@ def draw(study, path):
     for place, row in enumerate(reversed(rows)):
         found = row["gain"]["recall@1"]
         if 100 * found.mean < LOWEST:
-            told, left = f" \u2190 {100 * found.mean:+.1f}", axes.get_yaxis_transform()
-            axes.text(0, place, told, transform=left, color="tab:blue", va="center", fontsize=9)
+            label, left = f" \u2190 {100 * found.mean:+.1f}", axes.get_yaxis_transform()
+            axes.text(0, place, label, transform=left, color="tab:blue", va="center", fontsize=9)
             continue
         axes.plot([100 * found.low, 100 * found.high], [place, place], color="tab:blue", lw=2)
         axes.plot(100 * found.mean, place, "o", color="tab:blue", ms=5)

@@ -1,14 +1,13 @@
-"""How large the gradient of each term of a sum of objectives is beside that of another term, on batches of a run.
+"""The gradient of each term of a sum of objectives, compared with that of another term, on batches of a run.
 
     python -m benchmarks.term_gradients --run_dir=runs/cars_dmlda
     python -m benchmarks.term_gradients --run_dir=runs/cars --objectives="contrastive + 10 * density + 0.1 * ecaml"
 
-Tells why a term brings little, or drowns the others, before a day is spent on training with another weight. Embedder
-and objectives are as the run's last checkpoint has them; with --objectives the embedder alone is, the terms are new.
-Gradients are of the weighted terms, with respect to the projection and to the backbone: their length beside that of
---beside, by default the term whose gradient is the largest at the projection (medians over the batches), and the mean
-cosine between the two. A cosine near 0 means that a term asks for something else, one below 0 that it
-works against it.
+Shows why a term has little effect, or dominates the others, before a training with another weight. Embedder and
+objectives come from the run's last checkpoint; with --objectives the embedder alone does, and the terms are new.
+Gradients are of the weighted terms, by the projection and by the backbone: their length divided by that of the term
+--beside, and the mean cosine between the two. The default of --beside is the term with the largest gradient at the
+projection (medians over the batches). A cosine below 0 means that the terms work against each other.
 """
 
 import statistics
@@ -49,8 +48,8 @@ def gradients(learner, images, labels):
     return found
 
 
-def compared(pairs):
-    """Two columns of a row, from the gradients of a term and of the one beside it, batch by batch."""
+def compare_gradients(pairs):
+    """Return two columns of a row, from the gradients of a term and of the other, batch by batch."""
     sizes = [(np.linalg.norm(own), np.linalg.norm(other)) for own, other in pairs]
     share = statistics.median(own / other if other else float("nan") for own, other in sizes)
     products = [float(own @ other) for own, other in pairs]
@@ -58,8 +57,8 @@ def compared(pairs):
     return f"{100 * share:.2g} %", f"{cosine:.2f}"
 
 
-def measured(arguments, parser, objectives):
-    """Return the row of each term: its name, its gradients beside the largest, and its cosines."""
+def measure_terms(arguments, parser, objectives):
+    """Return the row of each term: its name, its gradients divided by the largest, and its cosines."""
     run = RunFolder(arguments.run_dir)
     changes = {"objectives": objectives, "data_dir": arguments.data_dir}
     changes = {name: value for name, value in changes.items() if value}
@@ -71,7 +70,7 @@ def measured(arguments, parser, objectives):
     if objectives:
         if learner.auto_weights is not None:
             parser.error("--objectives: only training measures auto; write numbers")
-        # What a term measures before training, it measures before the trained weights come.
+        # A term that measures before training does so before the trained weights are loaded.
         initial_weights.calibrate(learner, train, view, sampler.batch_size)
         learner.embedder.set_weights(load_embedder(run.embedder).get_weights())
     elif checkpoints.restore_latest(run.checkpoints, learner) is None:
@@ -88,7 +87,7 @@ def measured(arguments, parser, objectives):
         pairs = {
             part: [(terms[number][1][part], terms[names.index(beside)][1][part]) for terms in found] for part in PARTS
         }
-        (share, cosine), (backbone_share, backbone_cosine) = (compared(pairs[part]) for part in PARTS)
+        (share, cosine), (backbone_share, backbone_cosine) = (compare_gradients(pairs[part]) for part in PARTS)
         weight = f"{learner.term_weights()[objective.name]:.4g}"
         yield f"`{weight} * {objective.name}`", share, backbone_share, cosine, backbone_cosine
 
@@ -105,7 +104,7 @@ def main():
     columns = ("size relative to the base, projection", "backbone", "cosine, projection", "cosine, backbone")
     add = Results(arguments.json).table("table", "term", *columns)
     for objectives in arguments.objectives:
-        for row in measured(arguments, parser, objectives):
+        for row in measure_terms(arguments, parser, objectives):
             add(*row)
 
 

@@ -1,4 +1,4 @@
-"""A training step, and a whole small training, beside PyTorch with pytorch-metric-learning: same weights and batches.
+"""A training step and a small training, compared with PyTorch on the same weights and batches.
 
     make parity-pml                                        once: makes the environment with PyTorch
     python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5
@@ -55,15 +55,15 @@ def write_inputs(folder, arguments, learner, drop_step):
     for step in range(steps):
         images[step], labels[step] = (np.asarray(part) for part in next(batches))
     np.save(folder / "labels.npy", labels)
-    kept = test if arguments.epochs else test.take(np.arange(100))
-    shown = tfdml.data.evaluation_batches(kept, tfdml.data.EvaluationTransform(resize=112, image_size=SIZE), 100)
-    np.save(folder / "test.npy", np.concatenate([np.asarray(batch) for batch, _ in shown]))
+    subset = test if arguments.epochs else test.take(np.arange(100))
+    view = tfdml.data.evaluation_batches(subset, tfdml.data.EvaluationTransform(resize=112, image_size=SIZE), 100)
+    np.save(folder / "test.npy", np.concatenate([np.asarray(batch) for batch, _ in view]))
     layers = [*learner.embedder.backbone._flatten_layers(include_self=False, recursive=True), learner.embedder]
     weights = [array for layer in layers if not getattr(layer, "layers", None) for array in layer.get_weights()]
     weights += [keras.ops.convert_to_numpy(variable) for variable in learner.parts()["projection"]]
     np.savez(folder / "weights.npz", *weights)
     (folder / "settings.json").write_text(json.dumps({"learning_rate": RATE, "drop_step": drop_step}))
-    return kept.labels
+    return subset.labels
 
 
 def main():
@@ -97,10 +97,10 @@ def main():
         for turn in range(3 + arguments.rounds):
             started = time.perf_counter()
             values[0].append(float(learner.train_on_batch(np.array(images[0]), labels[0], return_dict=True)["loss"]))
-            taken = [time.perf_counter() - started]
+            durations = [time.perf_counter() - started]
             answer = ask("step")
             values[1].append(answer["value"])
-            for found, second in zip(seconds, [*taken, answer["seconds"]], strict=True):
+            for found, second in zip(seconds, [*durations, answer["seconds"]], strict=True):
                 found.extend([second] * (turn >= 3))
         ours, theirs = (1000 * statistics.median(found) for found in seconds)
         row = Results(arguments.json).table("table", "", "tfdml", "PyTorch", "ratio")
@@ -129,7 +129,7 @@ def whole(arguments, folder, drop_step, test_labels, ask, row):
     theirs = ask("train")["seconds"]
     test = np.load(folder / "test.npy")
     embedded = {"tfdml": learner.predict(test, batch_size=100, verbose=0), "PyTorch": np.load(folder / "theirs.npy")}
-    rates = [labels.size / taken for taken in (ours, theirs)]
+    rates = [labels.size / duration for duration in (ours, theirs)]
     row("images a second of the whole training", *(f"{rate:,.0f}" for rate in rates), f"{rates[0] / rates[1]:.2f}")
     found = [tfdml.evaluation.evaluate_retrieval(vectors, test_labels) for vectors in embedded.values()]
     for metric, name in (("recall@1", "Recall@1 on the unseen classes"), ("map@r", "MAP@R")):

@@ -38,10 +38,10 @@ def covered_splits(embeddings, labels, splits, far):
     for _ in range(splits):
         half = np.isin(labels, rng.permutation(classes)[: len(classes) // 2])
         calibration = calibrate(embeddings[half], labels[half], far=far)
-        found = accepted_rates(embeddings[~half], labels[~half], calibration.threshold)
+        accepted = accepted_rates(embeddings[~half], labels[~half], calibration.threshold)
         for name in covered:
             interval = getattr(calibration, name)
-            covered[name] += interval.low <= getattr(found, name).mean <= interval.high
+            covered[name] += interval.low <= getattr(accepted, name).mean <= interval.high
     return len(classes) // 2, *(f"{count} of {splits}" for count in covered.values())
 
 

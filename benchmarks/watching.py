@@ -1,4 +1,4 @@
-"""What a look at a batch costs beside a training step: both in turn, on the first GPU if there is one.
+"""The time of a look at a batch and of a training step, in turns, on the first GPU if there is one.
 
     python -m benchmarks.watching --flagfile=configs/quickstart.flags --run_dir=unused
 

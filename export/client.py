@@ -98,7 +98,7 @@ class Client:
     others their answer.
 
     Args:
-        url: `grpc://host:port/NAME`, or `http://host:port/v1/models/NAME`; `/VERSION` or `/versions/VERSION` at will.
+        url: `grpc://host:port/NAME`, or `http://host:port/v1/models/NAME`; then `/VERSION` or `/versions/VERSION`.
         limits: Deadlines, attempts, batches.
         each: False for models that have `serving_default` and `search_bytes` alone. Do not use it on a server that puts
             the requests of several clients into one batch: the bad image of one fails all.
@@ -391,7 +391,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--classify", action="store_true", help="the class by a vote of k neighbours (5), or unknown")
     parser.add_argument("--same", metavar="IMAGE", help="whether each image shows the same as this one")
     for field in dataclasses.fields(Limits):
-        # A literal default tells the type.
+        # A literal default determines the type.
         parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
     parser.add_argument("images", nargs="+", help="image files")
     args = parser.parse_args(argv)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 
-# What works with images and models: modules of `tfdml.cli`.
+# Commands that need images or models: modules of `tfdml.cli`.
 STAGES = {
     "prepare": "download, check and pack a data set",
     "train": "train an embedder and measure it on classes it has not seen",
@@ -90,7 +90,7 @@ def _fail(name: str, message: str) -> int:
 
 def _load_tensorflow(name: str) -> None:
     """Load TensorFlow for a command; where it cannot be loaded, exit with one line."""
-    # Until the command itself listens, Ctrl-C just ends the process.
+    # Until the command handles it, Ctrl-C ends the process.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if os.environ.get("KERAS_BACKEND") == "jax" and not importlib.util.find_spec("jax"):
@@ -109,16 +109,16 @@ def _load_tensorflow(name: str) -> None:
 def quiet_errors() -> Iterator[None]:
     """Hold back what libraries write to the error stream as they load; it is shown if the block fails."""
     sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
+    error_stream = os.dup(2)
+    with tempfile.TemporaryFile() as output:
+        os.dup2(output.fileno(), 2)
         failed = True
         try:
             yield
             failed = False
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(error_stream, 2)
+            os.close(error_stream)
             if failed:
-                held.seek(0)
-                sys.stderr.write(held.read().decode(errors="replace"))
+                output.seek(0)
+                sys.stderr.write(output.read().decode(errors="replace"))

@@ -18,7 +18,7 @@ A command takes them by name from any folder: tfdml train --flagfile=configs/sop
 
 
 def folder() -> Path:
-    """Where the flag files lie: in the installed package, or beside it in a checkout."""
+    """Return the folder of the flag files: in the installed package, or next to it in a checkout."""
     spec = importlib.util.find_spec("tfdml")
     assert spec is not None
     assert spec.origin is not None
@@ -34,23 +34,23 @@ def shipped(path: str) -> Path | None:
 
 
 def rows() -> list[dict[str, str]]:
-    """Name, data set, the paper's Recall@1, the expected time and method of each file; empty where none is known."""
-    found = []
+    """Return name, data set, the paper's Recall@1, expected time and method of each file; empty where there is none."""
+    entries = []
     for path in sorted(folder().rglob("*.flags"), key=lambda path: (len(path.parts), path)):
         lines = list(_lines(path))
-        said = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
-        paper = re.search(r"Paper: .*?Recall@1 ([\d.]*\d)", said)
-        time = re.search(r"Time: (.*?)\.(?: |$)", said)
-        found.append(
+        comment = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
+        paper = re.search(r"Paper: .*?Recall@1 ([\d.]*\d)", comment)
+        time = re.search(r"Time: (.*?)\.(?: |$)", comment)
+        entries.append(
             {
                 "flag file": f"configs/{path.relative_to(folder()).as_posix()}",
                 "data set": _value("dataset", lines),
                 "R@1 of the paper": paper[1] if paper else "",
                 "time": time[1] if time else "",
-                "method": said.partition(". ")[0].rpartition(" on ")[0].rstrip(","),
+                "method": comment.partition(". ")[0].rpartition(" on ")[0].rstrip(","),
             }
         )
-    return found
+    return entries
 
 
 def _value(flag: str, lines: Sequence[str]) -> str:

@@ -95,10 +95,10 @@ def _missing(requirement: Requirement) -> list[str]:
     version = _version(requirement.name)
     if not version or not requirement.specifier.contains(version, prereleases=True):
         return [requirement.name]
-    wanted = [{"extra": extra} for extra in requirement.extras]
+    environments = [{"extra": extra} for extra in requirement.extras]
     parts = [Requirement(text) for text in importlib.metadata.requires(requirement.name) or []]
     of_extras = [(part.name, part.marker) for part in parts if part.marker and not part.marker.evaluate({"extra": ""})]
-    return [name for name, marker in of_extras if any(map(marker.evaluate, wanted)) and not _version(name)]
+    return [name for name, marker in of_extras if any(map(marker.evaluate, environments)) and not _version(name)]
 
 
 def _version(package: str) -> str:
@@ -131,19 +131,19 @@ def _trial() -> list[str]:
         )
     except subprocess.TimeoutExpired:
         return ["a few training steps took more than five minutes"]
-    told = {line[:5]: json.loads(line[line.index("[") :]) for line in done.stdout.splitlines() if "[" in line}
+    reports = {line[:5]: json.loads(line[line.index("[") :]) for line in done.stdout.splitlines() if "[" in line}
     kinds = []
-    if "DEVIC" in told:
-        backend, devices = told["DEVIC"]
+    if "DEVIC" in reports:
+        backend, devices = reports["DEVIC"]
         kinds = [kind for kind, _ in devices]
         print(f"  backend               {backend}")
         for kind, name in devices:
             print(f"  {kind:<22}{name}".rstrip())
     if shutil.which("nvidia-smi") and "GPU" not in kinds:
         print("  note: there is an NVIDIA driver, but TensorFlow sees no GPU: pip install 'tfdml[gpu]'")
-    if done.returncode or "STEPS" not in told:
+    if done.returncode or "STEPS" not in reports:
         reason = (done.stderr.strip().splitlines() or [f"the process ended with status {done.returncode}"])[-1]
         return [f"a training step fails: {reason}"]
-    steps, loss = told["STEPS"]
+    steps, loss = reports["STEPS"]
     print(f"  steps                 {steps:,} of 32 images in five seconds, loss {loss:.4f}")
     return [] if loss == loss else ["the loss of a training step is not a number"]

@@ -66,7 +66,7 @@ def source_of(package: str) -> pathlib.Path | None:
 
 def imports() -> set[tuple[str, str]]:
     """Return (importer, imported) of every two packages of which the first imports from the second."""
-    found = set()
+    dependencies = set()
     for path in (ROOT / "tfdml").rglob("*.py"):
         importer = path.relative_to(ROOT / "tfdml").parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(path.read_text())):
@@ -79,8 +79,8 @@ def imports() -> set[tuple[str, str]]:
             for name in names:
                 parts = name.split(".")
                 if parts[0] == "tfdml" and len(parts) > 1 and source_of(parts[1]) and parts[1] != importer:
-                    found.add((importer, parts[1]))
-    return {edge for edge in found if edge[0] != "__init__"}
+                    dependencies.add((importer, parts[1]))
+    return {edge for edge in dependencies if edge[0] != "__init__"}
 
 
 def reduced(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:

@@ -112,9 +112,9 @@ def read_checkpoint(path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"--from={path} needs {error.name}: pip install torch safetensors") from error
     except pickle.UnpicklingError as error:
         # PyTorch's own message suggests to run the file.
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        match = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise UserError(
-            f"--from={path} is damaged or holds more than tensors{f' ({found[1]})' if found else ''}, and no code of a "
+            f"--from={path} is damaged or holds more than tensors{f' ({match[1]})' if match else ''}, and no code of a "
             "file is run. Where the model's code is at hand, write torch.save(model.state_dict(), 'file.pth')"
         ) from error
     except Exception as error:

@@ -44,8 +44,8 @@ def main() -> None:
             "create an empty environment": _run(sys.executable, "-m", "venv", environment, cwd=folder)[0],
             "install the wheel and what it requires": _run(*pip, cwd=folder)[0],
         }
-        took, printed = _run(*train, cwd=empty)
-        seconds |= {"train, and print Recall@1": took, "together": sum(seconds.values()) + took}
+        duration, output = _run(*train, cwd=empty)
+        seconds |= {"train, and print Recall@1": duration, "together": sum(seconds.values()) + duration}
         add = results.table("steps", "step", "seconds")
         for step, value in seconds.items():
             add(step, f"{value:.0f}")
@@ -54,7 +54,7 @@ def main() -> None:
         for part in (environment, site / "tensorflow", site / "pyarrow"):
             size = sum(path.lstat().st_size for path in part.rglob("*"))
             add("all" if part == environment else part.name, f"{size / 1e6:,.0f}")
-        print("\n" + "\n".join(line for line in printed.splitlines() if "->" in line))
+        print("\n" + "\n".join(line for line in output.splitlines() if "->" in line))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every measured number has one home, `docs/numbers/NAME.json`; the marked places of the pages are filled from there.
+"""Fills the marked places of the pages with measured numbers from `docs/numbers/NAME.json`, the only source of each.
 
     python -m tools.numbers             fill the pages
     python -m tools.numbers --check     print the pages that differ, as `make lint` does
@@ -88,7 +88,7 @@ def faults() -> Iterator[str]:
 def command_line(text: str) -> argparse.ArgumentParser:
     """Return the command line of a module that measures, with `--json`, described by its docstring."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", default="", help="also write the tables as docs/numbers has them")
+    parser.add_argument("--json", metavar="FILE", default="", help="also write the tables, as in docs/numbers")
     return parser
 
 

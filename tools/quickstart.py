@@ -1,4 +1,4 @@
-"""`make quickstart`: train, export and report on the built-in glyphs, and say what to do next."""
+"""`make quickstart`: train, export and report on the built-in glyphs, and print the next steps."""
 
 from __future__ import annotations
 

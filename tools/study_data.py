@@ -34,8 +34,8 @@ def fetch(source: str, out: pathlib.Path, expected: dict[str, str]) -> None:
     for name, checksum in expected.items():
         with urllib.request.urlopen(f"{address.rstrip('/')}/{name}", timeout=60) as response:
             data = response.read()
-        if (found := hashlib.sha256(data).hexdigest()) != checksum:
-            sys.exit(f"{name}: its SHA-256 is {found}, not {checksum}; nothing was written of it")
+        if (digest := hashlib.sha256(data).hexdigest()) != checksum:
+            sys.exit(f"{name}: its SHA-256 is {digest}, not {checksum}; nothing was written of it")
         (out / name).write_bytes(data)
 
 

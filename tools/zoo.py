@@ -151,7 +151,7 @@ def pack(version: Path, run: Path, name: str, entry: Entry, out: Path) -> dict[s
         version: The folder of the exported version; files are added to it.
         run: The run that it was exported from.
         name: The model's name.
-        entry: What it is.
+        entry: Its entry.
         out: The folder of the archives.
 
     Returns:
@@ -201,13 +201,13 @@ def card_for_people(name: str, entry: Entry, card: dict[str, Any], result: dict[
 
     Args:
         name: The model's name.
-        entry: What it is.
+        entry: Its entry.
         card: `model_card.json`.
         result: `result.json` of its run.
     """
     view, data, metrics = card["view"], card["data"], card["metrics"]
     intervals, before = result.get("intervals") or {}, (result.get("metrics_before") or {}).get("recall@1")
-    measured = [_row(key, metrics[key], intervals.get(key)) for key in _SHOWN if key in metrics]
+    metric_rows = [_row(key, metrics[key], intervals.get(key)) for key in _SHOWN if key in metrics]
     files = [
         f"| {kind} | {', '.join(f'`{file}`' for file in sorted(artefact['files']))} |"
         for kind, artefact in card["artefacts"].items()
@@ -227,7 +227,7 @@ def card_for_people(name: str, entry: Entry, card: dict[str, Any], result: dict[
             "",
             "| metric | value | interval |",
             "|---|---|---|",
-            *measured,
+            *metric_rows,
             "",
             f"Trained on {data['train']['images']:,} images of {data['train']['classes']:,} classes of "
             f"{data['dataset']}, measured on {data['test']['images']:,} of {data['test']['classes']:,} others. "
@@ -285,11 +285,11 @@ def _row(name: str, value: float, interval: list[float] | None) -> str:
     return f"| {name} | {100 * value:.1f} | {between} |"
 
 
-def listed(out: Path) -> dict[str, dict]:
+def read_listing(out: Path) -> dict[str, dict]:
     """Read the lines of zoo.json, by name, for models whose archives are in a folder.
 
     Raises:
-        UserError: The folder holds what is none of the zoo's, or zoo.json is damaged.
+        UserError: The folder has other files, or zoo.json is damaged.
     """
     if not out.exists():
         return {}
@@ -323,7 +323,7 @@ def build(name: str, entry: Entry, given: list[str], runs: Path, out: Path) -> d
 
     Args:
         name: The model's name.
-        entry: What it is.
+        entry: Its entry.
         given: Its flags, see `training_flags`.
         runs: The folder of the runs.
         out: The folder of the archives.
@@ -372,7 +372,7 @@ def zoo(models: str, data: str, weights: str, runs: Path, out: Path, dry_run: bo
     if weights and not any(entry.pretrained for entry in chosen.values()):
         raise UserError(f"--weights={weights} has no effect: only cars_small starts from weights")
     given = {name: training_flags(entry, folders, weights) for name, entry in chosen.items()}
-    entries = listed(out)
+    entries = read_listing(out)
     if dry_run:
         for name in names:
             print(f"would train {name} in {runs / name} by {' '.join(given[name])} and pack it into {out}")

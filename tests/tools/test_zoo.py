@@ -52,14 +52,14 @@ def test_a_dry_run_names_the_flags_and_writes_nothing(tmp_path, monkeypatch, cap
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "precious.txt").write_text("mine")
     with pytest.raises(UserError, match=r"holds precious\.txt, which is none of the zoo's"):
-        zoo.listed(tmp_path)
+        zoo.read_listing(tmp_path)
     with pytest.raises(UserError, match="is no folder"):
-        zoo.listed(tmp_path / "precious.txt")
+        zoo.read_listing(tmp_path / "precious.txt")
     (tmp_path / "precious.txt").unlink()
     for text in ("[]", "{", '{"glyphs": {"archive": 3}}'):
         (tmp_path / "zoo.json").write_text(text)
         with pytest.raises(UserError, match=r"zoo\.json"):
-            zoo.listed(tmp_path)
+            zoo.read_listing(tmp_path)
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_an_archive_holds_all_that_its_users_need(finished_run, tmp_path):
     out.mkdir()
     known = zoo.build("tiny", entry, [], runs, out)
     zoo.write_listing(out, {"tiny": known})
-    assert zoo.listed(out) == {"tiny": known}
+    assert zoo.read_listing(out) == {"tiny": known}
     archive = out / f"tiny-{__version__}.tar.gz"
     assert known["bytes"] == archive.stat().st_size
     sums = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=out, capture_output=True, text=True, check=False)
