@@ -110,9 +110,7 @@ def measure_table(database, rows, arguments):
 
     if database == "exact search":
         copy = np.array(vectors)
-        report_line(
-            "exact", lambda time_search, rows: nearest_neighbours(time_search, copy, k=NEAREST, own_rows=rows)[1]
-        )
+        report_line("exact", lambda queries, rows: nearest_neighbours(queries, copy, k=NEAREST, own_rows=rows)[1])
         return filling
     uri = arguments.uri.replace("ROWS", str(rows))
     began = time.perf_counter()
