@@ -59,7 +59,7 @@ class Fault:
     resumed: int = 2
 
 
-_LOST = "has ended or cannot be reached"
+_LOST = " ended or cannot be reached"
 FAULTS = {
     "kill_worker": Fault("a worker is killed in a step", 1, "step:4", "kill", lines=("worker 1 (10.77.0.2:", None)),
     "kill_chief": Fault("the chief is killed in a step", 0, "step:4", "kill", lines=(None, "worker 0 (10.77.0.1:")),

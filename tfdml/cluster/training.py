@@ -119,8 +119,8 @@ def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: 
             raise UserError(told) from error
         why = "; ".join(filter(None, [lost_hosts(ray), short_message(error, "last", longest=150)]))
         raise UserError(
-            f"the run failed more than {settings.max_failures} times; what it has saved is in {storage}/{name}: "
-            f"continue it with --resume ({why})"
+            f"the run failed, and more than --max_failures={settings.max_failures} times; what it has saved is in "
+            f"{storage}/{name}: continue it with --resume ({why})"
         ) from error
 
 

@@ -55,7 +55,8 @@ LOST = "Collective ops is aborted by: The following tasks are unhealthy:\n/job:w
     [
         (0, LOST, "worker 1 (b:2) has ended"),
         (2, "from /job:worker/task:2: " + LOST, "worker 1 (b:2) has ended"),
-        (0, "Connection reset by peer", "another worker has ended"),
+        (0, "Connection reset by peer", "worker 1 (b:2) or worker 2 (c:3) has ended"),
+        (2, "unhealthy /job:worker/task:0 /job:worker/task:1", "worker 0 (a:1) and worker 1 (b:2) have ended"),
         (1, "unhealthy /job:chief/replica:0/task:0", "worker 0 (a:1) has ended"),
     ],
 )

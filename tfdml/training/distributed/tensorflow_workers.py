@@ -72,20 +72,20 @@ class TensorFlowWorkers(Processes):
             yield
         except LOST as error:
             raise WorkerLost(
-                f"{self._lost(str(error))} has ended or cannot be reached: see what it has written; this is worker "
+                f"{self._lost(str(error))} ended or cannot be reached: see what is written there; this is worker "
                 f"{self.index} of {self.count}. Start all of them again, with --resume"
             ) from error
 
     def _lost(self, message: str) -> str:
-        """Return the workers that an error of a collective operation names."""
+        """Return the workers that an error of a collective operation names, or that it can only mean, and a verb."""
         named = message.partition("unhealthy")[2] or message
         tasks = re.findall(r"/job:(chief|worker)/(?:replica:\d+/)?task:(\d+)", named)
         chiefs = any(job == "chief" for job, _ in tasks)
         found = {int(task) + (job == "worker" and chiefs) for job, task in tasks} - {self.index}
         found = {index for index in found if index < self.count}
-        if not found:
-            return "another worker" if self.is_chief or self.count > 2 else f"worker 0 ({self.addresses[0]})"
-        return " and ".join(f"worker {index} ({self.addresses[index]})" for index in sorted(found))
+        word, verb = (" and ", "have" if len(found) > 1 else "has") if found else (" or ", "has")
+        suspects = found or set(range(self.count)) - {self.index}
+        return word.join(f"worker {index} ({self.addresses[index]})" for index in sorted(suspects)) + f" {verb}"
 
 
 def from_environment() -> tuple[int, tuple[str, ...]]:
