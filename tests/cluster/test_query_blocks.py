@@ -27,7 +27,7 @@ def made(count=700, dim=12, classes=40, seed=0):
 
 
 def relevances():
-    """By name: what is relevant, and what is ignored, for 700 queries all in all, or 300 in a gallery of 400."""
+    """By name: what is relevant, and what is ignored, for 700 queries all-to-all, or 300 in a gallery of 400."""
     _, labels = made()
     rng = np.random.default_rng(1)
     cameras, coarse = rng.integers(0, 3, 700), np.stack([labels, labels // 8], axis=1)

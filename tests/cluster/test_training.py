@@ -99,7 +99,7 @@ def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_as_one_proces
         killer.join()
     assert len(killed.workers) == 2
     assert sum("waiting for the others" in line for line in lines) == 2
-    assert "going on from the last checkpoint in the storage" in lines
+    assert "resuming from the last checkpoint in the storage" in lines
     assert result["metrics"] == pytest.approx(expected["metrics"], abs=1e-6)
     assert not (tmp_path / "several.ray").exists()
     wanted, found = (runs.arrays(tmp_path / name / "checkpoints" / "step-00000004.npz") for name in ("one", "several"))

@@ -260,7 +260,7 @@ def test_losses_know_miners_by_name():
 
 @pytest.mark.parametrize("pair", [("semi_hard", "semi_hard"), ("all", "semi_hard"), ("semi_hard", "all")])
 def test_what_gives_no_bound_does_not_go_with_semi_hard(pair):
-    with pytest.raises(ValueError, match="do not go together"):
+    with pytest.raises(ValueError, match="cannot be combined: semi-hard is relative to one pair"):
         BatchEasyHardMiner(*pair)
     with pytest.raises(ValueError, match="negatives must be 'easy', 'semi_hard', 'hard' or 'all', not 'near'"):
         EasyPositiveMiner("near")

@@ -44,7 +44,7 @@ def test_no_text_made_of_an_address_holds_what_is_secret():
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("redis://host/0", "no database is known by that; write one of lancedb:///folder, pgvector://user"),
+        ("redis://host/0", "unknown database; write one of lancedb:///folder, pgvector://user"),
         ("/data/cars", "`uri=the address`: no database is known"),
         ("lancedb://data/cars", "write lancedb:///folder"),
         ("lancedb:///", "write lancedb:///folder"),

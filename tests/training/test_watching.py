@@ -113,7 +113,7 @@ def test_a_collapse_ends_the_run_that_is_to_end_on_it_and_resuming_goes_on(tmp_p
     (alarm,) = told(folder)["alarms"]
     assert alarm["line"].startswith("collapse at step 2 (well at step 1): the embeddings of a batch have a variance of")
     assert str(end.value) == (
-        f"ended by --stop_on=collapse,nan: {alarm['line']}; the checkpoint of step 2 is saved; go on all the same with "
+        f"ended by --stop_on=collapse,nan: {alarm['line']}; the checkpoint of step 2 is saved; continue it anyway with "
         f"--run_dir={folder} --resume, or with other flags by --start_from"
     )
     assert (folder / "checkpoints" / "step-00000002.npz").is_file()

@@ -153,7 +153,7 @@ def _retrieval(
     result = evaluate_dataset(split.embeddings, split.images, intervals=resampled, **options, **over_ray)
     if values.intervals == "parts":
         if split.images.is_query is not None or getattr(split.images, "groups", None) is not None:
-            raise UserError("--intervals=parts: parts are searched all in all, and these images have roles or groups")
+            raise UserError("--intervals=parts: parts are searched all-to-all, and these images have roles or groups")
         result["parts"] = part_protocol(split.embeddings, split.images.labels, **options)
     if chains:
         result["after"] = split.after_embedding(chains, ks, values.metrics or list(DEFAULT_METRICS))

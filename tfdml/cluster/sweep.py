@@ -147,7 +147,7 @@ def sweep(
     if not experiment.holdout_classes:
         raise UserError("--sweep compares runs on held-out classes: add e.g. --holdout_classes=0.1")
     if experiment.seeds:
-        raise UserError("--sweep goes without --seeds: train the best of its runs again with them")
+        raise UserError("--sweep and --seeds cannot be combined: sweep first, then train the best run with --seeds")
     require_no_store(experiment.run_dir, "run_dir", "--sweep keeps a database in it")
     experiment = dataclasses.replace(experiment, run_dir=str(Path(experiment.run_dir).absolute()))
     folder, metric = Path(experiment.run_dir), experiment.selection_metric

@@ -141,7 +141,7 @@ def _work(config: dict[str, Any]) -> None:
         path = Path(scratch) / config["name"]
         if is_chief and before is not None:
             before.to_directory(path)
-            logging.info("going on from the last checkpoint in the storage")
+            logging.info("resuming from the last checkpoint in the storage")
 
         def saved() -> None:
             ray_train.report({}, checkpoint=ray_train.Checkpoint.from_directory(path) if is_chief else None)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
 
 FORMAT = "tfdml-embeddings"
 VERSION = 2
-# The role of an image: `train`; `test` where a set is searched all in all; or one side of a test split.
+# The role of an image: `train`; `test` where a set is searched all-to-all; or one side of a test split.
 ROLE_NAMES = ("train", "test", "query", "gallery")
 
 
@@ -146,7 +146,7 @@ class StoredEmbeddings:
 
     @property
     def is_query(self) -> np.ndarray | None:
-        """(N,) bool where queries are searched in a gallery; None for all in all."""
+        """(N,) bool where queries are searched in a gallery; None for all-to-all."""
         if self.roles is None:
             return None
         query = self.roles == "query"

@@ -281,7 +281,7 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
 
     Args:
         embeddings: (N, d), one row per image of `dataset`, in its order.
-        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all in all. With
+        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all-to-all. With
             `groups`, such as cameras, images of the query's class and group are ignored. With a `protocol` that lists
             what is right, its first setting counts.
 
@@ -340,7 +340,7 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
 
     Args:
         embeddings: (N, d), one row per image of `dataset`, in its order.
-        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all in all. A
+        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all-to-all. A
             `protocol` has the default metrics, and what else its benchmark measures: each of several settings, whose
             names end those of the metrics (`map_trapezoidal/hard`), levels, or means over draws of a gallery. Of given
             `pairs`, `evaluate_pairs` is measured too.

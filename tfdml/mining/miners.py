@@ -178,8 +178,8 @@ class BatchEasyHardMiner(Miner):
         self.negatives = one_of("negatives", negatives, CHOICES)
         if "semi_hard" in (positives, negatives) and (positives == negatives or "all" in (positives, negatives)):
             raise ValueError(
-                f"positives={positives!r} and negatives={negatives!r} do not go together: what is semi-hard is so in "
-                "relation to one pair of the other kind, 'easy' or 'hard'"
+                f"positives={positives!r} and negatives={negatives!r} cannot be combined: semi-hard is relative "
+                "to one pair of the other kind, 'easy' or 'hard'"
             )
 
     def __call__(self, pairs):

@@ -132,7 +132,7 @@ def parse(uri: str) -> Address:
     scheme = str(uri).partition("://")[0]
     if "://" not in str(uri) or scheme not in _FORMS:
         places = ", ".join(form.place for form in _FORMS.values())
-        raise UserError(f"{where}: no database is known by that; write one of {places}")
+        raise UserError(f"{where}: unknown database; write one of {places}")
     form = _FORMS[scheme]
     try:
         parts = urllib.parse.urlsplit(uri)

@@ -132,7 +132,7 @@ class TrainingMonitor(keras.callbacks.Callback):
             self.checkpoint()
             raise Halted(
                 f"ended by --stop_on={self._experiment.stop_on}: {'; and '.join(ending)}; the checkpoint of step "
-                f"{self.step} is saved; go on all the same with --run_dir={self.folder.path} --resume, or with other "
+                f"{self.step} is saved; continue it anyway with --run_dir={self.folder.path} --resume, or with other "
                 "flags by --start_from"
             )
 
