@@ -45,7 +45,7 @@ def test_no_text_made_of_an_address_holds_what_is_secret():
     ("uri", "says"),
     [
         ("redis://host/0", "unknown database; write one of lancedb:///folder, pgvector://user"),
-        ("/data/cars", "`uri=the address`: no database is known"),
+        ("/data/cars", "`uri=the address`: unknown database"),
         ("lancedb://data/cars", "write lancedb:///folder"),
         ("lancedb:///", "write lancedb:///folder"),
         ("pgvector://host:99999/db", "cannot be read"),
