@@ -46,22 +46,11 @@ install: $(STAMP)
 quickstart: $(STAMP)
 	$(BIN)/python -m tools.quickstart
 
-# Each line of folders is a process of its own, two at a time and the longest first, which shows what it prints when it
-# ends: networks stay in a process's memory until then. The first line is all that the others leave.
-GROUPS  := training docs,report cli,command,tools models,backbones losses,layers,mining objectives data evaluation,export cluster,embeddings,retrieval
-comma   := ,
-GROUPED := $(addprefix tests/,$(subst $(comma), ,$(GROUPS)))
-define run_tests
-	@{ echo tests $(addprefix --ignore=,$(GROUPED)); for group in $(GROUPS); do echo "tests/$$group" | sed 's|,| tests/|g'; done; } | \
-	  xargs -P 2 -L 1 sh -c 'log=$$(mktemp); $(BIN)/python -m pytest -m $(1) "$$@" >$$log 2>&1; status=$$?; cat $$log; rm $$log; \
-	    test $$status = 5 || exit $$status' sh
-endef
-
 test: $(STAMP)
-	$(call run_tests,"not slow")
+	$(BIN)/python -m tests.groups "not slow"
 
 test-slow: $(STAMP)
-	$(call run_tests,slow)
+	$(BIN)/python -m tests.groups slow
 
 # As on a processor without AVX-512, with other libraries and another number of threads: sums have another order, and
 # last digits differ. Other settings go before make, such as OMP_NUM_THREADS=1 make test. ONEDNN_MAX_CPU_ISA=AVX2 on a

@@ -6,11 +6,12 @@ import gc
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 
 import pytest
+
+from tests.fork_server import hear_signals
 
 # Two processes with as many threads each wait for one another in every loop of faiss.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -84,15 +85,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def _hear_signals():
-    """Tests send signals to themselves and to children: `nohup` has them ignore SIGHUP, a `&` of a shell SIGINT."""
-    handlers = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: signal.SIG_DFL,
-        signal.SIGHUP: signal.SIG_DFL,
-    }
-    for number, handler in handlers.items():
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, handler)
+    hear_signals()
 
 
 @pytest.fixture(scope="module", autouse=True)

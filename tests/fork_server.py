@@ -7,7 +7,6 @@ a line that holds the exit status. What a fork must not inherit, TensorFlow's th
 """
 
 import atexit
-import functools
 import importlib
 import json
 import os
@@ -35,13 +34,14 @@ class ForkServer:
         command = [str(python), "-I", __file__] if python else [sys.executable, "-m", "tests.fork_server"]
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
+        self._requests, self._answers, self._wait = process.stdin, process.stdout, process.wait
 
     def close(self):
         """End the process."""
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        self._requests.close()
+        self._wait()
+        self._answers.close()
 
     def run(self, name, *flags, cwd=ROOT, timeout=300):
         """Run `bin/<name>`, or the program at a path, with flags.
@@ -53,9 +53,9 @@ class ForkServer:
         with tempfile.TemporaryDirectory() as folder:
             paths = [f"{folder}/out", f"{folder}/err"]
             request = {"command": command, "cwd": str(cwd), "timeout": timeout, "paths": paths}
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            status = json.loads(self._process.stdout.readline())
+            self._requests.write(json.dumps(request) + "\n")
+            self._requests.flush()
+            status = json.loads(self._answers.readline())
             out, err = (pathlib.Path(path).read_text() for path in paths)
         return subprocess.CompletedProcess(command, status, out, err)
 
@@ -67,12 +67,33 @@ class ForkServer:
             return self.run(path, timeout=timeout)
 
 
-@functools.cache
-def fork_server():
+class ForkedServer(ForkServer):
+    """A fork of this process, which has called `import_all` and not begun to compute."""
+
+    def __init__(self):
+        requests, answers = os.pipe(), os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(requests[1])
+            os.close(answers[0])
+            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+            serve(os.fdopen(requests[0]), os.fdopen(answers[1], "w"))
+            os._exit(0)
+        os.close(requests[0])
+        os.close(answers[1])
+        self._requests, self._answers = os.fdopen(requests[1], "w"), os.fdopen(answers[0])
+        self._wait = lambda: os.waitpid(pid, 0)
+
+
+_SERVERS: list[ForkServer] = []
+
+
+def fork_server(kind=ForkServer):
     """The one server of this process, started where it is first asked for."""
-    server = ForkServer()
-    atexit.register(server.close)
-    return server
+    if not _SERVERS:
+        _SERVERS.append(kind())
+        atexit.register(_SERVERS[0].close)
+    return _SERVERS[0]
 
 
 def _become(request):
@@ -89,14 +110,31 @@ def _become(request):
     sys.exit(0)
 
 
-def main():
-    """Serve until the standard input ends."""
+def hear_signals():
+    """Tests send signals to themselves and to children: `nohup` has them ignore SIGHUP, a `&` of a shell SIGINT."""
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def import_all():
+    """Import what every command imports."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # see conftest.py
     for module in _IMPORTED:
         importlib.import_module(module)
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
+
+
+def serve(requests, answers):
+    """Run each request in a fork until they end."""
+    for line in requests:
         pid = os.fork()
         if not pid:
+            requests.close()
             answers.close()
             _become(json.loads(line))
         answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
@@ -104,4 +142,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    import_all()
+    serve(sys.stdin, os.fdopen(os.dup(1), "w"))

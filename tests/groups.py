@@ -1,0 +1,74 @@
+"""Runs the tests in groups of folders, each in a process of its own, two at a time and the longest first.
+
+    python -m tests.groups "not slow" [GROUP ...]
+
+What most tests import is imported once, and each group is a fork, which shows what it prints when it ends.
+"""
+
+import contextlib
+import gc
+import os
+import sys
+import tempfile
+
+from tests.fork_server import ROOT, ForkedServer, fork_server, hear_signals, import_all
+
+# "" is all that the others leave.
+GROUPS = (
+    "training",
+    "",
+    "docs report",
+    "cli command tools",
+    "models backbones",
+    "losses layers mining",
+    "objectives",
+    "data",
+    "evaluation export",
+    "cluster embeddings retrieval",
+)
+
+
+def arguments(group):
+    """What pytest is told of a group."""
+    if group:
+        return [f"tests/{folder}" for folder in group.split()]
+    return ["tests", *(f"--ignore={folder}" for other in GROUPS if other for folder in arguments(other))]
+
+
+def start(group, marks, log):
+    """Fork a process that runs a group; returns its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    for descriptor in (1, 2):
+        os.dup2(log.fileno(), descriptor)
+    hear_signals()
+    fork_server(ForkedServer)
+    import pytest
+
+    sys.argv = ["pytest", "-m", marks, *arguments(group)]
+    sys.exit(pytest.main(sys.argv[1:]))
+
+
+def main(marks, groups):
+    """Run groups; returns whether one failed."""
+    import_all()
+    gc.collect()
+    gc.freeze()
+    waiting, running, failed = list(groups), {}, False
+    with contextlib.ExitStack() as logs:
+        while waiting or running:
+            while waiting and len(running) < 2:
+                log = logs.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
+                running[start(waiting.pop(0), marks, log)] = log
+            pid, status = os.wait()
+            log = running.pop(pid)
+            log.seek(0)
+            print(log.read(), flush=True)
+            failed |= os.waitstatus_to_exitcode(status) not in (0, 5)  # 5: there are no such tests
+    return failed
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    sys.exit(main(sys.argv[1], sys.argv[2:] or GROUPS))
