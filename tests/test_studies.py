@@ -1,15 +1,23 @@
-"""The rows of the studies, and their published tables."""
+"""The rows of the studies, and their published tables; the benchmark of the defaults, and its data."""
 
+import io
+import json
 import pathlib
+import sys
+import tarfile
+import types
 
 import pytest
+from PIL import Image
 
+from benchmarks import defaults, defaults_data
 from benchmarks.study import run_folder
 from benchmarks.study_rows import SECOND_LEVEL, STUDIES, Row
 from benchmarks.study_table import draw, gains, tables
+from tests.docs.files import write_photos
 from tfdml.training import Experiment
 from tfdml.training.expressions import parse_terms
-from tools.numbers import NUMBERS, lookup
+from tools.numbers import NUMBERS, Results, lookup
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROWS = {**STUDIES, "second_level": SECOND_LEVEL}
@@ -95,3 +103,122 @@ def test_the_table_of_a_study(tmp_path):
     assert list(several[0][2:5]) == ["40.0 / 41.0", "30.0 / 31.0", "+10.0"]
     draw(study, tmp_path / "gains.png")
     assert (tmp_path / "gains.png").stat().st_size
+
+
+def a_default_run(dataset, recipe, seed, before, after):
+    sizes = {part: {"classes": 4, "images": 40} for part in ("train", "test")}
+    metrics = {"before": {"recall@1": before, "map@r": 0.1}, "selected": {"recall@1": after, "map@r": 0.2}}
+    return {"dataset": dataset, "recipe": recipe, "seed": seed, "steps": 7, "sizes": sizes, **metrics}
+
+
+def test_a_recipe_is_judged_by_its_mean_over_data_sets_and_by_its_worst(tmp_path):
+    rows = [
+        a_default_run("grocery", "default", 0, 0.7, 0.8),
+        a_default_run("grocery", "default", 1, 0.7, 0.9),
+        a_default_run("emoji", "default", 0, 0.5, 0.45),
+        # Of a seed that emoji does not have yet, and a data set that the default does not have.
+        a_default_run("grocery", "long", 1, 0.7, 0.95),
+        a_default_run("icons", "long", 0, 0.4, 0.6),
+    ]
+    found = defaults.summary(rows, "default")
+    assert found["gain"] == pytest.approx([15, -5])  # each data set counts once, however many seeds it has
+    assert (found["worst"][0], found["worst"][1]) == ("emoji", pytest.approx(-5))
+    assert found["over seeds"] == pytest.approx([2.5])  # seed 0 alone is complete
+    assert found["map@r"] == pytest.approx([10, 10])
+    assert defaults.summary(rows, "long")["next to default"] == pytest.approx([5])
+    path = tmp_path / "defaults.json"
+    defaults.tables(rows, list(defaults.RECIPES), Results(str(path)))
+    stored = json.loads(path.read_text())
+    default, long = (dict(zip(stored["recipes"]["columns"], row, strict=True)) for row in stored["recipes"]["rows"])
+    assert (default["mean gain"], default["worst data set"], default["data sets"]) == ("+5.0", "emoji -5.0", "2")
+    assert default["95 %, data sets"] == "-122.1 to +132.1"
+    assert (long["next to default"], long["flags"]) == ("+5.0", "`--epochs=36`")
+    grocery, emoji, _ = (dict(zip(stored["sets"]["columns"], row, strict=True)) for row in stored["sets"]["rows"])
+    assert grocery["gain, default"] == "+15.0 (-48.5 to +78.5)"
+    assert (emoji["gain, default"], emoji["gain, long"]) == ("-5.0", "")
+
+
+def test_each_recipe_is_an_experiment_and_the_default_has_no_flag_of_its_own():
+    for dataset in defaults.SETS:
+        for recipe in defaults.RECIPES:
+            Experiment.from_flags("\n".join(defaults.flags(dataset, recipe, 0)), run_dir="unused", data_dir="unused")
+    assert defaults.flags("grocery", "default", 2) == [*defaults.SETS["grocery"], "--seed=2", "--evaluate_every=0"]
+
+
+@pytest.mark.slow
+def test_runs_of_the_defaults_are_measured_once_and_again_with_other_flags(tmp_path, monkeypatch, capfd):
+    write_photos(tmp_path / "sets" / "grocery", classes="abcdefgh", images=6)
+    network = ("--backbone=conv4(width=8)", "--batch_norm=train", "--image_size=28", "--resize=32")
+    short = ("--classes_per_batch=2", "--images_per_class=2", "--epochs=1", "--steps_per_epoch=2")
+    monkeypatch.setattr(defaults, "SETS", {"grocery": ("--dataset=folder", *network, *short)})
+    recipes = {"default": (), "selection": ("--holdout_classes=0.5", "--selection=validation")}
+    monkeypatch.setattr(defaults, "RECIPES", recipes)
+    path = tmp_path / "results.json"
+    words = ["defaults", f"--results={path}", f"--sets={tmp_path / 'sets'}", "--weights=unused", "--seeds=1"]
+    monkeypatch.setattr("sys.argv", [*words, f"--runs={tmp_path / 'runs'}"])
+    defaults.main()
+    rows = json.loads(path.read_text())["runs"]
+    assert [row["recipe"] for row in rows] == ["default", "selection"]
+    for row in rows:
+        assert row["steps"] == 2
+        assert row["sizes"]["test"] == {"classes": 4, "images": 24}
+        assert row["before"] != row["selected"]
+        assert row["last"] == row["selected"]  # of one epoch
+    assert rows[1]["sizes"]["train"]["classes"] < rows[0]["sizes"]["train"]["classes"]
+    capfd.readouterr()
+    monkeypatch.setattr(defaults, "train", lambda *_: pytest.fail("trained again"))
+    defaults.main()
+    assert "| default |" in capfd.readouterr().out
+    recipes["default"] = ("--flip=false",)
+    monkeypatch.setattr(defaults, "train", lambda *_: {**rows[0], "flags": defaults.flags("grocery", "default", 0)})
+    defaults.main()
+    again = {row["recipe"]: row["flags"] for row in json.loads(path.read_text())["runs"]}
+    assert "--flip=false" in again["default"]
+    assert len(again) == 2
+
+
+def names_below(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_photographs_become_folders_of_classes(tmp_path):
+    write_photos(tmp_path / "shop" / "dataset" / "train" / "Fruit", classes=["Lime"], images=2)
+    write_photos(tmp_path / "shop" / "dataset" / "test" / "Fruit" / "Apple", classes=["Gala"], images=1)
+    write_photos(tmp_path / "shop" / "dataset" / "iconic", classes=["Lime"], images=1)
+    defaults_data.write_grocery(tmp_path / "shop", tmp_path / "grocery")
+    assert names_below(tmp_path / "grocery") == ["Gala/test_0.jpg", "Lime/train_0.jpg", "Lime/train_1.jpg"]
+    write_photos(tmp_path / "clothes", classes=["images"], images=8)
+    labels = ["Hat", "Hat", "Hat", "Pants", "Not sure", "Not sure", "Hat", "Hat"]
+    rows = [f"{number},7,{label},{number > 5}" for number, label in enumerate(labels)]
+    (tmp_path / "clothes" / "images.csv").write_text("\n".join(["image,sender_id,label,kids", *rows, "9,7,Hat,False"]))
+    defaults_data.write_clothing(tmp_path / "clothes", tmp_path / "clothing", at_least=2, at_most=2)
+    wanted = ["Hat of children/6.jpg", "Hat of children/7.jpg", "Hat/0.jpg", "Hat/1.jpg"]
+    assert names_below(tmp_path / "clothing") == wanted
+
+
+def test_drawings_of_one_name_become_a_class(tmp_path, monkeypatch):
+    drawn = []
+
+    def svg_to_bytes(svg_string):
+        drawn.append(svg_string)
+        file = io.BytesIO()
+        Image.new("RGBA", (4, 4)).save(file, "PNG")
+        return list(file.getvalue())
+
+    monkeypatch.setitem(sys.modules, "resvg_py", types.SimpleNamespace(svg_to_bytes=svg_to_bytes))
+    names = {"one": ["ant", "bee", "cat", "dog"], "two": ["ant", "bee", "cat"], "three": ["ant", "cat", "dog"]}
+    for package, own in names.items():
+        icons = {name: {"body": f"<{name}/>"} for name in own}
+        icons["ant"]["width"] = 24
+        text = json.dumps({"icons": icons, "height": 32}).encode()
+        with tarfile.open(tmp_path / f"iconify-json-{package}-1.0.tgz", "w:gz") as archive:
+            about = tarfile.TarInfo("package/icons.json")
+            about.size = len(text)
+            archive.addfile(about, io.BytesIO(text))
+    defaults_data.write_drawings(tmp_path, tmp_path / "out", dict.fromkeys(names, "1.0"), at_least=2, every=2)
+    # Of ant, bee, cat and dog, every second.
+    wanted = [f"{name}/{package}.png" for name in ("ant", "cat") for package in sorted(names)]
+    assert names_below(tmp_path / "out") == wanted
+    assert 'viewBox="0 0 24 32"' in drawn[0]
+    assert "<ant/>" in drawn[0]
+    assert Image.open(tmp_path / "out" / "ant" / "one.png").getpixel((0, 0)) == (255, 255, 255)

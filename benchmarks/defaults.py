@@ -1,0 +1,243 @@
+"""What `tfdml train` gains with no flag but those of data, network and weights, next to alternatives.
+
+    python -m benchmarks.defaults --sets=sets --weights=MNV2_035.weights.h5 --results=runs.json
+    python -m benchmarks.defaults --sets=sets --weights=MNV2_035.weights.h5 --results=runs.json --only grocery default
+    python -m benchmarks.defaults --results=runs.json --json=docs/numbers/defaults.json     the tables so far
+
+--only takes names of data sets, of recipes, or of both. --sets is a folder with a folder (or a link to one) for each
+name of `SETS`. `python -m benchmarks.defaults_data` makes those of free images, Cars-196 and Omniglot are in their
+official layouts, and glyphs needs none. Each run is a process of its own. Its row is written to --results when it ends.
+The same command resumes: finished runs are skipped, an interrupted one continues, and one with other flags is repeated.
+
+A gain is Recall@1 on the unseen classes minus that of the same network before its first step. A run that collapses or
+diverges has a Recall@1 of 0.
+"""
+
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+
+import numpy as np
+
+from benchmarks.study import keep
+from tfdml.evaluation import student_interval
+from tools.numbers import Results, command_line
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# The network that a data set asks for: a pretrained one at a size for one core, or the one for characters.
+PRETRAINED = ("--backbone=mobilenetv2(alpha=0.35)", "--image_size=96", "--resize=112")
+CHARACTERS = ("--backbone=conv4", "--batch_norm=train", "--image_size=28", "--resize=32")
+SETS = {
+    "cars196": ("--dataset=cars196", *PRETRAINED),
+    "grocery": ("--dataset=folder", *PRETRAINED),
+    "clothing": ("--dataset=folder", *PRETRAINED),
+    "emoji": ("--dataset=folder", *PRETRAINED),
+    "icons": ("--dataset=folder", *PRETRAINED),
+    "omniglot": ("--dataset=omniglot", *CHARACTERS),
+    "glyphs": ("--dataset=glyphs", *CHARACTERS),
+}
+_HELD_OUT = ("--holdout_classes=0.1", "--holdout_sampling=stratified", "--selection=validation")
+RECIPES = {
+    "default": (),
+    # The command of the quickstart for one's own images.
+    "quickstart": ("--objectives=am_softmax + jrs", *_HELD_OUT),
+    "jrs": ("--objectives=am_softmax + jrs",),
+    "selection": _HELD_OUT,
+    "contrastive": ("--objectives=contrastive",),
+    "long": ("--epochs=36",),
+    "frozen": ("--backbone_rate=0",),
+    # The rates and batches of configs/small/cars_am_softmax.flags.
+    "cars_rates": (
+        *("--learning_rate=3e-4", "--projection_rate=0.01", "--objective_rate=0.01"),
+        *("--sampling=shuffle", "--batch_size=100", "--drop_epochs=8"),
+    ),
+}
+METRICS = ("recall@1", "map@r")
+_COLLAPSED = dict.fromkeys(METRICS, 0.0)
+
+
+def flags(dataset, recipe, seed):
+    """The flags of a run, without those of places."""
+    # Without a selection the unseen classes are measured before the first step and after the last alone.
+    rare = () if "--selection=validation" in RECIPES[recipe] else ("--evaluate_every=0",)
+    return [*SETS[dataset], *RECIPES[recipe], f"--seed={seed}", *rare]
+
+
+def places(dataset, arguments):
+    """The flags that say where the images and the weights are."""
+    data = [] if dataset == "glyphs" else [f"--data_dir={(arguments.sets / dataset).resolve()}"]
+    weights = [f"--weights={arguments.weights.resolve()}"] if SETS[dataset][1:] == PRETRAINED else []
+    return [*data, *weights]
+
+
+def train(dataset, recipe, seed, arguments):
+    """Train a run, or continue it, and return its row."""
+    folder = (arguments.runs / f"{dataset}-{recipe}-{seed}").resolve()
+    wanted = flags(dataset, recipe, seed)
+    command = [sys.executable, "bin/train", *wanted, *places(dataset, arguments)]
+    command += ["--report=false", f"--run_dir={folder}", *(["--resume"] if (folder / "flags.txt").exists() else [])]
+    before = _cpu_seconds()
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    sys.stderr.write(done.stderr)
+    seconds = _cpu_seconds() - before
+    row = {"dataset": dataset, "recipe": recipe, "seed": seed, "flags": wanted}
+    if done.returncode:
+        last = done.stderr.splitlines()[-1].partition("error: ")[2]
+        if "collapsed" not in last and "diverged" not in last:
+            raise SystemExit(f"{dataset}, {recipe}, seed {seed}: {last}")
+        row |= {"ended": last.partition(";")[0], "selected": _COLLAPSED, "last": _COLLAPSED}
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    row["before"] = _kept(records[0]["test"])
+    if "ended" not in row:
+        result = json.loads((folder / "result.json").read_text())
+        ends = [record["test"] for record in records if "test" in record]
+        row |= {"selected": _kept(result["metrics"]), "epoch": result["epoch"], "last": _kept(ends[-1])}
+        row["steps"] = result["steps"]
+    sizes = json.loads((folder / "data.json").read_text())
+    row["sizes"] = {part: {name: sizes[part][name] for name in ("classes", "images")} for part in sizes}
+    # Of a run that was continued this is the last part alone.
+    return row | ({} if "--resume" in command else {"cpu_seconds": round(seconds)})
+
+
+def _cpu_seconds():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _kept(metrics):
+    return {name: metrics[name] for name in METRICS}
+
+
+def gain(row, metric="recall@1"):
+    """How much better the embedder that a run keeps is than the untrained one, in points."""
+    return 100 * (row["selected"][metric] - row["before"][metric])
+
+
+def gains(rows, recipe, metric="recall@1"):
+    """Data set to seed to gain, of a recipe."""
+    found = {}
+    for row in rows:
+        if row["recipe"] == recipe:
+            found.setdefault(row["dataset"], {})[row["seed"]] = gain(row, metric)
+    return found
+
+
+def summary(rows, recipe):
+    """What is reported of a recipe, in points.
+
+    Returns:
+        The mean over data sets of each one's mean over seeds, with its interval over data sets; the worst data set with
+        its gain; the interval over seeds of the mean, of those seeds that every data set has; the mean in MAP@R; and
+        the difference from `default` on the data sets and seeds that both have, with its interval over data sets.
+    """
+    found = gains(rows, recipe)
+    means = {dataset: float(np.mean(list(seeds.values()))) for dataset, seeds in found.items()}
+    everywhere = sorted(set.intersection(*(set(seeds) for seeds in found.values())))
+    by_seed = [np.mean([seeds[seed] for seeds in found.values()]) for seed in everywhere]
+    base, paired = gains(rows, "default"), []
+    for dataset, seeds in found.items():
+        both = set(seeds) & set(base.get(dataset, {}))
+        if both:
+            paired.append(np.mean([seeds[seed] - base[dataset][seed] for seed in both]))
+    worst = min(means, key=means.get)
+    precision = [np.mean(list(seeds.values())) for seeds in gains(rows, recipe, "map@r").values()]
+    return {
+        "sets": len(means),
+        "runs": sum(len(seeds) for seeds in found.values()),
+        "seeds": len(everywhere),
+        "gain": list(means.values()),
+        "worst": (worst, means[worst]),
+        "over seeds": by_seed,
+        "map@r": precision,
+        "next to default": paired,
+    }
+
+
+def tables(rows, recipes, results):
+    """Print and write the table of recipes and that of data sets."""
+    recipes = [recipe for recipe in recipes if any(row["recipe"] == recipe for row in rows)]
+    columns = ("recipe", "mean gain", "worst data set", "95 %, data sets", "95 %, seeds", "gain in MAP@R")
+    add = results.table("recipes", *columns, "next to default", "data sets", "runs", "flags")
+    for recipe in recipes:
+        found = summary(rows, recipe)
+        name, least = found["worst"]
+        cells = [recipe, _points(found["gain"]), f"{name} {least:+.1f}", _interval(found["gain"])]
+        cells += [_interval(found["over seeds"]), _points(found["map@r"])]
+        paired = found["next to default"]
+        cells.append(
+            "" if recipe == "default" or not paired else " ".join(filter(None, [_points(paired), _bracket(paired)]))
+        )
+        add(*cells, found["sets"], found["runs"], " ".join(f"`{flag}`" for flag in RECIPES[recipe]))
+    columns = ("data set", "training classes, images", "test classes, images", "steps", "untrained Recall@1")
+    add = results.table("sets", *columns, *(f"gain, {recipe}" for recipe in recipes))
+    for dataset in SETS:
+        own = [row for row in rows if row["dataset"] == dataset]
+        if not own:
+            continue
+        sizes = [
+            ", ".join(f"{own[0]['sizes'][part][of]:,}" for of in ("classes", "images")) for part in ("train", "test")
+        ]
+        steps = next((str(row["steps"]) for row in own if row["recipe"] == "default" and "steps" in row), "")
+        # The seed draws the projection, so untrained networks differ.
+        untrained = np.mean([row["before"]["recall@1"] for row in own])
+        found = [list(gains(rows, recipe).get(dataset, {}).values()) for recipe in recipes]
+        cells = [" ".join(filter(None, [_points(values), _bracket(values)])) if values else "" for values in found]
+        add(dataset, *sizes, steps, f"{100 * untrained:.1f}", *cells)
+    for row in rows:
+        if "ended" in row and row["recipe"] in recipes:
+            print(f"{row['dataset']}, {row['recipe']}, seed {row['seed']}: {row['ended']}")
+
+
+def _points(values):
+    return f"{np.mean(values):+.1f}"
+
+
+def _interval(values):
+    if len(values) < 2:
+        return ""
+    found = student_interval(values)
+    return f"{found.low:+.1f} to {found.high:+.1f}"
+
+
+def _bracket(values):
+    return f"({_interval(values)})" if len(values) > 1 else ""
+
+
+def main():
+    """Train what is missing, then print the tables."""
+    parser = command_line(__doc__)
+    parser.add_argument("--results", type=pathlib.Path, required=True, help="the JSON file of the runs")
+    parser.add_argument("--sets", type=pathlib.Path, help="the folder of the data sets; without it nothing is trained")
+    parser.add_argument("--weights", type=pathlib.Path, help="of MobileNetV2 0.35: a .weights.h5 file")
+    parser.add_argument("--only", nargs="*", default=[], help="names of data sets, of recipes, or of both")
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--first_seed", type=int, default=0)
+    parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/defaults"), help="where they train")
+    arguments = parser.parse_args()
+    unknown = set(arguments.only) - {*SETS, *RECIPES}
+    if unknown:
+        parser.error(f"--only: unknown {sorted(unknown)}")
+    rows = json.loads(arguments.results.read_text())["runs"] if arguments.results.exists() else []
+    datasets, recipes = ([name for name in names if name in arguments.only] or list(names) for names in (SETS, RECIPES))
+    if arguments.sets:
+        if not arguments.weights and any(SETS[dataset][1:] == PRETRAINED for dataset in datasets):
+            parser.error("--weights: name those of MobileNetV2 0.35")
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            for recipe in recipes:
+                for dataset in datasets:
+                    same = [
+                        row for row in rows if (row["dataset"], row["recipe"], row["seed"]) == (dataset, recipe, seed)
+                    ]
+                    if same and same[0]["flags"] == flags(dataset, recipe, seed):
+                        continue
+                    row = train(dataset, recipe, seed, arguments)
+                    rows = [*(other for other in rows if other not in same), row]
+                    keep({"runs": rows}, arguments.results)
+                    print(f"{dataset}, {recipe}, seed {seed}: {gain(row):+.1f}", flush=True)
+    tables([row for row in rows if row["dataset"] in datasets], recipes, Results(arguments.json))
+
+
+if __name__ == "__main__":
+    main()
