@@ -10,7 +10,8 @@ official layouts, and glyphs needs none. Each run is a process of its own. Its r
 The same command resumes: finished runs are skipped, an interrupted one continues, and one with other flags is repeated.
 
 A gain is Recall@1 on the unseen classes minus that of the same network before its first step. A run that collapses or
-diverges has a Recall@1 of 0.
+diverges has a Recall@1 of 0. One that the data does not suit, such as too few classes for a batch, is refused: it has
+no gain, is left out of means, and is the worst.
 """
 
 import json
@@ -56,6 +57,8 @@ RECIPES = {
 }
 METRICS = ("recall@1", "map@r")
 _COLLAPSED = dict.fromkeys(METRICS, 0.0)
+# What begins the message where a data set does not suit a recipe.
+_UNSUITED = ("--classes_per_batch=", "--images_per_class=", "--batch_size=", "--holdout_classes=", "--ks=")
 
 
 def flags(dataset, recipe, seed):
@@ -85,6 +88,8 @@ def train(dataset, recipe, seed, arguments):
     row = {"dataset": dataset, "recipe": recipe, "seed": seed, "flags": wanted}
     if done.returncode:
         last = done.stderr.splitlines()[-1].partition("error: ")[2]
+        if last.startswith(_UNSUITED):
+            return row | {"refused": last}
         if "collapsed" not in last and "diverged" not in last:
             raise SystemExit(f"{dataset}, {recipe}, seed {seed}: {last}")
         row |= {"ended": last.partition(";")[0], "selected": _COLLAPSED, "last": _COLLAPSED}
@@ -119,7 +124,7 @@ def gains(rows, recipe, metric="recall@1"):
     """Data set to seed to gain, of a recipe."""
     found = {}
     for row in rows:
-        if row["recipe"] == recipe:
+        if row["recipe"] == recipe and "refused" not in row:
             found.setdefault(row["dataset"], {})[row["seed"]] = gain(row, metric)
     return found
 
@@ -128,27 +133,28 @@ def summary(rows, recipe):
     """What is reported of a recipe, in points.
 
     Returns:
-        The mean over data sets of each one's mean over seeds, with its interval over data sets; the worst data set with
-        its gain; the interval over seeds of the mean, of those seeds that every data set has; the mean in MAP@R; and
-        the difference from `default` on the data sets and seeds that both have, with its interval over data sets.
+        `gain` and `map@r`: of each data set the mean over its seeds. `over seeds`: the mean over data sets of each seed
+        that all of them have. `next to default`: the difference from `default` of each data set, over the seeds that
+        both have. `worst`: the data set with the least gain, and this gain. `refused`: the data sets without any.
     """
     found = gains(rows, recipe)
     means = {dataset: float(np.mean(list(seeds.values()))) for dataset, seeds in found.items()}
-    everywhere = sorted(set.intersection(*(set(seeds) for seeds in found.values())))
+    everywhere = sorted(set.intersection(*(set(seeds) for seeds in found.values()))) if found else []
     by_seed = [np.mean([seeds[seed] for seeds in found.values()]) for seed in everywhere]
     base, paired = gains(rows, "default"), []
     for dataset, seeds in found.items():
         both = set(seeds) & set(base.get(dataset, {}))
         if both:
             paired.append(np.mean([seeds[seed] - base[dataset][seed] for seed in both]))
-    worst = min(means, key=means.get)
+    worst = min(means, key=means.get, default="")
     precision = [np.mean(list(seeds.values())) for seeds in gains(rows, recipe, "map@r").values()]
     return {
         "sets": len(means),
         "runs": sum(len(seeds) for seeds in found.values()),
         "seeds": len(everywhere),
         "gain": list(means.values()),
-        "worst": (worst, means[worst]),
+        "worst": (worst, means.get(worst)),
+        "refused": sorted({row["dataset"] for row in rows if row["recipe"] == recipe and "refused" in row}),
         "over seeds": by_seed,
         "map@r": precision,
         "next to default": paired,
@@ -163,35 +169,40 @@ def tables(rows, recipes, results):
     for recipe in recipes:
         found = summary(rows, recipe)
         name, least = found["worst"]
-        cells = [recipe, _points(found["gain"]), f"{name} {least:+.1f}", _interval(found["gain"])]
-        cells += [_interval(found["over seeds"]), _points(found["map@r"])]
-        paired = found["next to default"]
-        cells.append(
-            "" if recipe == "default" or not paired else " ".join(filter(None, [_points(paired), _bracket(paired)]))
-        )
-        add(*cells, found["sets"], found["runs"], " ".join(f"`{flag}`" for flag in RECIPES[recipe]))
+        worst = [f"{name} {least:+.1f}"] if name else []
+        worst = ", ".join([f"{dataset} refused" for dataset in found["refused"]] or worst)
+        paired = "" if recipe == "default" else _with_interval(found["next to default"])
+        parts = [_points(found["gain"]), worst, _interval(found["gain"]), _interval(found["over seeds"])]
+        written = " ".join(f"`{flag}`" for flag in RECIPES[recipe])
+        add(recipe, *parts, _points(found["map@r"]), paired, found["sets"], found["runs"], written)
     columns = ("data set", "training classes, images", "test classes, images", "steps", "untrained Recall@1")
     add = results.table("sets", *columns, *(f"gain, {recipe}" for recipe in recipes))
     for dataset in SETS:
         own = [row for row in rows if row["dataset"] == dataset]
+        trained = [row for row in own if "refused" not in row]
         if not own:
             continue
-        sizes = [
-            ", ".join(f"{own[0]['sizes'][part][of]:,}" for of in ("classes", "images")) for part in ("train", "test")
-        ]
-        steps = next((str(row["steps"]) for row in own if row["recipe"] == "default" and "steps" in row), "")
-        # The seed draws the projection, so untrained networks differ.
-        untrained = np.mean([row["before"]["recall@1"] for row in own])
-        found = [list(gains(rows, recipe).get(dataset, {}).values()) for recipe in recipes]
-        cells = [" ".join(filter(None, [_points(values), _bracket(values)])) if values else "" for values in found]
-        add(dataset, *sizes, steps, f"{100 * untrained:.1f}", *cells)
+        about = [""] * 4
+        if trained:
+            # The seed draws the projection, so untrained networks differ.
+            untrained = np.mean([row["before"]["recall@1"] for row in trained])
+            sizes = [trained[0]["sizes"][part] for part in ("train", "test")]
+            about = [f"{size['classes']:,}, {size['images']:,}" for size in sizes]
+            steps = [row["steps"] for row in trained if row["recipe"] == "default" and "steps" in row]
+            about += [f"{steps[0]:,}" if steps else "", f"{100 * untrained:.1f}"]
+        cells = []
+        for recipe in recipes:
+            values = list(gains(rows, recipe).get(dataset, {}).values())
+            refused = any(row["recipe"] == recipe and "refused" in row for row in own)
+            cells.append("refused" if refused else _with_interval(values))
+        add(dataset, *about, *cells)
     for row in rows:
-        if "ended" in row and row["recipe"] in recipes:
-            print(f"{row['dataset']}, {row['recipe']}, seed {row['seed']}: {row['ended']}")
+        if row["recipe"] in recipes and ("ended" in row or "refused" in row):
+            print(f"{row['dataset']}, {row['recipe']}, seed {row['seed']}: {row.get('ended') or row['refused']}")
 
 
 def _points(values):
-    return f"{np.mean(values):+.1f}"
+    return f"{np.mean(values):+.1f}" if values else ""
 
 
 def _interval(values):
@@ -201,8 +212,8 @@ def _interval(values):
     return f"{found.low:+.1f} to {found.high:+.1f}"
 
 
-def _bracket(values):
-    return f"({_interval(values)})" if len(values) > 1 else ""
+def _with_interval(values):
+    return f"{_points(values)} ({_interval(values)})" if len(values) > 1 else _points(values)
 
 
 def main():
@@ -235,7 +246,7 @@ def main():
                     row = train(dataset, recipe, seed, arguments)
                     rows = [*(other for other in rows if other not in same), row]
                     keep({"runs": rows}, arguments.results)
-                    print(f"{dataset}, {recipe}, seed {seed}: {gain(row):+.1f}", flush=True)
+                    print(f"{dataset}, {recipe}, seed {seed}: {row.get('refused') or f'{gain(row):+.1f}'}", flush=True)
     tables([row for row in rows if row["dataset"] in datasets], recipes, Results(arguments.json))
 
 

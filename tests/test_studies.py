@@ -119,6 +119,7 @@ def test_a_recipe_is_judged_by_its_mean_over_data_sets_and_by_its_worst(tmp_path
         # Of a seed that emoji does not have yet, and a data set that the default does not have.
         a_default_run("grocery", "long", 1, 0.7, 0.95),
         a_default_run("icons", "long", 0, 0.4, 0.6),
+        {"dataset": "clothing", "recipe": "long", "seed": 0, "refused": "--classes_per_batch=20: of 12"},
     ]
     found = defaults.summary(rows, "default")
     assert found["gain"] == pytest.approx([15, -5])  # each data set counts once, however many seeds it has
@@ -133,9 +134,13 @@ def test_a_recipe_is_judged_by_its_mean_over_data_sets_and_by_its_worst(tmp_path
     assert (default["mean gain"], default["worst data set"], default["data sets"]) == ("+5.0", "emoji -5.0", "2")
     assert default["95 %, data sets"] == "-122.1 to +132.1"
     assert (long["next to default"], long["flags"]) == ("+5.0", "`--epochs=36`")
-    grocery, emoji, _ = (dict(zip(stored["sets"]["columns"], row, strict=True)) for row in stored["sets"]["rows"])
+    assert (long["mean gain"], long["worst data set"], long["data sets"]) == ("+22.5", "clothing refused", "2")
+    grocery, clothing, emoji, _ = (
+        dict(zip(stored["sets"]["columns"], row, strict=True)) for row in stored["sets"]["rows"]
+    )
     assert grocery["gain, default"] == "+15.0 (-48.5 to +78.5)"
     assert (emoji["gain, default"], emoji["gain, long"]) == ("-5.0", "")
+    assert (clothing["gain, default"], clothing["gain, long"]) == ("", "refused")
 
 
 def test_each_recipe_is_an_experiment_and_the_default_has_no_flag_of_its_own():
@@ -151,15 +156,21 @@ def test_runs_of_the_defaults_are_measured_once_and_again_with_other_flags(tmp_p
     network = ("--backbone=conv4(width=8)", "--batch_norm=train", "--image_size=28", "--resize=32")
     short = ("--classes_per_batch=2", "--images_per_class=2", "--epochs=1", "--steps_per_epoch=2")
     monkeypatch.setattr(defaults, "SETS", {"grocery": ("--dataset=folder", *network, *short)})
-    recipes = {"default": (), "selection": ("--holdout_classes=0.5", "--selection=validation")}
+    recipes = {
+        "default": (),
+        "selection": ("--holdout_classes=0.5", "--selection=validation"),
+        # More classes than there are.
+        "long": ("--classes_per_batch=5",),
+    }
     monkeypatch.setattr(defaults, "RECIPES", recipes)
     path = tmp_path / "results.json"
     words = ["defaults", f"--results={path}", f"--sets={tmp_path / 'sets'}", "--weights=unused", "--seeds=1"]
     monkeypatch.setattr("sys.argv", [*words, f"--runs={tmp_path / 'runs'}"])
     defaults.main()
     rows = json.loads(path.read_text())["runs"]
-    assert [row["recipe"] for row in rows] == ["default", "selection"]
-    for row in rows:
+    assert [row["recipe"] for row in rows] == ["default", "selection", "long"]
+    assert rows[2]["refused"].startswith("--classes_per_batch=5")
+    for row in rows[:2]:
         assert row["steps"] == 2
         assert row["sizes"]["test"] == {"classes": 4, "images": 24}
         assert row["before"] != row["selected"]
@@ -174,7 +185,7 @@ def test_runs_of_the_defaults_are_measured_once_and_again_with_other_flags(tmp_p
     defaults.main()
     again = {row["recipe"]: row["flags"] for row in json.loads(path.read_text())["runs"]}
     assert "--flip=false" in again["default"]
-    assert len(again) == 2
+    assert len(again) == 3
 
 
 def names_below(folder):
