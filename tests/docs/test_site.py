@@ -35,6 +35,13 @@ def test_links_lead_to_files_and_headings(page):
             assert anchor[1:] in _anchors(target), f"{page.name}: {path}{anchor}"
 
 
+def test_no_cell_of_a_table_ends_in_braces():
+    """Markdown of the site takes braces after a blank at the end of a cell as attributes, and does not show them."""
+    for page in PAGES:
+        hidden = re.findall(r"[^|\n]* \{[^{}|\n]*\} *(?=\|)", page.read_text())
+        assert not hidden, f"{page.name}: {hidden}"
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     for page in DOCS.rglob("*.md"):
@@ -60,7 +67,7 @@ def test_every_loss_and_objective_has_a_row_in_the_table_of_choices():
 
 def test_the_picture_of_the_code_map_shows_the_imports_of_today():
     drawn = set(re.findall(r'data-imports="(\w+) (\w+)"', code_map.PICTURE.read_text()))
-    assert drawn == code_map.reduced(code_map.imports()), "draw it anew: make code-map"
+    assert drawn == code_map.reduced(code_map.imports()), "draw it again: make code-map"
     assert {name for row in code_map.layers() for name in row} >= {name for edge in drawn for name in edge}
 
 
