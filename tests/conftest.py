@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
-    """The folder with `data/` and `weights/`: TFDML_TEST_DATA, or `shared` beside the repository."""
+    """The folder with `data/` and `weights/`: TFDML_TEST_DATA, or `shared` next to the repository."""
     named = os.environ.get("TFDML_TEST_DATA")
     folder = pathlib.Path(named) if named else pathlib.Path(__file__).resolve().parents[2] / "shared"
     if not (folder / "data").is_dir():

@@ -268,10 +268,10 @@ def test_a_search_before_every_other_epoch_decides_the_batches():
 
 def test_training_by_neighbors_resumes_with_the_batches_of_an_uninterrupted_one():
     x, y = clusters(3, 12)
-    unbroken, _, _ = trained_by_neighbors(x, y, (0, 4))
+    uninterrupted, _, _ = trained_by_neighbors(x, y, (0, 4))
     first, _, model = trained_by_neighbors(x, y, (0, 2))
     rest, _, _ = trained_by_neighbors(x, y, (2, 4), model)
-    np.testing.assert_array_equal(first + rest, unbroken)
+    np.testing.assert_array_equal(first + rest, uninterrupted)
 
 
 def test_a_search_that_cannot_be_made_is_refused():

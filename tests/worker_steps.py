@@ -18,7 +18,7 @@ from keras.src.backend.tensorflow import trainer
 from tests import distribution_steps, worker_processes
 from tests.mathematics import random_batch
 from tests.models.networks import images, values
-from tests.training import ideas
+from tests.training import method_steps
 from tfdml import losses, models
 from tfdml.workarounds import multi_worker_strategy
 
@@ -40,7 +40,7 @@ def _all():
 
 
 def _ensemble():
-    embedder, terms = ideas.LEARNERS["horde on abe"]()
+    embedder, terms = method_steps.LEARNERS["horde on abe"]()
     model = models.MetricLearner(embedder, terms)
     model.compile(optimizer=keras.optimizers.SGD(0.3))
     model.build((None, 12, 12, 3))

@@ -75,7 +75,7 @@ OF_SEVERAL = frozenset(
     }
 )
 #: Folders whose text is read for `WORDS`.
-WORDED = ("benchmarks", "bin", "docs", "export", "tfdml", "tfdml_command", "tools")
+WORDED = ("benchmarks", "bin", "docs", "export", "tests", "tfdml", "tfdml_command", "tools")
 #: Words that the project does not use, and what it uses.
 WORDS = {
     r"\bgo(es)? on (with|from|where)\b": "resumes, continues",

@@ -13,7 +13,7 @@ WIDTH, HEADS, RANK = 12, 3, 2
 
 
 def network(seed=0):
-    """Attention with projections of (d, heads, k), and one without heads as Swin has it."""
+    """Attention with projections of (d, heads, k), and one without heads, as in Swin."""
     keras.utils.set_random_seed(seed)
     x = inputs = keras.Input((5, WIDTH))
     x = keras.layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(x, x)

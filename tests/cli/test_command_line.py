@@ -1,4 +1,4 @@
-"""Flag files, messages that name flags, and flags that have no effect beside the others."""
+"""Flag files, messages that name flags, and flags that have no effect next to the others."""
 
 import collections
 import dataclasses
@@ -157,7 +157,7 @@ pathlib.Path(RETRIEVER, "1").mkdir()
 for name in (RETRIEVER_CARD, "saved_model.pb"):
     pathlib.Path(RETRIEVER, "1", name).touch()
 COMPARE, RUN = {"compare": ["a", "b"]}, {"model": "runs/cars"}
-# By command and flag: the value; others beside which it has no effect, and some beside which it has one.
+# By command and flag: the value; others next to which it has no effect, and some next to which it has one.
 OF_IMAGES = {
     "dataset": "folder",
     "bad_images": "skip",

@@ -18,7 +18,7 @@ from tfdml.errors import UserError
 
 @pytest.fixture(scope="module")
 def embedded(finished_run, command, tmp_path_factory):
-    """The folder of an unbroken pass over both splits in batches of 16."""
+    """The folder of an uninterrupted pass over both splits in batches of 16."""
     out = tmp_path_factory.mktemp("embeddings") / "whole"
     done = command(
         "embed", f"--model={finished_run}", f"--out={out}", "--split=all", "--batch_size=16", "--rows_per_file=64"

@@ -82,7 +82,7 @@ def _written(arguments, places):
 
 
 def _check_one_line(command, status, errors):
-    """The status of a mistake, and one line that tells it, the last of what was written to the error stream."""
+    """The status of a mistake, and one line that names it, the last of what was written to the error stream."""
     lines = errors.strip().splitlines()
     assert status == 2, errors
     assert lines[-1].startswith(f"{command}: error: "), errors
@@ -362,7 +362,7 @@ NASTY = [
     "", "nan", "inf", "-inf", "-1", "0", "1", "1e400", "-0.5", "99999999999999999999", "true", "maybe", "none", "é",
     "a\udcff", LONG, "a,b", ",", "(", "[1]", "x(y=z)", "%s", "{}", "'", "\n", "rest://localhost:1/x", "/no/folder/x",
 ]  # fmt: skip
-# What a command is given beside; with them it writes nothing, or nothing but what is asked for here.
+# What else a command is given; with them it writes nothing, or nothing but what is asked for here.
 BASE = {
     "train": [*TRAIN, "--dry_run"],
     "embed": [*MODEL, "--out=out", "--dry_run"],

@@ -111,7 +111,7 @@ def get(server, path, size=None, sha256=SHA256, **options):
 
 
 def only(path):
-    """Whether there is that file and nothing beside it."""
+    """Whether there is that file and nothing else."""
     return os.listdir(path.parent) == [path.name]
 
 

@@ -112,9 +112,9 @@ def test_every_row_is_the_transform_of_the_image_drawn(mixed, kind):
 @pytest.mark.parametrize("kind", first_quick(["random_resized_crop", "random_crop"]))
 def test_a_resumed_run_gets_the_batches_of_an_unbroken_one(mixed, kind):
     transform = TrainTransform(kind, resize=24, image_size=20)
-    unbroken = class_balanced(mixed, 3, 2, transform, seed=1, num_steps=9)
+    uninterrupted = class_balanced(mixed, 3, 2, transform, seed=1, num_steps=9)
     resumed = class_balanced(mixed, 3, 2, transform, seed=1, first_step=4, num_steps=5)
-    assert_same(unbroken.skip(4), resumed)
+    assert_same(uninterrupted.skip(4), resumed)
     assert_same(resumed, resumed)
 
 

@@ -374,7 +374,7 @@ def test_a_preparation_does_not_go_on_with_a_malformed_note(crafted, tmp_path):
 
 
 def damaged(crafted):
-    """The data set, with a broken picture in its third record, and what messages shall call that."""
+    """The data set, with a broken picture in its third record, and its name in messages."""
     dataset = load("records", crafted)
     images = dataset.images
     path = images.paths[images.shard[2]]
@@ -545,7 +545,7 @@ def stop_after(count):
 @pytest.mark.parametrize("after", [1, 7, 13, 23])
 def test_an_interruption_costs_only_the_shard_under_way(after, tmp_path):
     dataset = files(tmp_path / "images", images_of_kinds(24))
-    prepare({"train": dataset, "test": dataset}, tmp_path / "unbroken", SMALL)
+    prepare({"train": dataset, "test": dataset}, tmp_path / "uninterrupted", SMALL)
 
     out = tmp_path / "out"
     with pytest.raises(Stopped):
@@ -556,7 +556,7 @@ def test_an_interruption_costs_only_the_shard_under_way(after, tmp_path):
     reports = prepare({"train": dataset, "test": dataset}, out, SMALL)
     assert reports["train"].resumed == len(finished)
     assert all((out / name).stat().st_mtime_ns == time for name, time in finished.items())
-    assert whole(out) == whole(tmp_path / "unbroken")
+    assert whole(out) == whole(tmp_path / "uninterrupted")
     assert leftovers(out) == []
 
 

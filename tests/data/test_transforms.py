@@ -253,7 +253,7 @@ def resized_window(image, target, wanted):
     size, target, wanted = tf.unstack(tf.shape(image)[:2]), tf.unstack(target), tf.unstack(wanted)
     top, left, height, width = tf.unstack(source_window(size, target, wanted))
     part = tf.slice(image, [top, left, 0], [height, width, 3])
-    # What lies outside the part must not matter.
+    # Pixels outside the part must not matter.
     return resize_window(part, (top, left), size, target, wanted)
 
 

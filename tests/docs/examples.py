@@ -63,7 +63,7 @@ def _digits(number: str) -> int:
 
 
 def has_examples(module: str) -> bool:
-    """Whether a docstring of the module has an example, told without importing it."""
+    """Whether a docstring of the module has an example, without importing it."""
     path = ROOT / f"{module.replace('.', '/')}.py"
     return path.is_file() and ">>>" in path.read_text()
 

@@ -1,4 +1,4 @@
-"""What the pages of the documentation suppose beside `stand_ins` and `files`: results of earlier steps."""
+"""What the pages of the documentation suppose besides `stand_ins` and `files`: results of earlier steps."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _command_lines():
 
 @pytest.fixture(scope="module")
 def answer():
-    """What tests.docs.commands says of the command lines, and of every `--objectives` beside them."""
+    """What tests.docs.commands finds wrong in the command lines and in every `--objectives`."""
     lines = [
         [match["command"], _arguments(line), "..." not in line]
         for _, line, match in _command_lines()

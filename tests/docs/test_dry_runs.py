@@ -1,7 +1,7 @@
 """The command lines of README, docs and the commands' help are run with `--dry_run`, where they have it.
 
 Data sets are small trees in the official layouts, and the network is a small one without weights: all else, such as
-the terms, the batches, the schedule and how flags go together, is what the page says.
+the terms, the batches, the schedule and how flags go together, is what the page shows.
 """
 
 import json
@@ -86,7 +86,7 @@ def of_data(words, trees):
     return [f"--data_dir={trees / name}", *([] if name == "folder" else ["--dataset_options=check_counts=false"])]
 
 
-# What is not there: a run to go on with, networks of KerasHub, records.
+# What is not there: a run to resume, networks of KerasHub, records.
 @pytest.mark.parametrize("words", lines_of("train", ("--resume", "--pooling", "--preview", "--drop")))
 def test_a_training_command_is_planned(words, run, trees, tmp_path):
     data = of_data(words, trees)

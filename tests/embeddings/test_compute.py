@@ -47,7 +47,7 @@ def test_tf_dataset_of_images_and_labels():
 
 
 def test_one_shape_for_every_batch():
-    """A smaller last batch would be traced anew; it is filled up and cut."""
+    """A smaller last batch would be traced again; it is filled up and cut."""
     shapes = []
 
     def embedder(x):

@@ -1,4 +1,4 @@
-"""A served model embeds as its SavedModel does, and what goes wrong on the way is told in one line."""
+"""A served model embeds as its SavedModel does, and what goes wrong on the way is reported in one line."""
 
 import time
 

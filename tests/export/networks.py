@@ -1,4 +1,4 @@
-"""A small embedder, and small data sets with classes that it can tell apart."""
+"""A small embedder, and small data sets with classes that it can separate."""
 
 import io
 

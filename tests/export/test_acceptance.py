@@ -125,7 +125,7 @@ def test_whole_classes_are_taken_evenly():
     chosen = whole_classes(dataset, 9)
     assert chosen.classes.tolist() == [100, 104, 109]
     assert len(chosen) == 9
-    assert len(whole_classes(dataset, 1)) == 6  # two classes at the least
+    assert len(whole_classes(dataset, 1)) == 6  # at least two classes
     assert whole_classes(dataset, 0) is dataset
     assert whole_classes(dataset, 30) is dataset
 

@@ -292,7 +292,7 @@ def test_adding_and_removing_write_versions_and_leave_the_old_ones(own, shop):
     assert own.calibration.to_dict() == CALIBRATION.to_dict()
     assert own.gallery().classes[2:4] == ["class 0", "class 1"]
     np.testing.assert_array_equal(own.gallery().labels, [0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3])
-    # Whoever had loaded the first version goes on with it, until told.
+    # Whoever had loaded the first version keeps it until a reload.
     assert len(old) == 12
     assert old.search(shop.images[3], 1).ids.tolist() == [["item 3"]]
     assert old.refresh()

@@ -1,4 +1,4 @@
-"""Versions are there whole or not at all, count up, and never overwrite one another."""
+"""Versions are written atomically, count up, and never overwrite one another."""
 
 import concurrent.futures
 import errno

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, wherever their path leads; full disks; what killed processes leave."""
+"""Files are written atomically, wherever their path leads; full disks; what killed processes leave."""
 
 import errno
 import glob

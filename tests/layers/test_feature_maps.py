@@ -295,14 +295,14 @@ def test_a_trained_power_stays_within_its_bounds():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"power": 0.5}, "power must be at least 1 and at most 100, not 0.5"),
         ({"epsilon": 0.0}, "epsilon must be positive, not 0"),
     ],
 )
-def test_wrong_arguments_are_told(arguments, told):
-    with pytest.raises(ValueError, match=told):
+def test_wrong_arguments_are_told(arguments, message):
+    with pytest.raises(ValueError, match=message):
         GeneralizedMeanPooling2D(**arguments)
 
 

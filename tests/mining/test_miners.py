@@ -129,7 +129,7 @@ def test_rows_sum_to_one_or_to_zero_without_negatives(batch):
 
 
 def test_each_row_has_its_own_maximum():
-    """With one maximum for the batch, the row of negatives at 1.3 would underflow beside the one at 0.5."""
+    """With one maximum for the batch, the row of negatives at 1.3 would underflow next to the one at 0.5."""
     x = np.zeros((4, 512), "float32")
     x[0, 0] = x[1, 0] = 1.0
     x[2, 1], x[3, 1], x[3, 2] = 1.0, 1 - 1.3**2 / 2, np.sqrt(1 - (1 - 1.3**2 / 2) ** 2)

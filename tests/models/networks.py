@@ -29,7 +29,7 @@ def images(seed=0, size=8, dtype="float32"):
 
 
 def coloured_batch(seed=0, classes=3, per_class=4):
-    """Labels and images whose colour tells their class."""
+    """Labels and images whose colour is their class."""
     generator = np.random.default_rng(seed)
     labels = np.repeat(np.arange(classes), per_class)
     colours = np.array([[220, 40, 40], [40, 220, 40], [40, 40, 220], [200, 200, 40]])[labels]

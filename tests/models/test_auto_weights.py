@@ -281,17 +281,17 @@ def test_moments_count_in_the_backbone_and_their_own_projections_nowhere():
 
 @pytest.mark.slow
 def test_goes_on_after_loading_in_the_midst_as_if_never_saved(tmp_path):
-    unbroken, stopped = made(terms(steps=4), rate=0.05), made(terms(steps=4), rate=0.05)
-    train(unbroken, 5)
+    uninterrupted, stopped = made(terms(steps=4), rate=0.05), made(terms(steps=4), rate=0.05)
+    train(uninterrupted, 5)
     train(stopped, 2)
     stopped.save(tmp_path / "learner.keras")
     loaded = keras.saving.load_model(tmp_path / "learner.keras")
     assert loaded.term_weights() == stopped.term_weights()
-    assert loaded.term_weights() != unbroken.term_weights()
+    assert loaded.term_weights() != uninterrupted.term_weights()
     assert loaded.run_eagerly
     train(loaded, 3, first=2)
-    assert loaded.auto_weights.describe() == unbroken.auto_weights.describe()
-    for one, other in zip(values(loaded.variables), values(unbroken.variables), strict=True):
+    assert loaded.auto_weights.describe() == uninterrupted.auto_weights.describe()
+    for one, other in zip(values(loaded.variables), values(uninterrupted.variables), strict=True):
         np.testing.assert_array_equal(one, other)
 
 

@@ -11,7 +11,7 @@ from tests.marks import first_quick
 from tests.mathematics import assert_close, public_classes, random_batch
 from tests.models.networks import SIZE, Taking, coloured_batch, config_of, images, tiny_embedder, values
 from tests.models.test_learner import TERMS, learner
-from tests.training.ideas import LEARNERS
+from tests.training.method_steps import LEARNERS
 from tfdml import losses, objectives
 from tfdml.losses.base import PairLoss
 from tfdml.models import Embedder, MetricLearner
@@ -55,7 +55,7 @@ def test_the_gradient_of_every_objective_is_that_of_a_plain_step(name):
     check(lambda: learner(TERMS[name]()))
 
 
-# Those that TERMS and the ideas leave out.
+# Those that TERMS and the methods leave out.
 MORE = {
     "matryoshka": lambda: objectives.Matryoshka(losses.MultiSimilarityLoss(), [2, 4]),
     "matryoshka of proxies": lambda: objectives.MatryoshkaProxyLoss(losses.AMSoftmaxLoss(), 3, [2, 4]),

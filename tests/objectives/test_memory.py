@@ -198,7 +198,7 @@ def test_equals_the_procedure_image_by_image(of_anchors, noise_rate, window, sta
         dropped += np.sum(~kept)
 
         def value_of(e, kept=kept, labels=labels, before=before, x=x):
-            # Beside a memory all that an image is compared with is constant.
+            # Next to a memory all that an image is compared with is constant.
             memory, compared = (before, unit(x)[kept]) if pairs == "memory" else ([], None)
             images = reference(of_anchors, labels[kept], unit(e)[kept], memory, compared)
             # A mean over images is over all of the batch.
@@ -322,8 +322,8 @@ def prism_fit(model, steps):
 
 
 def test_a_run_reports_what_counts_and_resumes_bit_for_bit(tmp_path):
-    unbroken, halfway = learner(), learner()
-    first, *others = prism_fit(unbroken, range(4))
+    uninterrupted, halfway = learner(), learner()
+    first, *others = prism_fit(uninterrupted, range(4))
     assert first == 1.0
     assert 0.4 < min(others) < 1.0
     prism_fit(halfway, range(2))
@@ -335,7 +335,7 @@ def test_a_run_reports_what_counts_and_resumes_bit_for_bit(tmp_path):
     resumed = learner()
     checkpoints.restore_latest(tmp_path, resumed)
     prism_fit(resumed, range(2, 4))
-    for one, other in zip(values(resumed.variables), values(unbroken.variables), strict=True):
+    for one, other in zip(values(resumed.variables), values(uninterrupted.variables), strict=True):
         np.testing.assert_array_equal(one, other)
     resumed.save(tmp_path / "learner.keras")
     loaded = keras.saving.load_model(tmp_path / "learner.keras")

@@ -1,4 +1,4 @@
-"""Runs beside TensorFlow Similarity, on Keras 3: its sampler trains our embedder, its Indexer holds the result.
+"""Runs next to TensorFlow Similarity, on Keras 3: its sampler trains our embedder, its Indexer holds the result.
 
 python similarity_bridge.py FOUND.json
 """

@@ -1,4 +1,4 @@
-"""Losses of TensorFlow Similarity and TensorFlow Addons beside ours: values and gradients, live. docs/parity.md."""
+"""Losses of TensorFlow Similarity and TensorFlow Addons and ours: values and gradients, live. docs/parity.md."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ BATCHES = batches()
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A library compared with: its module, what is compared, the Python that has it, and what it needs to be told."""
+    """A library: its module, what is compared, the Python that has it installed, and its environment variables."""
 
     module: str
     cases: dict

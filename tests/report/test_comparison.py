@@ -126,7 +126,7 @@ def test_embeddings_of_queries_and_gallery(tmp_path, monkeypatch):
     assert rows["4"] == [f"{100 * measured['recall@4']:.1f}"] * 2
     queries = [e["title"] for e in page.all("img") if e["alt"].startswith("Query")]
     found = [e["title"] for e in page.all("img") if e["alt"].startswith("Neighbour")]
-    # Names within the halves tell nothing, the rows that were read do.
+    # Names within the halves do not matter, the rows that were read do.
     assert all(asked[int(name.split(".")[0])] for name in queries)
     assert not any(asked[int(name.split(".")[0])] for name in found)
     assert {int(name.split(".")[0]) for name in queries + found} == seen

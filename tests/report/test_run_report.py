@@ -114,7 +114,7 @@ def test_hits_and_misses_are_marked_as_they_are(report):
 
 
 def test_pictures_are_those_of_the_neighbours(report):
-    """Grey value 5 i tells which image a thumbnail was made of."""
+    """Grey value 5 i shows which image a thumbnail was made of."""
     embeddings, labels = report["data"]
     ranked, expected = rank_queries(embeddings, labels), []
     for chosen in choose_examples([ranked], labels, 10).values():
@@ -189,7 +189,7 @@ def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):
     page = check_page(text)
     assert seen == set(range(84))  # all are on the map
     assert len([e for e in page.all("img") if "Neighbour" in e["alt"]]) == 4 * 8
-    # A name tells which image it is, of both roles. Pairs of images are of any.
+    # A name shows which image it is, of both roles. Pairs of images are of any.
     pictures = [e for e in page.all("img") if not e["alt"].startswith("Image of class")]
     roles = {
         (e["alt"].split()[0], bool(asked[int(e["title"].split(".")[0])]))

@@ -164,7 +164,7 @@ def test_what_is_written_is_there_when_opened_again(kind, databases):
     with connect(uri) as gallery:
         assert (len(gallery), gallery.about) == (0, None)
         gallery.upsert(["a", "b"], np.array([[3.0, 0.0], [0.0, 0.5]]), {"label": [1, 2]})
-    gallery.close()  # a second time
+    gallery.close()  # again
     for call in (gallery.search, lambda eye: gallery.upsert(["a", "b"], eye), gallery.delete, gallery.count):
         with pytest.raises(UserError, match="is closed: connect again"):
             call(np.eye(2))

@@ -143,7 +143,7 @@ def test_blocks_do_not_change_the_result(distance, budget):
 
 @pytest.mark.parametrize("offset", [1e3, -1e4])
 def test_a_common_offset_does_not_hide_small_distances(offset):
-    """The expansion |q|^2 - 2qg + |g|^2 in float32 would lose distances of 0.01 beside norms of 1e4."""
+    """The expansion |q|^2 - 2qg + |g|^2 in float32 would lose distances of 0.01 next to norms of 1e4."""
     steps = np.arange(40) * 2.0**-6
     points = np.stack([np.full(40, offset), offset + steps], axis=1).astype(np.float32)
     indices, distances = nearest_neighbours(points[:1], points, k=39, own_rows=[0])

@@ -1,4 +1,4 @@
-"""Checkpoints become weights of the backbones, or one line says what does not fit."""
+"""Checkpoints become weights of the backbones, or one line names what does not fit."""
 
 import functools
 import os

@@ -36,27 +36,27 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("idea", TABLES)
-def test_every_table_has_its_rows_once(idea):
-    names = [name for section, name, _ in ROWS if section == idea]
+@pytest.mark.parametrize("method", TABLES)
+def test_every_table_has_its_rows_once(method):
+    names = [name for section, name, _ in ROWS if section == method]
     assert len(set(names)) == len(names)
     counts = Counter()
     for name in names:
         # A row of two tables counts in both.
         for table in name.partition(",")[0].split(" and "):
             counts[table] += 1
-    assert {table: counts[table] for table in TABLES[idea]} == TABLES[idea]
+    assert {table: counts[table] for table in TABLES[method]} == TABLES[method]
 
 
 def test_the_rows_of_a_table_are_different_experiments():
-    for idea in TABLES:
-        commands = [(name.partition(",")[0], command) for section, name, command in ROWS if section == idea]
-        assert len(set(commands)) == len(commands), idea
+    for method in TABLES:
+        commands = [(name.partition(",")[0], command) for section, name, command in ROWS if section == method]
+        assert len(set(commands)) == len(commands), method
 
 
 @pytest.mark.one_quick_case
-@pytest.mark.parametrize(("idea", "name", "command"), ROWS, ids=[f"{idea} {name}" for idea, name, _ in ROWS])
-def test_a_row_builds(idea, name, command):
+@pytest.mark.parametrize(("method", "name", "command"), ROWS, ids=[f"{method} {name}" for method, name, _ in ROWS])
+def test_a_row_builds(method, name, command):
     # A shell would take parentheses that are not in quotes for its own.
     assert "(" not in re.sub('"[^"]*"', "", command)
     experiment = experiment_of(command, run_dir="unused")

@@ -502,7 +502,7 @@ def test_shares_add_up_and_tell_a_conflict():
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """A stand-in for wandb, and what it is told."""
+    """A stand-in for wandb, and what it records."""
     told = []
     library = types.ModuleType("wandb")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.fork_server import ROOT, fork_server
-from tests.training import ideas
+from tests.training import method_steps
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.slow
@@ -41,29 +41,29 @@ def start(*command, environment=JAX, **options):
 
 @pytest.fixture(scope="module")
 def first():
-    return ideas.first_weights()
+    return method_steps.first_weights()
 
 
 @pytest.fixture(scope="module")
 def on_jax(first, tmp_path_factory):
-    path = tmp_path_factory.mktemp("ideas") / "steps.npz"
+    path = tmp_path_factory.mktemp("methods") / "steps.npz"
     np.savez(path, **first)
-    finished(start("-m", "tests.training.ideas", str(path), environment=TWO_DEVICES))
+    finished(start("-m", "tests.training.method_steps", str(path), environment=TWO_DEVICES))
     return dict(np.load(path))
 
 
-@pytest.mark.parametrize("name", ideas.LEARNERS)
+@pytest.mark.parametrize("name", method_steps.LEARNERS)
 def test_ten_steps_are_those_of_tensorflow(first, on_jax, name):
-    expected = ideas.steps(name, first)
+    expected = method_steps.steps(name, first)
     moved = 0.0
     for key, value in expected.items():
         np.testing.assert_allclose(on_jax[key], value, atol=1e-4, rtol=1e-4, err_msg=key)
-    for i, value in enumerate(ideas.trained_at_first(name, first)):
+    for i, value in enumerate(method_steps.trained_at_first(name, first)):
         moved = max(moved, np.abs(expected[f"{name}|last|{i}"] - value).max())
     assert moved > 5e-3
 
 
-@pytest.mark.parametrize("name", ideas.HALVES)
+@pytest.mark.parametrize("name", method_steps.HALVES)
 def test_ten_steps_in_bfloat16_go_where_those_in_float32_go(first, on_jax, name):
     half = {what: str(on_jax[f"{name}, bfloat16|{what}"]) for what in ("compute", "embedding", "weights")}
     assert half == {"compute": "bfloat16", "embedding": "float32", "weights": "float32"}
@@ -71,7 +71,7 @@ def test_ten_steps_in_bfloat16_go_where_those_in_float32_go(first, on_jax, name)
     logs, expected = on_jax[f"{name}, bfloat16|logs"], on_jax[f"{name}|logs"]
     np.testing.assert_allclose(logs, expected, rtol=0.05, atol=0.05)
     assert np.abs(logs - expected).max() > 1e-5
-    start = ideas.trained_at_first(name, first)
+    start = method_steps.trained_at_first(name, first)
     apart = far = 0.0
     for i, value in enumerate(start):
         apart += np.square(on_jax[f"{name}, bfloat16|last|{i}"] - on_jax[f"{name}|last|{i}"]).sum()
@@ -127,7 +127,7 @@ run(train.COMMAND, sys.argv[1:])
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Of an unbroken run; of one killed within its epoch and resumed; of two processes that resume it together."""
+    """Of an uninterrupted run; of one killed within its epoch and resumed; of two processes that resume it together."""
     folder = tmp_path_factory.mktemp("runs")
     environment = {**JAX, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

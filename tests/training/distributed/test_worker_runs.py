@@ -29,7 +29,7 @@ def ended(folder):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.rpartition("ENDED")[2])
-    assert found["unbroken"]["statuses"] == [0], found["unbroken"]["errors"]
+    assert found["uninterrupted"]["statuses"] == [0], found["uninterrupted"]["errors"]
     return found
 
 
@@ -46,7 +46,7 @@ def test_where_one_is_killed_the_others_end_with_one_line(ended):
 
 def test_the_run_ends_as_that_of_one_process(ended, folder):
     assert ended["resumed"]["statuses"] == [0, 0, 0], ended["resumed"]["errors"]
-    one, several = folder / "unbroken", folder / "several"
+    one, several = folder / "uninterrupted", folder / "several"
     expected, found = (runs.arrays(run / "checkpoints" / "step-00000006.npz") for run in (one, several))
     assert set(found) == set(expected)
     for name, value in expected.items():
@@ -62,7 +62,7 @@ def test_the_run_ends_as_that_of_one_process(ended, folder):
 
 
 def test_only_the_chief_writes(ended, folder):
-    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["several", "unbroken"]
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["several", "uninterrupted"]
     assert (folder / "several" / "result.json").is_file()
     samples = json.loads((folder / "several" / "watch.json").read_text())["samples"]
     # Of a batch of 12 images the chief looks at a third.

@@ -32,8 +32,8 @@ SETTINGS = {
     # Adam's first steps are as large for the rounding of a gradient of 0 as for any other.
     "optimizer": "sgd",
 }
-# How many workers, at which step worker 1 is killed, and whether the run goes on.
-STARTS = {"unbroken": (1, None, False), "killed": (2, 2, False), "resumed": (3, None, True)}
+# How many workers, at which step worker 1 is killed, and whether the run resumes.
+STARTS = {"uninterrupted": (1, None, False), "killed": (2, 2, False), "resumed": (3, None, True)}
 
 
 def _kill_at(step):
@@ -63,7 +63,7 @@ def main(folder):
         children = []
         for index, config in enumerate(worker_processes.tf_configs(count)):
             # Only the chief's is written; that of the others need not be there.
-            own = "unbroken" if count == 1 else f"several {index}" if index else "several"
+            own = "uninterrupted" if count == 1 else f"several {index}" if index else "several"
             settings = folder / f"{name} {index}.txt"
             settings.write_text(runs.experiment(folder / own, **SETTINGS).as_flags())
             flags = [f"--flagfile={settings}", *["--resume"] * goes_on]

@@ -64,20 +64,20 @@ def signal_at(monkeypatch, step, number=signal.SIGTERM):
     monkeypatch.setattr(TrainingMonitor, "on_train_batch_end", hook)
 
 
-def assert_alike(folder, unbroken):
+def assert_alike(folder, uninterrupted):
     """Both ended with the same checkpoint, history, embedder and metrics."""
     last = f"checkpoints/step-{EPOCHS * STEPS:08d}.npz"
-    one, other = runs.arrays(unbroken / last), runs.arrays(folder / last)
+    one, other = runs.arrays(uninterrupted / last), runs.arrays(folder / last)
     assert sorted(one) == sorted(other)
     for name, array in one.items():
         np.testing.assert_array_equal(array, other[name], err_msg=name)
-    assert runs.records(folder) == runs.records(unbroken)
-    for one, other in zip(runs.embedder(unbroken), runs.embedder(folder), strict=True):
+    assert runs.records(folder) == runs.records(uninterrupted)
+    for one, other in zip(runs.embedder(uninterrupted), runs.embedder(folder), strict=True):
         np.testing.assert_array_equal(one, other)
-    one, other = (json.loads((run / "result.json").read_text()) for run in (unbroken, folder))
+    one, other = (json.loads((run / "result.json").read_text()) for run in (uninterrupted, folder))
     for name in ("metrics", "metrics_before", "epoch", "steps", "protocol"):
         assert one[name] == other[name]
-    stored = [QueryValues.read(run / "queries.npz") for run in (unbroken, folder)]
+    stored = [QueryValues.read(run / "queries.npz") for run in (uninterrupted, folder)]
     assert stored[0].difference_to(stored[1]) == ""
     for name, values in stored[0].values.items():
         np.testing.assert_array_equal(values, stored[1].values[name])

@@ -1,4 +1,4 @@
-"""Runs whose weights are measured: stopped in the midst of it, begun anew, and what they leave behind."""
+"""Runs whose weights are measured: stopped in the midst of it, begun again, and what they leave behind."""
 
 import json
 
@@ -21,8 +21,8 @@ def _quick(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    return finished(tmp_path_factory.mktemp("runs") / "unbroken", **SETTINGS)
+def uninterrupted(tmp_path_factory):
+    return finished(tmp_path_factory.mktemp("runs") / "uninterrupted", **SETTINGS)
 
 
 def found(folder):
@@ -35,38 +35,38 @@ def history(folder):
     return [{name: logs[f"{name}_weight"] for name in ("density", "gor")} for logs in epochs]
 
 
-def test_a_run_tells_the_weights_that_it_found(unbroken):
-    weights = found(unbroken)
+def test_a_run_tells_the_weights_that_it_found(uninterrupted):
+    weights = found(uninterrupted)
     assert {name: (of["share"], of["steps"]) for name, of in weights.items()} == {"density": (0.2, 4), "gor": (0.03, 4)}
     last = {name: of["weight"] for name, of in weights.items()}
     assert min(last.values()) > 0
-    assert len(history(unbroken)) == EPOCHS
-    assert history(unbroken)[-1] == last
+    assert len(history(uninterrupted)) == EPOCHS
+    assert history(uninterrupted)[-1] == last
     # Of 3 of the 4 steps.
-    assert history(unbroken)[0] != last
-    assert "auto(share=0.2, steps=4) * density" in (unbroken / "flags.txt").read_text()
+    assert history(uninterrupted)[0] != last
+    assert "auto(share=0.2, steps=4) * density" in (uninterrupted / "flags.txt").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [2, STEPS])
-def test_a_run_killed_while_it_measures_ends_as_one_that_was_not(step, unbroken, tmp_path, monkeypatch):
+def test_a_run_killed_while_it_measures_ends_as_one_that_was_not(step, uninterrupted, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     kill_after(monkeypatch, f"step-{step:08d}.npz")
     with pytest.raises(Killed):
         train(folder, **SETTINGS)
     train(folder, resume=True, **SETTINGS)
-    assert_alike(folder, unbroken)
-    assert found(folder) == found(unbroken)
+    assert_alike(folder, uninterrupted)
+    assert found(folder) == found(uninterrupted)
 
 
 @pytest.mark.slow
-def test_a_run_from_old_weights_measures_anew(unbroken, tmp_path):
-    train(tmp_path / "second", start_from=str(unbroken), **SETTINGS)
+def test_a_run_from_old_weights_measures_anew(uninterrupted, tmp_path):
+    train(tmp_path / "second", start_from=str(uninterrupted), **SETTINGS)
     arrays, _ = checkpoints.read(tmp_path / "second" / "checkpoints" / "step-00000000.npz")
     first = {name: array for name, array in arrays.items() if name.startswith("others/")}
     assert first
     assert not any(np.any(array) for name, array in first.items() if array.ndim)
-    assert found(tmp_path / "second") != found(unbroken)
+    assert found(tmp_path / "second") != found(uninterrupted)
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def folder_of(place, moment):
     return place / moment.replace(" ", "_").replace(",", "")
 
 
-# These are killed; the others are copies of the folder, taken at the moment, of a run that goes on.
+# These are killed; the others are copies of the folder, taken at the moment, of a run that continues.
 KILLED = ("flags half written", "checkpoint within an epoch", "embedder half written", "result")
 
 
@@ -88,13 +88,13 @@ ONE_CORE = "on_one_core"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The folder of runs: the unbroken ones, and for each moment one that ended there and was continued."""
+    """The folder of runs: the uninterrupted ones, and for each moment one that ended there and was continued."""
     place = tmp_path_factory.mktemp("kills")
-    unbroken, killed, resumed = [], [], []
+    uninterrupted, killed, resumed = [], [], []
     for name, flags in UNBROKEN.items():
         moments = {name: moment for name, (theirs, *moment) in MOMENTS.items() if theirs is flags}
         copies = [[moment, str(folder_of(place, name))] for name, moment in moments.items() if name not in KILLED]
-        unbroken.append({"flags": [*flags, f"--run_dir={place / name}"], "copies": copies})
+        uninterrupted.append({"flags": [*flags, f"--run_dir={place / name}"], "copies": copies})
     for name, (flags, *moment) in MOMENTS.items():
         folder = f"--run_dir={folder_of(place, name)}"
         if name in KILLED:
@@ -102,10 +102,10 @@ def runs(tmp_path_factory):
         # Without flags on disk, they are needed once more.
         again = flags if moment[1] == "flags.txt" and moment[0] != "after" else []
         resumed.append({"flags": [*again, folder, "--resume"]})
-    unbroken[0]["copies"].append([["after", "step-00000006.npz", 1], str(place / ONE_CORE)])
+    uninterrupted[0]["copies"].append([["after", "step-00000006.npz", 1], str(place / ONE_CORE)])
     resumed.append({"flags": [f"--run_dir={place / ONE_CORE}", "--resume"], "cores": 1})
-    status, errors = drive(unbroken + killed)
-    assert status == [0] * len(unbroken) + [-9] * len(killed), errors[-3000:]
+    status, errors = drive(uninterrupted + killed)
+    assert status == [0] * len(uninterrupted) + [-9] * len(killed), errors[-3000:]
     assert all(folder_of(place, name).is_dir() for name in MOMENTS if name != "no flags yet")
     status, errors = drive(resumed)
     assert status == [0] * len(resumed), errors[-3000:]
@@ -129,12 +129,12 @@ def figures(folder):
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_ends_as_the_unbroken_one(moment, runs):
     flags = MOMENTS[moment][0]
-    (unbroken,) = (runs / name for name, theirs in UNBROKEN.items() if theirs is flags)
+    (uninterrupted,) = (runs / name for name, theirs in UNBROKEN.items() if theirs is flags)
     continued = folder_of(runs, moment)
-    assert figures(continued) == figures(unbroken)
-    for old, new in zip(weights(unbroken / "embedder.keras"), weights(continued / "embedder.keras"), strict=True):
+    assert figures(continued) == figures(uninterrupted)
+    for old, new in zip(weights(uninterrupted / "embedder.keras"), weights(continued / "embedder.keras"), strict=True):
         np.testing.assert_array_equal(old, new)
-    names = [sorted(path.relative_to(run).as_posix() for path in run.rglob("*")) for run in (unbroken, continued)]
+    names = [sorted(path.relative_to(run).as_posix() for path in run.rglob("*")) for run in (uninterrupted, continued)]
     for name in names[0]:
         assert name in names[1] or name.startswith("tensorboard/")
     assert not list(continued.rglob(".*"))
@@ -149,11 +149,11 @@ def test_a_run_goes_on_with_fewer_cores_and_says_that_its_bits_are_others(runs):
     )
     assert (runs / "errors").read_text().count("not to the same bits") == 1
     assert said in (runs / "errors").read_text()
-    unbroken, continued = (runs / name / "checkpoints" for name in ("last", ONE_CORE))
+    uninterrupted, continued = (runs / name / "checkpoints" for name in ("last", ONE_CORE))
     before, after = ("step-00000006.npz", "step-00000008.npz")
-    assert_equal_weights(unbroken / before, continued / before, atol=0)
+    assert_equal_weights(uninterrupted / before, continued / before, atol=0)
     # Two steps later: the same batches, summed in another order.
-    assert_equal_weights(unbroken / after, continued / after, atol=1e-3)
+    assert_equal_weights(uninterrupted / after, continued / after, atol=1e-3)
 
 
 def assert_equal_weights(one, other, atol):

@@ -62,20 +62,20 @@ def outputs(place, run):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The folder of everything: what was killed and gone on with, and beside it what never was."""
+    """The folder of everything: what was killed and resumed, and what never was."""
     place = tmp_path_factory.mktemp("random_kills")
-    unbroken, killed = place / "unbroken", place / "killed"
-    unbroken.mkdir(), killed.mkdir()
-    whole = [{"flags": [*WHOLE, f"--run_dir={unbroken / 'run'}"], "times": str(place / "train")}]
-    for command, flags in outputs(unbroken, unbroken / "run").items():
+    uninterrupted, killed = place / "uninterrupted", place / "killed"
+    uninterrupted.mkdir(), killed.mkdir()
+    whole = [{"flags": [*WHOLE, f"--run_dir={uninterrupted / 'run'}"], "times": str(place / "train")}]
+    for command, flags in outputs(uninterrupted, uninterrupted / "run").items():
         whole.append({"command": command, "flags": flags, "times": str(place / command)})
     status, errors = drive(whole)
     assert status == [0] * len(whole), errors[-3000:]
 
     rng = random.Random(SEED)
     plan = [("train", *moment) for moment in in_training(rng, read_times(place / "train"))]
-    again = {"train": [*WHOLE, f"--run_dir={killed / 'run'}"], **outputs(killed, unbroken / "run")}
-    for command in outputs(killed, unbroken):
+    again = {"train": [*WHOLE, f"--run_dir={killed / 'run'}"], **outputs(killed, uninterrupted / "run")}
+    for command in outputs(killed, uninterrupted):
         last, seconds = read_times(place / command)[-1]
         for _ in range(KILLS[command]):
             plan.append((command, command, ["", rng.uniform(0, seconds), last]))
@@ -94,30 +94,32 @@ def runs(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_ten_times_ends_as_the_unbroken_one(runs):
-    unbroken, killed = (runs / name / "run" for name in ("unbroken", "killed"))
-    assert figures(killed) == figures(unbroken)
-    for old, new in zip(weights(unbroken / "embedder.keras"), weights(killed / "embedder.keras"), strict=True):
+    uninterrupted, killed = (runs / name / "run" for name in ("uninterrupted", "killed"))
+    assert figures(killed) == figures(uninterrupted)
+    for old, new in zip(weights(uninterrupted / "embedder.keras"), weights(killed / "embedder.keras"), strict=True):
         np.testing.assert_array_equal(old, new)
-    for path in unbroken.rglob("*"):
-        name = path.relative_to(unbroken).as_posix()
+    for path in uninterrupted.rglob("*"):
+        name = path.relative_to(uninterrupted).as_posix()
         assert name.startswith("tensorboard/") or (killed / name).exists(), name
     assert not list(killed.rglob(".*"))
 
 
 @pytest.mark.slow
 def test_a_killed_export_is_made_whole_by_the_next(runs):
-    versions = [sorted(path.name for path in (runs / name / "models").iterdir()) for name in ("unbroken", "killed")]
+    versions = [
+        sorted(path.name for path in (runs / name / "models").iterdir()) for name in ("uninterrupted", "killed")
+    ]
     assert versions[1] == versions[0] == ["1"]
-    files = [sorted(path.name for path in (runs / name / "models").rglob("*")) for name in ("unbroken", "killed")]
+    files = [sorted(path.name for path in (runs / name / "models").rglob("*")) for name in ("uninterrupted", "killed")]
     assert files[1] == files[0]
-    cards = [json.loads((runs / name / "models/1/model_card.json").read_text()) for name in ("unbroken", "killed")]
+    cards = [json.loads((runs / name / "models/1/model_card.json").read_text()) for name in ("uninterrupted", "killed")]
     assert cards[1] == cards[0]
 
 
 @pytest.mark.slow
 def test_a_killed_evaluation_is_made_whole_by_the_next(runs):
-    found = [json.loads((runs / name / "metrics.json").read_text()) for name in ("unbroken", "killed")]
+    found = [json.loads((runs / name / "metrics.json").read_text()) for name in ("uninterrupted", "killed")]
     assert found[1] == found[0]
-    pages = [(runs / name / "page.html").stat().st_size for name in ("unbroken", "killed")]
+    pages = [(runs / name / "page.html").stat().st_size for name in ("uninterrupted", "killed")]
     assert pages[1] == pytest.approx(pages[0], rel=0.01)
     assert not list((runs / "killed").glob(".*"))

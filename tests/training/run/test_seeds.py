@@ -26,7 +26,7 @@ def _quick(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     """The folder of three seeds that were never stopped."""
     return finished(tmp_path_factory.mktemp("runs") / "three", seeds="3", report=True)
 
@@ -36,9 +36,9 @@ def result(folder):
 
 
 @pytest.mark.slow
-def test_the_result_of_all_is_made_of_those_of_each(unbroken):
-    of_all = result(unbroken)
-    each = [result(unbroken / f"seed_{seed}") for seed in range(3)]
+def test_the_result_of_all_is_made_of_those_of_each(uninterrupted):
+    of_all = result(uninterrupted)
+    each = [result(uninterrupted / f"seed_{seed}") for seed in range(3)]
     assert [(row["seed"], row["metrics"]) for row in of_all["seeds"]] == [
         (seed, one["metrics"]) for seed, one in enumerate(each)
     ]
@@ -50,7 +50,7 @@ def test_the_result_of_all_is_made_of_those_of_each(unbroken):
     mine = [one["metrics"]["map@r"] for one in each]
     ends = stats.t.interval(0.95, 2, np.mean(mine), stats.sem(mine))
     np.testing.assert_allclose(of_all["intervals_seeds"]["map@r"][1:3], ends, rtol=1e-9)
-    values = [QueryValues.read(unbroken / f"seed_{seed}" / "queries.npz") for seed in range(3)]
+    values = [QueryValues.read(uninterrupted / f"seed_{seed}" / "queries.npz") for seed in range(3)]
     per_query = {RECALL: np.mean([of.values[RECALL] for of in values], axis=0)}
     expected = confidence_intervals(per_query, values[0].labels)[RECALL]
     np.testing.assert_allclose(of_all["intervals"][RECALL], expected, rtol=1e-12)
@@ -58,29 +58,29 @@ def test_the_result_of_all_is_made_of_those_of_each(unbroken):
 
 
 @pytest.mark.slow
-def test_one_page_and_one_run_to_compare(unbroken):
-    text = (unbroken / "report" / "index.html").read_text("utf-8")
+def test_one_page_and_one_run_to_compare(uninterrupted):
+    text = (uninterrupted / "report" / "index.html").read_text("utf-8")
     page = check_page(text)
     assert "3 runs that differ in the seed alone" in page.all("header")[0]["text"]
     rows = rows_of(text, "Metrics of each seed")
     assert [row[0] for row in rows] == ["seed 0", "seed 1", "seed 2"]
     assert rows_of(text, "Means over the seeds")[0][0] == "Recall@1"
     curves = rows_of(text, "Recall@1 per epoch, in percent")
-    run = read_run(unbroken)
+    run = read_run(uninterrupted)
     assert [one.flags["seed"] for one in run.seeds] == ["0", "1", "2"]
     for row, record in zip(curves, run.measured, strict=True):
         assert np.mean([float(value) for value in row[1:]]) == pytest.approx(100 * record[RECALL], abs=0.1)
 
 
 @pytest.mark.slow
-def test_each_seed_is_an_ordinary_run(unbroken, tmp_path):
+def test_each_seed_is_an_ordinary_run(uninterrupted, tmp_path):
     train(tmp_path / "alone", seed=1)
-    assert records(tmp_path / "alone") == records(unbroken / "seed_1")
-    assert result(tmp_path / "alone")["metrics"] == result(unbroken / "seed_1")["metrics"]
+    assert records(tmp_path / "alone") == records(uninterrupted / "seed_1")
+    assert result(tmp_path / "alone")["metrics"] == result(uninterrupted / "seed_1")["metrics"]
 
 
 @pytest.mark.slow
-def test_stopped_and_killed_it_ends_as_one_that_was_not(unbroken, tmp_path, monkeypatch):
+def test_stopped_and_killed_it_ends_as_one_that_was_not(uninterrupted, tmp_path, monkeypatch):
     folder = tmp_path / "three"
     kill_after(monkeypatch, "flags.txt")
     with pytest.raises(Killed):
@@ -99,33 +99,33 @@ def test_stopped_and_killed_it_ends_as_one_that_was_not(unbroken, tmp_path, monk
     train(folder, resume=True, seeds="3", report=True)
     assert (folder / "seed_0" / "result.json").stat().st_mtime_ns == first
     for name in ("metrics", "metrics_before", "intervals", "intervals_seeds"):
-        assert result(folder)[name] == result(unbroken)[name]
+        assert result(folder)[name] == result(uninterrupted)[name]
     for seed in range(3):
-        assert records(folder / f"seed_{seed}") == records(unbroken / f"seed_{seed}")
+        assert records(folder / f"seed_{seed}") == records(uninterrupted / f"seed_{seed}")
     assert not list(folder.rglob(".*"))
 
 
 @pytest.mark.slow
-def test_a_finished_one_is_left_as_it_is(unbroken, monkeypatch):
-    before = {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.is_file()}
-    assert train(unbroken, resume=True, seeds="3", report=True)["metrics"] == result(unbroken)["metrics"]
-    assert {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.is_file()} == before
+def test_a_finished_one_is_left_as_it_is(uninterrupted, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*") if path.is_file()}
+    assert train(uninterrupted, resume=True, seeds="3", report=True)["metrics"] == result(uninterrupted)["metrics"]
+    assert {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*") if path.is_file()} == before
     with pytest.raises(UserError, match="--resume: the run was started with --seeds=3, not 0,1"):
-        train(unbroken, resume=True, seeds="0,1", report=True)
+        train(uninterrupted, resume=True, seeds="0,1", report=True)
     with pytest.raises(UserError, match="exists already"):
-        train(unbroken, seeds="3", report=True)
+        train(uninterrupted, seeds="3", report=True)
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}')
     with pytest.raises(UserError, match="--seeds trains run after run in one process"):
-        train(unbroken, resume=True, seeds="3", report=True)
+        train(uninterrupted, resume=True, seeds="3", report=True)
 
 
 @pytest.mark.slow
-def test_what_makes_a_seed_fail_is_told(unbroken, tmp_path):
+def test_what_makes_a_seed_fail_is_told(uninterrupted, tmp_path):
     with pytest.raises(UserError, match=r"seed 4: .*needs 99"):
         train(tmp_path / "runs", seeds="4,5", ks="99")
     assert not (tmp_path / "runs").exists()
     folder = tmp_path / "three"
-    shutil.copytree(unbroken, folder)
+    shutil.copytree(uninterrupted, folder)
     (folder / "result.json").unlink()
     (folder / "seed_1" / "queries.npz").unlink()
     with pytest.raises(UserError, match=r"seed_1/queries\.npz cannot be read"):

@@ -37,13 +37,13 @@ def _quick(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     """The folder of a run that was never stopped."""
-    return finished(tmp_path_factory.mktemp("runs") / "unbroken", report=True, checkpoint_steps=1)
+    return finished(tmp_path_factory.mktemp("runs") / "uninterrupted", report=True, checkpoint_steps=1)
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(unbroken, tmp_path, monkeypatch):
+def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(uninterrupted, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     settings = {"report": True, "checkpoint_steps": 1}
     killed_at = (
@@ -62,7 +62,7 @@ def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(unbroken, tmp_path
             train(folder, resume=phase > 0, **settings)
     result = (folder / "result.json").read_bytes()
     train(folder, resume=True, **settings)
-    assert_alike(folder, unbroken)
+    assert_alike(folder, uninterrupted)
     assert (folder / "report" / "index.html").is_file()
     # What was there already is not made again, and a finished run is left as it is.
     assert (folder / "result.json").read_bytes() == result
@@ -74,7 +74,7 @@ def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(unbroken, tmp_path
 
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
-def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unbroken, tmp_path, monkeypatch):
+def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, uninterrupted, tmp_path, monkeypatch):
     # A step within an epoch, the last step of one, and the last step of all.
     step = {signal.SIGTERM: STEPS + 1, signal.SIGHUP: STEPS, signal.SIGINT: EPOCHS * STEPS}[number]
     folder = tmp_path / "run"
@@ -88,11 +88,11 @@ def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unbr
     assert checkpoints.list_checkpoints(folder / "checkpoints")[-1].name == f"step-{step:08d}.npz"
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)] == handlers
     train(folder, resume=True)
-    assert_alike(folder, unbroken)
+    assert_alike(folder, uninterrupted)
 
 
 @pytest.mark.slow
-def test_a_signal_in_an_epochs_evaluation_loses_nothing(unbroken, tmp_path, monkeypatch):
+def test_a_signal_in_an_epochs_evaluation_loses_nothing(uninterrupted, tmp_path, monkeypatch):
     folder, each_epoch = tmp_path / "run", Evaluator.each_epoch
 
     def interrupted(self, learner, epoch):
@@ -106,7 +106,7 @@ def test_a_signal_in_an_epochs_evaluation_loses_nothing(unbroken, tmp_path, monk
             train(folder)
     assert [record["epoch"] for record in runs.records(folder)] == [0]
     train(folder, resume=True)
-    assert_alike(folder, unbroken)
+    assert_alike(folder, uninterrupted)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
 
     monkeypatch.setattr(Evaluator, "measure", measured)
     settings = {"selection": "validation", "holdout_classes": 0.2, "epochs": 3}
-    # Killed with the first epoch's embedder, but not its checkpoint: that epoch counts anew.
+    # Killed with the first epoch's embedder, but not its checkpoint: that epoch counts again.
     kill_after(monkeypatch, "selected-epoch-0001.keras")
     with pytest.raises(Killed):
         train(folder, **settings)
@@ -155,13 +155,13 @@ def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_ave
         "checkpoint_steps": 1,
         "report": True,
     }
-    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
-    train(unbroken, **settings)
+    uninterrupted, folder = tmp_path / "uninterrupted", tmp_path / "run"
+    train(uninterrupted, **settings)
     kill_after(monkeypatch, f"step-{STEPS + 2:08d}.npz")
     with pytest.raises(Killed):
         train(folder, **settings)
     train(folder, resume=True, **settings)
-    assert_alike(folder, unbroken)
+    assert_alike(folder, uninterrupted)
     history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert history[2]["learning_rate"] == pytest.approx(0.001)
     trained = runs.arrays(folder / "checkpoints" / f"step-{EPOCHS * STEPS:08d}.npz")
@@ -187,13 +187,13 @@ def test_a_run_without_labels_goes_on_where_it_was_killed_and_is_selected_by_two
         "checkpoint_steps": 1,
         "report": True,
     }
-    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
-    result = train(unbroken, **settings)
+    uninterrupted, folder = tmp_path / "uninterrupted", tmp_path / "run"
+    result = train(uninterrupted, **settings)
     kill_after(monkeypatch, f"step-{STEPS + 2:08d}.npz")
     with pytest.raises(Killed):
         train(folder, **settings)
     train(folder, resume=True, **settings)
-    assert_alike(folder, unbroken)
+    assert_alike(folder, uninterrupted)
     assert result["protocol"] == (
         "without labels: trained on two views of each of 18 images, evaluated on two views of each of 6 other images, "
         "which are to find each other"
@@ -227,17 +227,17 @@ def test_a_run_on_given_pairs_goes_on_where_it_was_killed_and_is_selected_by_the
         "checkpoint_steps": 1,
         "watch_every": 2,
     }
-    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
-    result = train(unbroken, **settings)
+    uninterrupted, folder = tmp_path / "uninterrupted", tmp_path / "run"
+    result = train(uninterrupted, **settings)
     assert result["primary"] == "auc"
     assert {"auc", "accuracy", "eer", "map@r"} <= {*result["metrics"]}
-    values = [record["validation"]["auc"] for record in runs.records(unbroken)]
+    values = [record["validation"]["auc"] for record in runs.records(uninterrupted)]
     assert values[result["epoch"]] == max(values[1:])
     kill_after(monkeypatch, f"step-{STEPS + 2:08d}.npz")
     with pytest.raises(Killed):
         train(folder, **settings)
     train(folder, resume=True, **settings)
-    assert_alike(folder, unbroken)
+    assert_alike(folder, uninterrupted)
     with pytest.raises(UserError, match="--selection_metric=spearman: the images have no pairs for it"):
         train(tmp_path / "graded", **settings | {"selection_metric": "spearman"})
 
@@ -254,17 +254,19 @@ def test_the_numbers_of_the_papers_figures_survive_kills(tmp_path, monkeypatch):
         "checkpoint_steps": 1,
         "report": True,
     }
-    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
-    train(unbroken, **settings)
+    uninterrupted, folder = tmp_path / "uninterrupted", tmp_path / "run"
+    train(uninterrupted, **settings)
     first, second = f"step-{STEPS - 1:08d}.npz", f"step-{STEPS + 2:08d}.npz"
     for phase, name in enumerate((first, second, "statistics_network.keras", "statistics.json", "result.json")):
         kill_after(monkeypatch, name)
         with pytest.raises(Killed):
             train(folder, resume=phase > 0, **settings)
     result = train(folder, resume=True, **settings)
-    assert_alike(folder, unbroken)
-    assert (folder / "statistics.json").read_bytes() == (unbroken / "statistics.json").read_bytes()
-    networks = [keras.saving.load_model(run / "statistics_network.keras").get_weights() for run in (unbroken, folder)]
+    assert_alike(folder, uninterrupted)
+    assert (folder / "statistics.json").read_bytes() == (uninterrupted / "statistics.json").read_bytes()
+    networks = [
+        keras.saving.load_model(run / "statistics_network.keras").get_weights() for run in (uninterrupted, folder)
+    ]
     for one, other in zip(*networks, strict=True):
         np.testing.assert_array_equal(one, other)
     # The first epoch compares seen and unseen classes, and evaluates nothing else.
@@ -292,24 +294,24 @@ def test_calibration_sees_the_training_images(tmp_path, monkeypatch):
     assert seen == [runs.SPLITS.train]
 
 
-def test_two_runs_do_not_share_a_folder(unbroken, tmp_path):
+def test_two_runs_do_not_share_a_folder(uninterrupted, tmp_path):
     from tfdml.training import RunFolder
 
     with (
-        RunFolder(unbroken).locked(),
+        RunFolder(uninterrupted).locked(),
         pytest.raises(UserError, match=f"is writing .*process {os.getpid()} on"),
     ):
-        train(unbroken, resume=True, report=True, checkpoint_steps=1)
-    with RunFolder(unbroken).locked():
+        train(uninterrupted, resume=True, report=True, checkpoint_steps=1)
+    with RunFolder(uninterrupted).locked():
         pass
 
 
-def test_a_finished_run_says_so(unbroken, caplog):
-    result = (unbroken / "result.json").read_bytes()
+def test_a_finished_run_says_so(uninterrupted, caplog):
+    result = (uninterrupted / "result.json").read_bytes()
     with caplog.at_level(logging.INFO, logger="absl"):
-        train(unbroken, resume=True, report=True, checkpoint_steps=1)
-    assert f"{unbroken} is finished already: there is nothing left to do" in caplog.text
-    assert (unbroken / "result.json").read_bytes() == result
+        train(uninterrupted, resume=True, report=True, checkpoint_steps=1)
+    assert f"{uninterrupted} is finished already: there is nothing left to do" in caplog.text
+    assert (uninterrupted / "result.json").read_bytes() == result
 
 
 @pytest.mark.slow
@@ -352,7 +354,7 @@ def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_and_the_run_goes_on(unbroken, tmp_path, monkeypatch):
+def test_a_full_disk_is_told_and_the_run_goes_on(uninterrupted, tmp_path, monkeypatch):
     folder, record = tmp_path / "run", TrainingMonitor._record
 
     def no_space(*_):
@@ -369,13 +371,13 @@ def test_a_full_disk_is_told_and_the_run_goes_on(unbroken, tmp_path, monkeypatch
         with pytest.raises(UserError, match=r"tensorboard cannot be written: the disk is full .*again, with --resume$"):
             train(folder)
     train(folder, resume=True)
-    assert_alike(folder, unbroken)
+    assert_alike(folder, uninterrupted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
-def test_a_disk_that_is_really_full(share, unbroken, small_disk):
-    whole = sum(path.stat().st_blocks * 512 for path in unbroken.rglob("*"))
+def test_a_disk_that_is_really_full(share, uninterrupted, small_disk):
+    whole = sum(path.stat().st_blocks * 512 for path in uninterrupted.rglob("*"))
     disk = small_disk(int(share * whole))
     folder = disk / "run"
     settings = {"report": True, "checkpoint_steps": 1}
@@ -384,10 +386,10 @@ def test_a_disk_that_is_really_full(share, unbroken, small_disk):
     assert not [path for path in disk.rglob(".partial*") if path.is_file()]
     subprocess.run(["mount", "-o", f"remount,size={4 * whole}", disk], check=True)
     train(folder, resume=folder.exists(), **settings)
-    assert_alike(folder, unbroken)
+    assert_alike(folder, uninterrupted)
 
 
-def test_a_diverged_run_tells_how_to_start_again_and_that_works(unbroken, tmp_path, monkeypatch):
+def test_a_diverged_run_tells_how_to_start_again_and_that_works(uninterrupted, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     with pytest.raises(UserError, match="the run diverged at step") as diverged:
         train(folder, learning_rate=1e30, optimizer="sgd")
@@ -430,17 +432,19 @@ def test_a_run_by_neighbors_killed_at_any_moment_sees_the_batches_of_one_that_wa
     with monkeypatch.context() as patch:
         patch.setattr(Evaluator, "embed_train", recorded)
         patch.setattr(NeighborSampler, "batch", lambda self, step: seen.setdefault(step, batch(self, step)))
-        train(tmp_path / "unbroken", **NEIGHBORS)
+        train(tmp_path / "uninterrupted", **NEIGHBORS)
     labels = runs.SPLITS.train.labels
     assert len(embeddings) == EPOCHS
     assert (embeddings[0] != embeddings[1]).any()
     for epoch in range(EPOCHS):
         table = confusable_classes(embeddings[epoch], labels, most=4)
-        np.testing.assert_array_equal(np.load(tmp_path / "unbroken" / "neighbors" / f"epoch-{epoch:04d}.npy"), table)
+        np.testing.assert_array_equal(
+            np.load(tmp_path / "uninterrupted" / "neighbors" / f"epoch-{epoch:04d}.npy"), table
+        )
         for step in range(epoch * STEPS, (epoch + 1) * STEPS):
             anchor, *others = labels[seen[step]][::2]
             assert others == table[anchor, :3].tolist()
-    assert all(0 <= record["train"]["violations"] <= 1 for record in runs.records(tmp_path / "unbroken")[1:])
+    assert all(0 <= record["train"]["violations"] <= 1 for record in runs.records(tmp_path / "uninterrupted")[1:])
     killed_at = ("epoch-0000.npy", "step-00000000.npz", "step-00000002.npz", "step-00000003.npz", "epoch-0001.npy")
     for phase, name in enumerate((*killed_at, "step-00000005.npz")):
         kill_after(monkeypatch, name)
@@ -448,7 +452,7 @@ def test_a_run_by_neighbors_killed_at_any_moment_sees_the_batches_of_one_that_wa
             train(tmp_path / "run", resume=phase > 0, **NEIGHBORS)
     shutil.copytree(tmp_path / "run", tmp_path / "without")
     train(tmp_path / "run", resume=True, **NEIGHBORS)
-    assert_alike(tmp_path / "run", tmp_path / "unbroken")
+    assert_alike(tmp_path / "run", tmp_path / "uninterrupted")
     (tmp_path / "without" / "neighbors" / "epoch-0001.npy").write_bytes(b"")
     with pytest.raises(UserError, match=r"epoch-0001\.npy is missing or damaged"):
         train(tmp_path / "without", resume=True, **NEIGHBORS)
@@ -467,12 +471,12 @@ def test_a_head_resumes_to_the_same_bits_and_has_a_report(tmp_path, monkeypatch)
     monkeypatch.setattr(components, "load_splits", load_splits)
     settings = {"features": str(tmp_path / "vectors.npz"), "head": "whitened", "holdout_classes": 0.3}
     settings |= {"selection": "validation", "report": True, "ks": "1,2"}
-    unbroken = tmp_path / "unbroken"
-    result = train(unbroken, **settings)
+    uninterrupted = tmp_path / "uninterrupted"
+    result = train(uninterrupted, **settings)
     assert result["dataset"] == "vectors"
-    assert "data:image" in (unbroken / "report" / "index.html").read_text()
+    assert "data:image" in (uninterrupted / "report" / "index.html").read_text()
     kill_after(monkeypatch, f"step-{STEPS:08d}.npz")
     with pytest.raises(Killed):
         train(tmp_path / "run", **settings)
     train(tmp_path / "run", resume=True, **settings)
-    assert_alike(tmp_path / "run", unbroken)
+    assert_alike(tmp_path / "run", uninterrupted)

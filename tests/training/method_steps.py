@@ -1,6 +1,6 @@
-"""Every idea and its base, on small networks: the same steps on each backend.
+"""Every method and its base, on small networks: the same steps on each backend.
 
-    KERAS_BACKEND=jax python -m tests.training.ideas FILE.npz
+    KERAS_BACKEND=jax python -m tests.training.method_steps FILE.npz
 
 takes the first weights from FILE.npz, where `first_weights` has put them, and leaves there what the steps gave and what
 `jax_shares` found.
@@ -65,7 +65,7 @@ LEARNERS = {
     "rank_mi": lambda: (tiny_embedder(), [objectives.RankMI(0.5, hidden=8, depth=1, negatives="all")]),
 }
 
-# Also trained in bfloat16: an idea of one phase, and that of two.
+# Also trained in bfloat16: a method of one phase, and that of two.
 HALVES = ("jrd", "rank_mi")
 
 
