@@ -19,7 +19,7 @@ BATCHES = batches()
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A library: its module, what is compared, the Python that has it installed, and its environment variables."""
+    """A library: its module, what is compared, the Python of its environment, and its environment variables."""
 
     module: str
     cases: dict
