@@ -29,7 +29,7 @@ GROUPS = (
 
 
 def arguments(group):
-    """What pytest is told of a group."""
+    """Return the arguments of pytest for a group."""
     if group:
         return [f"tests/{folder}" for folder in group.split()]
     return ["tests", *(f"--ignore={folder}" for other in GROUPS if other for folder in arguments(other))]
