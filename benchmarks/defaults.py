@@ -22,7 +22,7 @@ import sys
 
 import numpy as np
 
-from benchmarks.study import keep
+from benchmarks.study import write_results
 from tfdml.evaluation import student_interval
 from tools.numbers import Results, command_line
 
@@ -245,7 +245,7 @@ def main():
                         continue
                     row = train(dataset, recipe, seed, arguments)
                     rows = [*(other for other in rows if other not in same), row]
-                    keep({"runs": rows}, arguments.results)
+                    write_results({"runs": rows}, arguments.results)
                     print(f"{dataset}, {recipe}, seed {seed}: {row.get('refused') or f'{gain(row):+.1f}'}", flush=True)
     tables([row for row in rows if row["dataset"] in datasets], recipes, Results(arguments.json))
 
