@@ -155,7 +155,7 @@ def last(folder):
         return {name: file[name] for name in file.files if name != "state"}
 
 
-def test_a_killed_run_ends_bit_for_bit_as_an_unbroken_one(folders):
+def test_a_killed_run_ends_bit_for_bit_as_an_uninterrupted_one(folders):
     expected, found = last(folders / "whole"), last(folders / "resumed")
     assert set(found) == set(expected)
     for name, value in expected.items():

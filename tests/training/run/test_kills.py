@@ -127,7 +127,7 @@ def figures(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_run_ends_as_the_unbroken_one(moment, runs):
+def test_a_killed_run_ends_as_the_uninterrupted_one(moment, runs):
     flags = MOMENTS[moment][0]
     (uninterrupted,) = (runs / name for name, theirs in UNBROKEN.items() if theirs is flags)
     continued = folder_of(runs, moment)

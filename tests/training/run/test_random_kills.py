@@ -93,7 +93,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_ten_times_ends_as_the_unbroken_one(runs):
+def test_a_run_that_was_killed_ten_times_ends_as_the_uninterrupted_one(runs):
     uninterrupted, killed = (runs / name / "run" for name in ("uninterrupted", "killed"))
     assert figures(killed) == figures(uninterrupted)
     for old, new in zip(weights(uninterrupted / "embedder.keras"), weights(killed / "embedder.keras"), strict=True):
