@@ -1,8 +1,8 @@
-"""Runs the tests in groups of folders, each in a process of its own, two at a time and the longest first.
+"""Runs the tests by folder, each in a process of its own, two at a time and the longest first.
 
     python -m tests.groups "not slow" [GROUP ...]
 
-What most tests import is imported once, and each group is a fork, which shows what it prints when it ends.
+What most tests import is imported once, and each folder is a fork, which shows what it prints when it ends.
 """
 
 import contextlib
@@ -13,26 +13,19 @@ import tempfile
 
 from tests.fork_server import ROOT, ForkedServer, fork_server, hear_signals, import_all
 
-# "" is all that the others leave.
+# The folders that are processes of their own, the longest first: a folder without those in it that are named as well.
 GROUPS = (
-    "training",
-    "",
-    "docs report",
-    "cli command tools",
-    "models backbones",
-    "losses layers mining",
-    "objectives",
-    "data",
-    "evaluation export",
-    "cluster embeddings retrieval",
+    *("training/run", "training", "", "cli", "docs", "models", "data", "export", "objectives", "losses", "cluster"),
+    *("evaluation", "report", "training/distributed", "training/build", "data/readers", "hosts", "retrieval"),
+    *("embeddings", "layers", "mining", "backbones", "tools"),
 )
 
 
 def arguments(group):
     """Return the arguments of pytest for a group."""
-    if group:
-        return [f"tests/{folder}" for folder in group.split()]
-    return ["tests", *(f"--ignore={folder}" for other in GROUPS if other for folder in arguments(other))]
+    inside = f"tests/{group}".rstrip("/")
+    others = (f"tests/{other}".rstrip("/") for other in GROUPS if other != group)
+    return [inside, *(f"--ignore={other}" for other in others if other.startswith(f"{inside}/"))]
 
 
 def start(group, marks, log):

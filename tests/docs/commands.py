@@ -1,14 +1,8 @@
-"""Parses command lines with the flags of the commands that they call; run in a process of its own.
+"""Parses command lines with the flags of the commands that they call."""
 
-    python -m tests.docs.commands < lines.json
-
-In: [[command, [argument, ...], whether these are all its arguments], ...]. Out: {"faults": [[row, what is wrong], ...],
-"flags": [every flag of every command]}. `--objectives` is built as well. Every flag of a whole command line must have
-an effect.
-"""
-
-import json
-import sys
+from tests.cli.commands import NAMES, load
+from tfdml.io import copies
+from tfdml.training.terms import build_objectives
 
 
 def typed(words):
@@ -17,15 +11,18 @@ def typed(words):
     return {name: value for name, _, value in pairs}
 
 
-def main():
-    """Answer."""
-    from tests.cli.commands import NAMES, load
-    from tfdml.io import copies
-    from tfdml.training.terms import build_objectives
+def parse(lines, monkeypatch):
+    """Parse command lines; `--objectives` is built as well.
 
-    copies.in_store = lambda path: False  # nothing is downloaded
+    Args:
+        lines: (command, arguments, whether these are all its arguments). Then every flag must have an effect.
+        monkeypatch: Has nothing downloaded.
 
-    lines, faults = json.load(sys.stdin), []
+    Returns:
+        {"faults": [(row, what is wrong), ...], "flags": every flag of every command}.
+    """
+    monkeypatch.setattr(copies, "in_store", lambda path: False)
+    faults = []
     for row, (name, arguments, whole) in enumerate(lines):
         command = load(name)
         try:
@@ -36,10 +33,5 @@ def main():
             if name == "train" and command.flags.objectives:
                 build_objectives(command.flags.objectives, num_classes=4)
         except Exception as error:
-            faults.append([row, str(error)])
-    known = sorted({flag for name in NAMES for flag in load(name).flags})
-    print("ANSWER" + json.dumps({"faults": faults, "flags": known}))
-
-
-if __name__ == "__main__":
-    main()
+            faults.append((row, str(error)))
+    return {"faults": faults, "flags": sorted({flag for name in NAMES for flag in load(name).flags})}
