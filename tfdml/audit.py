@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from tfdml.embeddings.reader import ImageTable
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import cell_text, read_bytes, write_whole
 from tfdml.pairwise import integer_labels
-from tfdml.retrieval.exact import check_embeddings, nearest_neighbours, unit_rows
+from tfdml.retrieval.exact import check_embeddings, nearest_neighbours, row_blocks, unit_rows
 
 # Neighbors of each image that are known; of these, the nearest are compared by their pixels.
 _NEIGHBORS, _COMPARED = 10, 5
@@ -226,9 +226,7 @@ def label_confidences(embeddings: Any, labels: Any, *, ridge: float = 1.0) -> tu
     leverage = np.einsum("nd,nd->n", x @ inverse, x).clip(max=0.999)
     given, best = np.empty(len(x), np.float32), np.empty(len(x), np.int64)
     # A block has the scores of all classes, 128 MB: with priors, and times 1 - leverage.
-    block = max(1, 2**25 // len(classes))
-    for start in range(0, len(x), block):
-        part = slice(start, start + block)
+    for part in row_blocks(len(x), max(1, 2**25 // len(classes))):
         scores = x[part] @ weights + priors
         each = np.arange(len(scores)), own[part]
         scores[each] -= leverage[part]
@@ -574,10 +572,8 @@ def read_drops(path: str | os.PathLike) -> tuple[str, ...]:
         >>> read_drops("mine.csv")
         ('a.jpg',)
     """
-    try:
+    with user_errors(OSError, f"`drop={path}` cannot be read: {REASON}"):
         text = read_bytes(path).decode("utf-8-sig", "surrogateescape")
-    except OSError as error:
-        raise UserError(f"`drop={path}` cannot be read: {error.strerror or error}") from error
     head = text.partition("\n")[0]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
     names: dict[str, None] = {}

@@ -90,7 +90,7 @@ class RetrievalEvaluation(keras.callbacks.Callback):
         prefix: str = "val_",
     ):
         super().__init__()
-        check_positive("batch_size", batch_size)
+        check_positive(batch_size=batch_size)
         if y is None and (hasattr(x, "shape") or not (hasattr(x, "__iter__") or hasattr(x, "__getitem__"))):
             raise UserError("RetrievalEvaluation needs labels: give `y`, or batches of (images, labels) as `x`")
         if hasattr(x, "__next__"):
@@ -180,8 +180,7 @@ class NeighborSearch(keras.callbacks.Callback):
         embedder: Callable[[Any], Any] | None = None,
     ):
         super().__init__()
-        check_positive("every", every)
-        check_positive("batch_size", batch_size)
+        check_positive(every=every, batch_size=batch_size)
         if len(x) != len(y):
             raise UserError(f"`x` has {len(x)} images and `y` has {len(y)} labels")
         self.sampler, self.x, self.y, self.every = sampler, x, y, every

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
 #: Stands for what an exception says, in a message of `user_errors`.
@@ -83,10 +83,24 @@ def short_message(
     return f"{kind}: {message}".removesuffix(": ") if named else message or kind
 
 
-def check_positive(argument: str, value: int) -> None:
-    """Refuses a number below 1."""
-    if value < 1:
-        raise UserError(f"`{argument}` must be at least 1, not {value}")
+def check_positive(**numbers: float) -> None:
+    """Raise a `UserError` that names the first of these arguments that is below 1."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise UserError(f"`{name}` must be at least 1, not {number}")
+
+
+def check_not_negative(**numbers: float) -> None:
+    """Raise a `UserError` that names the first of these arguments that is below 0."""
+    for name, number in numbers.items():
+        if number < 0:
+            raise UserError(f"`{name}` must not be negative, but is {number}")
+
+
+def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
+    """Raise a `UserError` where a value is none of those that are known."""
+    if value not in choices:
+        raise UserError(f"unknown {what} {value!r}; one of {', '.join(choices)}")
 
 
 @contextlib.contextmanager
@@ -109,4 +123,5 @@ def user_errors(kinds: type[Exception] | tuple[type[Exception], ...], message: s
     except UserError:
         raise
     except kinds as error:
-        raise UserError(message.replace(REASON, short_message(error, **words))) from error
+        reason = getattr(error, "strerror", None) or short_message(error, **words)
+        raise UserError(message.replace(REASON, reason)) from error

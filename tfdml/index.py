@@ -50,7 +50,7 @@ class Index:
     """
 
     def __init__(self, model: Any, *, distance: str = "cosine", batch_size: int = 100):
-        check_positive("batch_size", batch_size)
+        check_positive(batch_size=batch_size)
         self.model, self.distance, self.batch_size = model, distance, batch_size
         self.embeddings: np.ndarray | None = None
         self.labels: np.ndarray | None = None
@@ -86,9 +86,8 @@ class Index:
             if (labels is None) != (self.labels is None):
                 raise UserError("give `y` with all images of an index, or with none")
             if embeddings.shape[1] != self.embeddings.shape[1]:
-                raise UserError(
-                    f"the model gives {embeddings.shape[1]} dimensions, the index has {self.embeddings.shape[1]}"
-                )
+                sizes = f"{embeddings.shape[1]} dimensions, the index has {self.embeddings.shape[1]}"
+                raise UserError(f"the model gives {sizes}")
             embeddings = np.concatenate([self.embeddings, embeddings])
             if labels is not None and self.labels is not None:
                 if (labels.dtype.kind in "iu") != (self.labels.dtype.kind in "iu"):

@@ -49,9 +49,8 @@ def require_memory(size: float, what: str, advice: str) -> None:
     """
     free = free_memory()
     if size > free:
-        raise UserError(
-            f"{what} would take {size / _GIGABYTE:,.1f} GB of memory, and {free / _GIGABYTE:,.1f} GB are free: {advice}"
-        )
+        lacking = f"{size / _GIGABYTE:,.1f} GB of memory, and {free / _GIGABYTE:,.1f} GB are free"
+        raise UserError(f"{what} would take {lacking}: {advice}")
 
 
 def return_freed_memory() -> None:

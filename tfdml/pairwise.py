@@ -59,10 +59,8 @@ def _as_array(labels, what) -> np.ndarray:
 
 def _whole_numbers(array: np.ndarray, what: str) -> np.ndarray:
     if array.dtype.kind in "OUS":
-        raise UserError(
-            f"{what} must be integers, not names such as {str(array.flat[0])[:40]!r}: "
-            f"np.unique({what}, return_inverse=True)[1] numbers them"
-        )
+        name = f"names such as {str(array.flat[0])[:40]!r}"
+        raise UserError(f"{what} must be integers, not {name}: np.unique({what}, return_inverse=True)[1] numbers them")
     if array.dtype.kind not in "iubf":
         raise UserError(f"{what} must be integers; got dtype {array.dtype}")
     if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
@@ -70,10 +68,9 @@ def _whole_numbers(array: np.ndarray, what: str) -> np.ndarray:
     if array.dtype.kind == "f":
         whole = np.isfinite(array) & (array == np.rint(array)) & (np.abs(array) < 2.0**63)
         if not whole.all():
-            raise UserError(
-                f"{what} must be integers; {array[~whole].flat[0]:g} is not a whole number: "
-                f"np.unique({what}, return_inverse=True)[1] numbers classes that have such ids"
-            )
+            found = f"{array[~whole].flat[0]:g} is not a whole number"
+            advice = f"np.unique({what}, return_inverse=True)[1] numbers classes that have such ids"
+            raise UserError(f"{what} must be integers; {found}: {advice}")
     return array.astype(np.int64)
 
 
@@ -281,9 +278,7 @@ def together(a, b, relation: Callable | None = None):
     rows = [labels[:, None] if len(labels.shape) == 1 else labels for labels in (a, b)]
     found = ops.convert_to_tensor(relation(*rows))
     if len(found.shape) != 2:
-        raise ValueError(
-            f"a relation must return a matrix (N, M) for labels (N, L) and (M, L), not one of shape {found.shape}"
-        )
+        raise ValueError(f"a relation must return a matrix (N, M) for labels (N, L) and (M, L), not {found.shape}")
     graded = "float" in keras.backend.standardize_dtype(found.dtype)
     return ops.cast(found, "float32" if graded else "bool")
 

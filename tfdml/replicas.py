@@ -59,15 +59,12 @@ def explaining_empty_replicas() -> Iterator[None]:
         yield
     except Exception as error:
         if "AddN" in str(error) and _UNEQUAL in str(error):
-            raise ValueError(
-                "the first batch cannot be split equally among the replicas: choose a batch size that they can share"
-            ) from error
+            advice = "choose a batch size that they can share"
+            raise ValueError(f"the first batch cannot be split equally among the replicas: {advice}") from error
         if _EMPTY not in str(error):
             raise
-        raise ValueError(
-            f"{_EMPTY} (the last one of an epoch?): leave it out, by batch(size, drop_remainder=True) or a number of "
-            "images that the batch size divides"
-        ) from error
+        advice = "leave it out, by batch(size, drop_remainder=True) or a number of images that the batch size divides"
+        raise ValueError(f"{_EMPTY} (the last one of an epoch?): {advice}") from error
 
 
 def gather(x):

@@ -108,16 +108,6 @@ def _plain(value: Any) -> Any:
     return keras.saving.serialize_keras_object(value) if saved else value
 
 
-def saved_size(model: keras.Model) -> int:
-    """About how many bytes a built model's `.keras` file has: those of its weights, in float32.
-
-    Example:
-        >>> saved_size(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
-        32
-    """
-    return 4 * sum(int(np.prod(variable.shape)) for variable in model.weights)
-
-
 def restore(value):
     """Return the object that a serialised config describes; anything else as it is."""
     if isinstance(value, dict) and "class_name" in value:

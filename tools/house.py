@@ -120,7 +120,7 @@ def code_lines(text: str) -> int:
     lines = text.splitlines()
     skipped = {i for i, line in enumerate(lines, 1) if not line.strip() or line.strip().startswith("#")}
     for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if ast.get_docstring(node, clean=False) is not None:
             skipped.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))

@@ -748,5 +748,5 @@ def test_shards_are_cut_where_they_are_full(sizes, limit):
 )  # fmt: skip
 def test_wrong_settings_are_named(wrong):
     (name,) = wrong
-    with pytest.raises(UserError, match=f"`{name}="):
+    with pytest.raises(UserError, match=rf"`{name}[=`]"):
         RecordSettings(**wrong)

@@ -139,7 +139,8 @@ def test_short_classes_are_dropped_on_request():
     assert seen == {3, 23, 43}
     assert sampler.steps_per_epoch == 12 // 9
     with pytest.raises(
-        UserError, match=r"`classes_per_batch=4`.*3 classes with at least `images_per_class=3`.*\(of 5\)"
+        UserError,
+        match=r"`classes_per_batch=4`.*3 classes with at least `images_per_class=3`.*'repeat'`",
     ):
         ClassBalancedSampler(labels, 4, 3, short_classes="drop")
 
@@ -156,7 +157,7 @@ def test_an_epoch_is_as_many_batches_as_hold_the_images():
         ({"classes_per_batch": 0}, "`classes_per_batch` must be at least 1, not 0"),
         ({"images_per_class": 0}, "`images_per_class` must be at least 1, not 0"),
         ({"seed": -1}, "`seed` must not be negative"),
-        ({"short_classes": "pad"}, "repeat or drop, not 'pad'"),
+        ({"short_classes": "pad"}, "unknown `short_classes` 'pad'; one of repeat, drop"),
         ({"labels": np.array([0.5])}, "float64"),
         ({"labels": np.zeros(0, np.int64)}, r"\(0,\)"),
     ],
@@ -215,7 +216,7 @@ def test_a_batch_has_all_images_of_its_pairs_and_an_epoch_each_pair_once(width):
 
 @pytest.mark.parametrize("batch_size", [7, 52])
 def test_pairs_say_which_batches_there_are(batch_size):
-    message = f"`batch_size={batch_size}` must be a multiple of 2, up to 50 for 25 pairs"
+    message = f"`batch_size={batch_size}` must be a multiple of 2, up to 50"
     with pytest.raises(UserError, match=message):
         PairSampler(np.zeros((25, 2)), batch_size)
 
@@ -337,7 +338,7 @@ def test_short_classes_are_dropped_before_super_classes_are_counted():
     sampler = HierarchicalSampler(labels, kinds, 2, 2, short_classes="drop")
     assert {int(c) for step in range(50) for c in labels[sampler.batch(step)]} == {0, 1, 2, 3}
     assert sampler.steps_per_epoch == 4
-    with pytest.raises(UserError, match=r"has 0 super-classes with at least 2 classes \(of 0\)"):
+    with pytest.raises(UserError, match="has 0 super-classes with at least 2 classes; lower"):
         HierarchicalSampler(labels, kinds, 2, 5, short_classes="drop")
 
 
@@ -358,8 +359,8 @@ def test_extreme_ids_stay_apart():
         ({"classes_per_batch": 12}, "`super_classes_per_batch=2`, but the data has 1 super-classes with at least 6"),
         ({"super_classes_per_batch": 0}, "`super_classes_per_batch` must be at least 1"),
         ({"images_per_class": 0}, "`images_per_class` must be at least 1"),
-        ({"weights": "sqrt"}, "`weights` must be proportional or uniform, not 'sqrt'"),
-        ({"short_classes": "pad"}, "`short_classes` must be repeat or drop, not 'pad'"),
+        ({"weights": "sqrt"}, "unknown `weights` 'sqrt'; one of proportional, uniform"),
+        ({"short_classes": "pad"}, "unknown `short_classes` 'pad'; one of repeat, drop"),
         ({"super_labels": np.zeros(3, int)}, r"super_labels must be \(45,\) integers"),
         ({"super_labels": np.zeros(45)}, "not float64"),
         ({"super_labels": np.arange(45)}, r"15 classes lie in more than one super-class: class 1 in \d+ and \d+"),

@@ -82,7 +82,7 @@ def png_header(width, height):
         (encoded((1, 2, 3))[:-20], 415, "truncated"),
         (png_header(40_000, 40_000), 415, "pixels"),
         (png_header(40, 40), 400, "decode"),
-        (b"x" * (20 * 2**20 + 1), 413, "at most 20 MB"),
+        (b"x" * (20 * 2**20 + 1), 413, "larger than the limit of 20 MB"),
     ],
     ids=["empty", "svg", "truncated", "bomb", "damaged", "large"],
 )

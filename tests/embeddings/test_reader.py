@@ -41,8 +41,8 @@ def refused(look, says):
         ({"count": 2**70}, "manifest.json states"),
         ({"files": {"../../etc/passwd": {}}}, "names a file outside its folder"),
         ({"files": {"/etc/passwd": {}}}, "names a file outside its folder"),
-        ({"dataset": 3}, "dataset and model must be objects"),
-        ({"model": "x"}, "dataset and model must be objects"),
+        ({"dataset": 3}, "its key (dataset|model) must be an object"),
+        ({"model": "x"}, "its key (dataset|model) must be an object"),
     ],
 )
 def test_a_malformed_manifest_is_refused(values, says, folder):

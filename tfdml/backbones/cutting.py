@@ -35,18 +35,14 @@ def cut(model: keras.Model, at: str) -> tuple[keras.Model, keras.Model]:
         alike = difflib.get_close_matches(at, names, n=4, cutoff=0.5)
         hint = f"; near: {', '.join(alike)}" if alike else ""
         raise ValueError(f"{model.name} has no layer {at!r} to cut at{hint}")
-    tensor = _output_of(model, at)
-    if tensor is None or at in (_operation(model.inputs[0]).name, _operation(model.outputs[0]).name):
+    made = [tensor for tensor in _walk(model).values() if producer_of(tensor)[0].name == at]
+    if len(made) != 1 or at in [producer_of(end)[0].name for end in (model.inputs[0], model.outputs[0])]:
         raise ValueError(f"{model.name} cannot be cut at {at!r}: nothing would be left on one side")
     if model.inputs[0] is _walk(model, without=at).get(id(model.inputs[0])):
         raise ValueError(f"{model.name} cannot be cut at {at!r}: other layers go past it")
-    trunk = keras.Model(model.inputs[0], tensor, name=f"{model.name}_to_{at}")
-    rest = keras.Model(tensor, model.outputs[0], name=f"{model.name}_from_{at}")
+    trunk = keras.Model(model.inputs[0], made[0], name=f"{model.name}_to_{at}")
+    rest = keras.Model(made[0], model.outputs[0], name=f"{model.name}_from_{at}")
     return trunk, rest
-
-
-def _operation(tensor):
-    return producer_of(tensor)[0]
 
 
 def _walk(model: keras.Model, without: str | None = None) -> dict[int, keras.KerasTensor]:
@@ -63,8 +59,3 @@ def _walk(model: keras.Model, without: str | None = None) -> dict[int, keras.Ker
         if operation.name != without:
             waiting.extend(inputs)
     return found
-
-
-def _output_of(model: keras.Model, name: str):
-    made = [tensor for tensor in _walk(model).values() if _operation(tensor).name == name]
-    return made[0] if len(made) == 1 else None

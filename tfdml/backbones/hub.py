@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from tfdml.backbones.tokens import PATCH_MAP, TokenBackbone, families, require_keras_hub
-from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.errors import REASON, UserError, user_errors
 
 PREFIX = "hub:"
 _CONFIG, _CONVERTER = "config.json", "image_converter.json"
@@ -71,20 +71,18 @@ def load_preset(name: str, image_size: int) -> Preset:
     """
     check_preset(name)
     hub = require_keras_hub()
-    path = str(Path(name).expanduser()) if os.path.isdir(os.path.expanduser(name)) else name
-    try:
+    folder = os.path.expanduser(name)
+    path = folder if os.path.isdir(folder) else name
+    how = (
+        "is the folder whole?"
+        if os.path.isdir(path)
+        else "offline? where there is a network write it with `save_to_preset` (of the backbone and of its image "
+        "converter), and pass 'hub:FOLDER'"
+    )
+    # Each of the places from which it fetches has errors of its own.
+    with user_errors(Exception, f"backbone 'hub:{name}' cannot be loaded: {REASON}; {how}"):
         network = hub.models.Backbone.from_preset(path)
         scaling = _scaling(hub, path)
-    except UserError:
-        raise
-    except Exception as error:  # each of the places from which it fetches has errors of its own
-        how = (
-            "is the folder whole?"
-            if path != name or os.path.isdir(name)
-            else "offline? where there is a network write it with `save_to_preset` (of the backbone and of its image "
-            "converter), and pass 'hub:FOLDER'"
-        )
-        raise UserError(f"backbone 'hub:{name}' cannot be loaded: {short_message(error)}; {how}") from error
     if type(network).__name__ in _TWO_TOWERS:
         network = network.vision_encoder
     with user_errors(Exception, f"cannot build backbone 'hub:{name}' at {image_size} px: {REASON}"):

@@ -67,12 +67,6 @@ class _Inception:
         return x
 
 
-def _average_pool(x, name: str):
-    """Return the mean over 3 x 3 positions, those outside the map counting as zeros, as in Caffe."""
-    x = keras.layers.ZeroPadding2D(1, name=f"{name}_pad")(x)
-    return keras.layers.AveragePooling2D(3, 1, "valid", name=name)(x)
-
-
 # Channels of 1x1; 3x3 reduce, 3x3; 5x5 reduce, 5x5; pool projection (Szegedy et al., table 1).
 GOOGLENET_MODULES = {
     "3a": (64, 96, 128, 16, 32, 32),
@@ -130,10 +124,9 @@ def googlenet(input_shape=(None, None, 3), variant: str = "caffe", name: str | N
         x = _googlenet_module(blocks, x, f"inception_{module}", channels, wide)
         if module == "3b":
             x = CeilMaxPooling2D(3, 2, name="pool3_3x3_s2")(x)
-        elif module == "4e" and caffe:
-            x = CeilMaxPooling2D(3, 2, name="pool4_3x3_s2")(x)
         elif module == "4e":
-            x = CeilMaxPooling2D(2, 2, name="pool4_2x2_s2")(x)
+            size = 3 if caffe else 2
+            x = CeilMaxPooling2D(size, 2, name=f"pool4_{size}x{size}_s2")(x)
     return keras.Model(inputs, x, name=name or ("googlenet" if caffe else "googlenet_bn"))
 
 
@@ -208,11 +201,13 @@ def _bn_inception_module(blocks: _Inception, x, prefix: str, channels: tuple[int
     branches.append(blocks.chain(x, prefix, *doubled, ("double_3x3_2", double, 3, strides)))
     if strides == 2:
         branches.append(CeilMaxPooling2D(3, 2, cover=True, name=f"{prefix}_pool")(x))
-    elif prefix.endswith("5b"):
-        pooled = keras.layers.MaxPooling2D(3, 1, "same", name=f"{prefix}_pool")(x)
-        branches.append(blocks.unit(pooled, prefix, "pool_proj", projection, 1))
     else:
-        branches.append(blocks.unit(_average_pool(x, f"{prefix}_pool"), prefix, "pool_proj", projection, 1))
+        if prefix.endswith("5b"):
+            pooled = keras.layers.MaxPooling2D(3, 1, "same", name=f"{prefix}_pool")(x)
+        else:  # over zeros outside, too
+            padded = keras.layers.ZeroPadding2D(1, name=f"{prefix}_pool_pad")(x)
+            pooled = keras.layers.AveragePooling2D(3, 1, "valid", name=f"{prefix}_pool")(padded)
+        branches.append(blocks.unit(pooled, prefix, "pool_proj", projection, 1))
     return keras.layers.Concatenate(name=prefix)(branches)
 
 

@@ -1,6 +1,7 @@
 """From a backbone's name to a network, the pixel scaling that it expects, and its weights."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import keras
 from tfdml.arguments import integer, number
 from tfdml.backbones.hub import PREFIX, check_preset, load_preset
 from tfdml.backbones.networks import bn_inception, conv4, googlenet, resnet50_v1_5
-from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.copies import local_copy
 
 
@@ -35,58 +36,52 @@ class Backbone:
 class _Entry:
     make: Callable[..., keras.Model]
     scaling: str
-    has_imagenet: bool = True
-    options: tuple[str, ...] = ()
-    ensemble_cut: tuple[str, str] | None = None
+    has_imagenet: bool
+    options: tuple[str, ...]
+    ensemble_cut: tuple[str, str] | None
 
 
-def _application(function: str, *options: str, **fixed) -> Callable[..., keras.Model]:
+def _keras(function: str, scaling: str, *options: str, cut: tuple[str, str] | None = None) -> _Entry:
+    """Return the entry of a network of `keras.applications`."""
+
     def make(input_shape, weights, **chosen):
         build = getattr(keras.applications, function)
-        return build(include_top=False, input_shape=input_shape, weights=weights, **fixed, **chosen)
+        return build(include_top=False, input_shape=input_shape, weights=weights, **chosen)
 
-    return make
+    return _Entry(make, scaling, True, options, cut)
 
 
-def _own(build: Callable[..., keras.Model], **fixed) -> Callable[..., keras.Model]:
-    def make(input_shape, weights, **chosen):
-        del weights
-        return build(input_shape, **fixed, **chosen)
-
-    return make
+def _own(build: Callable[..., keras.Model], scaling: str, *options: str, cut: tuple[str, str] | None = None) -> _Entry:
+    """Return the entry of a network of `networks.py`, which has no weights of ImageNet."""
+    return _Entry(lambda input_shape, weights, **chosen: build(input_shape, **chosen), scaling, False, options, cut)
 
 
 _NO_WEIGHTS = (None, "", "none")
 _RESNET_CUT = ("conv4_block1_out", "conv4_block6_out")
+_GOOGLENET_CUT = ("pool3_3x3_s2", "inception_4e")
 
 _BACKBONES = {
-    "conv4": _Entry(_own(conv4), "tf", has_imagenet=False, options=("width",)),
-    "googlenet": _Entry(
-        _own(googlenet), "googlenet", has_imagenet=False, ensemble_cut=("pool3_3x3_s2", "inception_4e")
-    ),
+    "conv4": _own(conv4, "tf", "width"),
+    "googlenet": _own(googlenet, "googlenet", cut=_GOOGLENET_CUT),
     # torchvision feeds these weights with pixels of -1 to 1 (its transform_input), not with ImageNet's deviations.
-    "googlenet_bn": _Entry(
-        _own(googlenet, variant="batch_norm"), "tf", has_imagenet=False, ensemble_cut=("pool3_3x3_s2", "inception_4e")
-    ),
-    "bn_inception": _Entry(
-        _own(bn_inception), "bn_inception", has_imagenet=False, ensemble_cut=("inception_3c", "inception_4d")
-    ),
-    "resnet50": _Entry(_application("ResNet50"), "caffe", ensemble_cut=_RESNET_CUT),
-    "resnet50_v1_5": _Entry(_own(resnet50_v1_5), "torch", has_imagenet=False, ensemble_cut=_RESNET_CUT),
-    "resnet101": _Entry(_application("ResNet101"), "caffe"),
-    "resnet50v2": _Entry(_application("ResNet50V2"), "tf"),
-    "inceptionv3": _Entry(_application("InceptionV3"), "tf"),
-    "mobilenetv2": _Entry(_application("MobileNetV2"), "tf", options=("alpha",)),
-    "mobilenetv3small": _Entry(_application("MobileNetV3Small"), "none", options=("alpha",)),
-    "mobilenetv3large": _Entry(_application("MobileNetV3Large"), "none", options=("alpha",)),
-    "efficientnetb0": _Entry(_application("EfficientNetB0"), "none"),
-    "efficientnetv2b0": _Entry(_application("EfficientNetV2B0"), "none"),
-    "efficientnetv2s": _Entry(_application("EfficientNetV2S"), "none"),
-    "convnexttiny": _Entry(_application("ConvNeXtTiny"), "none"),
-    "convnextsmall": _Entry(_application("ConvNeXtSmall"), "none"),
-    "convnextbase": _Entry(_application("ConvNeXtBase"), "none"),
-    "convnextlarge": _Entry(_application("ConvNeXtLarge"), "none"),
-    "densenet121": _Entry(_application("DenseNet121"), "torch"),
+    "googlenet_bn": _own(functools.partial(googlenet, variant="batch_norm"), "tf", cut=_GOOGLENET_CUT),
+    "bn_inception": _own(bn_inception, "bn_inception", cut=("inception_3c", "inception_4d")),
+    "resnet50": _keras("ResNet50", "caffe", cut=_RESNET_CUT),
+    "resnet50_v1_5": _own(resnet50_v1_5, "torch", cut=_RESNET_CUT),
+    "resnet101": _keras("ResNet101", "caffe"),
+    "resnet50v2": _keras("ResNet50V2", "tf"),
+    "inceptionv3": _keras("InceptionV3", "tf"),
+    "mobilenetv2": _keras("MobileNetV2", "tf", "alpha"),
+    "mobilenetv3small": _keras("MobileNetV3Small", "none", "alpha"),
+    "mobilenetv3large": _keras("MobileNetV3Large", "none", "alpha"),
+    "efficientnetb0": _keras("EfficientNetB0", "none"),
+    "efficientnetv2b0": _keras("EfficientNetV2B0", "none"),
+    "efficientnetv2s": _keras("EfficientNetV2S", "none"),
+    "convnexttiny": _keras("ConvNeXtTiny", "none"),
+    "convnextsmall": _keras("ConvNeXtSmall", "none"),
+    "convnextbase": _keras("ConvNeXtBase", "none"),
+    "convnextlarge": _keras("ConvNeXtLarge", "none"),
+    "densenet121": _keras("DenseNet121", "torch"),
 }
 
 
@@ -145,12 +140,10 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
         return Backbone(preset.model, preset.scaling, preset.ensemble_cut)
     entry = _find(name, weights, options)
     weights = None if weights in _NO_WEIGHTS else local_copy(weights)
-    try:
+    hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
+    with user_errors(Exception, f"cannot build backbone {name!r} at {image_size} px: {REASON}{hint}"):
         shape = (image_size, image_size, 3)
         model = entry.make(shape, "imagenet" if weights == "imagenet" else None, **options)
-    except Exception as error:
-        hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
-        raise UserError(f"cannot build backbone {name!r} at {image_size} px: {short_message(error)}{hint}") from error
     if weights not in (None, "imagenet"):
         load_weights(model, weights)
     return Backbone(model, entry.scaling, entry.ensemble_cut)
@@ -196,12 +189,11 @@ def load_weights(model: keras.Model, path: str) -> None:
     Raises:
         UserError: The file is not one of Keras weights, or belongs to another architecture.
     """
-    try:
-        with h5py.File(path, "r") as file:
-            arrays: list[tuple] = []
-            file.visititems(lambda key, item: arrays.append(item.shape) if _is_weight(key, item) else None)
-    except Exception as error:  # h5py raises whatever the damaged place of a file brings about
-        raise UserError(f"`weights`: {path} is not an HDF5 file of Keras weights ({short_message(error)})") from error
+    # h5py raises whatever the damaged place of a file brings about.
+    damaged = user_errors(Exception, f"`weights`: {path} is not an HDF5 file of Keras weights ({REASON})")
+    with damaged, h5py.File(path, "r") as file:
+        arrays: list[tuple] = []
+        file.visititems(lambda key, item: arrays.append(item.shape) if _is_weight(key, item) else None)
     wanted = [tuple(weight.shape) for weight in model.weights]
     # Normalization layers and the like keep nothing else in the file, so the multisets of shapes must agree.
     if sorted(arrays) != sorted(wanted):

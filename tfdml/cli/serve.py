@@ -48,7 +48,7 @@ def serve(values: Flags) -> None:
     for package in ("ray", "fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"serving needs the package {package}: pip install 'tfdml[serve]'")
-    from tfdml.demo.application import listen
+    from tfdml.io.http import listen
 
     with listen(values.host, values.port) as listening:
         # Before Ray is imported: it listens to this machine alone, and there to those who know a secret.

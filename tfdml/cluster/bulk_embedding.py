@@ -9,7 +9,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,13 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
 from tfdml.data.readers.own_images import LIST_EXTENSIONS, class_ids, read_rows
+from tfdml.data.records import Progress
 from tfdml.embeddings import parquet
 from tfdml.embeddings.backends import load_backend
 from tfdml.embeddings.base import embed_readable
 from tfdml.embeddings.parquet import DTYPES, table_of
 from tfdml.embeddings.writer import EmbeddingFolder
-from tfdml.errors import UserError, short_message
+from tfdml.errors import UserError, check_choice, check_not_negative, check_positive, short_message, user_errors
 from tfdml.io.copies import in_store
 from tfdml.io.files import atomic_write, find, is_remote, make_folder, read_bytes, remove_folder
 
@@ -130,13 +131,10 @@ class BulkFolder(EmbeddingFolder):
             UserError: This machine does not see the folder.
         """
         path = self.path(f"plan/{parquet.part_name(part)}")
-        try:
+        advice = "name a folder that every machine of the cluster has mounted at the same place"
+        unseen = f"`folder={self.folder}`: a worker on {platform.node()} cannot read {path}; {advice}"
+        with user_errors((OSError, pa.ArrowException), unseen):
             return pq.read_table(pa.BufferReader(read_bytes(path))).to_pydict()
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(
-                f"`folder={self.folder}`: a worker on {platform.node()} cannot read {path}; name a folder that "
-                "every machine of the cluster has mounted at the same place"
-            ) from error
 
     def pending(self) -> list[int]:
         """Return the parts that are not done, or whose file is gone or cut."""
@@ -239,18 +237,14 @@ class BulkRequest:
     truncate_dim: int = 0
 
     def __post_init__(self):
-        for name, least in (("actors", 0), ("batch_size", 1), ("rows_per_file", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"`{name}={getattr(self, name)}`: must be at least {least}")
-        if self.dtype not in DTYPES:
-            raise UserError(f"`dtype={self.dtype}`: one of {', '.join(DTYPES)}")
+        check_not_negative(actors=self.actors)
+        check_positive(batch_size=self.batch_size, rows_per_file=self.rows_per_file)
+        check_choice("`dtype`", self.dtype, DTYPES)
         if is_remote(self.model) and not in_store(self.model):
             raise UserError(f"`model={self.model}`: the actors load the model themselves: name a file or a folder")
 
 
-def embed_in_bulk(
-    request: BulkRequest, progress: Callable[[int, int, int], None] | None = None
-) -> tuple[dict[str, Any], bool]:
+def embed_in_bulk(request: BulkRequest, progress: Progress = lambda *_: None) -> tuple[dict[str, Any], bool]:
     """Embed the images of a request; begun before, what is left of them.
 
     A part of the images is embedded and written by one actor at a time; it is done when its file is there, so that a
@@ -305,17 +299,10 @@ def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
     return identity, {"model": about, "view": backend.view, "dataset": {"name": request.source}}
 
 
-def _embed_parts(
-    ray: Any,
-    request: BulkRequest,
-    folder: BulkFolder,
-    workers: dict[str, int],
-    progress: Callable[[int, int, int], None] | None,
-) -> None:
+def _embed_parts(ray: Any, request: BulkRequest, folder: BulkFolder, workers: dict[str, int], report: Progress) -> None:
     before, tries = folder.parts_done(), collections.Counter[int | None]()
     bad = sum(len(known["bad"]) for known in before)
     done = bad + sum(known["rows"] for known in before)
-    report = progress or (lambda *_: None)
     report(done, bad, folder.count)
     model = request.model if is_remote(request.model) else os.path.abspath(os.path.expanduser(request.model))
     request = dataclasses.replace(request, model=model, folder=folder.folder)

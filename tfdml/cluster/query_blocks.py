@@ -9,6 +9,7 @@ import numpy as np
 from tfdml.cluster.ray_session import as_user_error, first_ready, ray_session
 from tfdml.evaluation.per_query import RetrievalTask, check_depth, search_depth, values_per_query
 from tfdml.memory import require_memory
+from tfdml.retrieval.exact import row_blocks
 
 # A block costs a pass over the gallery to prepare it: of fewer queries it would mostly do that.
 _LEAST_QUERIES = 4096
@@ -74,7 +75,7 @@ def _blocks(count: int, workers: int) -> list[slice]:
     """
     per_worker = math.ceil(count / workers)
     size = min(per_worker, max(_LEAST_QUERIES, math.ceil(per_worker / _BLOCKS_PER_WORKER)))
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    return row_blocks(count, size)
 
 
 def _values_of_block(

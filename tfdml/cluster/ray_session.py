@@ -85,10 +85,8 @@ def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_b
         why = short_message(error, "last" if "Initialization failure" in str(error) else "first")
         if address == LOCAL:
             raise UserError(f"Ray cannot be started here: {why}") from error
-        raise UserError(
-            f"`cluster={address}` cannot be joined: {why}; set RAY_AUTH_MODE and RAY_AUTH_TOKEN as there, "
-            "and start the command on one of its hosts unless the address is ray://"
-        ) from error
+        advice = "set RAY_AUTH_MODE and RAY_AUTH_TOKEN as there, and start the command on a host of it or by ray://"
+        raise UserError(f"`cluster={address}` cannot be joined: {why}; {advice}") from error
     with contextlib.suppress(ValueError):  # outside the main thread there is none to set
         signal.signal(signal.SIGTERM, on_sigterm)
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -97,10 +95,9 @@ def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_b
     except Exception as error:
         if not address.startswith("ray://") or (ray.is_initialized() and not isinstance(error, ConnectionError)):
             raise
-        raise UserError(
-            f"`cluster={address}`: the connection is lost, and with it the work there: start the command again "
-            f"(train with --resume), or on a host of the cluster by HOST:PORT: {short_message(error, longest=100)}"
-        ) from error
+        advice = "start the command again (train with --resume), or on a host of the cluster by HOST:PORT"
+        why = f"{advice}: {short_message(error, longest=100)}"
+        raise UserError(f"`cluster={address}`: the connection is lost, and with it the work there: {why}") from error
     finally:
         ray.shutdown()
 
@@ -148,10 +145,9 @@ def first_ready(ray: Any, references: Collection[Any], cpus: int = 1) -> Any:
     """
     while not (ready := ray.wait(list(references), num_returns=1, timeout=_PATIENCE_SECONDS)[0]):
         if not any(node["Alive"] and node["Resources"].get("CPU", 0) >= cpus for node in ray.nodes()):
-            raise UserError(
-                f"no host of the cluster has {cpus} CPUs: {lost_hosts(ray) or 'none has joined'}; "
-                "start `ray start` there again, and the same command, which resumes"
-            )
+            advice = "start `ray start` there again, and the same command, which resumes"
+            why = lost_hosts(ray) or "none has joined"
+            raise UserError(f"no host of the cluster has {cpus} CPUs: {why}; {advice}")
     return ready[0]
 
 

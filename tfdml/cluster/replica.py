@@ -19,7 +19,7 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.saved_model import loader_impl
 
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.export.saved_model import read_warm_up
 from tfdml.io.manifests import parse_json
 
@@ -208,13 +208,11 @@ class Replica:
 
         # The port for calls between deployments, of which there are none, would be open to all hosts (Ray 2.60).
         replica.add_port_to_grpc_server = lambda server, _: server.add_insecure_port("127.0.0.1:0")
-        try:
+        with user_errors((OSError, tf.errors.OpError, ValueError), f"cannot be loaded: {REASON}", keep="first"):
             # Kept, as its signatures live no longer than it.
             self._model = tf.saved_model.load(folder)
             self._meta_graph = loader_impl.parse_saved_model(folder).meta_graphs[0]
             self._meta_graph.ClearField("graph_def")
-        except (OSError, tf.errors.OpError, ValueError) as error:
-            raise UserError(f"cannot be loaded: {short_message(error, 'first')}") from None
         self._functions = dict(self._model.signatures)
         self._inputs = {name: call.structured_input_signature[1] for name, call in self._functions.items()}
         self._settings, self._thread = settings, concurrent.futures.ThreadPoolExecutor(1)
@@ -296,10 +294,8 @@ class Replica:
         tensors = {
             name: tf.constant(value, tf.string if value.dtype == object else None) for name, value in inputs.items()
         }
-        try:
+        with user_errors((tf.errors.InvalidArgumentError, TypeError, ValueError), REASON, keep="last"):
             return {name: value.numpy() for name, value in self._functions[signature](**tensors).items()}
-        except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
-            raise UserError(short_message(error, "last")) from None
 
 
 def _error(message: str) -> bytes:

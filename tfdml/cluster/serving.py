@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import logging as python_logging
 import socket
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any
 
 import prometheus_client as prometheus
 import ray.exceptions
-import uvicorn
 from absl import logging
 from ray import serve as ray_serve
 from ray.serve.exceptions import RayServeException
@@ -33,6 +31,7 @@ from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.cluster.replica import Replica, ServeSettings
 from tfdml.errors import UserError, short_message
 from tfdml.export.versions import version_numbers
+from tfdml.io.http import address_of, read_body, serving
 
 # Of a local Ray: what waits in shared memory.
 _OBJECT_STORE = 512 * 2**20
@@ -208,7 +207,7 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
         chosen(request)
         try:
             async with asyncio.timeout(settings.timeout):
-                body = await _body(request, int(settings.max_request_mb * 2**20))
+                body = await read_body(request, int(settings.max_request_mb * 2**20), _DROPPED)
         except TimeoutError:
             raise HTTPException(408, f"the request did not arrive within {settings.timeout:g} s") from None
         except ClientDisconnect:
@@ -278,23 +277,6 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
     return Starlette(routes=routes, exception_handlers=dict.fromkeys((HTTPException, Exception), refused))
 
 
-async def _body(request: Request, most: int) -> bytes:
-    """Return the body of a request; of one that is too large, so much is read that its client gets the answer."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= most:
-            parts.append(part)
-        else:
-            parts.clear()
-        if size > _DROPPED * most:
-            break
-    if size > most:
-        raise HTTPException(413, f"the request is larger than the limit of {most / 2**20:g} MB: send fewer images")
-    return b"".join(parts)
-
-
 def serve(folder: Path, name: str, listening: socket.socket, settings: ServeSettings) -> None:
     """Serve the versions of a model until the process is interrupted; then answer what was begun.
 
@@ -315,23 +297,11 @@ def serve(folder: Path, name: str, listening: socket.socket, settings: ServeSett
         if versions.current is None:
             reasons = [f"{number}: {reason}" for number, (_, reason) in versions.status.items()]
             raise UserError(f"{folder} has no version that can be served; {'; '.join(reasons) or 'it has none at all'}")
-        grace = int(2 * settings.timeout)
-        config = uvicorn.Config(
-            application(versions, settings), log_level="error", server_header=False, timeout_graceful_shutdown=grace
-        )
-        server = uvicorn.Server(config)
-        # In a thread, so that signals end the main thread as in every other command.
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-        thread.start()
-        host, port = listening.getsockname()[:2]
-        print(f"serving at http://{f'[{host}]' if ':' in host else host}:{port}/v1/models/{name}", flush=True)
-        try:
+        with serving(application(versions, settings), listening, int(2 * settings.timeout)) as thread:
+            print(f"serving at {address_of(listening)}/v1/models/{name}", flush=True)
             while thread.is_alive():
                 time.sleep(settings.poll_seconds)
                 try:
                     versions.update()
                 except Exception as error:  # a folder that cannot be read: what is in service stays
                     logging.error("no look for new versions: %s", short_message(error, named=True))
-        finally:
-            server.should_exit = True
-            thread.join(grace + 5)

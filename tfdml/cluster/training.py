@@ -11,7 +11,7 @@ from typing import Any
 from absl import logging
 
 from tfdml.cluster.ray_session import LOCAL, ToOutbox, lost_hosts, outbox_shown, ray_session
-from tfdml.errors import UserError, short_message
+from tfdml.errors import UserError, check_not_negative, check_positive, short_message
 from tfdml.io.copies import require_no_store
 from tfdml.io.files import PARTIAL_PREFIX, is_folder
 from tfdml.report import write_run_report
@@ -44,9 +44,8 @@ class ClusterSettings:
     storage: str = ""
 
     def __post_init__(self):
-        for name, least in (("workers", 1), ("gpus_per_worker", 0), ("max_failures", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"`{name}={getattr(self, name)}` must be at least {least}")
+        check_positive(workers=self.workers)
+        check_not_negative(gpus_per_worker=self.gpus_per_worker, max_failures=self.max_failures)
 
 
 def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: bool = False) -> dict[str, Any]:
@@ -76,12 +75,11 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     cpus = max(settings.workers, os.cpu_count() or 1)
     with ray_session(settings.cluster or LOCAL, cpus=cpus) as ray:
-        if is_folder(f"{storage}/{name}") != resume:
-            raise UserError(
-                f"--resume: there is no run in {storage}/{name}"
-                if resume
-                else f"{storage}/{name} holds a run already: continue it with --resume, or name another --run_dir"
-            )
+        begun = is_folder(f"{storage}/{name}")
+        if resume and not begun:
+            raise UserError(f"--resume: there is no run in {storage}/{name}")
+        if begun and not resume:
+            raise UserError(f"{storage}/{name} holds a run already: continue with --resume, or name another --run_dir")
         with outbox_shown(ray) as outbox:
             checkpoint = _fit(experiment, settings, storage, name, outbox, ray)
             result = ray.get(outbox.read.remote("result"))
@@ -118,10 +116,9 @@ def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: 
         if told is not None:
             raise UserError(told) from error
         why = "; ".join(filter(None, [lost_hosts(ray), short_message(error, "last", longest=150)]))
-        raise UserError(
-            f"the run failed, and more than --max_failures={settings.max_failures} times; what it has saved is in "
-            f"{storage}/{name}: continue it with --resume ({why})"
-        ) from error
+        count = f"more than --max_failures={settings.max_failures} times"
+        saved = f"what it has saved is in {storage}/{name}: continue it with --resume"
+        raise UserError(f"the run failed, and {count}; {saved} ({why})") from error
 
 
 def _work(config: dict[str, Any]) -> None:

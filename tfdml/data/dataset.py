@@ -68,10 +68,6 @@ class Protocol:
         ids = None if self.ids is None else self.ids[indices]
         return dataclasses.replace(self, ids=ids, levels=None if self.levels is None else self.levels[indices])
 
-    def of(self, dataset: ImageDataset, **fields: Any) -> ImageDataset:
-        """Return a data set with this protocol, and with other fields such as `is_query`."""
-        return dataclasses.replace(dataset, protocol=self, **fields)
-
     @staticmethod
     def draw(labels: np.ndarray, repeat: int = 0) -> np.ndarray:
         """(N,) bool: all images but one random one of each class, which are the gallery.

@@ -118,10 +118,15 @@ def is_plain_jpeg(encoded: tf.Tensor) -> tf.Tensor:
     return starts_with(encoded, JPEG.start + b"\xe0\x00\x10JFIF") & _has(encoded, 20, b"\xff\xdb")
 
 
-# Not inlined because even the operations of a branch not taken cost time, together half that of decoding a thumbnail.
-@tf.function(
-    input_signature=[tf.TensorSpec((), tf.string)], autograph=False, experimental_attributes={"_noinline": True}
-)
+def not_inlined(*specs: tf.TensorSpec) -> Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]]:
+    """Return the decorator of a part of graphs that most images do not need, called with tensors of these kinds.
+
+    Inlined, even the operations of a branch not taken cost time, together half that of decoding a thumbnail.
+    """
+    return tf.function(input_signature=specs, autograph=False, experimental_attributes={"_noinline": True})
+
+
+@not_inlined(tf.TensorSpec((), tf.string))
 def _decode_other(encoded: tf.Tensor) -> tf.Tensor:
     def webp_or_error() -> tf.Tensor:
         return tf.cond(is_format(encoded, WEBP), lambda: _decode_webp(encoded), lambda: _refuse(encoded))
@@ -202,11 +207,7 @@ def _orientation(tiff: tf.Tensor) -> tf.Tensor:
     return tf.where((orientation >= 1) & (orientation <= 8), orientation, 1)
 
 
-@tf.function(
-    input_signature=[tf.TensorSpec((None, None, 3), tf.uint8), tf.TensorSpec((), tf.string)],
-    autograph=False,
-    experimental_attributes={"_noinline": True},
-)
+@not_inlined(tf.TensorSpec((None, None, 3), tf.uint8), tf.TensorSpec((), tf.string))
 def _oriented(image: tf.Tensor, tiff: tf.Tensor) -> tf.Tensor:
     """Return the image as its EXIF orientation wants it shown: transposed for 5 to 8, then mirrored."""
     orientation = _orientation(tf.strings.substr(tiff, 0, _HEAD_BYTES))
@@ -216,14 +217,10 @@ def _oriented(image: tf.Tensor, tiff: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Reverse(tensor=image, dims=tf.stack([upside_down, mirrored, False]))
 
 
-def _cut(text: tf.Tensor, at: int | tf.Tensor, size: int | tf.Tensor) -> tf.Tensor:
-    """At most `size` bytes from `at` on; none where the string ends before (an error with substr alone)."""
-    return tf.strings.substr(text, tf.minimum(at, tf.strings.length(text)), size)
-
-
 def _has(encoded: tf.Tensor, at: int, expected: bytes) -> tf.Tensor:
-    """Whether the bytes at `at` are `expected`."""
-    return _cut(encoded, at, len(expected)) == expected
+    """Whether these bytes are at this place, which may lie behind the end."""
+    place = tf.minimum(at, tf.strings.length(encoded))
+    return tf.strings.substr(encoded, place, len(expected)) == expected
 
 
 def _head(encoded: tf.Tensor) -> tf.Tensor:
@@ -302,9 +299,6 @@ def decode_part(encoded: tf.Tensor, choose: Callable[[tf.Tensor], tf.Tensor]) ->
     return tf.ensure_shape(part, (None, None, 3)), tf.ensure_shape(window, (4,)), tf.ensure_shape(size, (2,))
 
 
-# Not inlined: see `_decode_other`; of most images nothing in it is needed.
-@tf.function(
-    input_signature=[tf.TensorSpec((), tf.string)], autograph=False, experimental_attributes={"_noinline": True}
-)
+@not_inlined(tf.TensorSpec((), tf.string))
 def _decode_whole(encoded: tf.Tensor) -> tf.Tensor:
     return decode_image(encoded)

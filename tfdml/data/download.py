@@ -176,7 +176,7 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
                 if files.sha256_of(path) != file.sha256:
                     raise UserError(f"{path} is another file (its SHA-256 differs): move it away")
                 return False
-            require_space(folder, file.size - _size(part), "data_dir", name)
+            require_space(folder, file.size - (files.size_of(part) or 0), "data_dir", name)
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
                     is_from_start = _receive(file, part, progress)
@@ -194,10 +194,10 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
     except OSError as error:  # also those of requests
         if error.errno is not None:
             raise unwritable(path, error, file.size) from error
-        raise UserError(
-            f"{file.url} cannot be fetched ({short_message(error, 'last')}, {_ATTEMPTS} attempts); what has arrived "
-            f"({_size(part) / _MEGABYTE:,.1f} MB) is kept: run the same command again to resume"
-        ) from error
+        arrived = f"{(files.size_of(part) or 0) / _MEGABYTE:,.1f} MB"
+        kept = f"what has arrived ({arrived}) is kept: run the same command again to resume"
+        why = f"{short_message(error, 'last')}, {_ATTEMPTS} attempts"
+        raise UserError(f"{file.url} cannot be fetched ({why}); {kept}") from error
     return True
 
 
@@ -205,7 +205,7 @@ def _receive(file: Download, part: str, progress: Callable[[int, int], None]) ->
     """Fetch what a part lacks of a file; returns whether the server sent the file from its beginning."""
     import requests
 
-    have = _size(part)
+    have = files.size_of(part) or 0
     if have >= file.size:
         return False
     headers = {"User-Agent": f"tfdml/{__version__}", "Accept-Encoding": "identity"}
@@ -286,7 +286,3 @@ def unpack(archive: str | os.PathLike, folder: str | os.PathLike, last: str | No
         raise UserError(f"{archive} cannot be unpacked into {folder} ({reason})") from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _size(path: str) -> int:
-    return os.path.getsize(path) if os.path.exists(path) else 0

@@ -198,10 +198,9 @@ def explain_failure(
     faults = find_faults(dataset.images)
     if not faults:
         return None
-    return UserError(
-        f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split}) cannot be decoded: "
-        f"{_named(faults)}; fix or remove them" + (f", or leave them out with {leave_out}" if leave_out else "")
-    )
+    where = f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split})"
+    advice = f", or leave them out with {leave_out}" if leave_out else ""
+    return UserError(f"{where} cannot be decoded: {_named(faults)}; fix or remove them{advice}")
 
 
 @tf.function(input_signature=[tf.TensorSpec((), tf.string)], autograph=False)

@@ -26,7 +26,7 @@ import tensorflow as tf
 from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from tfdml.data.decoding import JPEG, PNG, WEBP, Format, cut, decode_image, decode_part, format_of
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io import files
 
 _Made = TypeVar("_Made")
@@ -94,10 +94,9 @@ class Images(abc.ABC):
             >>> ArrayImages(np.zeros((1, 4, 6, 3), np.uint8)).picture(0).shape
             (4, 6, 3)
         """
-        try:
+        kinds = (OSError, ValueError, tf.errors.OpError)
+        with user_errors(kinds, f"{self.name(index)} cannot be read as an image: {REASON}", keep="last"):
             return decode_image(tf.constant(self.encoded(index))).numpy()
-        except (OSError, ValueError, tf.errors.OpError) as error:
-            raise UserError(f"{self.name(index)} cannot be read as an image: {short_message(error, 'last')}") from error
 
     @abc.abstractmethod
     def lookup(self) -> Source:
@@ -213,11 +212,9 @@ class CroppedImages(FileImages):
         data, box = super().encoded(index), self.boxes.get(index)
         if box is None:
             return data
-        try:
-            with Image.open(io.BytesIO(data)) as file:
-                image = file.convert("RGB")
-        except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for damaged files
-            raise UserError(f"{self.name(index)} cannot be read as an image: {error}") from error
+        pillows = (OSError, ValueError, SyntaxError)
+        with user_errors(pillows, f"{self.name(index)} cannot be read as an image: {REASON}"):
+            image = Image.open(io.BytesIO(data)).convert("RGB")
         left, upper, right, lower = box
         if not (max(left, 0) < min(right, image.width) and max(upper, 0) < min(lower, image.height)):
             size = f"{image.width} x {image.height} pixels"

@@ -22,7 +22,7 @@ from tfdml.data.images import Images, Source, as_written, look_up, source_of_dec
 from tfdml.data.readers.glyphs import font_path
 from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
-from tfdml.errors import UserError, check_positive
+from tfdml.errors import UserError, check_not_negative, check_positive
 from tfdml.memory import free_memory
 
 CACHE_LIMIT_MB = 4096
@@ -72,14 +72,12 @@ def training_batches(
         >>> transform = TrainTransform("random_crop", resize=256, image_size=224)
         >>> batches = training_batches(dataset, sampler, transform, seed=0, first_step=1000)
     """
-    for name, value in (("seed", seed), ("first_step", first_step), ("num_steps", num_steps or 0)):
-        if value < 0:
-            raise UserError(f"`{name}` must not be negative, but is {value}")
-    check_positive("every", every)
+    check_not_negative(seed=seed, first_step=first_step, num_steps=num_steps or 0)
+    check_positive(every=every)
     if isinstance(cache, Source):
         source = cache
     else:
-        source = _cached(dataset, transform, cache_limit_mb) if cache else dataset.images.lookup()
+        source = decoded_source(dataset, transform, cache_limit_mb) if cache else dataset.images.lookup()
     batch_size = sampler.batch_size
     part = sampler if isinstance(sampler, Share) else Share(sampler, 0, 1)
 
@@ -117,20 +115,21 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         >>> batches = evaluation_batches(dataset, EvaluationTransform(resize=32, image_size=28), batch_size=64)
         >>> embeddings = model.predict(batches.map(lambda images, labels: images), verbose=0)
     """
-    check_positive("batch_size", batch_size)
+    check_positive(batch_size=batch_size)
     batch_size = min(batch_size, max(len(dataset), 1))  # TensorFlow makes room for a whole batch beforehand
     source = dataset.images.lookup()
     num_batches = -(-len(dataset) // batch_size)
 
-    def indices_of(step: int) -> np.ndarray:
-        return np.arange(step * batch_size, min((step + 1) * batch_size, len(dataset)))
-
     def rows_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return look_up(dataset.labels, source, indices_of, step, None)
+        return look_up(dataset.labels, source, _in_order(len(dataset), batch_size), step, None)
 
     steps = tf.data.Dataset.range(num_batches)
     at_once = transform if source.size is not None else None
     return _finished(_batches(steps, rows_of, source, transform, at_once, batch_size, False), num_batches)
+
+
+def _in_order(count: int, size: int) -> Callable[[int], np.ndarray]:
+    return lambda step: np.arange(step * size, min((step + 1) * size, count))
 
 
 def _batches(
@@ -193,13 +192,6 @@ def two_view_batches(
     pairs = PairSampler(np.arange(len(dataset)).reshape(-1, 2), batch_size=2, shuffle=False)
     views = training_batches(dataset, pairs, transform, seed, num_steps=pairs.steps_per_epoch).unbatch()
     return _finished(views.batch(batch_size), -(-len(dataset) // batch_size))
-
-
-def _cached(dataset: ImageDataset, transform: TrainTransform, limit_mb: float) -> Source:
-    try:
-        return decoded_source(dataset, transform, limit_mb)
-    except tf.errors.OpError as error:
-        raise (explain_failure(error, dataset) or error) from None
 
 
 def _finished(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
@@ -297,8 +289,7 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
         limit_mb: Most memory that they may take, in MiB.
 
     Raises:
-        UserError: They take more.
-        tf.errors.OpError: An image cannot be decoded.
+        UserError: They take more, or an image cannot be decoded.
     """
     source = dataset.images.lookup()
     if source.dimension or (source.size is not None and transform.prepared_size(*source.size) == source.size):
@@ -307,25 +298,21 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
     estimate = decoded_bytes(dataset, transform) / MEGABYTE
     logging.info("caching %d decoded images of %s: about %.0f MB", len(dataset), dataset.name, estimate)
 
-    @as_written
-    def columns_of(start: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        def indices_of(first: int) -> np.ndarray:
-            return np.arange(first, min(first + _PER_TASK, len(dataset)))
-
-        return look_up(dataset.labels, source, indices_of, start, None)[1:]
-
-    images = tf.data.Dataset.range(0, len(dataset), _PER_TASK).map(columns_of).unbatch()
+    indices_of = _in_order(len(dataset), _PER_TASK)
+    columns_of = as_written(lambda step: look_up(dataset.labels, source, indices_of, step, None)[1:])
+    images = tf.data.Dataset.range(-(-len(dataset) // _PER_TASK)).map(columns_of).unbatch()
     prepare = as_written(lambda *row: transform.prepare(source.read(*row)))
     images = images.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
-    for image in images.as_numpy_iterator():
-        total += image.nbytes
-        kept.append(image)
-        if total > limit_mb * MEGABYTE:
-            raise UserError(
-                f"the decoded images of {dataset.name} would take about "
-                f"{total / len(kept) * len(dataset) / MEGABYTE:,.0f} MB of memory, more than the limit of "
-                f"{limit_mb:,.0f} MB: train without `cache`, or raise `cache_limit_mb`"
-            )
+    try:
+        for image in images.as_numpy_iterator():
+            total += image.nbytes
+            kept.append(image)
+            if total > limit_mb * MEGABYTE:
+                needed = f"about {total / len(kept) * len(dataset) / MEGABYTE:,.0f} MB of memory"
+                advice = f"more than the limit of {limit_mb:,.0f} MB: train without `cache`, or raise `cache_limit_mb`"
+                raise UserError(f"the decoded images of {dataset.name} would take {needed}, {advice}")
+    except tf.errors.OpError as error:
+        raise (explain_failure(error, dataset) or error) from None
     logging.info("cached %d decoded images of %s: %.0f MB", len(kept), dataset.name, total / MEGABYTE)
     return source_of_decoded(kept)
 

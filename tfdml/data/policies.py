@@ -10,6 +10,7 @@ compares integer labels.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -19,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.errors import UserError, user_errors
+from tfdml.errors import REASON, UserError, user_errors
 
 # Layer and defaults by name; a layer's factor is written as in Keras.
 _LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
@@ -177,19 +178,14 @@ class _KeyedDraws(keras.random.SeedGenerator):
 
 
 def _layer(step: Step, draws: _KeyedDraws) -> Callable[[tf.Tensor], tf.Tensor]:
-    dtype_policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("float32")  # of the layers within a layer, too
-    try:
+    refused = f"`policy`: {step.name} does not take {step.arguments}: {REASON}"
+    with user_errors((TypeError, ValueError), refused), contextlib.ExitStack() as stack:
+        stack.callback(keras.config.set_dtype_policy, keras.config.dtype_policy())
+        keras.config.set_dtype_policy("float32")  # of the layers within a layer, too
         if step.name in _KERAS_CV_LAYERS:
             return _keras_cv_layer(step, draws)
         kind, defaults = _LAYERS[step.name]
         layer = kind(**_arguments(step, kind, defaults))
-    except (TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"`policy`: {step.name} does not take {step.arguments}: {error}") from error
-    finally:
-        keras.config.set_dtype_policy(dtype_policy)
     parts = [part for part in vars(layer).values() if isinstance(part, keras.layers.Layer)]
     for part in (layer, *parts):
         # Where Keras has another backend, its layers have a second generator for TensorFlow's graphs.

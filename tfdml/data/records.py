@@ -28,6 +28,7 @@ import io
 import itertools
 import json
 import os
+import re
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -40,7 +41,7 @@ from tfdml.data.decoding import DECODER_LIMIT, decode_image, format_of
 from tfdml.data.faults import ImageError, access_fault, decoding_fault, find_faults
 from tfdml.data.images import Images, Source, reading_threads, source_of_encoded
 from tfdml.data.transforms import TrainTransform
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.io import files
 from tfdml.io.folders import MANIFEST, PROGRESS, ResumableFolder
 from tfdml.io.manifests import Kinds, compare_files, confined, fields, read_json
@@ -170,7 +171,8 @@ def _read_split(folder: str, about: dict[str, Any], known: dict[str, Any]) -> tu
             raise UserError(f"{path} {fault}; {REMEDY}")
     path = os.path.join(folder, about["table"])
     compare_files(folder, {about["table"]: known[about["table"]]}, MANIFEST, REMEDY)
-    try:
+    kinds = (KeyError, OSError, ValueError, pa.ArrowException)
+    with user_errors(kinds, f"{path} is damaged ({REASON}); {REMEDY}", named=True):
         table = pa.parquet.read_table(pa.BufferReader(files.read_bytes(path)))
         table.validate(full=True)
         columns = {
@@ -179,8 +181,6 @@ def _read_split(folder: str, about: dict[str, Any], known: dict[str, Any]) -> tu
             if name in table.column_names or name not in _OPTIONAL
         }
         _check_columns(table, columns, about["images"], np.array(expected))
-    except (KeyError, OSError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"{path} is damaged ({short_message(error, named=True)}); {REMEDY}") from error
     return paths, columns
 
 
@@ -261,9 +261,6 @@ class RecordImages(Images):
         return source_of_encoded(lambda indices: (reading_threads().map if remote else map)(self.encoded, indices))
 
 
-_CHOICES = {"shrink_format": ("jpeg", "png"), "bad_images": ("error", "skip")}
-
-
 @dataclasses.dataclass(frozen=True)
 class RecordSettings:
     """How images are checked and stored.
@@ -296,9 +293,8 @@ class RecordSettings:
         for name in ("shard_mb", "max_pixels"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"`{name}={getattr(self, name)}` must be more than 0, and finite")
-        for name, values in _CHOICES.items():
-            if getattr(self, name) not in values:
-                raise UserError(f"`{name}={getattr(self, name)}` must be one of {', '.join(values)}")
+        check_choice("`shrink_format`", self.shrink_format, ("jpeg", "png"))
+        check_choice("`bad_images`", self.bad_images, ("error", "skip"))
 
 
 _JPEG_QUALITY = 95
@@ -406,16 +402,12 @@ def bad_images_in_words(reports: Mapping[str, SplitReport]) -> str:
     total = sum(len(found.dataset) for found in reports.values())
     if not faults:
         return f"none of the {total:,} images is bad"
-    reasons = collections.Counter(_kind(fault.reason) for fault in faults)
+    # A reason without its details.
+    reasons = collections.Counter(re.split(r":| \(|;", one_line(fault.reason))[0] for fault in faults)
     counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     named = "; ".join(one_line(str(fault)) for fault in faults[:_NAMED_IN_MESSAGES])
     more = "; ..." if len(faults) > _NAMED_IN_MESSAGES else ""
     return f"{len(faults):,} of {total:,} images are bad ({counts}): {named}{more}"
-
-
-def _kind(reason: str) -> str:
-    """Return a reason without what differs from image to image."""
-    return one_line(reason).split(":")[0].split(" (")[0].split(";")[0]
 
 
 def one_line(text: str) -> str:
@@ -590,7 +582,7 @@ def _starts(
     planned = plan(splits, settings)
     if not settings.shrink and not files.is_remote(folder.folder):
         needed = sum(size for _, size, _ in planned.values())
-        files.require_space(folder.folder, needed, "out", "the records", "shrink the images with `shrink`")
+        files.require_space(folder.folder, needed, "out", "the records", ", or shrink the images with `shrink`")
     starts = {split: shards for split, (_, _, shards) in planned.items()}
     folder.begin(starts)
     return starts
@@ -650,10 +642,8 @@ def _report_bad_images(reports: Mapping[str, SplitReport], out: str, settings: R
     text = "".join(f"{one_line(fault.name)}\t{one_line(fault.reason)}\n" for fault in faults)
     files.write_whole(path, text.encode("utf-8", "surrogateescape"))
     if settings.bad_images == "error":
-        raise UserError(
-            f"{bad_images_in_words(reports)}; all of them are in {path}: fix or remove them and run the same command "
-            "again, which keeps the shards that are finished, or leave them out with `bad_images='skip'`"
-        )
+        advice = "fix or remove them and run the same command again, or leave them out with `bad_images='skip'`"
+        raise UserError(f"{bad_images_in_words(reports)}; all of them are in {path}: {advice}")
 
 
 def cut_into_shards(sizes: Sequence[int], shard_bytes: float) -> list[int]:
@@ -705,5 +695,4 @@ def write_shard(path: str, images: Mapping[int, bytes]) -> tuple[dict[str, Any],
                 member.size = len(data)
                 places.append([archive.offset + tarfile.BLOCKSIZE, member.size])  # behind its header
                 archive.addfile(member, io.BytesIO(data))
-        entry = {"bytes": os.path.getsize(temporary), "sha256": files.sha256_of(temporary)}
-    return entry, places
+        return files.entry_of(temporary), places

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from absl import logging
 
-from tfdml.errors import UserError, check_positive
+from tfdml.errors import UserError, check_choice, check_not_negative, check_positive
 
 
 class Sampler(Protocol):
@@ -40,18 +40,6 @@ class Sampler(Protocol):
         Returns:
             (B,) int64 indices.
         """
-
-
-def check_seed(seed: int) -> None:
-    """Refuses a negative seed."""
-    if seed < 0:
-        raise UserError(f"`seed` must not be negative, but is {seed}")
-
-
-def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuses a word that is none of the choices."""
-    if value not in choices:
-        raise UserError(f"`{argument}` must be {' or '.join(choices)}, not {value!r}")
 
 
 # Separates the random streams that one seed feeds; never reorder.
@@ -236,8 +224,8 @@ class ShuffleSampler:
     """
 
     def __init__(self, num_images: int, batch_size: int, seed: int = 0):
-        check_positive("batch_size", batch_size)
-        check_seed(seed)
+        check_positive(batch_size=batch_size)
+        check_not_negative(seed=seed)
         if batch_size > num_images:
             raise UserError(f"`batch_size={batch_size}`, but the data has {num_images} images; lower `batch_size`")
         self._num_images, self._seed = num_images, seed
@@ -277,14 +265,11 @@ class PairSampler:
     """
 
     def __init__(self, pairs: Any, batch_size: int, seed: int = 0, shuffle: bool = True):
-        check_positive("batch_size", batch_size)
+        check_positive(batch_size=batch_size)
         self._pairs = np.asarray(pairs, np.int64)
         count, width = self._pairs.shape
-        kind = "triplets" if width == 3 else "pairs"
         if batch_size % width or batch_size // width > count:
-            raise UserError(
-                f"`batch_size={batch_size}` must be a multiple of {width}, up to {count * width} for {count} {kind}"
-            )
+            raise UserError(f"`batch_size={batch_size}` must be a multiple of {width}, up to {count * width}")
         self._order, self._shuffle = ShuffleSampler(count, batch_size // width, seed), shuffle
         self.batch_size, self.steps_per_epoch = batch_size, self._order.steps_per_epoch
 
@@ -334,22 +319,18 @@ class ClassBalancedSampler:
         seed: int = 0,
         short_classes: str = "repeat",
     ):
-        check_positive("classes_per_batch", classes_per_batch)
-        check_positive("images_per_class", images_per_class)
-        check_seed(seed)
-        check_choice("short_classes", short_classes, SHORT_CLASSES)
+        check_positive(classes_per_batch=classes_per_batch, images_per_class=images_per_class)
+        check_not_negative(seed=seed)
+        check_choice("`short_classes`", short_classes, SHORT_CLASSES)
         self._classes = ClassIndex.of(labels)
-        available = len(self._classes)
         if short_classes == "drop":
             self._classes = self._classes.select(self._classes.counts >= images_per_class)
         if classes_per_batch > len(self._classes):
-            short = f" with at least `images_per_class={images_per_class}` images" if short_classes == "drop" else ""
-            dropped = len(self._classes) < available
-            raise UserError(
-                f"`classes_per_batch={classes_per_batch}`, but the data has {len(self._classes)} classes{short}"
-                f"{f' (of {available})' if dropped else ''}; lower `classes_per_batch`"
-                + (", lower `images_per_class` or use `short_classes='repeat'`" if dropped else "")
-            )
+            found, advice = f"the data has {len(self._classes)} classes", "lower `classes_per_batch`"
+            if short_classes == "drop":
+                found += f" with at least `images_per_class={images_per_class}` images"
+                advice += ", lower `images_per_class` or use `short_classes='repeat'`"
+            raise UserError(f"`classes_per_batch={classes_per_batch}`, but {found}; {advice}")
         self._classes_per_batch, self._images_per_class, self._seed = classes_per_batch, images_per_class, seed
         self.batch_size = classes_per_batch * images_per_class
         self.steps_per_epoch = max(1, self._classes.num_images // self.batch_size)
@@ -413,7 +394,7 @@ class NeighborSampler(ClassBalancedSampler):
         anchor_classes: int = 4,
     ):
         super().__init__(labels, classes_per_batch, images_per_class, seed, short_classes)
-        check_positive("anchor_classes", anchor_classes)
+        check_positive(anchor_classes=anchor_classes)
         if anchor_classes > classes_per_batch:
             raise UserError(f"`anchor_classes={anchor_classes}` is above `classes_per_batch={classes_per_batch}`")
         counts = np.unique(labels, return_counts=True)[1]
@@ -505,18 +486,15 @@ class HierarchicalSampler:
         weights: str = "proportional",
         short_classes: str = "repeat",
     ):
-        check_positive("classes_per_batch", classes_per_batch)
-        check_positive("images_per_class", images_per_class)
-        check_positive("super_classes_per_batch", super_classes_per_batch)
-        check_seed(seed)
-        check_choice("weights", weights, WEIGHTS)
-        check_choice("short_classes", short_classes, SHORT_CLASSES)
+        check_positive(classes_per_batch=classes_per_batch, images_per_class=images_per_class)
+        check_positive(super_classes_per_batch=super_classes_per_batch)
+        check_not_negative(seed=seed)
+        check_choice("`weights`", weights, WEIGHTS)
+        check_choice("`short_classes`", short_classes, SHORT_CLASSES)
         self._group, remainder = divmod(classes_per_batch, super_classes_per_batch)
         if remainder:
-            raise UserError(
-                f"`classes_per_batch={classes_per_batch}` is no multiple of "
-                f"`super_classes_per_batch={super_classes_per_batch}`: each super-class gives as many classes"
-            )
+            divisor = f"`super_classes_per_batch={super_classes_per_batch}`"
+            raise UserError(f"`classes_per_batch={classes_per_batch}` is no multiple of {divisor}")
         self._classes = ClassIndex.of(labels)
         kinds = _kind_of_classes(self._classes, labels, super_labels)
         if short_classes == "drop":
@@ -524,11 +502,9 @@ class HierarchicalSampler:
             self._classes, kinds = self._classes.select(keep), kinds[keep]
         self._by_kind, self._starts, self._counts = _members(kinds, self._group)
         if len(self._counts) < super_classes_per_batch:
-            raise UserError(
-                f"`super_classes_per_batch={super_classes_per_batch}`, but the data has {len(self._counts)} "
-                f"super-classes with at least {self._group} classes (of {len(np.unique(kinds))}); lower "
-                "`super_classes_per_batch` or `classes_per_batch`"
-            )
+            found = f"{len(self._counts)} super-classes with at least {self._group} classes"
+            advice = "lower `super_classes_per_batch` or `classes_per_batch`"
+            raise UserError(f"`super_classes_per_batch={super_classes_per_batch}`, but the data has {found}; {advice}")
         self._images_per_class, self._seed, self._rows = images_per_class, seed, super_classes_per_batch
         turns = self._counts // self._group if weights == "proportional" else np.ones_like(self._counts)
         self._columns = _longest_pass(turns, super_classes_per_batch)
@@ -573,26 +549,22 @@ def _kind_of_classes(classes: ClassIndex, labels: np.ndarray, super_labels: np.n
     """Return the super-class id of each class, (C,)."""
     super_labels = np.asarray(super_labels)
     if super_labels.shape != np.shape(labels) or not np.issubdtype(super_labels.dtype, np.integer):
-        raise UserError(
-            f"super_labels must be {np.shape(labels)} integers as the labels are, not {super_labels.dtype} of shape "
-            f"{super_labels.shape}"
-        )
+        kind = f"{super_labels.dtype} of shape {super_labels.shape}"
+        raise UserError(f"super_labels must be {np.shape(labels)} integers as the labels are, not {kind}")
     grouped = super_labels[classes.order]
     lowest, highest = (function.reduceat(grouped, classes.starts) for function in (np.minimum, np.maximum))
     split = np.flatnonzero(lowest != highest)
     if len(split):
         label = np.asarray(labels)[classes.order[classes.starts[split[0]]]]
-        raise UserError(
-            f"{len(split)} classes lie in more than one super-class: class {label} in {lowest[split[0]]} and "
-            f"{highest[split[0]]}; correct the super-classes, or use class_balanced sampling"
-        )
+        found = f"class {label} in {lowest[split[0]]} and {highest[split[0]]}"
+        raise UserError(f"{len(split)} classes lie in more than one super-class: {found}; correct the super-classes")
     return lowest
 
 
 def _members(kinds: np.ndarray, at_least: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Group the classes by super-class: where each super-class that has enough begins, and how many it has."""
     _, kinds = np.unique(kinds, return_inverse=True)
-    counts = np.bincount(kinds) if len(kinds) else np.zeros(0, np.int64)
+    counts = np.bincount(kinds)
     short = counts < at_least
     if short.any():
         kinds = np.where(short[kinds], len(counts), kinds)
@@ -601,13 +573,8 @@ def _members(kinds: np.ndarray, at_least: int) -> tuple[np.ndarray, np.ndarray, 
     keep = counts >= at_least
     never = int(counts[~keep].sum())
     if never:
-        logging.warning(
-            "%d of %d classes are never sampled: their super-classes have fewer than the %d classes that "
-            "`classes_per_batch` and `super_classes_per_batch` ask of each",
-            never,
-            len(kinds),
-            at_least,
-        )
+        text = "%d of %d classes are never sampled: their super-classes have fewer than %d classes"
+        logging.warning(text, never, len(kinds), at_least)
     # Grouped again without those that are never sampled.
     order = order[np.repeat(keep, counts)]
     counts = counts[keep]
@@ -616,14 +583,8 @@ def _members(kinds: np.ndarray, at_least: int) -> tuple[np.ndarray, np.ndarray, 
 
 def _longest_pass(turns: np.ndarray, rows: int) -> int:
     """Return the largest L with sum of min(turns, L) >= rows * L: how many batches can have distinct super-classes."""
-    low, high = 1, int(turns.sum()) // rows
-    while low < high:
-        middle = (low + high + 1) // 2
-        if int(np.minimum(turns, middle).sum()) >= rows * middle:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    lengths = range(2, int(turns.sum()) // rows + 1)
+    return 1 + bisect.bisect_left(lengths, True, key=lambda length: np.minimum(turns, length).sum() < rows * length)
 
 
 class WholeClassSampler:
@@ -663,21 +624,16 @@ class WholeClassSampler:
     """
 
     def __init__(self, labels: np.ndarray, batch_size: int, seed: int = 0):
-        check_positive("batch_size", batch_size)
-        check_seed(seed)
+        check_positive(batch_size=batch_size)
+        check_not_negative(seed=seed)
         self._classes = ClassIndex.of(labels)
         num_images = self._classes.num_images
         if batch_size > num_images:
             raise UserError(f"`batch_size={batch_size}`, but the data has {num_images} images; lower `batch_size`")
         large = int((self._classes.counts >= batch_size).sum())
         if large:
-            logging.warning(
-                "%d of %d classes have `batch_size=%d` images or more: a batch that begins with one has no other class "
-                "and no negative pair; raise `batch_size`, or use class_balanced sampling",
-                large,
-                len(self._classes),
-                batch_size,
-            )
+            text = "%d of %d classes have `batch_size=%d` images or more: a batch that begins with one has no negatives"
+            logging.warning(text, large, len(self._classes), batch_size)
         self._seed = seed
         self.batch_size = batch_size
         self.steps_per_epoch = self._sure_batches()
@@ -769,10 +725,8 @@ def check_divides(batch_size: int, count: int, what: str) -> None:
         UserError: The remainder is not 0.
     """
     if batch_size % count:
-        raise UserError(
-            f"a batch of {batch_size} images cannot be shared out evenly over {count} {what}: make `batch_size` (or "
-            f"`classes_per_batch` times `images_per_class`) a multiple of {count}"
-        )
+        advice = f"make `batch_size` (or `classes_per_batch` times `images_per_class`) a multiple of {count}"
+        raise UserError(f"a batch of {batch_size} images cannot be shared out evenly over {count} {what}: {advice}")
 
 
 class ArrayBatches(keras.utils.PyDataset):

@@ -16,15 +16,17 @@ import tensorflow as tf
 
 from tfdml.data.decoding import cut, whole
 from tfdml.data.policies import Policy
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_choice
 
 Edge: TypeAlias = "int | tf.Tensor"
+Size: TypeAlias = "tuple[Edge, Edge]"  # height and width
+Window: TypeAlias = "tuple[Edge, ...]"  # top, left, height and width
 Color: TypeAlias = "tuple[int, int, int]"
 MODES = ("pad", "shorter", "squash")
 BLACK = (0, 0, 0)
 
 
-def resize(images: tf.Tensor, size: tuple[Edge, Edge]) -> tf.Tensor:
+def resize(images: tf.Tensor, size: Size) -> tf.Tensor:
     """Images resized to `size`, rounded to uint8; returned as they are where the size is right already.
 
     Args:
@@ -71,7 +73,7 @@ def resize_crop(crop: tf.Tensor, side: int) -> tf.Tensor:
     return _static(tf.cond(tf.reduce_all(tf.shape(crop)[:2] <= side), enlarged, shrunk), (side, side))
 
 
-def target_size(size: tuple[Edge, Edge], side: int, mode: str) -> tuple[Edge, Edge]:
+def target_size(size: Size, side: int, mode: str) -> Size:
     """Height and width to which an image of `size` is resized.
 
     Args:
@@ -140,7 +142,7 @@ def pad_to_square(images: tf.Tensor, side: int, color: Color = BLACK) -> tf.Tens
     return _static(padded, (side, side))
 
 
-def source_window(size: tuple[tf.Tensor, tf.Tensor], target: tuple[Edge, Edge], window: tuple[Edge, ...]) -> tf.Tensor:
+def source_window(size: tuple[tf.Tensor, tf.Tensor], target: Size, window: Window) -> tf.Tensor:
     """Return the part of an image that a window of its resized version is computed from.
 
     It begins at the image's first row: rows above the window are cheaper decoded than passed over.
@@ -164,13 +166,7 @@ def source_window(size: tuple[tf.Tensor, tf.Tensor], target: tuple[Edge, Edge], 
     return tf.cast(tf.stack([tf.zeros_like(first), first, bottom, right - first]), tf.int32)
 
 
-def resize_window(
-    part: tf.Tensor,
-    origin: tuple[Edge, Edge],
-    size: tuple[Edge, Edge],
-    target: tuple[Edge, Edge],
-    window: tuple[Edge, ...],
-) -> tf.Tensor:
+def resize_window(part: tf.Tensor, origin: Size, size: Size, target: Size, window: Window) -> tf.Tensor:
     """Return a window of a resized image from the part of the image that it needs, bit-equal to resizing the whole.
 
     Args:
@@ -192,13 +188,7 @@ def resize_window(
     )
 
 
-def _resampled(
-    images: tf.Tensor,
-    size: tuple[Edge, Edge],
-    origin: tuple[Edge, Edge],
-    window: tuple[Edge, ...],
-    target: tuple[Edge, Edge],
-) -> tf.Tensor:
+def _resampled(images: tf.Tensor, size: Size, origin: Size, window: Window, target: Size) -> tf.Tensor:
     """Return the window of the images resized from `size` to `target`, of which the images are the part at `origin`."""
     top, left, height, width = window
     batch = tf.shape(images)[:-3]
@@ -243,14 +233,14 @@ def _from(rows: tf.Tensor, start: Edge) -> tf.Tensor:
     return rows if isinstance(start, int) and start == 0 else rows[:, start:]
 
 
-def _edges(images: tf.Tensor) -> tuple[Edge, Edge]:
+def _edges(images: tf.Tensor) -> Size:
     """Height and width, as numbers where they are known."""
     shape = tf.shape(images)
     rank = images.shape.rank
     return tuple(shape[axis] if images.shape[axis] is None else images.shape[axis] for axis in (rank - 3, rank - 2))
 
 
-def _static(images: tf.Tensor, size: tuple[Edge, Edge]) -> tf.Tensor:
+def _static(images: tf.Tensor, size: Size) -> tf.Tensor:
     """Return the same images, with what is known of their size."""
     known = [edge if isinstance(edge, int) else None for edge in size]
     return tf.ensure_shape(images, (*images.shape[:-3], *known, 3))
@@ -319,8 +309,7 @@ class EvaluationTransform:
         """
         if self.resize_mode == "pad":
             return whole(size)
-        target, top_left = self._geometry(size)
-        return source_window(tf.unstack(size), target, (*top_left, self.image_size, self.image_size))
+        return source_window(tf.unstack(size), *self._geometry(size))
 
     def finish(self, part: tf.Tensor, window: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
         """Return the view, from the part of an image that `window` named; bit by bit that of the whole image.
@@ -335,9 +324,7 @@ class EvaluationTransform:
         """
         if self.resize_mode == "pad":
             return self(part)
-        target, top_left = self._geometry(size)
-        origin, size = tf.unstack(window[:2]), tf.unstack(size)
-        view = resize_window(part, origin, size, target, (*top_left, self.image_size, self.image_size))
+        view = resize_window(part, tf.unstack(window[:2]), tf.unstack(size), *self._geometry(size))
         return tf.ensure_shape(view, (self.image_size, self.image_size, 3))
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
@@ -364,10 +351,10 @@ class EvaluationTransform:
         config = {**dataclasses.asdict(self), "pad_color": list(self.pad_color)}
         return config if self.pad_color != BLACK else {key: config[key] for key in config if key != "pad_color"}
 
-    def _geometry(self, size: tf.Tensor) -> tuple[tuple, list]:
+    def _geometry(self, size: tf.Tensor) -> tuple[tuple, tuple]:
         """Return the size to which an image is resized, and the top and left edge of the crop."""
         target = target_size(tf.unstack(size), self.resize, self.resize_mode)
-        return target, self.place(target)
+        return target, (*self.place(target), self.image_size, self.image_size)
 
 
 def as_color(value: Any) -> Color:
@@ -395,8 +382,7 @@ def as_color(value: Any) -> Color:
 
 def check_sizes(resize: int, image_size: int, resize_mode: str) -> None:
     """Raise an error where no view could be taken."""
-    if resize_mode not in MODES:
-        raise UserError(f"resize_mode must be one of {', '.join(MODES)}, not {resize_mode!r}")
+    check_choice("`resize_mode`", resize_mode, MODES)
     if not 1 <= image_size <= resize:
         raise UserError(f"image_size must be from 1 px to resize, but is {image_size}, and resize is {resize}")
 
@@ -459,18 +445,14 @@ class TrainTransform:
 
     def __post_init__(self):
         object.__setattr__(self, "pad_color", as_color(self.pad_color))
-        for name in ("scale", "ratio", "resolutions"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if self.augmentation not in KINDS:
-            raise UserError(f"augmentation must be one of {', '.join(KINDS)}, not {self.augmentation!r}")
+        check_choice("`augmentation`", self.augmentation, KINDS)
         # A crop that varies in size never passes through `resize`.
         check_sizes(self.image_size if self.varies_size else self.resize, self.image_size, self.resize_mode)
-        if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise UserError(f"scale must be (low, high) with 0 < low <= high <= 1, not {self.scale}")
-        for name in ("ratio", "resolutions"):
-            bounds = getattr(self, name)
-            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
-                raise UserError(f"{name} must be (low, high) with 0 < low <= high, not {bounds}")
+        for name, most in (("scale", 1), ("ratio", math.inf), ("resolutions", math.inf)):
+            bounds = tuple(getattr(self, name))
+            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= most:
+                raise UserError(f"{name} must be (low, high) with 0 < low <= high <= {most}, not {bounds}")
+            object.__setattr__(self, name, bounds)
 
     @property
     def varies_size(self) -> bool:
@@ -574,8 +556,7 @@ class TrainTransform:
             return random_part(size, draws[1:], self.scale, self.ratio)
         if self.resize_mode == "pad" and self.augmentation != "multi_resolution":
             return whole(size)
-        target, window = self._geometry(size, draws)
-        return source_window(tf.unstack(size), target, window)
+        return source_window(tf.unstack(size), *self._geometry(size, draws))
 
     def finish(self, part: tf.Tensor, window: tf.Tensor, size: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
         """Return the view, from the part of an image that `window` named; bit by bit that of the whole image.
@@ -593,8 +574,7 @@ class TrainTransform:
             return self._flip_and_augment(resize_crop(part, self.image_size), draws)
         if self.resize_mode == "pad" and self.augmentation != "multi_resolution":
             return self.vary(self.prepare(part), draws)
-        target, wanted = self._geometry(size, draws)
-        view = resize_window(part, tf.unstack(window[:2]), tf.unstack(size), target, wanted)
+        view = resize_window(part, tf.unstack(window[:2]), tf.unstack(size), *self._geometry(size, draws))
         if self.augmentation == "multi_resolution":
             view = pad_to_square(view, self.image_size, self.pad_color)
         return self._flip_and_augment(view, draws)

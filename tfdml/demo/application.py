@@ -9,7 +9,6 @@ import functools
 import hmac
 import os
 import re
-import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -38,6 +36,7 @@ from tfdml.embeddings.base import EmbeddingBackend
 from tfdml.errors import UserError, short_message, user_errors
 from tfdml.evaluation import Calibration
 from tfdml.explain import draw
+from tfdml.io.http import address_of, listen, read_body, serving
 from tfdml.io.manifests import parse_json
 from tfdml.retrieval.exact import check_embeddings
 
@@ -259,11 +258,11 @@ def application(demo: Demo, host: str = "127.0.0.1", token: str = "") -> Starlet
         return JSONResponse({"total": len(matching), "images": images})
 
     async def embed(request: Request) -> Response:
-        data = _checked(await _body(request, MOST_BYTES))
+        data = _checked(await read_body(request, MOST_BYTES))
         return JSONResponse({"vector": np.asarray(await model.run(demo.embed, data)).tolist()})
 
     async def search(request: Request) -> Response:
-        asked = parse_json(await _body(request, MOST_JSON_BYTES), "the request")
+        asked = parse_json(await read_body(request, MOST_JSON_BYTES), "the request")
         return JSONResponse({"neighbors": await model.run(demo.neighbors, asked)})
 
     async def picture(request: Request) -> Response:
@@ -291,7 +290,7 @@ def application(demo: Demo, host: str = "127.0.0.1", token: str = "") -> Starlet
         """Return heat maps of the image `row`, and of the image `query` or of the one that is sent."""
         asked = request.query_params
         row = _integer(asked.get("row", ""))
-        query = _integer(asked["query"]) if "query" in asked else _checked(await _body(request, MOST_BYTES))
+        query = _integer(asked["query"]) if "query" in asked else _checked(await read_body(request, MOST_BYTES))
         return Response(await model.run(demo.why, query, row), media_type="image/jpeg")
 
     api = [
@@ -333,17 +332,6 @@ def _checked(data: bytes) -> bytes:
     return data
 
 
-async def _body(request: Request, most: int) -> bytes:
-    """Return the body of a request, of which no more is read than is allowed."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise HTTPException(413, f"at most {most / 2**20:g} MB are taken")
-        parts.append(part)
-    return b"".join(parts)
-
-
 def _refusal(request: Request, names: set[str], token: str) -> Response | None:
     """Return the answer to a request by another name, from another page or without the token; None for all others.
 
@@ -375,19 +363,6 @@ def _refusal(request: Request, names: set[str], token: str) -> Response | None:
     return None
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        UserError: The address cannot be bound, or the port is taken.
-    """
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        reason = f"cannot be opened: {error.strerror}; name another, or 0 for any"
-        raise UserError(f"`port={port}` of {host} {reason}") from error
-
-
 def serve(demo: Demo, host: str, port: int, token: str) -> None:
     """Print the address of the page, and answer requests until the process is interrupted.
 
@@ -398,28 +373,18 @@ def serve(demo: Demo, host: str, port: int, token: str) -> None:
         token: As `application`.
 
     Raises:
-        UserError: As `listen`.
+        UserError: As `tfdml.io.http.listen`.
     """
-    opened = listen(host, port)
-    shown = "127.0.0.1" if host in _ANY else f"[{host}]" if ":" in host else host
     app = application(demo, host, token)
-    config = uvicorn.Config(app, log_level="error", server_header=False, limit_concurrency=_CONNECTIONS)
-    server = uvicorn.Server(config)
-    # In a thread, so that signals end the main thread as in every other command.
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
-    thread.start()
 
     def compute_map() -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own: those that answer come first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         demo.compute_map()
 
-    if demo.cache:
-        threading.Thread(target=compute_map, daemon=True).start()
-    try:
-        address = f"http://{shown}:{opened.getsockname()[1]}/" + (f"?token={token}" if token else "")
+    with listen(host, port) as opened, serving(app, opened, limit_concurrency=_CONNECTIONS) as thread:
+        if demo.cache:
+            threading.Thread(target=compute_map, daemon=True).start()
+        address = address_of(opened, "127.0.0.1" if host in _ANY else host) + (f"/?token={token}" if token else "/")
         print(f"{demo.gallery.count:,} images at {address} (Ctrl-C ends the demo)", flush=True)
         thread.join()
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join(5)

@@ -23,7 +23,7 @@ from tfdml.io.files import atomic_write, is_remote
 from tfdml.io.folders import MANIFEST
 from tfdml.report.embedding_map import lay_out
 from tfdml.retrieval.database import GalleryDatabase
-from tfdml.retrieval.exact import check_embeddings, nearest_neighbours
+from tfdml.retrieval.exact import check_embeddings, nearest_neighbours, row_blocks
 
 # Rows of a database that are held here, to be looked at and drawn; all of it is searched.
 MOST_ROWS = 100_000
@@ -217,8 +217,7 @@ class DatabaseGallery(Gallery):
 
     def search(self, query: np.ndarray, k: int, where: _Values | None = None, without: Iterable[int] = ()) -> _Found:
         """See `Gallery.search`."""
-        assert self.database.about is not None
-        kinds, left_out, filters = self.database.about.attributes, set(without), dict(where or {})
+        kinds, left_out, filters = self.database.existing().attributes, set(without), dict(where or {})
         try:
             typed = {name: int(text) if kinds.get(name) == "integer" else text for name, text in filters.items()}
         except ValueError:
@@ -347,8 +346,7 @@ def map_of(gallery: Gallery, cache: str | os.PathLike, seed: int = 0) -> np.ndar
     places = np.zeros((len(vectors), 2), np.float32)
     # The order by inner products is none of distances.
     distance = "cosine" if gallery.distance == "dot" else gallery.distance
-    for first in range(0, len(vectors), _MAP_ROWS):
-        rows = slice(first, first + _MAP_ROWS)
+    for rows in row_blocks(len(vectors), _MAP_ROWS):
         near, far = nearest_neighbours(vectors[rows], vectors[sample], k=_NEAREST_SAMPLED, distance=distance)
         weights = 1 / (far + 1e-6 * (1 + far.mean()))
         places[rows] = np.einsum("nm,nmc->nc", weights / weights.sum(axis=1, keepdims=True), laid_out[near])

@@ -21,12 +21,11 @@ from tfdml.embeddings.base import (
     ImageRefused,
     TruncatedBackend,
     checked_vectors,
-    checksum_of,
 )
 from tfdml.embeddings.compute import embed_batches
 from tfdml.embeddings.endpoints import Endpoint
 from tfdml.embeddings.model_card import CARD, card_of, compare_with_card, served_version, view_of, view_of_card
-from tfdml.errors import UserError, short_message, user_errors
+from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.io.copies import in_store, local_copy
 from tfdml.io.files import is_remote
 from tfdml.models import AnyEmbedder
@@ -85,10 +84,6 @@ class KerasEmbedder(ViewBackend):
         self.view = view_of(self.embedder)
         self.dimension = self.view.get("dimension", 0)
 
-    def checksum(self) -> str:
-        """Of the .keras file."""
-        return checksum_of(self.path)
-
     def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
         return embed_batches(self.embedder, batches, batch_size=batch_size)
 
@@ -118,12 +113,11 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
         ask = f"name the run of one seed, such as {of_seeds[0].parent}" if of_seeds else "has the run finished?"
         raise UserError(f"there is no embedder at {path}; {ask}")
     compare_with_card(path)
-    try:
+    # Unknown layers, and whatever else Keras raises on a foreign file.
+    with user_errors(Exception, f"{path} cannot be loaded: {REASON}", named=True):
         _check_archive(path)
         # Code in the file, such as that of a Lambda layer, is refused; `safe_mode` is Keras's default.
         embedder = keras.saving.load_model(path, compile=False, safe_mode=True)
-    except Exception as error:  # unknown layers, and whatever else Keras raises on a foreign file
-        raise UserError(f"{path} cannot be loaded: {short_message(error, named=True)}") from error
     if not isinstance(embedder, AnyEmbedder):
         raise UserError(f"{path} holds a {type(embedder).__name__}, not an Embedder")
     return embedder
@@ -146,21 +140,16 @@ class SavedModelEmbedder(EncodedImagesBackend):
         self.address = str(path)
         self.view = view_of_card(card_of(self.path))
         compare_with_card(self.path)
-        try:
+        # Whatever TensorFlow raises on a damaged graph.
+        with user_errors(Exception, f"`model={path}` cannot be loaded as SavedModel: {REASON}", keep="last"):
             # Kept, because what the signature refers to lives only as long as this.
             self.loaded = tf.saved_model.load(str(path))
-        except Exception as error:  # whatever TensorFlow raises on a damaged graph
-            raise UserError(f"`model={path}` cannot be loaded as SavedModel: {short_message(error, 'last')}") from error
         if "serving_default" not in self.loaded.signatures:
             raise UserError(f"`model={path}`: the SavedModel has no signature serving_default")
         self.serve = self.loaded.signatures["serving_default"]
         inputs, outputs = self.serve.structured_input_signature[1], self.serve.structured_outputs
         if list(inputs) != ["image_bytes"] or "embedding" not in outputs:
             raise UserError(f"`model={path}`: serving_default takes {', '.join(inputs)} and gives {', '.join(outputs)}")
-
-    def checksum(self) -> str:
-        """Of all files of the version."""
-        return checksum_of(self.path)
 
     def request(self, encoded_images: list[bytes]) -> np.ndarray:
         """See `EncodedImagesBackend.request`."""
@@ -214,10 +203,6 @@ class ViewFileEmbedder(ViewBackend):
     def _run(self, images: np.ndarray) -> np.ndarray:
         """Return the vectors of (B, S, S, 3) uint8 images, as many as the file takes at once."""
 
-    def checksum(self) -> str:
-        """Of the file."""
-        return checksum_of(self.path)
-
     def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
         for batch in batches:
             images = np.asarray(batch[0] if isinstance(batch, tuple) else batch)
@@ -225,9 +210,6 @@ class ViewFileEmbedder(ViewBackend):
             filled = np.concatenate([images, np.repeat(images[-1:], -len(images) % rows, axis=0)])
             parts = [self._run(filled[first : first + rows]) for first in range(0, len(filled), rows)]
             yield checked_vectors(np.concatenate(parts)[: len(images)], len(images), self.address)
-
-    def _damaged(self, what: str, error: Exception) -> UserError:
-        return UserError(f"`model={self.path}` cannot be loaded as {what}: {short_message(error, 'last')}")
 
     def _wrong_types(self) -> UserError:
         return UserError(f"`model={self.path}`: it must take uint8 images and give one float32 output, the embedding")
@@ -246,11 +228,10 @@ class LiteRTEmbedder(ViewFileEmbedder):
 
     def _open(self, threads: int) -> list[int]:
         interpreter = litert_interpreter()
-        try:
+        damaged = f"`model={self.path}` cannot be loaded as a .tflite file: {REASON}"
+        with user_errors((ValueError, RuntimeError), damaged, keep="last"):
             self._interpreter = interpreter(model_path=str(self.path), num_threads=threads)
             self._interpreter.allocate_tensors()
-        except (ValueError, RuntimeError) as error:
-            raise self._damaged("a .tflite file", error) from error
         inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
         self._input, self._output = inputs[0], _embedding(outputs)
         if self._input["dtype"] != np.uint8 or self._output is None or self._output["dtype"] != np.float32:
@@ -300,10 +281,9 @@ class OnnxEmbedder(ViewFileEmbedder):
             import onnxruntime
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        try:
+        # Its own kinds of errors derive from nothing narrower.
+        with user_errors(Exception, f"`model={self.path}` cannot be loaded as an .onnx file: {REASON}", keep="last"):
             self._session = onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its own kinds derive from nothing narrower
-            raise self._damaged("an .onnx file", error) from error
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if len(outputs) > 1:
             outputs = [output for output in outputs if "embedding" in output.name]

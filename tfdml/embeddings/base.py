@@ -26,20 +26,22 @@ class EmbeddingBackend(abc.ABC):
     """A model, wherever it is, that embeds a data set batch by batch.
 
     Attributes:
+        path: Its file or folder, where it has one.
         kind: What it is: `"keras"`, `"saved_model"`, `"litert"`, `"onnx"` or `"rest"`.
         address: Its path or URL.
         view: The configuration of the `EvaluationTransform` in which it sees images; None where only the model knows.
         dimension: D of a head, which embeds stored vectors (B, D) in the place of images; 0 for images.
     """
 
+    path: Path
     kind: str
     address: str
     view: dict[str, Any] | None = None
     dimension: int = 0
 
-    @abc.abstractmethod
     def checksum(self) -> str:
         """Return what identifies this model: `"sha256:..."` of its files, or the version that an endpoint serves."""
+        return checksum_of(self.path)
 
     @abc.abstractmethod
     def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
@@ -74,10 +76,8 @@ class EmbeddingBackend(abc.ABC):
         given = dataset.images.lookup().dimension
         if given != self.dimension:
             takes, found = (f"vectors of {size} dimensions" if size else "images" for size in (self.dimension, given))
-            raise UserError(
-                f"{self.address} embeds {takes}, but {dataset.name} holds {found}; a head takes `features`, and behind "
-                "its embedder (`stack`) images"
-            )
+            advice = "a head takes `features`, and behind its embedder (`stack`) images"
+            raise UserError(f"{self.address} embeds {takes}, but {dataset.name} holds {found}; {advice}")
 
     def embed(self, dataset: ImageDataset, batch_size: int) -> np.ndarray:
         """(N, d) float32, in the data set's order."""
@@ -354,11 +354,9 @@ def embed_views(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: in
     transform = getattr(backend, "transform", None)
     if not isinstance(transform, EvaluationTransform) or backend.dimension:
         raise UserError(f"{backend.address} has one view: name a run on images, or its .keras, .tflite or .onnx file")
-    total: np.ndarray | None = None
+    total: Any = np.float32(0)
     for view in views.of(transform):
         other = copy.copy(backend)
         other.transform = view  # type: ignore[attr-defined]
-        vectors = other.embed(dataset, batch_size)
-        total = vectors if total is None else total + vectors
-    assert total is not None
+        total = total + other.embed(dataset, batch_size)
     return total / np.maximum(np.linalg.norm(total, axis=1, keepdims=True), np.finfo(np.float32).tiny)

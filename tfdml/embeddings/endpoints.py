@@ -5,17 +5,15 @@ import http.client
 import json
 import re
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from absl import logging
 
 from tfdml.embeddings.base import EncodedImagesBackend, ImageRefused
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.io.manifests import parse_json
 
-_Answer = TypeVar("_Answer")
 _ADDRESS = re.compile(
     r"(?P<scheme>https?)://(?P<server>(?:\[[^\]/]+\]|[^:\[\]/]+):\d+)(?P<path>/v1/models/(?P<model>[\w.-]+))"
     r"(?:/versions/(?P<version>\d+))?(?::predict|/)?",
@@ -65,65 +63,52 @@ class Endpoint(EncodedImagesBackend):
         self._server, self._model, self._path = match["server"], match["model"], match["path"]
         connection = http.client.HTTPSConnection if match["scheme"] == "https" else http.client.HTTPConnection
         self._connection = connection(self._server, timeout=timeout)
-        versions = self._with_retries(self._versions)
+        versions = self._versions()
         if not versions:
             raise UserError(f"{address}: no version of the model is ready to serve")
         self.version = int(match["version"] or max(versions))
         if self.version not in versions:
-            raise UserError(
-                f"{self._server} does not serve version {self.version} of {self._model}; it serves {sorted(versions)}"
-            )
+            wanted = f"version {self.version} of {self._model}"
+            raise UserError(f"{self._server} does not serve {wanted}; it serves {sorted(versions)}")
 
     def checksum(self) -> str:
         """Name and version, all that a server states of a model."""
         return f"{self._model} version {self.version} at {self._server}"
 
-    def request(self, encoded_images: list[bytes]) -> np.ndarray:
-        """See `EncodedImagesBackend.request`."""
-        return self._with_retries(lambda: self._predict(encoded_images))
-
-    def _with_retries(self, call: Callable[[], _Answer]) -> _Answer:
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return call()
-            except Unavailable as error:
-                if attempt == _ATTEMPTS:
-                    raise UserError(
-                        f"{self.address} cannot be reached, in {_ATTEMPTS} attempts: {error}; is the server up, and is "
-                        "this its REST port?"
-                    ) from error
-                pause = self._pause * 2 ** (attempt - 1)
-                logging.warning("%s: %s; trying again in %.1f s", self.address, error, pause)
-                time.sleep(pause)
-        raise AssertionError
-
     def _versions(self) -> list[int]:
         """Return the versions that are ready to serve."""
-        answer = self._answer("GET", self._path, None, 0)
-        try:
-            listed = answer.get("model_version_status", [])
+        listed = self._answer("GET", self._path, None, 0).get("model_version_status", [])
+        kinds = (AttributeError, KeyError, TypeError, ValueError)
+        with user_errors(kinds, f"{self.address} does not answer as TF Serving does: {REASON}", named=True):
             return [int(status["version"]) for status in listed if status.get("state") == "AVAILABLE"]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{self.address} does not answer as TF Serving does: {error!r}") from error
 
-    def _predict(self, encoded_images: list[bytes]) -> np.ndarray:
-        """One request; raises `Unavailable`, `ImageRefused` or a `UserError`."""
+    def request(self, encoded_images: list[bytes]) -> np.ndarray:
+        """See `EncodedImagesBackend.request`."""
         instances = [{"image_bytes": {"b64": base64.b64encode(image).decode("ascii")}} for image in encoded_images]
         body = json.dumps({"signature_name": "serving_default", "instances": instances}).encode("ascii")
         path = f"{self._path}/versions/{self.version}:predict"
         rows = self._answer("POST", path, body, len(encoded_images)).get("predictions", [])
-        try:
+        kinds = (KeyError, OverflowError, TypeError, ValueError)
+        with user_errors(kinds, f"{self.address} does not give one vector per image: {REASON}"):
             if rows and isinstance(rows[0], dict):  # of several outputs
                 if "embedding" not in rows[0]:
                     raise UserError(f"{self.address} gives no output embedding, only {', '.join(rows[0])}")
                 rows = [row["embedding"] for row in rows]
             return np.array(rows, np.float32)
-        except UserError:
-            raise
-        except (KeyError, OverflowError, TypeError, ValueError) as error:
-            raise UserError(f"{self.address} does not give one vector per image: {error}") from error
 
-    def _answer(self, method: str, path: str, body: bytes | None, images: int) -> dict[str, Any]:
+    def _answer(self, *request: Any) -> dict[str, Any]:
+        """Return the answer to a request, which is sent again while the server is away; see `_answer_once`."""
+        for pause in [self._pause * 2**attempt for attempt in range(_ATTEMPTS - 1)]:
+            try:
+                return self._answer_once(*request)
+            except Unavailable as error:
+                logging.warning("%s: %s; trying again in %.1f s", self.address, error, pause)
+                time.sleep(pause)
+        why = f"{REASON}; is the server up, and is this its REST port?"
+        with user_errors(Unavailable, f"{self.address} cannot be reached, in {_ATTEMPTS} attempts: {why}"):
+            return self._answer_once(*request)
+
+    def _answer_once(self, method: str, path: str, body: bytes | None, images: int) -> dict[str, Any]:
         try:
             self._connection.request(method, path, body, {"Content-Type": "application/json"})
             response = self._connection.getresponse()
@@ -150,10 +135,8 @@ class Endpoint(EncodedImagesBackend):
         if status == _BAD_IMAGE and images:
             return ImageRefused(reason)
         if status in _TOO_SLOW:
-            return UserError(
-                f"{self.address} gave no answer within {self.timeout:g} s to a request of {images} images; raise "
-                "`timeout` or lower `batch_size`"
-            )
+            asked = f"{self.timeout:g} s to a request of {images} images"
+            return UserError(f"{self.address} gave no answer within {asked}; raise `timeout` or lower `batch_size`")
         if status == _TOO_LARGE:
             return UserError(f"{self.address} refuses a request of {images} images ({reason}); lower `batch_size`")
         if status == _NOT_SERVED:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
-from tfdml.io.files import sha256_of
+from tfdml.io.files import entry_of
 from tfdml.io.manifests import Kinds, compare_files, fields, objects, read_json
 from tfdml.models import AnyEmbedder
 from tfdml.version import __version__, installed
@@ -58,10 +58,7 @@ def describe_files(version: Path, paths: Iterable[Path]) -> dict[str, Any]:
     Returns:
         `bytes`, the sum; `files`, by path, the bytes and `sha256` of each.
     """
-    files = {}
-    for path in sorted(paths):
-        name = path.relative_to(version).as_posix()
-        files[name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    files = {path.relative_to(version).as_posix(): entry_of(path) for path in sorted(paths)}
     return {"bytes": sum(entry["bytes"] for entry in files.values()), "files": files}
 
 

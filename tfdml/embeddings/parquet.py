@@ -93,13 +93,12 @@ def row_bytes(dimension: int, dtype: str) -> int:
     return dimension * (4 if dtype == "float32" else 1) + 32
 
 
-def write_file(path: str | os.PathLike | Any, table: Any, filesystem: Any = None) -> None:
+def write_file(path: str | os.PathLike | Any, table: Any) -> None:
     """Write a table of `table_of`; the same table gives the same bytes.
 
     Args:
         path: The file.
         table: The table.
-        filesystem: A `pyarrow.fs.FileSystem` in which `path` is; None for local files.
     """
     field = table.schema.field("embedding").type
     width = field.value_type.bit_width // 8 * field.list_size
@@ -113,7 +112,6 @@ def write_file(path: str | os.PathLike | Any, table: Any, filesystem: Any = None
         use_dictionary=["class", "role"],
         compression=compression,
         write_statistics=["id", "label"],
-        filesystem=filesystem,
     )
 
 
@@ -206,16 +204,13 @@ def _vectors(path: Path, batch: Any) -> np.ndarray:
     """(B, d) float32 of a batch."""
     column = batch.column("embedding")
     column = getattr(column, "storage", column)  # of an extension type, such as another library's tensors
-    if not (pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type)):
+    is_list = pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type)
+    if not is_list or not (pa.types.is_floating(column.type.value_type) or pa.types.is_integer(column.type.value_type)):
         raise UserError(f"{path}: embedding must be a list of numbers, not {column.type}")
-    values = column.flatten()
-    if column.null_count or values.null_count or len(values) % max(len(column), 1):
+    values, lengths = column.flatten(), column.value_lengths().unique()
+    if values.null_count or lengths.null_count or len(lengths) != 1:
         raise UserError(f"{path}: every row needs an embedding of as many numbers, without null")
-    if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
-        raise UserError(f"{path}: embedding must be a list of numbers, not {column.type}")
-    dimension = len(values) // len(column)
-    if pa.types.is_list(column.type) and (np.diff(column.offsets.to_numpy()) != dimension).any():
-        raise UserError(f"{path}: every row needs an embedding of as many numbers, without null")
+    dimension = lengths[0].as_py()
     if not dimension:
         raise UserError(f"{path}: embeddings of no dimension")
     vectors = values.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, dimension)

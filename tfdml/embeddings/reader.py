@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.copies import local_copy
 from tfdml.io.files import require_regular
 from tfdml.io.folders import MANIFEST, PROGRESS
@@ -317,24 +317,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if manifest.get("version") != VERSION:
         raise UserError(f"{folder} is of version {manifest.get('version')} of the format; this reads {VERSION}")
     fields(manifest, {"count": int, "dimension": int, "identity": dict, "files": dict}, str(path))
+    fields({"dataset": {}, "model": {}, **manifest}, {"dataset": dict, "model": dict}, str(path))
     for name in manifest["files"]:
         confined(folder, name, str(path))
-    if not isinstance(manifest.get("dataset", {}), dict) or not isinstance(manifest.get("model", {}), dict):
-        raise UserError(f"{path} is damaged: its keys dataset and model must be objects")
     return manifest
 
 
 def _load(path: Path) -> Any:
     """Return the array in an .npy file, memory-mapped, or those in an .npz file by name."""
-    try:
+    # Whatever NumPy raises on a damaged file.
+    with user_errors(Exception, f"{path} cannot be read as {path.suffix}: {REASON}"):
         require_regular(path)
         if path.suffix == ".npy":
             return np.lib.format.open_memmap(path, mode="r")
         with np.load(path) as archive:
             return {name: archive[name] for name in archive.files}
-    except Exception as error:  # whatever NumPy raises on a damaged file
-        reason = getattr(error, "strerror", None) or short_message(error)
-        raise UserError(f"{path} cannot be read as {path.suffix}: {reason}") from error
 
 
 def _read_archive(path: Path) -> StoredEmbeddings:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfdml.embeddings import parquet
 from tfdml.embeddings.reader import FORMAT, VERSION, ImageTable
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_choice, check_positive
 from tfdml.io.files import atomic_write, require_space, sha256_of
 from tfdml.io.folders import PROGRESS, ResumableFolder
 from tfdml.io.manifests import Kinds, fields, objects
@@ -140,10 +140,8 @@ class EmbeddingWriter:
         dtype: str = "float32",
         rows_per_file: int = ROWS_PER_FILE,
     ):
-        if dtype not in parquet.DTYPES:
-            raise UserError(f"`dtype={dtype}`: one of {', '.join(parquet.DTYPES)}")
-        if rows_per_file < 1:
-            raise UserError(f"`rows_per_file={rows_per_file}`: must be at least 1")
+        check_choice("`dtype`", dtype, parquet.DTYPES)
+        check_positive(rows_per_file=rows_per_file)
         parquet.require_utf8(images.names)
         parquet.require_utf8(images.class_names.values())
         self.identity = {**identity, "dtype": dtype, "rows_per_file": rows_per_file}
@@ -189,10 +187,8 @@ class EmbeddingWriter:
             raise UserError(f"there are more embeddings than the {self.count} images")
         bad = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
         if len(bad):
-            raise UserError(
-                f"the embedding of {self.images.names[self.rows + bad[0]]} holds NaN or infinite values, as do "
-                f"{len(bad) - 1} more of its batch; look for a diverged model or a corrupt image"
-            )
+            first, more = self.images.names[self.rows + bad[0]], f"as do {len(bad) - 1} more of its batch"
+            raise UserError(f"the embedding of {first} holds NaN or infinite values, {more}; has the model diverged?")
         if not self.rows:
             self._dimension = embeddings.shape[1]
             size = parquet.row_bytes(self._dimension, self.dtype) * self.count

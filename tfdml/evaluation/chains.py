@@ -16,7 +16,7 @@ from tfdml.evaluation import per_query
 from tfdml.evaluation.relevance import Relevance
 from tfdml.memory import require_memory
 from tfdml.retrieval import reranking
-from tfdml.retrieval.exact import nearest_neighbours
+from tfdml.retrieval.exact import nearest_neighbours, row_blocks
 
 if TYPE_CHECKING:
     from tfdml.embeddings.base import Views
@@ -310,8 +310,7 @@ def measure_chains(
 
 def _means(task: per_query.RetrievalTask, names: Sequence[str], found: np.ndarray) -> dict[str, float]:
     def neighbours(depth: int) -> Any:
-        for start in range(0, len(found), 4096):
-            block = slice(start, min(start + 4096, len(found)))
+        for block in row_blocks(len(found), 4096):
             yield block, found[block, :depth], np.zeros(0)
 
     values = per_query.values_per_query(task, names, "euclidean", 0, neighbours=neighbours)

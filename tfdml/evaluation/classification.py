@@ -72,7 +72,7 @@ class KNNClassifier:
         temperature: float = 0.07,
         threshold: float | Calibration | None = None,
     ):
-        check_positive("k", k)
+        check_positive(k=k)
         if not temperature > 0:
             raise UserError(f"temperature must be above 0; got {temperature}")
         self.k, self.weights, self.temperature = k, one_of("weights", weights, WEIGHTS), temperature

@@ -38,7 +38,7 @@ def kmeans(
     embeddings = check_embeddings(embeddings)
     if not 1 <= num_clusters <= len(embeddings):
         raise UserError(f"num_clusters must be in 1 .. {len(embeddings)}, the number of images; got {num_clusters}")
-    check_positive("iterations", iterations)
+    check_positive(iterations=iterations)
     import faiss
 
     # Clusters do not change when everything moves and scales, and float32 products then cancel least.

@@ -58,7 +58,7 @@ def evaluate_overlap(
     Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, fig. 1 and eq. 2.
     """
     if bins is not None:
-        check_positive("bins", bins)
+        check_positive(bins=bins)
     fine = pair_distances.count_pair_distances(embeddings, labels, distance=distance)
     coarse = fine.rebinned(bins or pair_distances.default_bins(fine))
     return {
@@ -248,7 +248,7 @@ def evaluate_divergence(
     """
     if not 0 < labelled < 1:
         raise UserError(f"labelled must be a share above 0 and below 1; got {labelled}")
-    check_positive("repeats", repeats)
+    check_positive(repeats=repeats)
     points, classes, is_seen = _joined(seen, seen_labels, unseen, unseen_labels)
     errors = []
     for repeat in range(repeats):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -371,7 +372,8 @@ def _evaluate_retrieval_of(embeddings: Any, dataset: ImageDataset, **options: An
     if benchmark.draws:
         if options.get("intervals"):
             raise UserError(f"{dataset.name}: there are no intervals of means over {benchmark.draws} draws")
-        draws = [benchmark.of(dataset, is_query=benchmark.draw(dataset.labels, i)) for i in range(benchmark.draws)]
+        roles = (benchmark.draw(dataset.labels, repeat) for repeat in range(benchmark.draws))
+        draws = (dataclasses.replace(dataset, is_query=is_query) for is_query in roles)
         runs = [evaluate_retrieval(**dataset_protocol(embeddings, drawn), **options) for drawn in draws]
         return {
             name: float(np.mean([run[name] for run in runs])) if isinstance(value, float) else value

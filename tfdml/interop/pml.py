@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tfdml import losses, pairwise
 from tfdml.arguments import boolean, number
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.losses import PairLoss
 from tfdml.mining import BatchEasyHardMiner, BatchHardMiner, Miner
 from tfdml.objectives import ProxyLoss
@@ -318,22 +318,17 @@ def from_pml(name: str, miner: str | Part | None = None, **arguments: Any) -> An
 
     Source: K. Musgrave, S. Belongie, S.-N. Lim, "PyTorch Metric Learning", 2020; version 2.9.
     """
-    try:
+    with user_errors((TypeError, ValueError), f"{name}: {REASON}"):
         if any(name in known for known in PARTS.values()):
             if miner is not None:
                 raise UserError(f"{name} takes no `miner`")
             return _make_part(name, arguments)
         if name not in LOSSES:
-            parts = [part for known in PARTS.values() for part in known]
-            raise UserError(
-                f"pytorch-metric-learning 2.9 has no {name!r} that has an equal in tfdml; losses: "
-                f"{', '.join(sorted(LOSSES))}; parts: {', '.join(sorted(parts))}; docs/migrating.md names what is near"
-            )
+            parts = sorted(part for kind in PARTS.values() for part in kind)
+            known = f"losses: {', '.join(sorted(LOSSES))}; parts: {', '.join(parts)}"
+            lacking = f"pytorch-metric-learning 2.9 has no {name!r} that has an equal in tfdml"
+            raise UserError(f"{lacking}; {known}; docs/migrating.md names what is near")
         return _make_loss(name, LOSSES[name], miner, arguments)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{name}: {error}") from error
 
 
 def _make_loss(name: str, row: Loss, miner: Any, given: dict[str, Any]) -> Any:
@@ -375,9 +370,8 @@ def _make_loss(name: str, row: Loss, miner: Any, given: dict[str, Any]) -> Any:
 
 def _mining(name: str, row: Loss, miner: Part, distance: Part) -> str | Miner:
     """Our `mining` for a miner, which orders pairs by the loss's distance or by one of the same order."""
-    refused = _refuse(
-        name, f"the miner {miner.name} with {miner.distance.name}", f"{', '.join(row.miners) or 'none'} as it is there"
-    )
+    nearest = f"{', '.join(row.miners) or 'none'} as it is there"
+    refused = _refuse(name, f"the miner {miner.name} with {miner.distance.name}", nearest)
     if miner.name in row.miners and miner.name in PAIR_MINERS:
         # On normalised vectors all distances have one order.
         if miner.distance != distance and not (_on_unit_vectors(miner.distance) and _on_unit_vectors(distance)):

@@ -16,9 +16,9 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io import files
 from tfdml.io.folders import token_lock
 
-# By local path: what the store states of the object, and the stamp of the local file that is alike.
-_objects: dict[str, str] = {}
-_alike: dict[str, tuple[int, int]] = {}
+# By local path: what the store stated of the object, where it was read, and the stamp of the local file that is alike.
+_alike: dict[str, tuple[str, tuple[int, int]]] = {}
+_UNKNOWN = "", (-1, -1)
 # The folders that this process writes; their copies are ahead of the store.
 _owned: list[str] = []
 
@@ -63,11 +63,11 @@ def local_copy(path: str | os.PathLike) -> str:
         found = filesystem.find(there, detail=True)
         entries = {os.path.normpath(local + name[len(there) :]): (name, entry) for name, entry in found.items()}
         for target, (name, entry) in entries.items():
-            if not files.is_debris(os.path.basename(target)) and _objects.get(target) != str(entry):
+            if not files.is_debris(os.path.basename(target)) and _alike.get(target, _UNKNOWN)[0] != str(entry):
                 _get(filesystem, name, entry["size"], target)
-                _objects[target], _alike[target] = str(entry), files.stamp_of(target)
+                _alike[target] = str(entry), files.stamp_of(target)
     for target in [known for known in _alike if (known + "/").startswith(local + "/") and known not in entries]:
-        _forget(target)
+        del _alike[target]
         with contextlib.suppress(FileNotFoundError):
             os.unlink(target)
     return local
@@ -80,11 +80,6 @@ def _get(filesystem: fsspec.AbstractFileSystem, name: str, size: int, target: st
     if os.path.getsize(temporary) != size:
         raise OSError(f"{os.path.getsize(temporary):,} of {size:,} bytes of {os.path.basename(name)} have come")
     os.replace(temporary, target)
-
-
-def _forget(target: str) -> None:
-    _objects.pop(target, None)
-    _alike.pop(target, None)
 
 
 def upload(url: str, last: Sequence[str] = ()) -> None:
@@ -104,16 +99,15 @@ def upload(url: str, last: Sequence[str] = ()) -> None:
     stamps = {path: files.stamp_of(path) for path in paths}
     try:
         filesystem, there = files.filesystem_of(url)
-        changed = [path for path in paths if _alike.get(path) != stamps[path]]
+        changed = [path for path in paths if _alike.get(path, _UNKNOWN)[1] != stamps[path]]
         ranks = {name: rank for rank, name in enumerate(last, 1)}
         for path in sorted(changed, key=lambda path: (ranks.get(os.path.basename(path), 0), stamps[path][1])):
             files.put_file(path, filesystem, there + path[len(local) :])
-            _objects.pop(path, None)
-            _alike[path] = stamps[path]
+            _alike[path] = "", stamps[path]
         for path in [known for known in _alike if known.startswith(local + "/") and known not in stamps]:
             with contextlib.suppress(FileNotFoundError):
                 filesystem.rm_file(there + path[len(local) :])
-            _forget(path)
+            del _alike[path]
     except OSError as error:
         raise files.unwritable(url, error) from error
 

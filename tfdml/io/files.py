@@ -79,10 +79,9 @@ def _arrow(root: str) -> tuple[fsspec.AbstractFileSystem, str]:
     import pyarrow.fs
     from fsspec.implementations.arrow import ArrowFSWrapper
 
-    try:
+    # Arrow's own errors, and those of the clients behind it.
+    with user_errors(Exception, f"{root} cannot be reached: {REASON}", keep="first"):
         filesystem, base = pyarrow.fs.FileSystem.from_uri(root)
-    except Exception as error:  # Arrow's own, and those of the clients behind it
-        raise UserError(f"{root} cannot be reached: {short_message(error, 'first')}") from error
     return ArrowFSWrapper(filesystem), base
 
 
@@ -153,12 +152,7 @@ def walk(folder: str, onerror: Callable[[OSError], None] | None = None) -> Itera
         yield from os.walk(folder, onerror=onerror)
         return
     filesystem, there = filesystem_of(folder)
-
-    def failed(error: OSError) -> None:
-        if onerror is not None:
-            onerror(error)
-
-    for path, folders, names in filesystem.walk(there, on_error=failed):
+    for path, folders, names in filesystem.walk(there, on_error=onerror or "omit"):
         below = path[len(there.rstrip("/")) :].lstrip("/")
         yield f"{folder.rstrip('/')}/{below}" if below else folder, folders, names
 
@@ -326,6 +320,11 @@ def sha256_of(path: str | os.PathLike) -> str:
     """
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def entry_of(path: str | os.PathLike) -> dict[str, Any]:
+    """Return what manifests state of a file: its `bytes` and its `sha256`."""
+    return {"bytes": size_of(path), "sha256": sha256_of(path)}
 
 
 @contextlib.contextmanager
@@ -725,7 +724,7 @@ def require_space(folder: str | os.PathLike, needed: int, argument: str, what: s
         needed: About how many bytes.
         argument: The argument that names the folder.
         what: What needs them, in the plural.
-        advice: What else could be done besides freeing space or naming another disk.
+        advice: Ends the message, such as `, or shrink the images`.
 
     Raises:
         UserError: Fewer bytes are free.
@@ -735,10 +734,8 @@ def require_space(folder: str | os.PathLike, needed: int, argument: str, what: s
     """
     free = free_space(folder)
     if free is not None and needed > free:
-        raise UserError(
-            f"`{argument}={folder}`: {what} need about {as_size(needed)}, and {as_size(free)} are free; free some space"
-            f"{',' if advice else ' or'} name another disk{f', or {advice}' if advice else ''}"
-        )
+        lacking = f"{what} need about {as_size(needed)}, and {as_size(free)} are free"
+        raise UserError(f"`{argument}={folder}`: {lacking}; free some space or name another disk{advice}")
 
 
 def free_space(path: str | os.PathLike) -> int | None:
@@ -775,12 +772,7 @@ def _free_words(path: str | os.PathLike) -> str:
     return "" if free is None else f" ({as_size(free)} are free)"
 
 
-_KINDS = (
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def require_regular(path: str | os.PathLike) -> None:
@@ -798,5 +790,5 @@ def require_regular(path: str | os.PathLike) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(mode):
-        kind = next((word for test, word in _KINDS if test(mode)), "something special")
+        kind = _KINDS.get(stat.S_IFMT(mode), "something special")
         raise OSError(errno.EINVAL, f"{kind}, not a regular file", os.fspath(path))

@@ -157,10 +157,7 @@ class ResumableFolder:
             What `part` returns from now on.
         """
         if not isinstance(written, Mapping):
-            paths = {file: self.path(file) for file in written}
-            written = {
-                file: {"bytes": files.size_of(path), "sha256": files.sha256_of(path)} for file, path in paths.items()
-            }
+            written = {file: files.entry_of(self.path(file)) for file in written}
         known = {**known, "files": dict(written)}
         files.make_folder(self.path(_PARTS))
         files.write_json(self.path(f"{_PARTS}/{name}.json"), known)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import read_bytes, sha256_of, size_of
 
 # Manifests name every class of a data set, of which there may be a million; parsed, they take up to twenty times that.
@@ -149,10 +149,8 @@ def compare_files(folder: str | os.PathLike, files: Any, where: str, remedy: str
     """
     for name, entry in objects(files, where).items():
         path, expected = confined(folder, name, where), fields(entry, {"sha256": str}, where)["sha256"]
-        try:
+        with user_errors(OSError, f"{path}, which {where} lists, cannot be read ({REASON}){_and(remedy)}"):
             found = sha256_of(path)
-        except OSError as error:
-            raise UserError(f"{path}, which {where} lists, cannot be read ({error.strerror}){_and(remedy)}") from error
         if found != expected:
             raise UserError(f"{path} is damaged: its SHA-256 is not that in {where}{_and(remedy)}")
 
@@ -184,25 +182,16 @@ def _read(path: str, remedy: str) -> bytes:
     size = size_of(path)
     if size is not None and size > MAX_BYTES:
         raise _unreadable(path, f"it has {size:,} bytes, more than the limit of {MAX_BYTES:,}", remedy)
-    try:
+    # Clients of file systems have their own error types.
+    with user_errors(Exception, f"{path} cannot be read ({REASON}){_and(remedy)}"):
         return read_bytes(path)
-    except Exception as error:  # clients of file systems have their own error types
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise UserError(f"{path} cannot be read ({reason}){_and(remedy)}") from error
 
 
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for each in level
-            if isinstance(each, (dict, list))
-            for item in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
-            return False
-    return True
+def _is_deep(value: Any, depth: int = 1) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return any(depth == MAX_DEPTH or _is_deep(item, depth + 1) for item in items)
 
 
 def _unreadable(where: str, reason: str, remedy: str) -> UserError:

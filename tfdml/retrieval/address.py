@@ -6,7 +6,7 @@ import urllib.parse
 from collections.abc import Mapping
 
 from tfdml.arguments import integer
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.pairwise import DISTANCES
 
 TABLE = "gallery"
@@ -22,15 +22,13 @@ class Form:
     Args:
         place: How its address is written, for messages.
         indexes: The options of each kind of index that it has.
-        has_host: Whether it may lie on a server.
-        has_path: Whether it may lie in a file or folder; with a host, the path is the name of a database.
+        has_host: Whether it may lie on a server, where the path is the name of a database; else in a file or folder.
         further: Options of its own, texts.
     """
 
     place: str
     indexes: Mapping[str, tuple[str, ...]]
     has_host: bool = False
-    has_path: bool = True
     further: tuple[str, ...] = ()
 
 
@@ -138,24 +136,19 @@ def parse(uri: str) -> Address:
         parts = urllib.parse.urlsplit(uri)
         host, port = parts.hostname or "", parts.port
         user, password = (urllib.parse.unquote(text or "") for text in (parts.username, parts.password))
-        given = urllib.parse.parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        given = urllib.parse.parse_qs(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         if parts.fragment or "@" in parts.query:
             raise ValueError
     except ValueError:
         # What Python says of it may quote a password that holds a /, ? or #.
-        raise UserError(
-            f"{where} cannot be read: write {form.place}, with %2F, %40 and the like for signs of a password that mean "
-            "something in an address, and options as ?name=value&name=value"
-        ) from None
+        advice = "with %2F, %40 and the like for signs of a password, and options as ?name=value&name=value"
+        raise UserError(f"{where} cannot be read: write {form.place}, {advice}") from None
     path = urllib.parse.unquote(parts.path)
-    is_file = not host and form.has_path
-    if (parts.netloc and not form.has_host) or (is_file and path in ("", "/")) or not (host or is_file):
+    if (parts.netloc and not form.has_host) or (not host and path in ("", "/")):
         raise UserError(f"{where}: write {form.place}")
-    names = [name for name, _ in given]
-    options = dict(given)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if twice := sorted(name for name, values in given.items() if len(values) > 1):
         raise UserError(f"{where}: the option {twice[0]} is there twice")
+    options = {name: value for name, (value,) in given.items()}
     table, distance, index = options.get("table", TABLE), options.get("distance"), options.get("index", "")
     if not _TABLE.fullmatch(table):
         raise UserError(f"{where}: a table's name is of a .. z, 0 .. 9 and _, a letter first, at most 60 of them")
@@ -166,13 +159,11 @@ def parse(uri: str) -> Address:
         raise UserError(f"{where}: unknown index {index!r}; {known}")
     own = form.indexes.get(index, ())
     allowed = (*_COMMON, *own, *form.further)
-    for name in names:
+    for name in options:
         if name not in allowed:
             raise UserError(f"{where}: unknown option {name!r:.40}; here it may be {', '.join(allowed)}")
-    try:
+    with user_errors(ValueError, f"{where}: {REASON}"):
         numbers = {name: integer(name, _as_number(options[name]), at_least=1) for name in own if name in options}
-    except ValueError as error:
-        raise UserError(f"{where}: {error}") from None
     further = {name: options[name] for name in form.further if name in options}
     return Address(scheme, host, port, user, password, path, table, distance, index, numbers, further)
 

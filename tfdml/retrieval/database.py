@@ -20,7 +20,7 @@ from tfdml.arguments import integer
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.io.manifests import fields, parse_json
 from tfdml.retrieval.address import Address, parse
-from tfdml.retrieval.exact import Space, check_embeddings, measure, unit_rows
+from tfdml.retrieval.exact import Space, check_embeddings, measure, row_blocks, unit_rows
 
 # PostgreSQL's indexes of texts end at about 2,700 bytes, the others' later.
 LONGEST_ID = 1000
@@ -270,10 +270,8 @@ class GalleryDatabase(abc.ABC):
             try:
                 self.about = About.read(text or None, f"`uri={address}`")
                 if address.distance not in (None, self.about.distance):
-                    raise UserError(
-                        f"`uri={address}` was made with distance={self.about.distance}, not {address.distance}; leave "
-                        "the distance out, or name another table by ?table=..."
-                    )
+                    made = f"distance={self.about.distance}, not {address.distance}"
+                    raise UserError(f"`uri={address}` was made with {made}; leave it out, or name another ?table=...")
             except UserError:
                 self.close()
                 raise
@@ -317,15 +315,12 @@ class GalleryDatabase(abc.ABC):
         columns = checked_attributes(attributes, len(names))
         kinds = {name: "integer" if isinstance(column[0], int) else "text" for name, column in columns.items()}
         if self.about is not None and kinds != dict(self.about.attributes):
-            raise UserError(
-                f"`uri={self.address}` holds the attributes {_listed(self.about.attributes)}; these rows have "
-                f"{_listed(kinds)}"
-            )
+            held, given = _listed(self.about.attributes), _listed(kinds)
+            raise UserError(f"`uri={self.address}` holds the attributes {held}; these rows have {given}")
         with self._as_user_error("cannot be written"):
             if self.about is None:
                 self.about = self._created(About(self.distance, rows.shape[1], dict(sorted(kinds.items()))))
-            for start in range(0, len(names), self.batch_rows):
-                part = slice(start, start + self.batch_rows)
+            for part in row_blocks(len(names), self.batch_rows):
                 piece = {name: columns[name][part] for name in self.about.attributes}
                 self._upsert(Rows(names[part], self._placed(rows[part]), piece))
 
@@ -352,11 +347,8 @@ class GalleryDatabase(abc.ABC):
         names = checked_ids(ids)
         if self.about is None or not names:
             return 0
-        gone = 0
         with self._as_user_error("cannot be written"):
-            for start in range(0, len(names), 1000):
-                gone += self._delete(names[start : start + 1000])
-        return gone
+            return sum(self._delete(names[part]) for part in row_blocks(len(names), 1000))
 
     def search(self, vectors: Any, k: int = 10, filter: Mapping[str, Any] | None = None) -> Neighbours:
         """Return the k nearest rows of every query, nearest first.
@@ -371,7 +363,7 @@ class GalleryDatabase(abc.ABC):
                 names no attribute; the table has no index of the kind and with the parameters of the address; or the
                 database fails.
         """
-        about = self._existing()
+        about = self.existing()
         with user_errors(ValueError, REASON):
             k = integer("`k`", k, at_least=1, at_most=MOST)
         asked = self._placed(checked_vectors(vectors, "query embeddings", about.dimension))
@@ -397,9 +389,8 @@ class GalleryDatabase(abc.ABC):
         """Fetch candidates of the pending queries and rank them; which queries need more of them."""
         again = []
         k, last = found.ids.shape[1], self.approximate or fetch >= _MOST_CANDIDATES
-        step = max(1, _HELD // (fetch * asked.shape[1]))
-        for start in range(0, len(pending), step):
-            block = pending[start : start + step]
+        for part in row_blocks(len(pending), max(1, _HELD // (fetch * asked.shape[1]))):
+            block = pending[part]
             for query, rows in zip(block, self._nearest(asked[block], fetch, conditions), strict=True):
                 order, distances, settled = ranked(asked[query], rows, k, self.distance)
                 if not (settled or last or len(rows) < fetch):
@@ -431,7 +422,7 @@ class GalleryDatabase(abc.ABC):
         Raises:
             UserError: There is no table, or the database fails.
         """
-        self._existing()
+        self.existing()
         with self._as_user_error("cannot be read"):
             return self._rows(most)
 
@@ -441,7 +432,7 @@ class GalleryDatabase(abc.ABC):
         Raises:
             UserError: There is no table, too few rows for the index, or the database fails.
         """
-        self._existing()
+        self.existing()
         self._index_checked = False
         with self._as_user_error("cannot be indexed"):
             self._optimize()
@@ -457,11 +448,20 @@ class GalleryDatabase(abc.ABC):
         if self._closed:
             raise UserError(f"`uri={self.address}` is closed: connect again")
 
-    def _existing(self) -> About:
+    def existing(self) -> About:
+        """Return what the table says of itself.
+
+        Raises:
+            UserError: There is none, or the gallery is closed.
+        """
         self._check_open()
         if self.about is None:
             raise UserError(f"`uri={self.address}` holds no table {self.address.table}: write it with tfdml index")
         return self.about
+
+    @property
+    def _columns(self) -> list[str]:
+        return ["id", "vector", *self.existing().attributes]
 
     def _require_index(self) -> None:
         """Raise a `UserError` where the database would search without the index of the address, or by another."""
@@ -474,10 +474,8 @@ class GalleryDatabase(abc.ABC):
                 return
         wanted = _with_parameters(address.index, address.options)
         there = ", ".join(_with_parameters(*index) for index in indexes) or "none"
-        raise UserError(
-            f"`uri={address}` has no index {wanted} (it has {there}): build it with tfdml index or `optimize`, or "
-            "leave `index` out for exact search"
-        )
+        advice = "build it with tfdml index or `optimize`, or leave `index` out for exact search"
+        raise UserError(f"`uri={address}` has no index {wanted} (it has {there}): {advice}")
 
     def _placed(self, vectors: np.ndarray) -> np.ndarray:
         """Vectors as the database keeps them, and is asked for."""

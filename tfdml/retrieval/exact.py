@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_choice
 from tfdml.pairwise import DISTANCES
 
 # Called with a slice of B queries and (B, m) rows of the gallery: (B, m) bool, which are left out.
@@ -49,10 +49,8 @@ def check_embeddings(embeddings: Any, what: str = "embeddings") -> np.ndarray:
         suspects = np.flatnonzero(~np.isfinite(array.sum(axis=1)))
     bad = suspects[~np.isfinite(array[suspects]).all(axis=1)]
     if len(bad):
-        raise UserError(
-            f"{what}: {len(bad)} of {len(array)} rows hold NaN or infinite values (the first is row {bad[0]}); "
-            "look for a diverged model or a corrupt image"
-        )
+        rows = f"{len(bad)} of {len(array)} rows hold NaN or infinite values (the first is row {bad[0]})"
+        raise UserError(f"{what}: {rows}; look for a diverged model or a corrupt image")
     return array
 
 
@@ -128,8 +126,7 @@ def neighbour_blocks(
     Raises:
         UserError: As `nearest_neighbours`, before anything is computed.
     """
-    if distance not in DISTANCES:
-        raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
+    check_choice("distance", distance, DISTANCES)
     queries, gallery, own_rows = check_sides(queries, gallery, own_rows)
     if gallery is None:
         gallery, own_rows = queries, np.arange(len(queries))
@@ -242,8 +239,7 @@ def _mapped_blocks(
     # Three copies of a chunk are alive at once; of a query, two, and two lists of neighbours that are being merged.
     chunk_rows = min(max(memory_budget // (12 * dim), k), len(gallery))
     block_rows = max(memory_budget // (8 * dim + 72 * k), 1)
-    for start in range(0, len(queries), block_rows):
-        block = slice(start, min(start + block_rows, len(queries)))
+    for block in row_blocks(len(queries), block_rows):
         moved = placed(queries[block], distance, shift, unit)
         rows = np.zeros((len(moved), 0), np.int64)
         measured = np.zeros((len(moved), 0), np.float32)
@@ -252,19 +248,34 @@ def _mapped_blocks(
             space = Space(moved, chunk, distance, unit)
             # The row of a query that lies in another chunk is outside this one, and so meets no column.
             own = None if own_rows is None else own_rows[block] - first
-            hidden = None if ignored is None else _shifted(ignored, start, first)
+            hidden = None if ignored is None else _shifted(ignored, block.start, first)
             parts = list(ranked_blocks(space, min(k, len(chunk)), own, memory_budget, hidden, most_ignored))
             found = np.concatenate([near for _, near, _ in parts])
             rows = np.concatenate([rows, np.where(found < 0, found, first + found)], axis=1)
             measured = np.concatenate([measured, np.concatenate([far for _, _, far in parts])], axis=1)
-            order = np.lexsort((rows, measured), axis=-1)[:, :k]
-            rows, measured = np.take_along_axis(rows, order, axis=1), np.take_along_axis(measured, order, axis=1)
+            rows, measured = nearest_first(rows, measured, k)
         yield block, rows, space.in_callers_scale(measured)
 
 
 def _shifted(ignored: Ignored, query: int, row: int) -> Ignored:
     """Return `ignored` for queries and gallery rows that are counted from others."""
     return lambda block, rows: ignored(slice(block.start + query, block.stop + query), rows + row)
+
+
+def row_blocks(count: int, size: int) -> list[slice]:
+    """Return slices that cover `count` rows, at most `size` in each.
+
+    Example:
+        >>> row_blocks(5, 2)
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def nearest_first(rows: np.ndarray, distances: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k nearest of each query's (B, m) rows and distances, of equal distances the lower row first."""
+    order = np.lexsort((rows, distances), axis=-1)[:, :k]
+    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(distances, order, axis=1)
 
 
 def left_over(rows: np.ndarray, left_out: np.ndarray, depth: int) -> np.ndarray:
@@ -289,12 +300,6 @@ class Space:
     gallery: np.ndarray
     distance: str
     unit: float  # what a length of 1 is in the caller's scale
-
-    def gallery_bias(self) -> np.ndarray | float:
-        """Return what to add to <q, g>: |q - g|^2 is smallest where <q, g> - |g|^2 / 2 is largest."""
-        if self.distance in ("euclidean", "sqeuclidean"):
-            return -0.5 * np.einsum("gd,gd->g", self.gallery, self.gallery)
-        return 0.0
 
     @functools.cached_property
     def zero_gallery(self) -> Any:
@@ -412,8 +417,7 @@ def measure(space: Space, block: slice, columns: np.ndarray) -> np.ndarray:
     queries = space.queries[block]
     measured = np.empty(columns.shape, np.float32)
     step = max(1, _MEASURED_AT_ONCE // (columns.shape[1] * queries.shape[1]))
-    for start in range(0, len(columns), step):
-        rows = slice(start, start + step)
+    for rows in row_blocks(len(columns), step):
         near = space.gallery[columns[rows]]
         if space.distance == "dot":
             measured[rows] = -np.einsum("bmd,bd->bm", near, queries[rows])
@@ -434,7 +438,9 @@ def score_table(space: Space, columns: int) -> Any:
     size, dim = space.gallery.shape
     table = np.zeros((dim + 1, columns), np.float32)
     table[:dim, :size] = space.gallery.T
-    table[dim, :size] = space.gallery_bias()
+    # |q - g|^2 is smallest where <q, g> - |g|^2 / 2 is largest.
+    if space.distance in ("euclidean", "sqeuclidean"):
+        table[dim, :size] = -0.5 * np.einsum("gd,gd->g", space.gallery, space.gallery)
     table[dim, size:] = _PADDING_SCORE
     return ops.convert_to_tensor(table)
 
@@ -453,7 +459,7 @@ def one_ahead(compute: Callable[[slice], Any], count: int, size: int) -> Iterato
 
     The next is computed in a thread while the caller works on one: the product keeps the processor busy meanwhile.
     """
-    blocks = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    blocks = row_blocks(count, size)
     if len(blocks) == 1:
         yield blocks[0], compute(blocks[0])
         return
@@ -496,6 +502,4 @@ def ranked_blocks(
         if ignored is not None:
             indices = left_over(indices, own | ignored(block, indices), measured)
             own = indices < 0
-        distances = np.where(own, np.float32(np.inf), measure(space, block, indices))
-        order = np.lexsort((indices, distances), axis=-1)[:, :k]
-        yield block, np.take_along_axis(indices, order, axis=1), np.take_along_axis(distances, order, axis=1)
+        yield block, *nearest_first(indices, np.where(own, np.float32(np.inf), measure(space, block, indices)), k)

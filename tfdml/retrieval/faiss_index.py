@@ -10,16 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.errors import UserError, check_positive, short_message
+from tfdml.errors import UserError, check_choice, check_positive, short_message
 from tfdml.io.manifests import fields, parse_json
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval.exact import (
-    check_embeddings,
-    check_own_rows,
-    check_sides,
-    nearest_neighbours,
-    unit_rows,
-)
+from tfdml.retrieval import exact
 
 KINDS = ("ivf", "hnsw", "flat")
 # How the index keeps a vector, by the name that faiss's factory has for it.
@@ -83,7 +77,7 @@ class GalleryIndex:
         shape = _shape_of(gallery)
         if shape[1] != self.dimension:
             raise UserError(f"gallery embeddings have {shape[1]} dimensions, the index {self.dimension}")
-        for block in row_blocks(shape):
+        for block in exact.row_blocks(shape[0], _rows_at_once(self.dimension)):
             what = f"gallery rows {block.start} .. {block.stop - 1}, counted from 0"
             self.index.add(_placed(gallery[block], self.distance, what))
 
@@ -110,28 +104,27 @@ class GalleryIndex:
         Raises:
             UserError: Queries that are empty, not finite or of another dimension; k or effort out of range.
         """
-        queries = check_embeddings(queries, "query embeddings")
+        queries = exact.check_embeddings(queries, "query embeddings")
         if queries.shape[1] != self.dimension:
             raise UserError(f"queries have {queries.shape[1]} dimensions, the index {self.dimension}")
         if own_rows is not None:
-            own_rows = check_own_rows(own_rows, len(queries), len(self))
+            own_rows = exact.check_own_rows(own_rows, len(queries), len(self))
         available = len(self) - (own_rows is not None)
         if not 1 <= k <= available:
             raise UserError(f"k must be in 1 .. {available}, the gallery images there are; got {k}")
         wanted = k + (own_rows is not None)
         parameters = self._parameters(self.default_effort if effort is None else effort, wanted)
         rows, distances = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
-        for block in row_blocks((len(queries), max(self.dimension, 4 * wanted))):
+        for block in exact.row_blocks(len(queries), _rows_at_once(max(self.dimension, 4 * wanted))):
             placed = _placed(queries[block], self.distance, "query embeddings")
             scores, found = self.index.search(placed, wanted, params=parameters)
-            far = np.where(found < 0, np.float32(np.inf), self._distances(scores))
-            own = np.zeros(found.shape, bool) if own_rows is None else found == own_rows[block, None]
-            order = np.lexsort((found, far, own), axis=-1)[:, :k]
-            rows[block], distances[block] = np.take_along_axis(found, order, 1), np.take_along_axis(far, order, 1)
+            left_out = found < 0 if own_rows is None else (found < 0) | (found == own_rows[block, None])
+            far = np.where(left_out, np.float32(np.inf), self._distances(scores))
+            rows[block], distances[block] = exact.nearest_first(found, far, k)
         return rows, distances
 
     def _parameters(self, effort: int, wanted: int) -> Any:
-        check_positive("effort", effort)
+        check_positive(effort=effort)
         if self.kind == "flat":
             return None
         if self.kind == "ivf":
@@ -210,10 +203,9 @@ def build_index(
         >>> index.search(gallery[:2], k=1)[0].ravel().tolist()
         [0, 1]
     """
-    choices = {"kind": (kind, KINDS), "distance": (distance, DISTANCES), "storage": (storage, STORAGES)}
-    for what, (value, known) in choices.items():
-        if value not in known:
-            raise UserError(f"unknown {what} {value!r}; one of {', '.join(known)}")
+    check_choice("kind", kind, KINDS)
+    check_choice("distance", distance, DISTANCES)
+    check_choice("storage", storage, STORAGES)
     if storage == "binary" and kind != "flat":
         raise UserError(f"storage 'binary' goes with kind 'flat', not {kind!r}")
     size, dim = _shape_of(gallery)
@@ -330,12 +322,12 @@ def index_recall(
     """
     if len(gallery) != len(index):
         raise UserError(f"the index holds {len(index)} images, the gallery {len(gallery)}: it is of another one")
-    check_positive("sample", sample)
+    check_positive(sample=sample)
     pool = gallery if queries is None else queries
     chosen = np.sort(np.random.default_rng(seed).choice(len(pool), min(sample, len(pool)), replace=False))
-    asked, gallery, own_rows = check_sides(pool[chosen], gallery, chosen if queries is None else None)
-    exact, _ = nearest_neighbours(asked, gallery, k=k, distance=index.distance, own_rows=own_rows)
-    farthest = _far(asked, gallery, exact, index.distance).max(axis=1, keepdims=True)
+    asked, gallery, own_rows = exact.check_sides(pool[chosen], gallery, chosen if queries is None else None)
+    nearest, _ = exact.nearest_neighbours(asked, gallery, k=k, distance=index.distance, own_rows=own_rows)
+    farthest = _far(asked, gallery, nearest, index.distance).max(axis=1, keepdims=True)
 
     for effort in [index.default_effort] if efforts is None else efforts:
         found, _ = index.search(asked, k=k, effort=effort, own_rows=own_rows)
@@ -369,9 +361,8 @@ def rescore(
         >>> rescore(gallery[:2], gallery, rows, k=10)[0][:, 0].tolist()
         [0, 1]
     """
-    queries, rows = check_embeddings(queries, "query embeddings"), np.asarray(rows)
-    if distance not in DISTANCES:
-        raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
+    queries, rows = exact.check_embeddings(queries, "query embeddings"), np.asarray(rows)
+    check_choice("distance", distance, DISTANCES)
     if _shape_of(gallery)[1] != queries.shape[1] or rows.ndim != 2 or len(rows) != len(queries):
         raise UserError(f"queries {queries.shape}, gallery {np.shape(gallery)} and rows {rows.shape} must go together")
     if not 1 <= k <= rows.shape[1] or rows.max() >= len(gallery):
@@ -380,8 +371,8 @@ def rescore(
     if not np.isfinite(far).all():
         raise UserError("gallery embeddings hold NaN or infinite values")
     far = np.where(rows < 0, np.inf, np.sqrt(far) if distance == "euclidean" else far)
-    order = np.lexsort((rows, far), axis=-1)[:, :k]
-    return np.take_along_axis(rows, order, 1), np.take_along_axis(far, order, 1).astype(np.float32)
+    rows, far = exact.nearest_first(rows, far, k)
+    return rows, far.astype(np.float32)
 
 
 def _far(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distance: str) -> np.ndarray:
@@ -395,7 +386,7 @@ def _far(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distance: s
         if distance == "dot":
             measured[query] = -(images * vector).sum(axis=1)
         elif distance == "cosine":
-            measured[query] = 1 - (unit_rows(images) * unit_rows(vector[None])).sum(axis=1)
+            measured[query] = 1 - (exact.unit_rows(images) * exact.unit_rows(vector[None])).sum(axis=1)
         else:
             measured[query] = ((images - vector) ** 2).sum(axis=1)
     return measured
@@ -415,16 +406,15 @@ def _shape_of(gallery: Any) -> tuple[int, int]:
     return shape
 
 
-def row_blocks(shape: tuple[int, int]) -> list[slice]:
-    """Slices of the rows of a float32 array of this shape, each of at most 64 MiB, or of one row."""
-    rows = max(1, _BLOCK_BYTES // (4 * shape[1]))
-    return [slice(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
+def _rows_at_once(numbers: int) -> int:
+    """How many rows of so many numbers are read, checked and handed to faiss at once."""
+    return max(1, _BLOCK_BYTES // (4 * numbers))
 
 
 def _placed(rows: Any, distance: str, what: str) -> np.ndarray:
     """Rows as the index compares them: checked, and of length 1 for cosine."""
-    rows = check_embeddings(rows, what)
-    return unit_rows(rows) if distance == "cosine" else rows
+    rows = exact.check_embeddings(rows, what)
+    return exact.unit_rows(rows) if distance == "cosine" else rows
 
 
 def _said(error: Exception) -> str:

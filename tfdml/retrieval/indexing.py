@@ -17,6 +17,7 @@ from tfdml.embeddings.reader import StoredEmbeddings, read_embeddings, read_name
 from tfdml.errors import UserError
 from tfdml.io.files import sha256_of
 from tfdml.retrieval.database import GalleryDatabase, checked_ids
+from tfdml.retrieval.exact import row_blocks
 
 # The attribute with the embeddings that a row belongs to.
 SOURCE = "source"
@@ -103,10 +104,8 @@ class EmbeddingsToIndex:
         if gallery.about is None:
             return 0
         if gallery.about.dimension != self.dimension:
-            raise UserError(
-                f"`uri={gallery.address}` is of dimension {gallery.about.dimension}, {self.stored.source} of "
-                f"{self.dimension}: name another table by ?table=..., or take the model that the gallery was made by"
-            )
+            sides = f"dimension {gallery.about.dimension}, {self.stored.source} of {self.dimension}"
+            raise UserError(f"`uri={gallery.address}` is of {sides}: name another ?table=..., or another model")
         if SOURCE not in gallery.about.attributes:
             raise UserError(f"`uri={gallery.address}` was not written by tfdml index; name another table by ?table=...")
         return gallery.count({SOURCE: self.source})
@@ -150,9 +149,7 @@ def index_embeddings(
 
 
 def _write(gallery: GalleryDatabase, embeddings: EmbeddingsToIndex, first: int, progress: Callable[[int], None]) -> int:
-    size = gallery.batch_rows
-    for start in range(first, len(embeddings), size):
-        rows = slice(start, start + size)
+    for rows in row_blocks(len(embeddings), gallery.batch_rows)[first // gallery.batch_rows :]:
         gallery.upsert(embeddings.ids[rows], embeddings.vectors(rows), embeddings.attributes(rows))
-        progress(min(start + size, len(embeddings)))
+        progress(rows.stop)
     return len(embeddings) - first

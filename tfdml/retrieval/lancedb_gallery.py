@@ -86,9 +86,8 @@ class LanceGallery(GalleryDatabase):
             return int(self._table.delete(f"id IN ({', '.join(map(_quoted, ids))})").num_deleted_rows)
 
     def _nearest(self, vectors: np.ndarray, k: int, conditions: dict[str, Any]) -> list[Rows]:
-        assert self.about is not None
-        names = ["id", "vector", *self.about.attributes]
-        query = self._table.search(list(vectors), vector_column_name="vector").limit(k).select([*names, "_distance"])
+        names = [*self._columns, "_distance"]
+        query = self._table.search(list(vectors), vector_column_name="vector").limit(k).select(names)
         query = query.distance_type("dot" if self._by_product else "l2")
         query = self._tuned(query) if self.approximate else query.bypass_vector_index()
         if conditions:
@@ -111,15 +110,12 @@ class LanceGallery(GalleryDatabase):
         return int(self._table.count_rows(_where(conditions) if conditions else None))
 
     def _rows(self, most: int) -> Rows:
-        assert self.about is not None
-        names = ["id", "vector", *self.about.attributes]
-        return self._read(self._table.search().limit(most).select(names).to_arrow().combine_chunks())
+        return self._read(self._table.search().limit(most).select(self._columns).to_arrow().combine_chunks())
 
     def _read(self, table: Any) -> Rows:
-        assert self.about is not None
-        vectors = table["vector"].combine_chunks()
-        numbers = vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.about.dimension)
-        attributes = {name: table[name].to_pylist() for name in self.about.attributes}
+        about, vectors = self.existing(), table["vector"].combine_chunks()
+        numbers = vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, about.dimension)
+        attributes = {name: table[name].to_pylist() for name in about.attributes}
         return Rows(table["id"].to_pylist(), numbers, attributes)
 
     def _indexes(self) -> list[tuple[str, dict[str, int]]]:

@@ -117,18 +117,13 @@ class PostgresGallery(GalleryDatabase):
             )
             self._run("COMMENT ON TABLE {table} IS {about}", about=about.text())
 
-    @property
-    def _columns(self) -> list[str]:
-        assert self.about is not None
-        return ["id", "vector", *self.about.attributes]
-
     @_waiting
     def _upsert(self, rows: Rows) -> None:
-        assert self.about is not None
         replaced = sql.SQL(", ").join(
             sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in self._columns[1:]
         )
-        types = ["text", "vector", *({"integer": "int8", "text": "text"}[k] for k in self.about.attributes.values())]
+        kinds = {"integer": "int8", "text": "text"}
+        types = ["text", "vector", *(kinds[kind] for kind in self.existing().attributes.values())]
         with self._connection.transaction(), self._connection.cursor() as cursor:
             cursor.execute(self._sql("CREATE TEMP TABLE tfdml_new (LIKE {table}) ON COMMIT DROP"))
             with cursor.copy(self._sql("COPY tfdml_new ({columns}) FROM STDIN WITH (FORMAT BINARY)")) as copy:
@@ -168,11 +163,10 @@ class PostgresGallery(GalleryDatabase):
             return self._read(cursor.execute(self._sql("SELECT {columns} FROM {table} LIMIT {k}", k=most)).fetchall())
 
     def _read(self, rows: list[tuple]) -> Rows:
-        assert self.about is not None
-        ids, vectors, *columns = zip(*rows, strict=True) if rows else ((), (), *((),) * len(self.about.attributes))
-        numbers = [vector.to_numpy() for vector in vectors]
-        held = np.stack(numbers) if numbers else np.zeros((0, self.about.dimension), np.float32)
-        return Rows(list(ids), held, dict(zip(self.about.attributes, map(list, columns), strict=True)))
+        about = self.existing()
+        ids, vectors, *columns = zip(*rows, strict=True) if rows else ((),) * len(self._columns)
+        numbers = np.array([vector.to_numpy() for vector in vectors], np.float32).reshape(-1, about.dimension)
+        return Rows(list(ids), numbers, dict(zip(about.attributes, map(list, columns), strict=True)))
 
     @_waiting
     def _indexes(self) -> list[tuple[str, dict[str, int]]]:

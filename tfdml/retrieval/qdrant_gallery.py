@@ -116,9 +116,9 @@ class QdrantGallery(GalleryDatabase):
         return self._read(found)
 
     def _read(self, points: list[Any]) -> Rows:
-        assert self.about is not None
-        vectors = np.array([point.vector for point in points], np.float32).reshape(-1, self.about.dimension)
-        attributes = {name: [point.payload[name] for point in points] for name in self.about.attributes}
+        about = self.existing()
+        vectors = np.array([point.vector for point in points], np.float32).reshape(-1, about.dimension)
+        attributes = {name: [point.payload[name] for point in points] for name in about.attributes}
         return Rows([point.payload["id"] for point in points], vectors, attributes)
 
     def _indexes(self) -> list[tuple[str, dict[str, int]]]:
@@ -126,14 +126,11 @@ class QdrantGallery(GalleryDatabase):
 
     def _optimize(self) -> None:
         """Its server builds its graph by itself, in the background; filters are quicker with an index of theirs."""
-        assert self.about is not None
         if self.address.host:
-            links = self.address.options.get("links")
-            if links:
-                config = models.HnswConfigDiff(m=links)
-                self._client.update_collection(self.address.table, hnsw_config=config)
+            if links := self.address.options.get("links"):
+                self._client.update_collection(self.address.table, hnsw_config=models.HnswConfigDiff(m=links))
             kinds = {"integer": models.PayloadSchemaType.INTEGER, "text": models.PayloadSchemaType.KEYWORD}
-            for name, kind in self.about.attributes.items():
+            for name, kind in self.existing().attributes.items():
                 self._client.create_payload_index(self.address.table, name, kinds[kind], wait=True)
 
     def _close(self) -> None:

@@ -11,7 +11,7 @@ from scipy import sparse
 from tfdml.arguments import integer, number
 from tfdml.errors import UserError
 from tfdml.layers import PrincipalComponents
-from tfdml.retrieval.exact import check_embeddings, check_sides, nearest_neighbours, neighbour_blocks, unit_rows
+from tfdml.retrieval import exact
 
 # Numbers of the gathered neighbours that are held at once: 64 MB.
 _GATHERED_AT_ONCE = 2**24
@@ -101,7 +101,9 @@ class Search:
         if self.augmented is not None:
             return self._neighbours_without_own(self.augmented, k)
         own = np.arange(len(self.queries)) if self.leave_one_out else None
-        rows, distances = nearest_neighbours(self.queries, self.gallery, k=k, distance=self.distance, own_rows=own)
+        rows, distances = exact.nearest_neighbours(
+            self.queries, self.gallery, k=k, distance=self.distance, own_rows=own
+        )
         return rows, (-distances if self.distance == "dot" else 1 - distances)
 
     def vectors(self, part: slice, rows: np.ndarray) -> np.ndarray:
@@ -123,7 +125,7 @@ class Search:
         counts, every = np.diff(starts), np.arange(len(self.queries))
         rows = np.empty((len(every), k), np.int64)
         similarities = np.empty((len(every), k), np.float32)
-        unmoved = neighbour_blocks(
+        unmoved = exact.neighbour_blocks(
             self.queries,
             self.gallery,
             k=k,
@@ -143,9 +145,8 @@ class Search:
             vectors = augmented.without(image, own[query])
             far[query, column] = 1 - np.einsum("pd,pd->p", vectors, self.queries[own[query]])
             near, distances = np.concatenate([near, others], axis=1), np.concatenate([distances, far], axis=1)
-            order = np.lexsort((near, distances), axis=-1)[:, :k]
-            rows[block] = np.take_along_axis(near, order, axis=1)
-            similarities[block] = 1 - np.take_along_axis(distances, order, axis=1)
+            rows[block], distances = exact.nearest_first(near, distances, k)
+            similarities[block] = 1 - distances
         return rows, similarities
 
 
@@ -163,18 +164,18 @@ def search_of(queries: Any, gallery: Any = None) -> Search:
         >>> search_of(np.eye(3)).neighbours(2)[0].tolist()
         [[1, 2], [0, 2], [0, 1]]
     """
-    queries, gallery, _ = check_sides(queries, gallery)
+    queries, gallery, _ = exact.check_sides(queries, gallery)
     if gallery is not None:
-        return Search(unit_rows(queries), unit_rows(gallery), False)
+        return Search(exact.unit_rows(queries), exact.unit_rows(gallery), False)
     if len(queries) < 2:
         raise UserError("one image has no other to be compared with")
-    queries = unit_rows(queries)
+    queries = exact.unit_rows(queries)
     return Search(queries, queries, True)
 
 
 def summed(own: np.ndarray, near: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """(B, d) own + sum_i weights_i near_i, of length 1: own (B, d), near (B, m, d), weights (B, m)."""
-    return unit_rows(own + np.einsum("bmd,bm->bd", near, weights))
+    return exact.unit_rows(own + np.einsum("bmd,bm->bd", near, weights))
 
 
 def weights_of(similarities: np.ndarray, alpha: float) -> np.ndarray:
@@ -189,8 +190,7 @@ def blocks(count: int, numbers_each: int) -> list[slice]:
         >>> blocks(5, 2**23)
         [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    rows = max(1, _GATHERED_AT_ONCE // max(numbers_each, 1))
-    return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
+    return exact.row_blocks(count, max(1, _GATHERED_AT_ONCE // max(numbers_each, 1)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,10 +211,10 @@ class Whitening:
         Raises:
             UserError: They are not (N, D) finite numbers.
         """
-        embeddings = check_embeddings(embeddings)
+        embeddings = exact.check_embeddings(embeddings)
         if embeddings.shape[1] != len(self.mean):
             raise UserError(f"embeddings have {embeddings.shape[1]} dimensions, the whitening {len(self.mean)}")
-        return unit_rows((unit_rows(embeddings) - self.mean) @ self.components)
+        return exact.unit_rows((exact.unit_rows(embeddings) - self.mean) @ self.components)
 
 
 def fit_whitening(embeddings: Any, dim: int = 0, *, power: float = 1.0, shrinkage: float = 0.0) -> Whitening:
@@ -242,7 +242,7 @@ def fit_whitening(embeddings: Any, dim: int = 0, *, power: float = 1.0, shrinkag
     Source: Jegou and Chum, "Negative Evidences and Co-occurences in Image Retrieval", ECCV 2012, sec. 2; powers below
     1: Mukundan et al., "Understanding and Improving Kernel Local Descriptors", IJCV 2019, sec. 4.3.
     """
-    embeddings = unit_rows(check_embeddings(embeddings, "training embeddings"))
+    embeddings = exact.unit_rows(exact.check_embeddings(embeddings, "training embeddings"))
     dim = int(dim) or embeddings.shape[1]
     if dim > embeddings.shape[1] or dim >= len(embeddings):
         raise UserError(f"whitening(dim={dim}): training embeddings {embeddings.shape} have fewer components")
@@ -401,7 +401,7 @@ def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
         k2: k2, at most n.
     """
     count = len(images)
-    rows, _ = nearest_neighbours(images, k=max(k1, k2 - 1, 1), distance="cosine")
+    rows, _ = exact.nearest_neighbours(images, k=max(k1, k2 - 1, 1), distance="cosine")
     lists = np.concatenate([np.arange(count)[:, None], rows], axis=1)
     near, half = _mutual(lists[:, : k1 + 1]), _mutual(lists[:, : k1 // 2 + 1])
     sizes = half.sum(axis=1)

@@ -16,7 +16,6 @@ from keras import ops
 from tfdml.errors import UserError, short_message
 from tfdml.io.files import atomic_write
 from tfdml.models import Embedder, MetricLearner
-from tfdml.saving import saved_size
 from tfdml.training.distributed.jax_processes import assign_here
 from tfdml.training.distributed.processes import Processes
 
@@ -117,7 +116,7 @@ def save_model(path: Path, model: keras.Model) -> None:
     Raises:
         UserError: The file cannot be written.
     """
-    with atomic_write(path, saved_size(model)) as temporary:
+    with atomic_write(path, 4 * model.count_params()) as temporary:  # its weights in float32
         model.save(temporary)
 
 

@@ -77,7 +77,7 @@ def test_dyml_tables_with_and_without_the_line_end_of_their_header(tmp_path, end
     assert (test.labels.tolist(), test.is_query.tolist()) == ([3, 3, 3, 8], [True, True, False, False])
     with pytest.raises(UserError, match=r"bmk_fine.query\.csv is missing"):
         catalogue.load("dyml_animal", tmp_path, "test")
-    with pytest.raises(UserError, match="level is fine, middle, coarse; got 'all'"):
+    with pytest.raises(UserError, match="unknown level of dyml_vehicle 'all'; one of fine, middle, coarse"):
         catalogue.load("dyml_vehicle", tmp_path, "test", level="all")
 
 

@@ -95,13 +95,8 @@ def read(
         character, instance = characters[row // images_per_class], row % images_per_class
         data[row] = draw(character, instance, size=size, seed=seed)
         names.append(f"U+{ord(character):04X}/{instance}")
-    return ImageDataset(
-        name="glyphs",
-        split=split,
-        images=ArrayImages(data, tuple(names)),
-        labels=first + np.arange(len(data)) // images_per_class,
-        class_names={first + i: character for i, character in enumerate(characters)},
-    )
+    labels = first + np.arange(len(data)) // images_per_class
+    return ImageDataset("glyphs", split, ArrayImages(data, tuple(names)), labels, dict(enumerate(characters, first)))
 
 
 def draw(character: str, instance: int, *, size: int = 64, seed: int = 0) -> np.ndarray:

@@ -5,16 +5,18 @@
 - iNaturalist 2018 (van Horn et al., 2018), in the split of Smooth-AP (Brown et al., 2020)
 """
 
+import dataclasses
 import json
 import os
 import re
+from typing import Any
 
 import numpy as np
 
 from tfdml.data.dataset import ImageDataset, Protocol
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers.label_files import quoted
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.io.files import is_folder, listing
 
 # GPR1200: the publisher's repository. iNaturalist, not checked against the publisher: images as in the tests of
@@ -25,7 +27,8 @@ RANKS = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
 LEVELS = ("fine", "middle", "coarse")
 
 _INATURALIST_PATH = re.compile(r"(.*/)?[^/]*/\d+/[^/]*")
-_DYML_HEADER = re.compile(r"fname((?:, ?(?:coarse_id|middle_id|fine_id|labels))+)")
+_DYML_PROTOCOL = Protocol(("recall", "map", "asi"), ks=(1, 10, 20))
+_DYML_HEADER = re.compile(r"\Afname(, ?(coarse_id|middle_id|fine_id|labels))+")
 
 
 def read_inaturalist2018(
@@ -72,12 +75,10 @@ def read_inaturalist2018(
 
 def _ranks(path: str, labels: np.ndarray) -> np.ndarray:
     """(N, 7) the class of each image at each rank. Classes are numbered over all categories."""
-    try:
+    with user_errors((ValueError, KeyError, TypeError), f"inaturalist2018: {path} is not as it should be ({REASON})"):
         categories = json.loads(files.read_text("inaturalist2018", path))["categories"]
         of = {int(one["id"]): [int(one["id"]), *(str(one[rank]) for rank in RANKS[1:])] for one in categories}
         columns = list(zip(*(of[int(label)] for label in labels), strict=True))
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"inaturalist2018: {path} is not as it should be ({quoted(str(error))})") from error
     # A genus may share its name with one of another family: its class is the whole path to it.
     paths = [["/".join(path) for path in zip(*columns[rank:], strict=True)] for rank in range(1, len(RANKS))]
     return np.stack([labels, *(np.unique(names, return_inverse=True)[1] for names in paths)], axis=1)
@@ -144,26 +145,23 @@ def _dyml_levels(name: str, folder: str, split: str) -> ImageDataset:
     """Return the images of a table with all levels, all-to-all."""
     images, columns = _dyml_table(name, os.path.join(folder, "label.csv"), ("fine_id", "middle_id", "coarse_id"))
     paths = [os.path.join(folder, "imgs", image) for image in images]
-    protocol = Protocol(("recall", "map", "asi"), ks=(1, 10, 20), levels=columns) if split == "test" else None
+    protocol = dataclasses.replace(_DYML_PROTOCOL, levels=columns) if split == "test" else None
     return files.images_in_files(name, split, paths, columns[:, 0], super_labels=columns[:, 1], protocol=protocol)
 
 
 def _dyml(name: str, data_dir: str | os.PathLike, split: str, level: str) -> ImageDataset:
-    if level not in LEVELS:
-        raise UserError(f"{name}: level is {', '.join(LEVELS)}; got {quoted(level)}")
+    check_choice(f"level of {name}", level, LEVELS)
     if split == "train":
         return _dyml_levels(name, os.path.join(os.fspath(data_dir), "train"), split)
     paths: list[str] = []
-    labels: list[np.ndarray] = []
+    labels: Any = []
     for role in ("query", "gallery"):
         folder = os.path.join(os.fspath(data_dir), f"bmk_{level}")
         images, columns = _dyml_table(name, os.path.join(folder, f"{role}.csv"), ("labels",))
         paths += [os.path.join(folder, role, image) for image in images]
         labels.append(columns[:, 0])
-    dataset = files.images_in_files(name, split, paths, np.concatenate(labels))
-    return Protocol(("recall", "map", "asi"), ks=(1, 10, 20)).of(
-        dataset, is_query=np.arange(len(paths)) < len(labels[0])
-    )
+    is_query, labels = np.arange(len(paths)) < len(labels[0]), np.concatenate(labels)
+    return files.images_in_files(name, split, paths, labels, is_query=is_query, protocol=_DYML_PROTOCOL)
 
 
 def _dyml_table(name: str, path: str, wanted: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
@@ -172,19 +170,8 @@ def _dyml_table(name: str, path: str, wanted: tuple[str, ...]) -> tuple[list[str
     The published tables lack the line end after the header, which reads `fname, coarse_id, middle_id, fine_id0.jpg, 3`
     and so on: `0.jpg` is the first image.
     """
-    text = files.read_text(name, path)
-    header = _DYML_HEADER.match(text)
-    columns = [] if header is None else [column.strip() for column in header[1].split(",")[1:]]
-    if header is None or sorted(columns) != sorted(wanted):
-        raise UserError(f"{name}: {path}, line 1: expected the columns fname, {', '.join(wanted)}")
-    lines = [line for line in text[header.end() :].split("\n") if line.strip()]
-    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
-    wrong = next((row for row in rows if len(row) != 1 + len(columns)), None)
-    if wrong is not None or not rows:
-        raise UserError(f"{name}: {path}: expected {1 + len(columns)} columns, found {quoted(', '.join(wrong or ()))}")
-    cells = dict(zip(("fname", *columns), map(list, zip(*rows, strict=True)), strict=True))
-    table = files.Table(name, path, range(1, len(rows) + 1), cells)
-    table.check_distinct("fname")
+    text = _DYML_HEADER.sub(r"\g<0>\n", files.read_text(name, path), count=1)
+    table = files.comma_table(name, path, text, ("fname", *wanted))
     return table.columns["fname"], np.stack([table.integers(column) for column in wanted], axis=1)
 
 

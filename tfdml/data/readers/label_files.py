@@ -1,7 +1,9 @@
 """Label files: text and tables read strictly, columns checked, and images looked for a folder at a time."""
 
 import contextlib
+import csv
 import dataclasses
+import io
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -105,10 +107,8 @@ def check_count(wanted: bool, name: str, what: str, expected: int, found: int, s
         >>> check_count(True, "sop", "train images", 59_551, 59_551, "Ebay_train.txt")
     """
     if wanted and found != expected:
-        raise UserError(
-            f"{name}: expected {expected:,} {what} in {source}, found {found:,}; unpack or download the official "
-            "archive again, or pass check_counts=False for a part of the data set"
-        )
+        advice = "unpack or download the official archive again, or pass check_counts=False for a part of the data set"
+        raise UserError(f"{name}: expected {expected:,} {what} in {source}, found {found:,}; {advice}")
 
 
 def require_files(name: str, paths: Sequence[str], advice: str = _UNPACK, origins: Sequence[str] | None = None) -> None:
@@ -360,6 +360,30 @@ def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int 
     if not cells:
         raise UserError(f"{name}: {path} has no row; download it again")
     return Table(name, path, numbers, {column: cells[i :: len(columns)] for i, column in enumerate(columns)})
+
+
+def comma_table(name: str, path: str, text: str, columns: Sequence[str]) -> Table:
+    """Return a table of cells between commas, with a header and distinct cells in the first of its columns.
+
+    Args:
+        name: The data set, for messages.
+        path: Where the text is from.
+        text: The text.
+        columns: The columns; those of the text may have another order.
+
+    Raises:
+        UserError: The text has other columns, no row, or a row of another length; a cell comes twice.
+    """
+    lines = csv.reader(io.StringIO(text), skipinitialspace=True)
+    header, *rows = [[cell.strip() for cell in row] for row in lines if row] or [[]]
+    wrong = next((number for number, row in enumerate(rows, 2) if len(row) != len(columns)), None)
+    if sorted(header) != sorted(columns) or wrong or not rows:
+        where = f"row {wrong}" if wrong else "header"
+        raise UserError(f"{name}: {path}, {where}: expected the columns {', '.join(columns)}; download it again")
+    cells = {column: [row[header.index(column)] for row in rows] for column in columns}
+    table = Table(name, path, range(2, len(rows) + 2), cells)
+    table.check_distinct(columns[0])
+    return table
 
 
 def warn_singleton_classes(name: str, split: str, labels: np.ndarray, class_names: dict[int, str]) -> None:

@@ -9,7 +9,6 @@ They have a test split of queries and gallery. Met has a training split, too: it
 """
 
 import collections
-import csv
 import dataclasses
 import gzip
 import io
@@ -26,7 +25,7 @@ from tfdml.data.dataset import ImageDataset, Protocol
 from tfdml.data.images import CroppedImages
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers.label_files import quoted
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.io.files import read_bytes
 
 # Google Landmarks and ILIAS: the READMEs of the publishers. Met: UnED's code has the training images and the queries of
@@ -115,7 +114,8 @@ def _revisited(name: str, data_dir: str | os.PathLike, split: str, check_counts:
     files.require_test(name, split)
     root = files.official_root(name, data_dir, name, f"gnd_{name}.pkl")
     path = os.path.join(root, f"gnd_{name}.pkl")
-    try:
+    # Whatever pickle and NumPy raise on a damaged file.
+    with user_errors(Exception, f"{name}: {path} is not as it should be ({REASON}); download it again"):
         truth = _PlainUnpickler(io.BytesIO(read_bytes(path)), encoding="latin1").load()
         queries, gallery = list(map(str, truth["qimlist"])), list(map(str, truth["imlist"]))
         keys = ("easy", "hard", "junk")
@@ -125,8 +125,6 @@ def _revisited(name: str, data_dir: str | os.PathLike, split: str, check_counts:
             raise ValueError("it has not one box of four numbers per query")
         if not all(((rows >= 0) & (rows < len(gallery))).all() for query in lists for rows in query.values()):
             raise ValueError("it lists other images than it has")
-    except Exception as error:  # whatever pickle and NumPy raise on a damaged file
-        raise UserError(f"{name}: {path} is not as it should be ({quoted(str(error))}); download it again") from error
     for part, images in (("query", queries), ("gallery", gallery)):
         files.check_count(check_counts, name, f"{part} images", NUM_IMAGES[name][part], len(images), path)
 
@@ -137,7 +135,8 @@ def _revisited(name: str, data_dir: str | os.PathLike, split: str, check_counts:
     protocol = Protocol.of_lists(("map_trapezoidal", "mp@1", "mp@5", "mp@10"), settings, len(gallery))
     class_names, labels = np.unique([image.rsplit("_", 1)[0] for image in (*queries, *gallery)], return_inverse=True)
     paths = [os.path.join(root, "jpg", f"{image}.jpg") for image in (*queries, *gallery)]
-    return _searched(name, paths, labels, len(queries), protocol, dict(enumerate(map(str, class_names))), boxes)
+    dataset = _searched(name, paths, labels, len(queries), protocol, dict(enumerate(map(str, class_names))))
+    return dataclasses.replace(dataset, images=CroppedImages(tuple(paths), dict(enumerate(boxes))))
 
 
 def read_gldv2(
@@ -173,8 +172,8 @@ def read_gldv2(
         'gldv2'
     """
     files.require_test("gldv2", split)
-    if task not in ("retrieval", "recognition") or usage not in ("Private", "Public"):
-        raise UserError(f"gldv2: task is retrieval or recognition, usage Private or Public; got {task} and {usage}")
+    check_choice("task of gldv2", task, ("retrieval", "recognition"))
+    check_choice("usage of gldv2", usage, ("Private", "Public"))
     retrieval = task == "retrieval"
     solution = _table(data_dir, f"{task}_solution_v2.1.csv", ("id", "images" if retrieval else "landmarks", "Usage"))
     rows = [row for row in zip(*solution.columns.values(), strict=True) if row[2] == usage]
@@ -234,11 +233,10 @@ def read_met(data_dir: str | os.PathLike, split: str = "train", *, check_counts:
     parts: dict[str, list[tuple[str, int]]] = {"query": [], "gallery": []}
     for part, file, key in (("query", "testset", "MET_id"), ("gallery", "MET_database", "id")):
         path = os.path.join(root, f"{file}.json")
-        try:
+        kinds = (ValueError, KeyError, TypeError, AttributeError)
+        with user_errors(kinds, f"met: {path} is not as it should be ({REASON}); download it again"):
             found = json.loads(files.read_text("met", path))
             parts[part] = [(str(one["path"]), int(one.get(key, -1) if part == "query" else one[key])) for one in found]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"met: {path} is not as it should be ({quoted(str(error))}); download it again") from error
     counts = NUM_IMAGES["met"]
     files.check_count(check_counts, "met", "training images", counts["train"], len(parts["gallery"]), root)
     for folder in ("test_met", "test_other", "test_noart"):
@@ -295,30 +293,14 @@ def read_ilias(
 
 
 def _searched(
-    name: str,
-    paths: list[str],
-    labels: np.ndarray,
-    queries: int,
-    protocol: Protocol,
-    names: Any = None,
-    boxes: Sequence[Any] = (),
+    name: str, paths: list[str], labels: np.ndarray, queries: int, protocol: Protocol, names: Any = None
 ) -> ImageDataset:
-    """Return a test split whose first images are the queries, cut to their boxes if there are any."""
-    dataset = files.images_in_files(name, "test", paths, labels, names)
-    if boxes:
-        dataset = dataclasses.replace(dataset, images=CroppedImages(tuple(paths), dict(enumerate(boxes))))
-    return protocol.of(dataset, is_query=np.arange(len(paths)) < queries)
+    """Return a test split whose first images are the queries."""
+    is_query = np.arange(len(paths)) < queries
+    return files.images_in_files(name, "test", paths, labels, names, protocol=protocol, is_query=is_query)
 
 
 def _table(data_dir: str | os.PathLike, file: str, columns: Sequence[str]) -> files.Table:
     """Return a table with commas, of the folder or of its `metadata/` or `ground_truth/`."""
     path = files.one_of(data_dir, file, os.path.join("metadata", file), os.path.join("ground_truth", file))
-    header, *cells = csv.reader(io.StringIO(files.read_text("gldv2", path) or "\n"))
-    wrong = next((row for row, cell in enumerate(cells, 2) if len(cell) != len(columns)), None)
-    if header != list(columns) or wrong is not None or not cells:
-        where = f"row {wrong}: " if wrong and header == list(columns) else ""
-        raise UserError(f"gldv2: {path}, {where}expected rows of {','.join(columns)}; download it again")
-    of = {column: [row[i] for row in cells] for i, column in enumerate(columns)}
-    table = files.Table("gldv2", path, range(2, len(cells) + 2), of)
-    table.check_distinct("id")
-    return table
+    return files.comma_table("gldv2", path, files.read_text("gldv2", path), columns)

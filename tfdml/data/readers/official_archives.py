@@ -20,7 +20,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import EncodedImages, FileImages, Images
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers.label_files import CONTROL, quoted
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import is_file, is_folder
 
 # Published numbers, by data set.
@@ -107,12 +107,9 @@ def _find_table(root: pathlib.Path, name: str) -> pathlib.Path | None:
 
 
 def _load_mat(path: pathlib.Path) -> dict:
-    try:
+    # scipy raises a dozen types on a damaged file.
+    with user_errors(Exception, f"cars196: {path} is no MATLAB file ({REASON}); unpack it again"):
         return scipy.io.loadmat(path, squeeze_me=True)
-    except PermissionError as error:
-        raise UserError(f"cars196: no permission to read {path}") from error
-    except Exception as error:  # scipy raises a dozen types on a damaged file
-        raise UserError(f"cars196: {path} is no MATLAB file ({quoted(str(error))}); unpack it again") from error
 
 
 def _cars_table(root: pathlib.Path, file: pathlib.Path, folder: str, field: str) -> tuple[list[str], np.ndarray]:
@@ -166,9 +163,8 @@ def read_cub200(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     """
     root = files.official_root("cub200", data_dir, "CUB_200_2011", "images.txt")
     images_file, labels_file = (os.path.join(root, file) for file in ("images.txt", "image_class_labels.txt"))
-    images, ids = _cub_table(images_file, ("image_id", "path"))
+    images, paths_of = _cub_table(images_file, ("image_id", "path"))
     images.check_distinct("path")
-    paths_of = dict(zip(ids, images.columns["path"], strict=True))
     table, ids = _cub_table(labels_file, ("image_id", "class"))
     class_of = dict(zip(ids, table.integers("class", 1, 200).tolist(), strict=True))
     if paths_of.keys() != class_of.keys():
@@ -180,18 +176,17 @@ def read_cub200(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     rows = np.flatnonzero((classes <= NUM_CLASSES["cub200"]["train"]) == (split == "train"))
     files.check_count(check_counts, "cub200", f"{split} images", NUM_IMAGES["cub200"][split], len(rows), labels_file)
     paths = [os.path.join(root, "images", paths_of[image_ids[row]]) for row in rows]
-    table, ids = _cub_table(os.path.join(root, "classes.txt"), ("class", "name"))
-    known = dict(zip(ids, table.columns["name"], strict=True))
+    _, known = _cub_table(os.path.join(root, "classes.txt"), ("class", "name"))
     class_names = {int(c) - 1: known.get(int(c), f"class {c}") for c in np.unique(classes[rows])}
     return files.images_in_files("cub200", split, paths, classes[rows] - 1, class_names)
 
 
-def _cub_table(path: str, columns: tuple[str, str]) -> tuple[files.Table, list[int]]:
-    """Return a table whose first column has distinct ids, and these."""
+def _cub_table(path: str, columns: tuple[str, str]) -> tuple[files.Table, dict[int, str]]:
+    """Return a table whose first column has distinct ids, and by them the cells of the second."""
     table = files.read_table("cub200", path, columns)
     ids = table.integers(columns[0]).tolist()
     table.check_distinct(columns[0], list(map(str, ids)))
-    return table, ids
+    return table, dict(zip(ids, table.columns[columns[1]], strict=True))
 
 
 def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
@@ -288,21 +283,15 @@ def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_co
 
 
 def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
-    try:
-        with zipfile.ZipFile(archive) as file:
-            inside = re.compile(rf"{stem}/[^/]+/[^/]+/[^./][^/]*\.png")
-            members = sorted(filter(inside.fullmatch, file.namelist()))
-            twice = next((name for name, following in itertools.pairwise(members) if name == following), None)
-            if twice is not None:
-                raise UserError(f"omniglot: {archive} holds {quoted(twice)} twice; download it again")
-            data = tuple(file.read(name) for name in members)
-    except UserError:
-        raise
-    except PermissionError as error:
-        raise UserError(f"omniglot: no permission to read {archive}") from error
-    except Exception as error:  # zipfile raises a dozen types on a damaged file
-        raise UserError(f"omniglot: {archive} is no whole zip archive ({quoted(str(error))}); get it again") from error
-    return EncodedImages(data, tuple(members))
+    # zipfile raises a dozen types on a damaged file.
+    damaged = user_errors(Exception, f"omniglot: {archive} is no whole zip archive ({REASON}); get it again")
+    with damaged, zipfile.ZipFile(archive) as file:
+        inside = re.compile(rf"{stem}/[^/]+/[^/]+/[^./][^/]*\.png")
+        members = sorted(filter(inside.fullmatch, file.namelist()))
+        twice = next((name for name, following in itertools.pairwise(members) if name == following), None)
+        if twice is not None:
+            raise UserError(f"omniglot: {archive} holds {quoted(twice)} twice; download it again")
+        return EncodedImages(tuple(file.read(name) for name in members), tuple(members))
 
 
 def _omniglot_folder(folder: pathlib.Path) -> Images:

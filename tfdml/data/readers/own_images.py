@@ -16,17 +16,8 @@ from absl import logging
 from tfdml.data.dataset import ImageDataset, PairList, Protocol
 from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
-from tfdml.data.readers.label_files import (
-    CONTROL,
-    Table,
-    check_fraction,
-    quoted,
-    read_text,
-    require_files,
-    split_classes,
-    warn_shared_classes,
-    warn_singleton_classes,
-)
+from tfdml.data.readers import label_files
+from tfdml.data.readers.label_files import CONTROL, Table, quoted
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import is_remote, open_file, walk
 
@@ -58,17 +49,16 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
         ImageDataset('folder', 'all', images=12, classes=4)
     """
     root = os.fspath(data_dir)
-    check_fraction("folder", test_fraction)
-    folders, files = _list(root)
-    if {"train", "test"} <= set(folders):
+    label_files.check_fraction("folder", test_fraction)
+    if {"train", "test"} <= set(_list(root)[0]):
         members = {part: _class_folders(os.path.join(root, part)) for part in ("train", "test")}
         roots = {part: os.path.join(root, part) for part in members}
-        warn_shared_classes("folder", root, sorted({*members["train"]} & {*members["test"]}))
+        label_files.warn_shared_classes("folder", root, sorted({*members["train"]} & {*members["test"]}))
     elif split == "all":
-        members, roots = {"all": _class_folders(root, folders, files)}, {"all": root}
+        members, roots = {"all": _class_folders(root)}, {"all": root}
     else:
-        classes = _class_folders(root, folders, files)
-        members = split_classes("folder", root, classes, test_fraction, "both train/ and test/")
+        classes = _class_folders(root)
+        members = label_files.split_classes("folder", root, classes, test_fraction, "both train/ and test/")
         roots = dict.fromkeys(members, root)
     labels_of = {name: label for label, name in enumerate(sorted(set().union(*members.values())))}
     chosen = [part for part in members if split in (part, "all")]
@@ -82,14 +72,8 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
         labels += [labels_of[name]] * len(found)
     class_names = {labels_of[name]: name for part in chosen for name in members[part]}
     if not loose:
-        warn_singleton_classes("folder", split, np.array(labels, np.int64), class_names)
-    return ImageDataset(
-        name="folder",
-        split=split,
-        images=FileImages(tuple(paths)),
-        labels=np.array(labels, np.int64),
-        class_names=class_names,
-    )
+        label_files.warn_singleton_classes("folder", split, np.array(labels, np.int64), class_names)
+    return ImageDataset("folder", split, FileImages(tuple(paths)), labels, class_names)
 
 
 def _visible(names: Iterable[str]) -> list[str]:
@@ -109,9 +93,8 @@ def _list(folder: str) -> tuple[list[str], list[str]]:
     return _visible(folders), _visible(files)
 
 
-def _class_folders(folder: str, folders: list[str] | None = None, files: list[str] | None = None) -> list[str]:
-    if folders is None or files is None:
-        folders, files = _list(folder)
+def _class_folders(folder: str) -> list[str]:
+    folders, files = _list(folder)
     loose = [name for name in files if _is_image(name)]
     if not folders:
         if not loose:
@@ -205,7 +188,7 @@ def read_list(
         1
     """
     file = os.fspath(data_dir)
-    check_fraction("list", test_fraction)
+    label_files.check_fraction("list", test_fraction)
     table = _without_duplicates(read_rows(file, ("path",) if pairs else _REQUIRED))
     label_rows = _levels(table) if levels else _label_sets(table) if "labels" in table.columns else None
     given = read_pairs(os.path.join(os.path.dirname(file), pairs), table, similar_from) if pairs else None
@@ -226,29 +209,15 @@ def read_list(
             text = "list: %d of %d pairs of %s join both splits, and are left out."
             logging.warning(text, across.sum(), len(across), pairs)
         protocol = similar_images(given, len(labels)) if linked else protocol
-        given = given.take(rows, len(labels))
-    paths = tuple(table.columns["path"][row] for row in rows)
-    require_files(
-        "list",
-        paths,
-        f"correct the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}",
-        [f"line {table.lines[row]}" for row in rows.tolist()],
-    )
+    paths = table.columns["path"]
+    advice = f"correct the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}"
+    origins = [f"line {table.lines[row]}" for row in rows.tolist()]
+    label_files.require_files("list", [paths[row] for row in rows], advice, origins)
     if split == "train" or is_query is None:
-        warn_singleton_classes("list", split, labels[rows], class_names)
-    return ImageDataset(
-        name="list",
-        split=split,
-        images=FileImages(paths),
-        labels=labels[rows],
-        class_names={int(c): class_names[int(c)] for c in np.unique(labels[rows])},
-        super_labels=None if super_labels is None else super_labels[rows],
-        is_query=None if is_query is None or split == "train" else is_query[rows],
-        groups=None if groups is None else groups[rows],
-        protocol=None if protocol is None else protocol.take(rows),
-        label_rows=None if label_rows is None else label_rows[rows],
-        pairs=given,
-    )
+        label_files.warn_singleton_classes("list", split, labels[rows], class_names)
+    columns: dict[str, Any] = {"super_labels": super_labels, "groups": groups, "label_rows": label_rows}
+    columns |= {"is_query": None if split == "train" else is_query, "protocol": protocol, "pairs": given}
+    return ImageDataset("list", split, FileImages(tuple(paths)), labels, class_names, **columns).take(rows)
 
 
 def _split_labels(table: Table) -> list[list[str]]:
@@ -261,31 +230,25 @@ def _levels(table: Table) -> np.ndarray:
         found = _split_labels(table)
         for row, names in enumerate(found):
             if len(names) < 2 or len(names) != len(found[0]):
-                raise UserError(
-                    f"{table.where(row)}: labels has {len(names)} levels and {len(found[0])} in the first line; name "
-                    "as many, at least 2, of every image"
-                )
+                counts = f"{len(names)} levels and {len(found[0])} in the first line"
+                raise UserError(f"{table.where(row)}: labels has {counts}; name as many, at least 2, of every image")
         levels = [list(names) for names in zip(*found, strict=True)]
         table.columns.update(label=levels[0], super_label=levels[1])
     elif "super_label" in table.columns:
         levels = [table.columns["label"], table.columns["super_label"]]
     else:
-        raise UserError(
-            f"list: {table.path} has neither a column labels nor super_label, of which levels=true needs one"
-        )
+        raise UserError(f"list: levels=true needs a column labels or super_label, and {table.path} has neither")
     alone = (dataclasses.replace(table, columns={"labels": names}) for names in levels)
     return np.stack([class_ids(level, "labels")[0] for level in alone], axis=1)
 
 
 def _label_sets(table: Table) -> np.ndarray:
     """Return the label sets as rows of 0 and 1, (N, L); the first label becomes the class where there is none."""
+    from sklearn.preprocessing import MultiLabelBinarizer  # takes a while to import
+
     found = _split_labels(table)
     table.columns.setdefault("label", [names[0] if names else "" for names in found])
-    place = {name: column for column, name in enumerate(sorted({name for names in found for name in names}))}
-    rows = np.zeros((len(found), len(place)), np.int64)
-    for row, names in enumerate(found):
-        rows[row, [place[name] for name in names]] = 1
-    return rows
+    return MultiLabelBinarizer().fit_transform(found).astype(np.int64)
 
 
 def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> PairList:
@@ -333,7 +296,7 @@ def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> PairList:
     scored = found.scored()
     same = np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))
     if len(same):
-        names = " and ".join(quoted(images.columns["path"][row]) for row in scored[same[0], :2].astype(int))
+        names = " and ".join(label_files.quoted(images.columns["path"][row]) for row in scored[same[0], :2].astype(int))
         raise UserError(f"list: {file}: {names} have two similarities; leave out one of the lines")
     return found
 
@@ -375,7 +338,7 @@ def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[st
     if file.lower().endswith(".parquet"):
         lines, columns = _parquet_columns(file, required, known)
     else:
-        text = read_text("list", file)
+        text = label_files.read_text("list", file)
         if not text.strip():
             raise UserError(f"list: {file} is empty; expected a CSV header with {', '.join(required)}, or JSON lines")
         is_json = file.lower().endswith(_JSON_EXTENSIONS) or text.lstrip().startswith("{")
@@ -446,17 +409,7 @@ def _csv_rows(file: str, text: str, required: Sequence[str], known: Sequence[str
     except csv.Error as error:
         raise UserError(f"list: {file}, line {line}: not CSV ({error})") from None
     (line, header), *rows = [(line, row) for line, row in found if any(row)] or [(1, [])]
-    _check_header(f"list: {file}, line {line}", header, required, known)
-    if not rows:
-        raise UserError(f"list: {file} has a header but no row")
-    for line, row in rows:
-        if len(row) != len(header):
-            where = f"list: {file}, line {line}"
-            raise UserError(f"{where}: expected {len(header)} cells as in the header, found {len(row)}")
-    return [(line, dict(zip(header, row, strict=True))) for line, row in rows]
-
-
-def _check_header(where: str, header: list[str], required: Sequence[str], known: Sequence[str]) -> None:
+    where = f"list: {file}, line {line}"
     lacking = next((column for column in _needed(required, header) if column not in header), None)
     if lacking:
         raise UserError(f"{where}: the header has no column {lacking}; found {quoted(','.join(header))}")
@@ -464,6 +417,13 @@ def _check_header(where: str, header: list[str], required: Sequence[str], known:
         if column not in known or column in header[:i]:
             kind = "twice" if column in header[:i] else f"unknown; the columns are {', '.join(known)}"
             raise UserError(f"{where}: column {quoted(column)} is {kind}")
+    if not rows:
+        raise UserError(f"list: {file} has a header but no row")
+    for line, row in rows:
+        if len(row) != len(header):
+            expected = f"expected {len(header)} cells as in the header, found {len(row)}"
+            raise UserError(f"list: {file}, line {line}: {expected}")
+    return [(line, dict(zip(header, row, strict=True))) for line, row in rows]
 
 
 def _json_rows(file: str, text: str, known: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
@@ -540,14 +500,14 @@ def _test_rows(table: Table, labels: np.ndarray, class_names: dict[int, str], te
     """Which rows are the test split, (N,) bool."""
     if "split" not in table.columns:
         classes = [class_names[label] for label in np.unique(labels).tolist()]
-        unseen = {*split_classes("list", table.path, classes, test_fraction, "a column split")["test"]}
+        unseen = {*label_files.split_classes("list", table.path, classes, test_fraction, "a column split")["test"]}
         return np.isin(labels, [label for label, name in class_names.items() if name in unseen])
     is_test = np.array([value == "test" for value in table.columns["split"]])
     for name, rows in (("train", ~is_test), ("test", is_test)):
         if not rows.any():
             raise UserError(f"list: {table.path} has no row whose split is {name}")
     shared = np.intersect1d(labels[is_test], labels[~is_test]).tolist()
-    warn_shared_classes("list", table.path, [class_names[label] for label in shared])
+    label_files.warn_shared_classes("list", table.path, [class_names[label] for label in shared])
     return is_test
 
 

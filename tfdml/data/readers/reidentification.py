@@ -11,6 +11,7 @@ the query's identity and camera is ignored when they are measured.
 
 import os
 import re
+from typing import Any
 
 import numpy as np
 
@@ -159,9 +160,10 @@ def read_vehicleid(
     count = len(np.unique(labels))
     files.check_count(check_counts, "vehicleid", f"{split} vehicles", VEHICLEID_IDENTITIES[part], count, path)
     paths = [os.path.join(root, "image", f"{image}.jpg") for image in table.columns["image"]]
-    dataset = files.images_in_files("vehicleid", split, paths, labels)
-    protocol = Protocol(("recall",), ks=(1, 5), draws=10)
-    return dataset if split == "train" else protocol.of(dataset, is_query=protocol.draw(labels, repeat))
+    columns: dict[str, Any] = {}
+    if split == "test":
+        columns = {"protocol": Protocol(("recall",), ks=(1, 5), draws=10), "is_query": Protocol.draw(labels, repeat)}
+    return files.images_in_files("vehicleid", split, paths, labels, **columns)
 
 
 def _by_names(name: str, root: str, folders: dict[str, str], split: str, check_counts: bool) -> ImageDataset:
@@ -188,8 +190,8 @@ def _dataset(
     for part, rows in parts.items():
         files.check_count(check_counts, name, f"{part} images", NUM_IMAGES[name][part], len(rows), root)
     paths, labels, cameras = list(zip(*(row for rows in parts.values() for row in rows), strict=True)) or ((), (), ())
-    dataset = files.images_in_files(name, split, paths, labels)
-    if split == "train":
-        return dataset
-    is_query = np.arange(len(paths)) < len(parts["query"])
-    return Protocol(("recall", "map", "minp"), ks=(1, 5, 10)).of(dataset, is_query=is_query, groups=np.array(cameras))
+    columns: dict[str, Any] = {}
+    if split == "test":
+        columns = {"is_query": np.arange(len(paths)) < len(parts["query"]), "groups": np.array(cameras)}
+        columns["protocol"] = Protocol(("recall", "map", "minp"), ks=(1, 5, 10))
+    return files.images_in_files(name, split, paths, labels, **columns)

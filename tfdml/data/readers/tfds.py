@@ -69,9 +69,7 @@ def read(
     class_name = getattr(builder.info.features[label], "int2str", str)
     class_names = {int(c): class_name(int(c)) for c in np.unique(ids)}
     warn_singleton_classes("tfds", split, ids, class_names)
-    return ImageDataset(
-        name="tfds", split=split, images=EncodedImages(data, tuple(names)), labels=ids, class_names=class_names
-    )
+    return ImageDataset("tfds", split, EncodedImages(data, tuple(names)), ids, class_names)
 
 
 def _library() -> Any:
