@@ -163,7 +163,9 @@ def test_google_landmarks_recognition(tmp_path):
 @pytest.mark.parametrize("rows", [["name", "aaa0"], ["id", "aaa0,4"], ["id"], ["id", "aaa0", "aaa0"]])
 def test_a_table_of_other_columns_or_with_an_image_twice_is_refused(tmp_path, rows):
     table(write_gldv2(tmp_path) / "metadata" / "index.csv", rows)
-    with pytest.raises(UserError, match=r"gldv2: .*index\.csv, ((row 2|header): expected the columns id|lines 2 and 3)"):
+    with pytest.raises(
+        UserError, match=r"gldv2: .*index\.csv, ((row 2|header): expected the columns id|lines 2 and 3)"
+    ):
         catalogue.load("gldv2", tmp_path, "test", check_counts=False)
 
 
