@@ -219,8 +219,14 @@ def test_what_is_prepared_is_prepared_once(kind):
     [
         (lambda: EvaluationTransform(resize=200, image_size=224), "but is 224, and resize is 200"),
         (lambda: EvaluationTransform(image_size=0), "but is 0"),
-        (lambda: EvaluationTransform(resize_mode="longer"), "shorter, squash, not 'longer'"),
-        (lambda: TrainTransform("colour"), "random_crop, random_resized_crop, none, not 'colour'"),
+        (
+            lambda: EvaluationTransform(resize_mode="longer"),
+            "unknown `resize_mode` 'longer'; one of pad, shorter, squash",
+        ),
+        (
+            lambda: TrainTransform("colour"),
+            "unknown `augmentation` 'colour'; one of multi_resolution, random_crop, random_resized_crop, none",
+        ),
         (lambda: TrainTransform("random_resized_crop", scale=(0, 1)), "scale must be"),
         (lambda: TrainTransform("random_resized_crop", ratio=(2, 1)), "ratio must be"),
     ],

@@ -105,7 +105,7 @@ class EmbeddingsToIndex:
             return 0
         if gallery.about.dimension != self.dimension:
             sides = f"dimension {gallery.about.dimension}, {self.stored.source} of {self.dimension}"
-            raise UserError(f"`uri={gallery.address}` is of {sides}: name another ?table=..., or another model")
+            raise UserError(f"`uri={gallery.address}` is of {sides}: name another table, ?table=..., or another model")
         if SOURCE not in gallery.about.attributes:
             raise UserError(f"`uri={gallery.address}` was not written by tfdml index; name another table by ?table=...")
         return gallery.count({SOURCE: self.source})
