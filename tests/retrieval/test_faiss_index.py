@@ -6,7 +6,7 @@ import pytest
 
 from tfdml.errors import UserError
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval import build_index, faiss_index, load_index, nearest_neighbours, rescore
+from tfdml.retrieval import build_index, exact, faiss_index, load_index, nearest_neighbours, rescore
 from tfdml.retrieval.faiss_index import KINDS, GalleryIndex, index_recall
 
 # Enough to search every list, or keep every image of the small galleries here.
@@ -155,10 +155,8 @@ def test_a_gallery_on_disk_is_added_block_by_block(gallery, kind, tmp_path, monk
     try:
         monkeypatch.setattr(faiss_index, "_BLOCK_BYTES", 4 * 12 * 250)
         sizes = []
-        plain = faiss_index.check_embeddings
-        monkeypatch.setattr(
-            faiss_index, "check_embeddings", lambda rows, what: sizes.append(len(rows)) or plain(rows, what)
-        )
+        plain = exact.check_embeddings
+        monkeypatch.setattr(exact, "check_embeddings", lambda rows, what: sizes.append(len(rows)) or plain(rows, what))
         built = build_index(disk, kind=kind, lists=3)
         assert sizes[-3:] == [250, 250, 100]
         whole = build_index(gallery, kind=kind, lists=3)
