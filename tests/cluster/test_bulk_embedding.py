@@ -246,10 +246,10 @@ def test_a_set_of_bad_images_alone_is_an_error(models, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"actors": -1}, "`actors=-1`"),
-        ({"batch_size": 0}, "`batch_size=0`"),
-        ({"rows_per_file": 0}, "`rows_per_file=0`"),
-        ({"dtype": "float16"}, "`dtype=float16`"),
+        ({"actors": -1}, "`actors` must not be negative, but is -1"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1, not 0"),
+        ({"rows_per_file": 0}, "`rows_per_file` must be at least 1, not 0"),
+        ({"dtype": "float16"}, "unknown `dtype` 'float16'; one of float32, int8"),
         ({"model": "grpc://localhost:1/x"}, "load the model themselves"),
     ],
 )
@@ -330,7 +330,7 @@ def test_a_part_that_always_loses_its_process_is_not_tried_without_end(models, p
     in_this_process(asked, stop_after=4)
     folder = BulkFolder(asked.folder, identity_of(asked)[0])
     with folder.opened(), pytest.raises(UserError, match="host has lost a process with part 4, the 4th time"):
-        _embed_parts(ray, asked, folder, {"actors": 1, "num_cpus": 1, "num_gpus": 0}, None)
+        _embed_parts(ray, asked, folder, {"actors": 1, "num_cpus": 1, "num_gpus": 0}, lambda *_: None)
     assert len(ray.lost) == 4
 
 
