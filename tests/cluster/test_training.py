@@ -32,7 +32,7 @@ SWEEP = "embedding_dim=8,16; learning_rate=1e-3..1e-2"
 
 
 def test_settings_are_checked():
-    with pytest.raises(UserError, match="`workers=0` must be at least 1"):
+    with pytest.raises(UserError, match="`workers` must be at least 1, not 0"):
         ClusterSettings(workers=0)
 
 
