@@ -4,7 +4,8 @@
 
 Starts `tfdml train` with the flags of a run, and `FLAGS`: more epochs than it can end, an evaluation of held-out
 classes after each, checkpoints between, watching. Every --every seconds it sums over the processes of the
-run. After --minutes it sends SIGTERM, as a queue does. Growth is the slope of a line through the second half.
+run. After --minutes it sends SIGTERM, as a queue does. Growth is the slope of a line through the second half,
+with its standard error.
 """
 
 import pathlib
@@ -15,6 +16,7 @@ import time
 
 import numpy as np
 import psutil
+from scipy import stats
 
 from tools.numbers import Results, command_line
 
@@ -95,9 +97,9 @@ def main():
     late = np.array(minutes) > minutes[-1] / 2
     for name in samples[0]:
         values = np.array([one[name] for one in samples])
-        slope = 60 * np.polyfit(np.array(minutes)[late], values[late], 1)[0]
-        summary = (values[0], values[late][0], values.max(), values[-1])
-        row(name, *(f"{value:,.0f}" for value in summary), f"{round(slope):+,d}")
+        line = stats.linregress(np.array(minutes)[late] / 60, values[late])
+        growth = f"{round(line.slope):+,d}" + (f" ± {line.stderr:,.0f}" if round(line.stderr) else "")
+        row(name, *(f"{value:,.0f}" for value in (values[0], values[late][0], values.max(), values[-1])), growth)
     if arguments.picture:
         write_picture(arguments.picture, minutes, samples)
 
