@@ -17,8 +17,6 @@ scores of all; and picks.csv with --pick. Change the column action as you like: 
 the images whose action is drop.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping

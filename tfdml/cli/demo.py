@@ -17,8 +17,6 @@ The page is at http://127.0.0.1:PORT and for this machine alone. With another --
 random token, without which nobody is answered. Ctrl-C ends the demo.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """`tfdml serve`: an exported model behind HTTP."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

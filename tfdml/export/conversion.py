@@ -1,7 +1,5 @@
 """LiteRT (TensorFlow Lite) and ONNX files of an embedder: uint8 views in, unit vectors out."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import os

@@ -58,10 +58,6 @@ class InputScaling(SavedByArguments, keras.layers.Layer):
             x = ops.flip(x, axis=-1) - ops.array(_MEANS_BGR[self.mode], "float32")
         return ops.cast(x, self.compute_dtype)
 
-    def compute_output_spec(self, images):
-        """Return same shape, compute dtype."""
-        return keras.KerasTensor(images.shape, dtype=self.compute_dtype)
-
 
 def _affine(mode: dict) -> dict[str, list[float]]:
     if set(mode) != {"scale", "offset"} or any(len(numbers) != 3 for numbers in mode.values()):
@@ -165,10 +161,6 @@ class LocalResponseNormalization(SavedByArguments, keras.layers.Layer):
         scale = ops.power(self.k + self.alpha / self.size * total, -self.beta)
         return ops.cast(wide * scale, x.dtype)
 
-    def compute_output_shape(self, input_shape):
-        """Return the input's."""
-        return input_shape
-
 
 _LARGEST_POWER = 100.0
 
@@ -204,7 +196,6 @@ class GeneralizedMeanPooling2D(SavedByArguments, keras.layers.Layer):
 
     def build(self, input_shape):
         """Create p."""
-        del input_shape
         self.p = self.add_weight(
             shape=(),
             dtype="float32",
@@ -221,10 +212,6 @@ class GeneralizedMeanPooling2D(SavedByArguments, keras.layers.Layer):
         p = ops.convert_to_tensor(self.p)
         mean = ops.mean(ops.power(x / largest, p), axis=(1, 2))
         return ops.cast(ops.power(mean, 1.0 / p) * largest[:, 0, 0], self.compute_dtype)
-
-    def compute_output_shape(self, input_shape):
-        """(B, c)."""
-        return (input_shape[0], input_shape[-1])
 
 
 def _within_powers(p):
@@ -265,10 +252,6 @@ class AttentionPooling2D(keras.layers.Layer):
         """(B, h, w, c) -> (B, c)."""
         pooled = ops.sum(self.weights_of(x)[..., None] * ops.cast(x, "float32"), axis=(1, 2))
         return ops.cast(pooled, self.compute_dtype)
-
-    def compute_output_shape(self, input_shape):
-        """(B, c)."""
-        return (input_shape[0], input_shape[-1])
 
 
 class AttentionHeads(SavedByArguments, keras.layers.Layer):

@@ -50,7 +50,6 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
 
     def build(self, input_shape=None):
         """Create the weights, which depend on no shape."""
-        del input_shape
         sizes = [1, *[self.hidden] * (self.depth + 1), 1]
         self.kernels, self.biases = [], []
         for i, shape in enumerate(itertools.pairwise(sizes)):

@@ -150,7 +150,6 @@ class PrincipalComponents(SavedByArguments, keras.layers.Layer):
             raise ValueError(f"{self.name}: the vectors are not all finite")
         if not self.weights:
             self.build(vectors.shape)
-            self.built = True
         if vectors.shape[1] != self.mean.shape[0]:
             raise ValueError(f"{self.name}: the vectors have size {vectors.shape[1]}, not {self.mean.shape[0]}")
         mean = vectors.mean(axis=0, dtype=np.float64)

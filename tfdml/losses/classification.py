@@ -180,7 +180,6 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
 
     def logits(self, similarities, target_mask):
         """Return the logits (B, C)."""
-        del target_mask
         return self.scale * similarities
 
 

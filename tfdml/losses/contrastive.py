@@ -47,8 +47,7 @@ class ContrastiveLoss(PairLoss):
         # -x.y is negative where vectors are alike, as may be what an object gives; no other distance is below 0.
         may_be_negative = self.distance == "dot" or not isinstance(self.distance, str)
         self.margin = number("margin", margin, at_least=None if may_be_negative else 0)
-        one_of("average", average, ("active", "all"))
-        self.average = average
+        self.average = one_of("average", average, ("active", "all"))
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""

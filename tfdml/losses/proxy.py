@@ -75,7 +75,6 @@ class ProxyNCAPlusPlusLoss(ClassSimilarityLoss):
 
     def logits(self, similarities, target_mask):
         """Return the logits (B, C), up to a constant."""
-        del target_mask
         return (2.0 / self.temperature) * similarities
 
 

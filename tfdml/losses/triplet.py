@@ -111,7 +111,6 @@ class TripletLoss(PairLoss):
 
     def __init__(self, margin=0.1, mining="all", distance=None, average="active", **kwargs):
         super().__init__(**kwargs)
-        one_of("average", average, ("active", "all"))
         if isinstance(margin, str) and margin != "soft":
             raise ValueError(f"margin must be a number or 'soft', not {margin!r}")
         self.margin = margin if margin == "soft" else number("margin", margin, at_least=0)
@@ -119,7 +118,7 @@ class TripletLoss(PairLoss):
             distance = "euclidean" if margin == "soft" else "sqeuclidean"
         self.distance = as_distance(distance)
         self.mining = as_miner(mining, MINING)
-        self.average = average
+        self.average = one_of("average", average, ("active", "all"))
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
@@ -241,12 +240,11 @@ class QuadrupletLoss(PairLoss):
 
     def __init__(self, margin=0.2, pair_margin=0.1, distance="euclidean", average="all", mining="all", **kwargs):
         super().__init__(**kwargs)
-        one_of("average", average, ("active", "all"))
         self.margin = number("margin", margin)
         self.pair_margin = number("pair_margin", pair_margin)
         self.distance = as_distance(distance)
         self.mining = as_miner(mining)
-        self.average = average
+        self.average = one_of("average", average, ("active", "all"))
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""

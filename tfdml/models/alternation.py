@@ -145,7 +145,7 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
             statistics = type(self.embedder_optimizer).from_config(self.embedder_optimizer.get_config())
         self.statistics_optimizer = keras.optimizers.get(statistics)
         self.phase = EMBEDDER
-        self.in_statistics = _never
+        self.in_statistics = lambda variable: False
         for optimizer in (self.embedder_optimizer, self.statistics_optimizer):
             inner = getattr(optimizer, "inner_optimizer", optimizer)
             if inner.gradient_accumulation_steps:
@@ -203,7 +203,6 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
 
     def finalize_variable_values(self, var_list):
         """Do what the optimisers do at the end of training, such as to set averaged weights."""
-        del var_list
         for optimizer in (self.embedder_optimizer, self.statistics_optimizer):
             optimizer.finalize_variable_values(trained_by(optimizer))
 
@@ -227,8 +226,3 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
     def from_config(cls, config, custom_objects=None):
         """Return the optimiser that `get_config` describes."""
         return cls(restore(config["embedder"]), restore(config["statistics"]), config["name"])
-
-
-def _never(variable) -> bool:
-    del variable
-    return False

@@ -56,7 +56,6 @@ class AutoWeights(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Compile a second step, which measures."""
-        del logs
         learner: Any = self.model
         if learner.auto_weights is None:
             raise ValueError("no objective has an AutoWeight: leave the callback AutoWeights out")
@@ -83,17 +82,14 @@ class AutoWeights(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Log the weights that the step has used."""
-        del batch
         _log(self._used, logs)
 
     def on_epoch_end(self, epoch, logs=None):
         """Log the present weights."""
-        del epoch
         _log(self.model.auto_weights.values(), logs)
 
     def on_train_end(self, logs=None):
         """Leave the learner with its ordinary step."""
-        del logs
         self.model.train_function = self._plain
 
 

@@ -84,11 +84,10 @@ def untrained_batch_norm(embedder: Embedder) -> str:
     )
 
 
-def warn_of_small_pixels(embedder: Any, images: Any) -> None:
-    """Warn the caller's caller of images in 0..1, once for each embedder; all-black images say nothing."""
-    if images is None or not embedder.warns_of_small_pixels:
-        return
-    largest = float(np.max(images, initial=0))
+def warn_of_small_pixels(embedder: Any, x: Any) -> None:
+    """Warn the caller's caller of first images in 0..1, once for each embedder; all-black images say nothing."""
+    images = first_batch(x)[0] if embedder.warns_of_small_pixels else None
+    largest = 0.0 if images is None else float(np.max(images, initial=0))
     if 0 < largest <= 1:
         embedder.warns_of_small_pixels = False
         warnings.warn(
@@ -244,8 +243,7 @@ class Embedder(SavedByArguments, keras.Model):
 
     def predict(self, x, **kwargs):
         """Return the embeddings of the images, as NumPy (N, d); see `keras.Model.predict`."""
-        if self.warns_of_small_pixels:
-            warn_of_small_pixels(self, first_batch(x)[0])
+        warn_of_small_pixels(self, x)
         return super().predict(x, **kwargs)
 
     def _pooling_layer(self) -> Any:

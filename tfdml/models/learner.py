@@ -221,12 +221,8 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """Return the weighted sum of the objectives, scaled so that Keras's sum over replicas is its global value."""
-        del x
-        return self.loss_of(self.add_representations(y_pred, training), self._labels(y, sample_weight), training)
-
-    def loss_of(self, representations, labels, training=True):
-        """Return what `compute_loss` gives, of the representations that objectives read and integer labels (B,)."""
-        return self._loss_and_terms(representations, labels, training)[0]
+        labels = self._labels(y, sample_weight)
+        return self._loss_and_terms(self.add_representations(y_pred, training), labels, training)[0]
 
     def _loss_and_terms(self, representations, labels, training) -> tuple[Any, list]:
         """Return the loss of this replica, and what its terms are; in a step of the statistics there are none."""
@@ -493,13 +489,12 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
         warn_of_small_pixels(self.embedder, images)
         self._check_classes(y)
         if y is None and hasattr(x, "cardinality"):
-            x = self._with_checked_classes(x)
             # Keras warns that it does not shuffle a tf.data.Dataset, though nobody asked it to.
             kwargs.setdefault("shuffle", False)
-        if hasattr(kwargs.get("validation_data"), "cardinality"):
+        if "validation_data" in kwargs:
             kwargs["validation_data"] = self._with_checked_classes(kwargs["validation_data"])
         with replicas.explaining_empty_replicas():
-            return super().fit(x, y, *args, **kwargs)
+            return super().fit(self._with_checked_classes(x), y, *args, **kwargs)
 
     def _warn_of_uncalibrated(self) -> None:
         for objective in self.objectives:
@@ -520,9 +515,7 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
     def evaluate(self, x=None, y=None, *args, return_dict=False, **kwargs):
         """As in Keras, of classes that were trained on; without the metrics of steps of the statistics."""
         self._check_classes(y)
-        if y is None and hasattr(x, "cardinality"):
-            x = self._with_checked_classes(x)
-        logs = super().evaluate(x, y, *args, return_dict=True, **kwargs)
+        logs = super().evaluate(self._with_checked_classes(x), y, *args, return_dict=True, **kwargs)
         trackers = [tracker.name for o in self._with_statistics for tracker in getattr(o, "trackers", {}).values()]
         logs = {name: value for name, value in logs.items() if name not in trackers}
         return logs if return_dict else [logs[metric.name] for metric in self.metrics if metric.name in logs]
@@ -553,8 +546,7 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
 
     def predict(self, x, **kwargs):
         """Return the embeddings of the images, as NumPy (N, d)."""
-        if self.embedder.warns_of_small_pixels:
-            warn_of_small_pixels(self.embedder, first_batch(x)[0])
+        warn_of_small_pixels(self.embedder, x)
         return self.embedder.predict(x, **kwargs)
 
     def predict_on_batch(self, x):

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 from keras import ops
-from typing_extensions import override
 
 from tfdml.arguments import integer
 from tfdml.layers import L2Normalize, MomentEmbeddings, PrincipalComponents
@@ -41,14 +40,8 @@ class ReducedEmbedder(SavedByArguments, keras.Model):
         """The shape of an image that it is fed, as of the embedder."""
         return self.embedder.view_shape
 
-    @property
-    def embedding_dim(self) -> int:
-        """d, the number of components."""
-        return self.reduction.dim
-
     def call(self, images, training=None):
         """(B, H, W, 3) -> (B, d), unit vectors."""
-        del training
         return self.normalize(self.reduction(self.features(images)))
 
     def compute_output_shape(self, input_shape):
@@ -112,7 +105,8 @@ class MomentEmbedder(ReducedEmbedder):
             known = ", ".join(self.embedder.representations)
             raise ValueError(f"representation must be one of {known}, not {representation!r}")
         self.representation, self.whiten = representation, bool(whiten)
-        self.reduction = PrincipalComponents(embedding_dim or self.embedder.embedding_dim, whiten, name="reduction")
+        self.embedding_dim = embedding_dim or self.embedder.embedding_dim
+        self.reduction = PrincipalComponents(self.embedding_dim, whiten, name="reduction")
 
     @classmethod
     def from_learner(cls, learner, objective=None, **options):
@@ -197,6 +191,7 @@ class WhitenedEmbedder(ReducedEmbedder):
         super().__init__(embedder, name, **kwargs)
         self.reduction = PrincipalComponents(dim, True, power, shrinkage, name="whitening")
         self.dim, self.power, self.shrinkage = self.reduction.dim, self.reduction.power, self.reduction.shrinkage
+        self.embedding_dim = self.dim
 
     def build(self, input_shape):
         """Create the weights that are not there yet."""
@@ -253,12 +248,7 @@ class TruncatedEmbedder(ReducedEmbedder):
 
     def __init__(self, embedder, dim, name="truncated_embedder", **kwargs):
         super().__init__(embedder, name, **kwargs)
-        self.dim = integer("dim", dim, at_least=1, at_most=self.embedder.embedding_dim)
-
-    @property
-    @override
-    def embedding_dim(self) -> int:
-        return self.dim
+        self.dim = self.embedding_dim = integer("dim", dim, at_least=1, at_most=self.embedder.embedding_dim)
 
     def build(self, input_shape):
         """Create the weights that are not there yet."""
@@ -302,11 +292,7 @@ class StackedEmbedder(ReducedEmbedder):
             given = self.embedder.representation_shapes((None, *self.view_shape))[representation][-1]
         if (given,) != self.head.view_shape:
             raise ValueError(f"the head takes vectors of size {self.head.view_shape[0]}, the embedder gives {given}")
-
-    @property
-    def embedding_dim(self) -> int:
-        """d, of the head."""
-        return self.head.embedding_dim
+        self.embedding_dim = self.head.embedding_dim
 
     def build(self, input_shape):
         """Create the weights that are not there yet."""
@@ -315,7 +301,6 @@ class StackedEmbedder(ReducedEmbedder):
 
     def call(self, images, training=None):
         """(B, H, W, 3) -> (B, d), unit vectors."""
-        del training
         return self.head(self.features(images), training=False)
 
     def features(self, images):

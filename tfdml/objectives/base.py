@@ -99,16 +99,13 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     def build_from(self, shapes: dict) -> None:
         """Create weights for representations of these shapes; by default none."""
-        del shapes
 
     def build(self, representations_shape, labels_shape=None):
         """Create weights on first use."""
-        del labels_shape
         self.build_from(representations_shape)
 
     def represent(self, representations, training=None) -> dict:
         """Compute further representations of each image from its own; by default none."""
-        del representations, training
         return {}
 
     def compute(self, representations, labels):
@@ -248,7 +245,6 @@ class Stateful(Objective):
             representations: Those of the replica's own images if `per_image`, of the global batch otherwise.
             labels: (B,) integers.
         """
-        del representations, labels
 
     def remember(self, representations, labels) -> None:
         """Keep a batch for those after it, once the value is computed; by default not at all.
@@ -257,7 +253,6 @@ class Stateful(Objective):
             representations: Those of the global batch. Not called if `per_image`.
             labels: (B,) integers.
         """
-        del representations, labels
 
     def forget(self) -> None:
         """Drop what was remembered, as at the start of a run; by default nothing."""

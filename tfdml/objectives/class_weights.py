@@ -70,10 +70,7 @@ class InstanceLoss(ReducedObjective):
         logits = pairwise.dot_products(representations[self.representation], self.head)
         if self.bias is not None:
             logits = logits + self.bias
-        mask = target_mask(labels, self.num_classes)
-        others = pairwise.masked_logsumexp(logits, ops.logical_not(mask), axis=1)
-        values = ops.softplus(others - pairwise.masked_sum(logits, mask, axis=1))
-        return ops.where(ops.any(mask, axis=1), values, float("nan"))
+        return NormSoftmaxLoss(scale=1.0).call(labels, logits)
 
 
 class LearnedMargin(ReducedObjective):
@@ -121,7 +118,6 @@ class LearnedMargin(ReducedObjective):
 
     def build_from(self, shapes):
         """Create the boundaries."""
-        del shapes
         start = keras.initializers.Constant(self.initial_beta)
         self.beta = self.add_weight(name="beta", shape=(self.num_classes,), initializer=start)
 

@@ -18,10 +18,7 @@ class HeadsObjective(Objective):
         ValueError: The embedder has no heads.
     """
 
-    @property
-    def reads(self):
-        """The heads."""
-        return ("heads",)
+    reads = ("heads",)
 
     def build_from(self, shapes):
         """Note how many heads there are."""
@@ -111,11 +108,9 @@ class HeadDivergence(HeadsObjective):
 
     def __init__(self, margin=0.5, pairs="all", average="active", weight=0.5, **kwargs):
         super().__init__(weight=weight, **kwargs)
-        one_of(f"{self.name}: pairs", pairs, ("all", "image"))
-        one_of(f"{self.name}: average", average, ("active", "all"))
         self.margin = number("margin", margin, at_least=-1, at_most=1)
-        self.pairs = pairs
-        self.average = average
+        self.pairs = one_of(f"{self.name}: pairs", pairs, ("all", "image"))
+        self.average = one_of(f"{self.name}: average", average, ("active", "all"))
 
     def compute_pairs(self, pairs):
         """Compute the mean hinge over pairs of heads."""

@@ -132,7 +132,6 @@ class JointKernelObjective(Objective):
 
     def counted(self, negatives):
         """Return the pairs whose joint kernel `between` reads, (b, B) boolean; None for all."""
-        del negatives
 
 
 class JointRepresentationSimilarity(JointKernelObjective):
@@ -183,7 +182,6 @@ class JointRepresentationSimilarity(JointKernelObjective):
 
     def between(self, gram, labels):
         """Return the joint kernel itself."""
-        del labels
         return gram
 
 
@@ -280,6 +278,5 @@ class JointIntra(_NormObjective):
 
     def of_classes(self, products, squared_norms):
         """Minus the sum of the two lengths."""
-        del products
         lengths = squared_norms if self.squared else pairwise.safe_sqrt(squared_norms)
         return -(lengths[:, None] + lengths[None, :])

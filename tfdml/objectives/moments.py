@@ -131,7 +131,6 @@ class HighOrderMomentLoss(Objective):
             size = shapes["embedding"][-1]
         self.moments = MomentEmbeddings(self.orders, embedding_dim=size, name="moments", **self.options)
         self.moments.build(self._source(shapes))
-        self.moments.built = True
         if self._has_proxies:
             for term in self.terms:
                 term.build_from({term.representation: (None, self.moments.output_dim)})

@@ -112,12 +112,11 @@ class RankMI(WithStatistics):
         self.margin = number("margin", margin, at_least=0)
         self.initial_beta = number("initial_beta", initial_beta, at_least=0, at_most=2)
         self.statistics_steps = integer("statistics_steps", statistics_steps, at_least=1)
-        self.negatives = negatives
+        self.negatives = one_of(f"{self.name}: negatives", negatives, NEGATIVES)
         self.cutoff = number("cutoff", cutoff, above=0)
         self.nonzero_loss_cutoff = number("nonzero_loss_cutoff", nonzero_loss_cutoff, above=0)
         self.monotonicity = number("monotonicity", monotonicity, at_least=0)
         self.seed = seed
-        one_of(f"{self.name}: negatives", negatives, NEGATIVES)
         if not self.cutoff < self.nonzero_loss_cutoff < 2:
             raise ValueError(f"{self.name}: 0 < cutoff < nonzero_loss_cutoff < 2 must hold")
         self.network = StatisticsNetwork(hidden, depth, name="statistics_network")
@@ -127,16 +126,10 @@ class RankMI(WithStatistics):
 
     def build_from(self, shapes):
         """Create V and beta."""
-        del shapes
         if not self.network.built:
             self.network.build()
-            self.network.built = True
-        self.beta = self.add_weight(
-            name="beta",
-            shape=(),
-            initializer=keras.initializers.Constant(self.initial_beta),
-            trainable=False,
-        )
+        start = keras.initializers.Constant(self.initial_beta)
+        self.beta = self.add_weight(name="beta", shape=(), initializer=start, trainable=False)
 
     @property
     def statistics_variables(self):

@@ -148,7 +148,6 @@ class DensityAdaptivity(ReducedObjective, Calibrated, Observed):
 
     def build_from(self, shapes):
         """Create the targets, and the place of the reference densities."""
-        del shapes
         self.target_density = self.add_weight(
             name="target_density",
             shape=() if self.constraint == "hard" else (self.num_classes,),
@@ -283,9 +282,8 @@ class EnergyConfusion(ReducedObjective, Observed):
 
     def __init__(self, form="log", representation="embedding", **kwargs):
         super().__init__(representation, **kwargs)
-        one_of(f"{self.name}: form", form, ENERGY_FORMS)
         one_of(f"{self.name}: representation", representation, REPRESENTATIONS)
-        self.form = form
+        self.form = one_of(f"{self.name}: form", form, ENERGY_FORMS)
 
     @property
     def reads(self):
@@ -294,7 +292,6 @@ class EnergyConfusion(ReducedObjective, Observed):
 
     def represent(self, representations, training=None):
         """Return the plain representation in place of the detached one, where there is none."""
-        del training
         (detached,) = self.reads
         if detached in representations or self.representation not in representations:
             return {}
@@ -384,8 +381,7 @@ class EntropySpread(ReducedObjective):
 
     def __init__(self, form="pairs", threshold=1.0, **kwargs):
         super().__init__(**kwargs)
-        one_of(f"{self.name}: form", form, ENTROPY_FORMS)
-        self.form = form
+        self.form = one_of(f"{self.name}: form", form, ENTROPY_FORMS)
         self.threshold = number("threshold", threshold, at_least=0)
 
     def compute_pairs(self, pairs):

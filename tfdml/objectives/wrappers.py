@@ -181,6 +181,8 @@ class ProxyLoss(Objective):
     """
 
     per_image = True
+    reads: tuple[str, ...] = ("class",)
+    provides = ("class",)
 
     def __init__(
         self,
@@ -207,21 +209,10 @@ class ProxyLoss(Objective):
         if self.drop_highest and isinstance(loss, ProxyAnchorLoss):
             raise ValueError(f"drop_highest: {loss.name} has no value of each image; leave it out")
 
-    @property
-    def reads(self):
-        """The class similarities."""
-        return ("class",)
-
-    @property
-    def provides(self):
-        """The class similarities."""
-        return ("class",)
-
     def build_from(self, shapes):
         """Create the proxies."""
         if not self.class_proxies.built:
             self.class_proxies.build(shapes[self.representation])
-            self.class_proxies.built = True
 
     def represent(self, representations, training=None):
         """Return the class similarities of each image."""
@@ -284,11 +275,8 @@ class MatryoshkaProxyLoss(ProxyLoss):
         loss = _loss_from(loss)
         super().__init__(loss, num_classes, name=name or f"matryoshka_{loss.name}", **kwargs)
         self.dims, self.dim_weights = _checked_prefixes(dims, dim_weights)
-
-    @property
-    def reads(self):
-        """The class similarities, and what their prefixes are computed of."""
-        return ("class", self.representation)
+        # The class similarities, and what their prefixes are computed of.
+        self.reads = ("class", self.representation)
 
     def build_from(self, shapes):
         """Create the proxies."""

@@ -1,7 +1,5 @@
 """The page of `tfdml audit`: duplicates, labels, outliers, classes and picks, with their images."""
 
-from __future__ import annotations
-
 import os
 import types
 from collections.abc import Callable

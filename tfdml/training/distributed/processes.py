@@ -114,7 +114,6 @@ class Processes:
             batches: A `tf.data.Dataset` of this process's rows of each batch.
             batch_size: Images of a step over all processes.
         """
-        del batch_size
         return batches
 
     def leave(self, variables: Sequence[Any]) -> Processes | None:
@@ -123,12 +122,10 @@ class Processes:
         Args:
             variables: Those that are still needed.
         """
-        del variables
         return self
 
     def is_loss(self, error: Exception) -> bool:
         """Whether an error means that another process is lost."""
-        del error
         return False
 
     @contextlib.contextmanager

@@ -112,7 +112,6 @@ class Interruption:
             self._deferred = before
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        del frame
         if self.received is not None:
             os._exit(128 + number)
         self.received = number

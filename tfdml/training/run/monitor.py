@@ -96,7 +96,6 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Open TensorBoard's file; before the first step, measure and record the untrained embedder."""
-        del logs
         if self._processes.is_chief:
             with self._disk_for_summaries():
                 self._writer = tf.summary.create_file_writer(str(self.folder.tensorboard))
@@ -108,7 +107,6 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Start the clock."""
-        del epoch, logs
         if self._metric_state is not None:
             for variable, value in zip(self.model.metrics_variables, self._metric_state, strict=True):
                 variable.assign(value)
@@ -118,7 +116,6 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         """Look at the batch, when it is time."""
-        del batch, logs
         if not self._watcher.is_due(self.step):
             return
         _ = self.model  # on JAX variables are with the learner only once a callback has asked for it
@@ -138,7 +135,6 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Count the step; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
-        del batch
         self.step += 1
         self._steps_here += 1
         if self._steps_here == self._compiling_steps:
@@ -193,7 +189,6 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         """Close TensorBoard's file."""
-        del logs
         if self._writer is not None:
             self._writer.close()
 
