@@ -43,16 +43,7 @@ class NormalizedLoss(PairLoss):
             raise ValueError(f"expected a loss on pairs of embeddings, got {loss!r}")
         super().__init__(reduction=loss.reduction, name=name or loss.name)
         self.loss, self.positives = loss, loss.positives
-
-    @property
-    def whole_batch(self):
-        """As the loss."""
-        return self.loss.needs_whole_batch
-
-    @property
-    def within_batch(self):
-        """As the loss."""
-        return self.loss.within_batch
+        self.whole_batch, self.within_batch = loss.needs_whole_batch, loss.within_batch
 
     def anchor_losses(self, pairs):
         """Compute the loss's values: (b,)."""

@@ -307,23 +307,13 @@ class MomentEmbeddings(keras.layers.Layer):
             if size is not None:
                 integer(name, size, at_least=1)
         self.moments = HighOrderMoments(orders, dim, mode, scaled, seed, name="moments")
-        self.embedding_dim = embedding_dim
+        self.orders, self.embedding_dim = self.moments.orders, embedding_dim
+        #: The size of each embedding.
+        self.output_dim = embedding_dim or self.moments.dim
         self.reduce_to = reduce_to
         self.reduction = keras.layers.Dense(reduce_to, use_bias=False, name="reduction") if reduce_to else None
-        self.dense = {}
-        if embedding_dim:
-            names = {order: f"order_{order}" for order in self.orders}
-            self.dense = {name: keras.layers.Dense(embedding_dim, use_bias=False, name=name) for name in names.values()}
-
-    @property
-    def orders(self) -> tuple[int, ...]:
-        """The orders, ascending."""
-        return self.moments.orders
-
-    @property
-    def output_dim(self) -> int:
-        """The size of each embedding."""
-        return self.embedding_dim or self.moments.dim
+        names = [f"order_{order}" for order in self.orders] if embedding_dim else []
+        self.dense = {name: keras.layers.Dense(embedding_dim, use_bias=False, name=name) for name in names}
 
     def build(self, input_shape):
         """Create the weights for features of the shape given."""

@@ -103,16 +103,8 @@ class PairLoss(LabelledLoss):
     positives: Relation | Callable | None = None
     distance: str | Distance | Callable = "euclidean"
     mining: str | Miner | Callable | None = None
-
-    @property
-    def whole_batch(self) -> bool:
-        """Whether `anchor_losses` needs all anchors of the batch; by default not."""
-        return False
-
-    @property
-    def within_batch(self) -> bool:
-        """Whether the references must be the anchors themselves; by default not."""
-        return False
+    whole_batch = False
+    within_batch = False
 
     def with_positives(self, positives):
         """Return the same loss for labels that are sets or levels of a hierarchy: rows (B, L).

@@ -260,6 +260,8 @@ class TupletMarginLoss(PairLoss):
         self.scale = number("scale", scale, above=0)
         self.variance_weight = number("variance_weight", variance_weight, at_least=0)
         self.variance_slack = number("variance_slack", variance_slack, at_least=0, at_most=1)
+        # The mean cosines of the batch carry a gradient.
+        self.whole_batch = self.variance_weight > 0
         self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
@@ -268,11 +270,6 @@ class TupletMarginLoss(PairLoss):
         push = pairwise.masked_logsumexp(self.scale * cosines, negatives, axis=1)
         rows = self.over_pairs(pairs, ops.softplus(push[:, None] - self.scale * self._with_slack(pairs)), positives)
         return rows + self.variance_weight * self._variance(pairs)
-
-    @property
-    def whole_batch(self):
-        """Whether the mean cosines of the batch count, which carry a gradient."""
-        return self.variance_weight > 0
 
     def _with_slack(self, pairs):
         """cos(theta - margin)."""

@@ -8,7 +8,7 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import integer, number
-from tfdml.saving import Composed, restore
+from tfdml.saving import Composed, restore, snake_case
 
 
 class Distance(Composed):
@@ -39,6 +39,10 @@ class Distance(Composed):
         raise TypeError(f"{type(self).__name__} must define __call__(a, b)")
 
 
+#: The miners of tfdml by name, such as `easy_positive`: losses know them by it, with their default arguments.
+MINERS: dict[str, type] = {}
+
+
 class Miner(Composed):
     """Chooses the pairs that a loss learns from, for its `mining`; a subclass defines `__call__`.
 
@@ -63,6 +67,12 @@ class Miner(Composed):
 
     whole_batch = False
 
+    def __init_subclass__(cls, **kwargs):
+        """Give the miners of tfdml a name."""
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("tfdml.mining."):
+            MINERS[snake_case(cls.__name__).removesuffix("_miner")] = cls
+
     def __call__(self, pairs):
         """Return the pairs to keep.
 
@@ -86,24 +96,6 @@ def as_distance(distance):
     return checked("distance", restore(distance), pairwise.DISTANCES, "(a, b)", Distance)
 
 
-_named: dict[str, type] = {}
-
-
-def named_miner(name: str):
-    """Let losses know a miner by this name, as that with its default arguments; a decorator of the class."""
-
-    def register(cls):
-        _named[name] = cls
-        return cls
-
-    return register
-
-
-def named_miners() -> dict[str, type]:
-    """Return the miners that have a name."""
-    return dict(sorted(_named.items()))
-
-
 def as_miner(mining, names=("all",)):
     """Return a loss's `mining`: one of `names`, the name of a miner, or an object or function, or what was saved of it.
 
@@ -113,12 +105,12 @@ def as_miner(mining, names=("all",)):
     mining, called_with = restore(mining), "(pairs)"
     if not isinstance(mining, str) or mining in names:
         return checked("mining", mining, names, called_with, Miner)
-    if mining in _named:
-        return _named[mining]()
+    if mining in MINERS:
+        return MINERS[mining]()
     known = f"one of {', '.join(names)}, or " if names else ""
     raise ValueError(
         f"mining must be {known}an object called with {called_with}, or the name of a miner "
-        f"({', '.join(named_miners())}), not {mining!r}"
+        f"({', '.join(sorted(MINERS))}), not {mining!r}"
     )
 
 

@@ -8,7 +8,7 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number, one_of
-from tfdml.mining.base import Miner, named_miner
+from tfdml.mining.base import Miner
 
 
 def semi_hard_negatives(pairs):
@@ -148,7 +148,6 @@ def sample_negatives(probabilities, count=1, seed=None):
 CHOICES = ("easy", "semi_hard", "hard", "all")
 
 
-@named_miner("batch_easy_hard")
 class BatchEasyHardMiner(Miner):
     """For each anchor the easiest, a semi-hard or the hardest positive, and the same of the negatives.
 
@@ -202,7 +201,6 @@ class BatchEasyHardMiner(Miner):
         return pairs.keep(ops.logical_and(chosen_positives, both), ops.logical_and(chosen_negatives, both))
 
 
-@named_miner("easy_positive")
 class EasyPositiveMiner(BatchEasyHardMiner):
     """For each anchor its nearest positive, so that a class need not be one cluster, with negatives of choice.
 
@@ -225,7 +223,6 @@ class EasyPositiveMiner(BatchEasyHardMiner):
         super().__init__("easy", negatives)
 
 
-@named_miner("batch_hard")
 class BatchHardMiner(BatchEasyHardMiner):
     """For each anchor its furthest positive and its nearest negative: batch-hard, for every loss on pairs.
 
@@ -262,7 +259,6 @@ def _value(distances, chosen, missing):
     return ops.where(ops.any(chosen, axis=1, keepdims=True), value, missing)
 
 
-@named_miner("angular")
 class AngularMiner(Miner):
     """The pairs of triplets (a, p, n) in which n sees the middle c of a and p under an angle above a bound.
 
@@ -327,7 +323,6 @@ class AngularMiner(Miner):
 _LARGEST_DENOMINATOR = 2**15
 
 
-@named_miner("hard_aware")
 class HardAwareMiner(Miner):
     """The hardest share of a batch's pairs: its furthest positives and its nearest negatives.
 

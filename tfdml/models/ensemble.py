@@ -74,7 +74,10 @@ class AttentionEnsemble(Embedder):
         self.trunk, self.rest = backbones.cut(self.backbone, self.cut[0])
         self.attention = self._attention_network()
         self.attention_heads = AttentionHeads(heads, name="attention_heads", dtype=self.dtype_policy)
-        self._check_sizes()
+        features = self.trunk.compute_output_shape((None, *self.view_shape))
+        context = features if self.attention is None else self.attention.compute_output_shape(features)
+        if tuple(context[1:3]) != tuple(features[1:3]):
+            raise ValueError(f"cut: the map is smaller at {self.cut[1]} than at {self.cut[0]}: end the network before")
         if self.batch_norm == "frozen" and self.attention is not None:
             freeze_batch_norm(self.attention)
 
@@ -90,12 +93,6 @@ class AttentionEnsemble(Embedder):
         copy = keras.models.clone_model(between, clone_function=copied)
         copy.set_weights(between.get_weights())
         return copy
-
-    def _check_sizes(self) -> None:
-        features = self.trunk.compute_output_shape((None, *self.view_shape))
-        context = features if self.attention is None else self.attention.compute_output_shape(features)
-        if tuple(context[1:3]) != tuple(features[1:3]):
-            raise ValueError(f"cut: the map is smaller at {self.cut[1]} than at {self.cut[0]}: end the network before")
 
     def build(self, input_shape):
         """Create the weights that the backbone does not have yet."""

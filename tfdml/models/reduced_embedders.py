@@ -28,17 +28,12 @@ class ReducedEmbedder(SavedByArguments, keras.Model):
     def __init__(self, embedder, name, **kwargs):
         super().__init__(name=name, **{**kwargs, "autocast": False})
         self.embedder = restore(embedder)
-        views = ("image_size", "resize", "resize_mode", "pad_color")
+        views = ("image_size", "resize", "resize_mode", "pad_color", "view_shape")
         if not all(hasattr(self.embedder, part) for part in ("embedding_dim", *views)):
             raise ValueError(f"embedder must be an Embedder, not {embedder!r}")
         for name in views:
             setattr(self, name, getattr(self.embedder, name))
         self.normalize = L2Normalize(name="normalize")
-
-    @property
-    def view_shape(self) -> tuple[int, ...]:
-        """The shape of an image that it is fed, as of the embedder."""
-        return self.embedder.view_shape
 
     def call(self, images, training=None):
         """(B, H, W, 3) -> (B, d), unit vectors."""

@@ -65,15 +65,18 @@ class Objective(SavedByArguments, keras.layers.Layer):
             that the given anchors make up, and the parts of all replicas add up.
         learns_from: The pairs of images that it learns from, of one class (`"positive"`) or of two (`"negative"`); a
             batch without any would teach it nothing.
+        provides: The names of the representations that `represent` adds.
 
     Raises:
         ValueError: `weight` is negative or not finite, or a representation that the objective reads is missing.
     """
 
     per_image = False
+    whole_batch = False
     reduction = "mean"
     representation = "embedding"
     learns_from: tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
 
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
@@ -83,19 +86,9 @@ class Objective(SavedByArguments, keras.layers.Layer):
         self.weight = weight if isinstance(weight, AutoWeight) else number("weight", weight, at_least=0)
 
     @property
-    def whole_batch(self) -> bool:
-        """Whether `compute_pairs` needs all anchors of the batch; by default not."""
-        return False
-
-    @property
     def reads(self) -> tuple[str, ...]:
         """The names of the representations that the value needs; by default `representation` alone."""
         return (self.representation,)
-
-    @property
-    def provides(self) -> tuple[str, ...]:
-        """The names of the representations that `represent` adds."""
-        return ()
 
     def build_from(self, shapes: dict) -> None:
         """Create weights for representations of these shapes; by default none."""

@@ -64,12 +64,7 @@ class HeadwiseLoss(HeadsObjective):
         if not isinstance(loss, PairLoss):
             raise ValueError(f"HeadwiseLoss takes a loss of tfdml over pairs, not {loss!r}")
         super().__init__(name=name or f"headwise_{loss.name}", **kwargs)
-        self.loss = loss
-
-    @property
-    def whole_batch(self):
-        """As the loss."""
-        return self.loss.needs_whole_batch
+        self.loss, self.whole_batch = loss, loss.needs_whole_batch
 
     def compute_pairs(self, pairs):
         """Compute the mean of the heads' losses."""

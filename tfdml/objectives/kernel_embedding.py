@@ -49,6 +49,8 @@ class JointKernelObjective(Objective):
         if not self.levels or len(set(self.levels)) != len(self.levels):
             raise ValueError(f"{self.name}: levels must be one or more different names, not {levels}")
         self.kernels = self._kernels_by_level(kernels)
+        # The largest value of the batch decides the scale of such a kernel.
+        self.whole_batch = self.whole_batch or any(kernel.whole_batch for kernel in self.kernels.values())
         self.unit_length = (unit_length,) if isinstance(unit_length, str) else tuple(unit_length)
         if not set(self.unit_length) <= set(self.levels):
             raise ValueError(f"{self.name}: unit_length={list(self.unit_length)}, but the levels are {self.levels}")
@@ -85,11 +87,6 @@ class JointKernelObjective(Objective):
     def _check_vectors(self, level, shape):
         if len(shape) != 2:
             raise ValueError(f"{self.name}: the level {level!r} takes vectors (B, D), not shape {tuple(shape)}")
-
-    @property
-    def whole_batch(self):
-        """Whether the largest value of the batch decides the scale of a kernel."""
-        return any(kernel.whole_batch for kernel in self.kernels.values())
 
     def joint_kernel(self, pairs, mask=None):
         """Compute the product over levels of their Gram matrices, (b, B).

@@ -69,7 +69,7 @@ class CrossBatchMemory(Stateful):
             raise ValueError(f"CrossBatchMemory takes a loss of each anchor's own pairs, not {type(loss).__name__}")
         super().__init__(name=name or f"cross_batch_{loss.name}", **kwargs)
         self.representation, self.reduction = representation, reduction_of(loss)
-        self.loss = loss
+        self.loss, self.whole_batch = loss, loss.needs_whole_batch
         self.size = integer("size", size, at_least=1)
         self.start = integer("start", start, at_least=0)
         self.label_columns = integer("label_columns", label_columns, at_least=1)
@@ -100,11 +100,6 @@ class CrossBatchMemory(Stateful):
         # The newest stand last.
         self.filled = state("filled", (), "int32")
         self.steps = state("steps", (), "int32")
-
-    @property
-    def whole_batch(self):
-        """As the loss."""
-        return self.loss.needs_whole_batch
 
     def compute_pairs(self, pairs):
         """Compute the loss over the pairs of the batch's images with the batch and the memory."""

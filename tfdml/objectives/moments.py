@@ -60,6 +60,8 @@ class HighOrderMomentLoss(Objective):
     to 9, and algorithm 1.
     """
 
+    reads: tuple[str, ...] = ()
+
     def __init__(
         self,
         loss,
@@ -91,6 +93,12 @@ class HighOrderMomentLoss(Objective):
         self.per_image = self.terms[0].per_image
         self.learns_from = self.terms[0].learns_from
         self.reduction = self.terms[0].reduction
+        self.whole_batch = self.terms[0].whole_batch
+        self._has_proxies = isinstance(self.terms[0], ProxyLoss)
+        # The embeddings of the moments, and the class similarities that they give: the loss of each order takes these.
+        vectors = tuple(term.representation for term in self.terms)
+        self.reads = tuple(f"{name}_class" for name in vectors) if self._has_proxies else vectors
+        self.provides = vectors + self.reads if self._has_proxies else vectors
 
     def _weights_by_order(self, weights) -> tuple[float, ...]:
         weights = tuple(weights) if isinstance(weights, Sequence) else (weights,) * len(self.orders)
@@ -106,21 +114,6 @@ class HighOrderMomentLoss(Objective):
             raise ValueError(f"{self.name}: {self.loss.name} works on class similarities and needs num_classes")
         proxies = self.proxies_per_class or self.loss.proxies_per_class
         return ProxyLoss(self.loss, self.num_classes, proxies, representation=source, name=source)
-
-    @property
-    def provides(self):
-        """The embeddings of the moments, and the class similarities that they give."""
-        vectors = tuple(term.representation for term in self.terms)
-        return vectors + tuple(f"{name}_class" for name in vectors) if self._has_proxies else vectors
-
-    @property
-    def reads(self):
-        """What the loss of each order takes."""
-        return self.provides[-len(self.orders) :]
-
-    @property
-    def _has_proxies(self):
-        return isinstance(self.terms[0], ProxyLoss)
 
     def build_from(self, shapes):
         """Create the projections, the matrices A_k and the class proxies."""
@@ -154,11 +147,6 @@ class HighOrderMomentLoss(Objective):
             return named
         similarities = [term.represent(named)["class"] for term in self.terms]
         return {**named, **dict(zip(self.reads, similarities, strict=True))}
-
-    @property
-    def whole_batch(self):
-        """As the loss."""
-        return self.terms[0].whole_batch
 
     def compute(self, representations, labels):
         """Compute the weighted sum over orders, (B,), of a loss that works image by image."""

@@ -284,6 +284,8 @@ class EnergyConfusion(ReducedObjective, Observed):
         super().__init__(representation, **kwargs)
         one_of(f"{self.name}: representation", representation, REPRESENTATIONS)
         self.form = one_of(f"{self.name}: form", form, ENERGY_FORMS)
+        # The logarithm is of a mean over the batch.
+        self.whole_batch = self.form == "log_of_mean"
 
     @property
     def reads(self):
@@ -304,11 +306,6 @@ class EnergyConfusion(ReducedObjective, Observed):
             ValueError: It is missing.
         """
         return super().select({**representations, **self.represent(representations)})
-
-    @property
-    def whole_batch(self):
-        """Whether the logarithm is of a mean over the batch."""
-        return self.form == "log_of_mean"
 
     def compute_pairs(self, pairs):
         """Compute the mean (or sum) over ordered pairs of different classes."""

@@ -61,12 +61,8 @@ class MetricLoss(Objective):
             raise ValueError(f"{loss.name} takes similarities to classes: use ProxyLoss(loss, num_classes)")
         self.loss = loss
         self.per_image = not isinstance(loss, PairLoss)
+        self.whole_batch = not self.per_image and loss.needs_whole_batch
         self.learns_from = () if self.per_image else ("positive", "negative")
-
-    @property
-    def whole_batch(self):
-        """As the loss."""
-        return not self.per_image and self.loss.needs_whole_batch
 
     def compute(self, representations, labels):
         """Compute the values of a loss that works image by image, (B,)."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +12,10 @@ from tfdml.errors import UserError, short_message
 from tfdml.kernels import Kernel
 from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
-from tfdml.mining.base import Jaccard, Relation, SameLabel, named_miners, shares_a_label
+from tfdml.mining.base import MINERS, Jaccard, Relation, SameLabel, shares_a_label
 from tfdml.objectives import AutoWeight, CrossBatchMemory, MetricLoss, Objective, Prism, ProxyLoss
 from tfdml.objectives.base import Calibrated, Observed, Stateful, WithStatistics
+from tfdml.saving import snake_case
 from tfdml.training.expressions import AUTO, Call, parse_terms, shortened
 
 _ALIASES = {
@@ -39,21 +39,10 @@ _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
 _NO_TERMS = (*_WRAPPERS, AutoWeight, PairLoss, ClassSimilarityLoss, Calibrated, Observed, Stateful, WithStatistics)
 
 
-def snake_case(name: str) -> str:
-    """`AMSoftmaxLoss` -> `am_softmax`; the suffix `Loss` says nothing among losses.
-
-    Example:
-        >>> snake_case("BinomialDevianceLoss"), snake_case("GaussianMixture")
-        ('binomial_deviance', 'gaussian_mixture')
-    """
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.removesuffix("Loss"))
-    return words.lower()
-
-
 def known() -> dict[str, type]:
     """Return the losses and objectives that `--objectives` can name."""
     classes = [value for package in (losses, objectives) for value in vars(package).values() if inspect.isclass(value)]
-    return {snake_case(cls.__name__): cls for cls in classes if cls not in _NO_TERMS}
+    return {snake_case(cls.__name__).removesuffix("_loss"): cls for cls in classes if cls not in _NO_TERMS}
 
 
 def _known_kernels() -> dict[str, type]:
@@ -223,7 +212,7 @@ def _argument(key: str, value: Any) -> Any:
     if not isinstance(value, Call):
         return value
     if key == "mining":
-        cls = _look_up(value, named_miners(), "miner ")
+        cls = _look_up(value, MINERS, "miner ")
     elif key == "positives":
         cls = _look_up(value, _RELATIONS, "relation ")
     else:
