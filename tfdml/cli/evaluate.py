@@ -159,7 +159,7 @@ def _retrieval(
         result["after"] = split.after_embedding(chains, ks, values.metrics or list(DEFAULT_METRICS))
     if values.generalisation:
         result["generalisation"] = split.generalisation()
-    size = f"{len(split.embeddings):,} images of {split.num_classes:,} classes"
+    size = f"{len(split.embeddings):,} images of {len(np.unique(split.images.labels)):,} classes"
     print(f"{as_named(values.model)} on {split.name}: {size}")
     print_metrics(result)
     return result
@@ -306,11 +306,6 @@ class EmbeddedSplit:
         name = f"{about}, {values.split}" if part.roles is not None or choice else about
         images = part if dataset is None or not (dataset.protocol or dataset.groups is not None) else dataset
         return cls(values, name, about, part.embeddings, images, dataset, None, choice, everything)
-
-    @property
-    def num_classes(self) -> int:
-        """How many classes the images are of."""
-        return len(np.unique(self.images.labels))
 
     def generalisation(self) -> dict[str, Any]:
         """Return the measures of generalisation that the training classes, and the model, allow."""

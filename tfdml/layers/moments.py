@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 from keras import ops
-from typing_extensions import override
 
 from tfdml import pairwise
 from tfdml.arguments import boolean, integer, one_of
@@ -265,8 +264,7 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
         return {order: keras.KerasTensor((features.shape[0], self.dim), dtype="float32") for order in self.orders}
 
 
-@keras.saving.register_keras_serializable("tfdml")
-class MomentEmbeddings(keras.layers.Layer):
+class MomentEmbeddings(SavedByArguments, keras.layers.Layer):
     """Embeddings of the moments of a feature map: a bias-free dense layer for each order, then L2.
 
     features (B, ..., c) -> reduction (optional) -> moments (B, dim) of each order -> dense (B, d) -> L2
@@ -307,9 +305,11 @@ class MomentEmbeddings(keras.layers.Layer):
             if size is not None:
                 integer(name, size, at_least=1)
         self.moments = HighOrderMoments(orders, dim, mode, scaled, seed, name="moments")
-        self.orders, self.embedding_dim = self.moments.orders, embedding_dim
+        for name in ("orders", "dim", "mode", "scaled", "seed"):
+            setattr(self, name, getattr(self.moments, name))
+        self.embedding_dim = embedding_dim
         #: The size of each embedding.
-        self.output_dim = embedding_dim or self.moments.dim
+        self.output_dim = embedding_dim or self.dim
         self.reduce_to = reduce_to
         self.reduction = keras.layers.Dense(reduce_to, use_bias=False, name="reduction") if reduce_to else None
         names = [f"order_{order}" for order in self.orders] if embedding_dim else []
@@ -338,15 +338,8 @@ class MomentEmbeddings(keras.layers.Layer):
 
     def compute_output_spec(self, features):
         """(B, d) float32 by order."""
-        return {
-            order: keras.KerasTensor((features.shape[0], self.output_dim), dtype="float32") for order in self.orders
-        }
-
-    @override
-    def get_config(self):
-        moments = self.moments.get_config()
-        config = {key: moments[key] for key in ("orders", "dim", "mode", "scaled", "seed")}
-        return {**super().get_config(), **config, "embedding_dim": self.embedding_dim, "reduce_to": self.reduce_to}
+        shape = (features.shape[0], self.output_dim)
+        return {order: keras.KerasTensor(shape, dtype="float32") for order in self.orders}
 
 
 def as_orders(orders: int | Sequence[int]) -> tuple[int, ...]:

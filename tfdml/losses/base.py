@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import keras
 from keras import ops
-from typing_extensions import override
 
 from tfdml import pairwise, replicas
 from tfdml.mining.base import Distance, Miner, Relation, as_relation
@@ -131,8 +130,8 @@ class PairLoss(LabelledLoss):
         loss.positives = as_relation(positives)
         return loss
 
-    @override
     def get_config(self):
+        """Return the arguments, and `positives` where there are any."""
         config = super().get_config()
         if self.positives is None:
             return config
@@ -146,8 +145,8 @@ class PairLoss(LabelledLoss):
             loss.positives = as_relation(config["positives"])
         return loss
 
-    @override
     def as_labels(self, labels):
+        """Convert labels to what `call` takes: integers (B,), or rows (B, L) with `positives`."""
         return pairwise.as_labels(labels, rows=self.positives is not None)
 
     def call(self, labels, embeddings):

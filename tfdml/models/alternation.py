@@ -11,7 +11,6 @@ from typing import Any
 
 import keras
 from keras import ops
-from typing_extensions import override
 
 from tfdml.saving import restore
 from tfdml.workarounds import schedule_of, trained_by
@@ -113,8 +112,8 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):
         """Return the rate at the present step of the `AlternatingOptimizer`."""
         return self.schedule(step if self.iterations is None else self.iterations)
 
-    @override
     def get_config(self):
+        """Return the arguments."""
         return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
 
 
@@ -214,8 +213,8 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
         """Load the step count."""
         self.iterations.assign(store["iterations"])
 
-    @override
     def get_config(self):
+        """Return the arguments."""
         return {
             "name": self.name,
             "embedder": keras.saving.serialize_keras_object(self.embedder_optimizer),

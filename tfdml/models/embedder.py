@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from typing_extensions import override
 
 from tfdml import backbones, workarounds
 from tfdml.arguments import integer, number, one_of
@@ -408,7 +407,6 @@ class Head(Embedder):
         """(D,)."""
         return tuple(self.backbone.input_shape[1:])
 
-    @override
     def represent(self, images, training=None, detached=False):
         """See `Embedder.represent`, of vectors (B, D)."""
         if tuple(images.shape[1:]) != self.view_shape:

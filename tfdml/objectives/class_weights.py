@@ -4,7 +4,6 @@ import math
 
 import keras
 from keras import ops
-from typing_extensions import override
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import boolean, integer, number
@@ -133,8 +132,8 @@ class LearnedMargin(ReducedObjective):
         active = batch.total(active)
         return total / ops.where(active > 0, active, 1.0)
 
-    @override
     def get_config(self):
+        """Return the arguments."""
         return {**super().get_config(), "beta": self.initial_beta}
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from typing_extensions import override
-
 from tfdml.arguments import number
 from tfdml.layers import MomentEmbeddings
 from tfdml.layers.moments import as_orders
@@ -162,6 +160,6 @@ class HighOrderMomentLoss(Objective):
             weight * term.compute_pairs(pairs) for term, weight in zip(self.terms, self.order_weights, strict=True)
         )
 
-    @override
     def get_config(self):
+        """Return the arguments."""
         return {**super().get_config(), **self.options}

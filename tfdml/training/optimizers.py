@@ -22,7 +22,6 @@ from typing import Any
 
 import keras
 from keras import ops
-from typing_extensions import override
 
 from tfdml import workarounds
 from tfdml.errors import UserError
@@ -88,8 +87,8 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         after = self.schedule(later) if callable(self.schedule) else self.schedule
         return ops.where(step < self.steps, rising, ops.cast(after, "float32"))
 
-    @override
     def get_config(self):
+        """Return the arguments."""
         callable_schedule = callable(self.schedule)
         schedule = keras.saving.serialize_keras_object(self.schedule) if callable_schedule else self.schedule
         return {"schedule": schedule, "steps": self.steps, "peak": self.peak, "shift": self.shift}
