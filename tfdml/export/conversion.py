@@ -3,7 +3,6 @@
 import copy
 import importlib.util
 import os
-from collections.abc import Callable
 from typing import Any
 
 import flatbuffers
@@ -12,7 +11,7 @@ import tensorflow as tf
 
 from tfdml.backbones import TokenBackbone
 from tfdml.embeddings.backends import litert_interpreter
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.export.network import frozen_module, quiet, view_spec
 from tfdml.models import AnyEmbedder, AttentionEnsemble, Embedder, Head, MomentEmbedder, TruncatedEmbedder
 from tfdml.workarounds import litert_schema
@@ -95,12 +94,8 @@ def _module(embedder: AnyEmbedder) -> tf.Module:
         layer.in_blocks = True
 
 
-def _converter(module: tf.Module) -> tf.lite.TFLiteConverter:
-    return tf.lite.TFLiteConverter.from_concrete_functions([module.embed.get_concrete_function()], module)
-
-
 def _converted(module: tf.Module, precision: str, representative: np.ndarray | None = None) -> bytes:
-    converter = _converter(module)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([module.embed.get_concrete_function()], module)
     if precision != "float32":
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if precision == "float16":
@@ -111,15 +106,9 @@ def _converted(module: tf.Module, precision: str, representative: np.ndarray | N
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
         converter.inference_input_type = tf.uint8
         converter.inference_output_type = tf.float32
-    return _run(converter.convert, precision)
-
-
-def _run(convert: Callable[[], bytes], precision: str) -> bytes:
-    try:
-        with quiet():
-            file = bytes(convert())
-    except (RuntimeError, ValueError, tf.errors.OpError) as error:
-        raise UserError(f"LiteRT cannot convert to {precision}: {short_message(error, 'first')}") from error
+    kinds = (RuntimeError, ValueError, tf.errors.OpError)
+    with user_errors(kinds, f"LiteRT cannot convert to {precision}: {REASON}", keep="first"), quiet():
+        file = bytes(converter.convert())
     # A conversion that failed within can return an empty model.
     if not _read_model(file).signatureDefs:
         raise UserError(f"LiteRT's converter made no model of this embedder for {precision}")
@@ -269,11 +258,9 @@ def convert_onnx(embedder: AnyEmbedder) -> bytes:
         difference = graph.insert_new_node_on_output("Sub", node.output[0], name=f"{node.name}_complement")
         graph.replace_inputs(difference, [one, node.output[0]])
 
-    try:
-        with quiet():
-            model, _ = tf2onnx.convert.from_function(
-                embed, input_signature=[spec], opset=_OPSET, custom_op_handlers={"Erfc": (complement_of_erf, [])}
-            )
-    except (ValueError, RuntimeError, NotImplementedError) as error:
-        raise UserError(f"tf2onnx cannot convert this embedder: {short_message(error)}") from error
+    kinds = (ValueError, RuntimeError, NotImplementedError)
+    with user_errors(kinds, f"tf2onnx cannot convert this embedder: {REASON}"), quiet():
+        model, _ = tf2onnx.convert.from_function(
+            embed, input_signature=[spec], opset=_OPSET, custom_op_handlers={"Erfc": (complement_of_erf, [])}
+        )
     return model.SerializeToString()

@@ -16,7 +16,7 @@ from absl import logging
 from tfdml.arguments import number
 from tfdml.data.dataset import ImageDataset
 from tfdml.embeddings.model_card import CARD, describe_files, served_version
-from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration
 from tfdml.export import saved_model
 from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, embedded
@@ -289,11 +289,10 @@ class LoadedVersion:
             raise UserError(f"there is no retriever at {path}: it has no {RETRIEVER_CARD}")
         card = read_json(file, _CARD)
         compare_files(path, card["files"], str(file), remedy)
-        try:
+        # Whatever TensorFlow raises on a damaged graph.
+        with user_errors(Exception, f"{path} cannot be loaded as a retriever: {REASON}", keep="last"):
             loaded = tf.saved_model.load(str(path))
             held = {len(loaded.table[name].numpy()) for name in ("embeddings", "ids", "labels", "metadata", "classes")}
-        except Exception as error:  # whatever TensorFlow raises on a damaged graph
-            raise UserError(f"{path} cannot be loaded as a retriever: {short_message(error, 'last')}") from error
         if held != {card["items"]}:
             raise UserError(f"{path} is damaged: {RETRIEVER_CARD} states {card['items']} items; build it again")
         stored = card["calibration"]

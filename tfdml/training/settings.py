@@ -691,10 +691,9 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
         for name, value in parse_flags(text).items():
             if name not in kinds:
                 raise UserError(f"flag file: there is no setting --{name}")
-            try:
+            wrong = f"flag file: --{name}={value} is not of type {kinds[name].__name__}"
+            with user_errors((KeyError, ValueError), wrong):
                 values[name] = _BOOLEANS[value] if kinds[name] is bool else kinds[name](value)
-            except (KeyError, ValueError) as error:
-                raise UserError(f"flag file: --{name}={value} is not of type {kinds[name].__name__}") from error
         return cls(**{**values, **changes})
 
 

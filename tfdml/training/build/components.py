@@ -15,7 +15,7 @@ from tfdml.arguments import integer
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.sampling import Sampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
-from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import evaluate_pairs
 from tfdml.layers import PrincipalComponents
 from tfdml.memory import require_memory
@@ -292,16 +292,13 @@ def _with_objectives(
     if train is not None and relation is not None:
         labels = np.resize(train.targets[:4], (4, *train.targets.shape[1:]))
     terms = build_objectives(objectives, num_classes, relation, labels.size // 4)
-    try:
+    kinds = (ValueError, TypeError, tf.errors.InvalidArgumentError)
+    with user_errors(kinds, f"--objectives={shortened(objectives)!r}: {REASON}", longest=1000):
         learner = MetricLearner(embedder, terms, gradient_cache=optimization.gradient_cache)
         if learner.auto_weights is not None:
             learner.auto_weights.check_backend()
         learner.build((None, *embedder.view_shape))
         _try_objectives(learner, labels)
-    except UserError:
-        raise
-    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-        raise UserError(f"--objectives={shortened(objectives)!r}: {short_message(error, longest=1000)}") from error
     return learner
 
 

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, user_errors
 from tfdml.training.distributed import jax_processes, tensorflow_workers
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.settings import RunSettings
@@ -99,12 +99,9 @@ def make_strategy(logical_devices: int = 0, processes: Processes | None = None) 
         return processes.strategy
     if logical_devices > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
-        try:
-            # Before TensorFlow does anything else.
+        late = f"--logical_devices={logical_devices}: TensorFlow runs already; start a new process"
+        with user_errors(RuntimeError, late):
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical_devices)
-        except RuntimeError as error:
-            message = f"--logical_devices={logical_devices}: TensorFlow runs already; start a new process"
-            raise UserError(message) from error
         return tf.distribute.MirroredStrategy(
             [f"CPU:{i}" for i in range(logical_devices)], cross_device_ops=tf.distribute.ReductionToOneDevice()
         )

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.training.distributed.processes import Processes
 from tfdml.workarounds import forget_layout
 
@@ -96,10 +96,9 @@ def join(index: int, addresses: tuple[str, ...]) -> JaxProcesses:
 
     if not jax.distributed.is_initialized():
         keras.utils.set_random_seed(0)  # else Keras has the processes agree on one; the run sets its own later
-        try:
+        lost = f"the processes of {_PREFIX}JOB_ADDRESSES do not find one another: {REASON}"
+        with user_errors((RuntimeError, ValueError), lost):
             keras.distribution.initialize()
-        except (RuntimeError, ValueError) as error:
-            raise UserError(f"the processes of {_PREFIX}JOB_ADDRESSES do not find one another: {error}") from error
     return JaxProcesses(index, addresses)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.training.distributed.processes import Processes
 from tfdml.workarounds import bound_waiting, multi_worker_strategy
 
@@ -131,14 +131,12 @@ def join(index: int, addresses: tuple[str, ...]) -> TensorFlowWorkers:
     """
     here = f"worker {index} of {len(addresses)} ({addresses[index]})"
     logging.info("%s: waiting for the others (%s)", here, ", ".join(addresses[:index] + addresses[index + 1 :]))
-    try:
+    with (
+        user_errors(tf.errors.OpError, f"{here} cannot listen at its address: {REASON}", keep="first"),
+        user_errors(LOST, f"{here}: not all of the others came: {REASON}", keep="first"),
+        user_errors(RuntimeError, f"{here}: TensorFlow runs already; start a new process"),
+    ):
         bound_waiting(_MEETING_SECONDS, _SILENCE_SECONDS)
         strategy = multi_worker_strategy()
-    except RuntimeError as error:
-        raise UserError(f"{here}: TensorFlow runs already; start a new process") from error
-    except LOST as error:
-        raise UserError(f"{here}: not all of the others came: {short_message(error, 'first')}") from error
-    except tf.errors.OpError as error:
-        raise UserError(f"{here} cannot listen at its address: {short_message(error, 'first')}") from error
     logging.info("%s: all are there", here)
     return TensorFlowWorkers(index, addresses, strategy)

@@ -17,7 +17,7 @@ from absl import logging
 from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import decoded_source, training_batches
 from tfdml.data.sampling import NeighborSampler, Share
-from tfdml.errors import UserError, differences
+from tfdml.errors import UserError, differences, user_errors
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, student_interval
 from tfdml.io.files import atomic_write, is_disk_full, write_json
 from tfdml.models.auto_weights import AutoWeights
@@ -405,10 +405,9 @@ class Run:
                     path.parent.mkdir(exist_ok=True)
                     with atomic_write(path, found.nbytes) as temporary, open(temporary, "wb") as file:
                         np.save(file, found)
-                try:
+                lost = f"{path} is missing or damaged: the run cannot be resumed without it"
+                with user_errors((OSError, ValueError, EOFError), lost):
                     np.load(path)
-                except (OSError, ValueError, EOFError) as error:
-                    raise UserError(f"{path} is missing or damaged: the run cannot be resumed without it") from error
 
             self.processes.of_chief(search)
         sampler.update(np.load(io.BytesIO(self.processes.bytes_of_chief(path.read_bytes))), first_step)
