@@ -103,15 +103,11 @@ def as_miner(mining, names=("all",)):
         ValueError: It is none of these.
     """
     mining, called_with = restore(mining), "(pairs)"
-    if not isinstance(mining, str) or mining in names:
-        return checked("mining", mining, names, called_with, Miner)
-    if mining in MINERS:
-        return MINERS[mining]()
-    known = f"one of {', '.join(names)}, or " if names else ""
-    raise ValueError(
-        f"mining must be {known}an object called with {called_with}, or the name of a miner "
-        f"({', '.join(sorted(MINERS))}), not {mining!r}"
-    )
+    if isinstance(mining, str) and mining not in names:
+        if mining in MINERS:
+            return MINERS[mining]()
+        called_with = f"(pairs), or the name of a miner ({', '.join(sorted(MINERS))})"
+    return checked("mining", mining, names, called_with, Miner)
 
 
 def checked(argument, value, names, called_with, base):

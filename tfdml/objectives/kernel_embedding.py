@@ -78,16 +78,6 @@ class JointKernelObjective(Objective):
         """The levels."""
         return self.levels
 
-    def build_from(self, shapes):
-        """Check that the levels are vectors, as far as their shapes are known yet."""
-        for level in self.levels:
-            if level in shapes:
-                self._check_vectors(level, shapes[level])
-
-    def _check_vectors(self, level, shape):
-        if len(shape) != 2:
-            raise ValueError(f"{self.name}: the level {level!r} takes vectors (B, D), not shape {tuple(shape)}")
-
     def joint_kernel(self, pairs, mask=None):
         """Compute the product over levels of their Gram matrices, (b, B).
 
@@ -100,7 +90,9 @@ class JointKernelObjective(Objective):
         product, exponent = None, None
         for level, kernel in self.kernels.items():
             vectors = pairs[level]
-            self._check_vectors(level, vectors.references.shape)
+            if len(vectors.references.shape) != 2:
+                shape = tuple(vectors.references.shape)
+                raise ValueError(f"{self.name}: the level {level!r} takes vectors (B, D), not shape {shape}")
             factor, power = kernel.scaled(vectors.map(pairwise.l2_normalize) if level in self.unit_length else vectors)
             product = factor if product is None else product * factor
             if power is not None:

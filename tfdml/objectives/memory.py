@@ -5,7 +5,7 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import integer, number, one_of
-from tfdml.losses.base import PairLoss, check_rank
+from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import target_mask
 from tfdml.objectives.base import Observed, Stateful
 from tfdml.objectives.wrappers import reduction_of, share_of
@@ -104,7 +104,6 @@ class CrossBatchMemory(Stateful):
     def compute_pairs(self, pairs):
         """Compute the loss over the pairs of the batch's images with the batch and the memory."""
         batch = pairs[self.representation]
-        check_rank(self.name, batch.references, 2, f"{self.representation!r} to be vectors (B, d)")
         kept = ops.concatenate([self.kept(batch.labels, batch.references), self._there()], axis=0)
         return self.loss.of_pairs(batch.with_memory(self.memory, self.memory_labels).keep_images(kept))
 
