@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 
 from tfdml.pairs import Rows, take_rows
 
@@ -27,8 +28,6 @@ def _sum(a, b):
     """Of two gradients, either of which may be None: not connected."""
     if a is None or b is None:
         return a if b is None else b
-    import tensorflow as tf
-
     return tf.convert_to_tensor(a) + b
 
 
@@ -42,8 +41,6 @@ class Chunks:
     """
 
     def __init__(self, learner: Any, images: Any, size: int):
-        import tensorflow as tf
-
         self.learner, self.images, self.size = learner, tf.convert_to_tensor(images), size
         if not learner.built:
             # Before the chunks, within which no variable can be created.
@@ -77,8 +74,6 @@ class Chunks:
 
     def _through(self, upstream: dict, variables: list) -> list:
         """Return the gradients through the representations, from those with respect to them."""
-        import tensorflow as tf
-
         if not upstream:
             return [None] * len(variables)
         names = list(upstream)
@@ -116,8 +111,6 @@ class Chunks:
 
     def _outputs(self) -> dict:
         """Return the dtypes and shapes of the representations of a chunk, in a graph; finds out which states change."""
-        import tensorflow as tf
-
         if tf.executing_eagerly():
             return {}
         size = None if self.images.shape[0] is None else self.size
@@ -140,8 +133,6 @@ class Chunks:
         Returns:
             What the last chunk carries, and the outputs of all.
         """
-        import tensorflow as tf
-
         size, total = self.size, self.images.shape[0]
         if tf.executing_eagerly():
             parts = []
@@ -162,7 +153,6 @@ class Chunks:
 
 def _loop(step: Callable[..., Any], carried: list, outputs: dict, count, take) -> tuple[list, dict]:
     """`step` for chunks 0 .. count - 1 in a graph."""
-    import tensorflow as tf
 
     def body(i, arrays, carried):
         found, carried = step(lambda x: take(x, i), carried)
@@ -181,8 +171,6 @@ def _loop(step: Callable[..., Any], carried: list, outputs: dict, count, take) -
 
 def _joined(array, shape):
     """Return the rows of all elements of a `tf.TensorArray`, each of this shape."""
-    import tensorflow as tf
-
     if shape[0] is None:
         joined = array.concat()
     else:
@@ -194,8 +182,6 @@ def _joined(array, shape):
 
 def _values(variables: Sequence[Any]) -> list:
     """Return what the variables hold now."""
-    import tensorflow as tf
-
     return [tf.convert_to_tensor(variable.value) for variable in variables]
 
 
@@ -239,8 +225,6 @@ class AnchorBlocks:
             variables: Keras variables that it may learn, besides.
             states: Those that it reads, and that may be others when the gradient is asked for.
         """
-        import tensorflow as tf
-
         fixed = [(state, tf.convert_to_tensor(state.value)) for state in states]
 
         def run(rows, totals, inputs) -> _Run:
@@ -270,8 +254,6 @@ class AnchorBlocks:
         return summed(*(tf.convert_to_tensor(x) for x in [*tensors, *(variable.value for variable in variables)]))
 
     def _gradients(self, run: Callable, inputs: Sequence[Any], upstream: Any) -> list:
-        import tensorflow as tf
-
         connected: list[int] = []
 
         def of_block(rows):
@@ -290,8 +272,6 @@ class AnchorBlocks:
 
     def _over_blocks(self, run: Callable[[Rows], _Run]) -> tuple[_Run, Any]:
         """Return what `run` returns of the first block, and the sum over all blocks of its results."""
-        import tensorflow as tf
-
         # The first block has the rows that fill no whole one.
         count = self.total % self.size
         if isinstance(count, int):

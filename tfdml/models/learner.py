@@ -16,7 +16,6 @@ from tfdml.losses.classification import refuse_unknown_classes
 from tfdml.models import alternation
 from tfdml.models.auto_weights import AutoWeights, WeightMeasurement
 from tfdml.models.embedder import Embedder, build_once, first_batch, untrained_batch_norm, warn_of_small_pixels
-from tfdml.models.gradient_cache import AnchorBlocks, Chunks
 from tfdml.models.inference import never_ends, represent_batches
 from tfdml.objectives import (
     AutoWeight,
@@ -163,6 +162,8 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
             return super().train_step(*args)
         import tensorflow as tf
 
+        from tfdml.models.gradient_cache import Chunks
+
         images, y, sample_weight = keras.utils.unpack_x_y_sample_weight(args[0])
         labels = self._labels(y, sample_weight)
         measurement = self.auto_weights if self.measures else None
@@ -305,7 +306,7 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
         self._track_observations(objective, over_blocks)
         return over_blocks(objective.compute_pairs)
 
-    def _anchor_blocks(self, labels) -> AnchorBlocks | None:
+    def _anchor_blocks(self, labels) -> Any:
         """Return the blocks of anchors that pairs of a batch with these labels are computed in; None: all at once.
 
         Replicas have no blocks: the anchors of each are its own images.
@@ -314,6 +315,8 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
         size = total if isinstance(total, int) else None
         if not self._exceeds_a_chunk(size) or replicas.count() > 1 or keras.backend.backend() != "tensorflow":
             return None
+        from tfdml.models.gradient_cache import AnchorBlocks
+
         return AnchorBlocks(total, self.gradient_cache)
 
     @staticmethod

@@ -135,8 +135,6 @@ def _sum(gradients: Sequence[Any]):
 
 
 def _on_tensorflow(terms_of: Callable, summarise: Callable, eagerly: bool) -> Callable:
-    import tensorflow as tf
-
     def run(trained, others, images, labels):
         own = [tf.identity(value) for value in trained]
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
@@ -179,8 +177,6 @@ def _value(variable: Any):
     """Return what a variable holds, on this process's first device."""
     if keras.backend.backend() == "jax":
         return np.asarray(variable.value.addressable_data(0))
-    import tensorflow as tf
-
     return tf.convert_to_tensor(variable.value)
 
 
