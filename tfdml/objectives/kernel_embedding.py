@@ -41,6 +41,7 @@ class JointKernelObjective(Objective):
     """
 
     learns_from = ("negative",)
+    reads: tuple[str, ...] = ()
 
     def __init__(self, levels=LEVELS, kernels=None, reduction="mean", unit_length=(), **kwargs):
         super().__init__(**kwargs)
@@ -48,6 +49,7 @@ class JointKernelObjective(Objective):
         self.levels = (levels,) if isinstance(levels, str) else tuple(levels)
         if not self.levels or len(set(self.levels)) != len(self.levels):
             raise ValueError(f"{self.name}: levels must be one or more different names, not {levels}")
+        self.reads = self.levels
         self.kernels = self._kernels_by_level(kernels)
         # The largest value of the batch decides the scale of such a kernel.
         self.whole_batch = self.whole_batch or any(kernel.whole_batch for kernel in self.kernels.values())
@@ -72,11 +74,6 @@ class JointKernelObjective(Objective):
             if not isinstance(kernel, Kernel):
                 raise ValueError(f"{self.name}: kernels must be of tfdml.kernels, such as laplace(), not {kernel!r}")
         return by_level
-
-    @property
-    def reads(self):
-        """The levels."""
-        return self.levels
 
     def joint_kernel(self, pairs, mask=None):
         """Compute the product over levels of their Gram matrices, (b, B).

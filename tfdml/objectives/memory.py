@@ -185,6 +185,7 @@ class Prism(Observed, CrossBatchMemory):
     """
 
     observes = ("kept",)
+    takes_label_sets = False  # it knows classes by their means
     fixed = ("label_columns",)
 
     def __init__(
@@ -197,11 +198,6 @@ class Prism(Observed, CrossBatchMemory):
         self.noise_rate = number("noise_rate", noise_rate, at_least=0, below=1)
         self.window = integer("window", window, at_least=1)
         self.pairs = one_of("pairs", pairs, ("memory", "batch"))
-
-    @property
-    def takes_label_sets(self):
-        """No: it knows classes by their means."""
-        return False
 
     def build_from(self, shapes):
         """Create the memory and the thresholds of the last batches, empty."""

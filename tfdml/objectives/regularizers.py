@@ -279,6 +279,7 @@ class EnergyConfusion(ReducedObjective, Observed):
 
     learns_from = ("negative",)
     observes = ("energy",)
+    reads: tuple[str, ...] = ()
 
     def __init__(self, form="log", representation="embedding", **kwargs):
         super().__init__(representation, **kwargs)
@@ -286,11 +287,7 @@ class EnergyConfusion(ReducedObjective, Observed):
         self.form = one_of(f"{self.name}: form", form, ENERGY_FORMS)
         # The logarithm is of a mean over the batch.
         self.whole_batch = self.form == "log_of_mean"
-
-    @property
-    def reads(self):
-        """The representation in its detached form."""
-        return (f"detached_{self.representation}",)
+        self.reads = (f"detached_{representation}",)
 
     def represent(self, representations, training=None):
         """Return the plain representation in place of the detached one, where there is none."""
@@ -298,14 +295,6 @@ class EnergyConfusion(ReducedObjective, Observed):
         if detached in representations or self.representation not in representations:
             return {}
         return {detached: representations[self.representation]}
-
-    def select(self, representations):
-        """Return the one that this objective reads.
-
-        Raises:
-            ValueError: It is missing.
-        """
-        return super().select({**representations, **self.represent(representations)})
 
     def compute_pairs(self, pairs):
         """Compute the mean (or sum) over ordered pairs of different classes."""
