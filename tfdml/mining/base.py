@@ -39,8 +39,7 @@ class Distance(Composed):
         raise TypeError(f"{type(self).__name__} must define __call__(a, b)")
 
 
-#: The miners of tfdml by name, such as `easy_positive`: losses know them by it, with their default arguments.
-MINERS: dict[str, type] = {}
+_named: dict[str, type] = {}
 
 
 class Miner(Composed):
@@ -71,7 +70,7 @@ class Miner(Composed):
         """Give the miners of tfdml a name."""
         super().__init_subclass__(**kwargs)
         if cls.__module__.startswith("tfdml.mining."):
-            MINERS[snake_case(cls.__name__).removesuffix("_miner")] = cls
+            _named[snake_case(cls.__name__).removesuffix("_miner")] = cls
 
     def __call__(self, pairs):
         """Return the pairs to keep.
@@ -85,6 +84,11 @@ class Miner(Composed):
             Pairs with fewer positives and negatives: `pairs.keep(positives, negatives)`.
         """
         raise TypeError(f"{type(self).__name__} must define __call__(pairs)")
+
+
+def named_miners() -> dict[str, type]:
+    """Return the miners that losses know by name, such as `easy_positive`, with their default arguments."""
+    return dict(sorted(_named.items()))
 
 
 def as_distance(distance):
@@ -104,9 +108,9 @@ def as_miner(mining, names=("all",)):
     """
     mining, called_with = restore(mining), "(pairs)"
     if isinstance(mining, str) and mining not in names:
-        if mining in MINERS:
-            return MINERS[mining]()
-        called_with = f"(pairs), or the name of a miner ({', '.join(sorted(MINERS))})"
+        if mining in _named:
+            return _named[mining]()
+        called_with = f"(pairs), or the name of a miner ({', '.join(named_miners())})"
     return checked("mining", mining, names, called_with, Miner)
 
 

@@ -12,7 +12,7 @@ from tfdml.errors import UserError, short_message
 from tfdml.kernels import Kernel
 from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
-from tfdml.mining.base import MINERS, Jaccard, Relation, SameLabel, shares_a_label
+from tfdml.mining.base import Jaccard, Relation, SameLabel, named_miners, shares_a_label
 from tfdml.objectives import AutoWeight, CrossBatchMemory, MetricLoss, Objective, Prism, ProxyLoss
 from tfdml.objectives.base import Calibrated, Observed, Stateful, WithStatistics
 from tfdml.saving import snake_case
@@ -212,7 +212,7 @@ def _argument(key: str, value: Any) -> Any:
     if not isinstance(value, Call):
         return value
     if key == "mining":
-        cls = _look_up(value, MINERS, "miner ")
+        cls = _look_up(value, named_miners(), "miner ")
     elif key == "positives":
         cls = _look_up(value, _RELATIONS, "relation ")
     else:
