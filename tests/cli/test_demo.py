@@ -91,7 +91,7 @@ def test_wrong_command_lines(commands, folder, served, flags, says):
 
 
 def test_without_the_extra_the_command_names_it(commands, folder, monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[:2] == ["tfdml", "demo"]]:
+    for name in [name for name in sys.modules if name.startswith(("tfdml.demo", "tfdml.io.http"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("tfdml.demo", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)

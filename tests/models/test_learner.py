@@ -624,7 +624,8 @@ def test_the_gradient_is_that_of_one_device(name):
     for actual, wanted in zip(gradients, expected, strict=True):
         assert (actual is None) == (wanted is None)
         if wanted is not None:
-            assert_close(actual, wanted, 1e-5, floor=1e-6 * largest)
+            # The order of the batch alone, on one device, moves a bias by 2.5e-6 of the largest gradient.
+            assert_close(actual, wanted, 1e-5, floor=5e-6 * largest)
     total, _, reported = step(model, [6, 6])
     assert_close(total, value)
     assert_close(reported, terms)

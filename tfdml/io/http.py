@@ -51,7 +51,8 @@ async def read_body(request: Request, most: int, dropped: int = 1) -> bytes:
         elif size > dropped * most:
             break
     if size > most:
-        raise HTTPException(413, f"the request is larger than the limit of {most / 2**20:g} MB")
+        limit = f"{most / 2**20:g} MB"
+        raise HTTPException(413, f"the request is larger than the limit of {limit}: send fewer or smaller images")
     return b"".join(parts)
 
 
