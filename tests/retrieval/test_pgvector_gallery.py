@@ -146,6 +146,25 @@ def test_a_full_disk_is_named_and_indexing_continues(server, stored):
         subprocess.run(["umount", "-l", place], check=False)
 
 
+def test_files_of_lancedb_on_a_full_disk(stored, tmp_path):
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tfdml", tmp_path]).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        uri = f"lancedb://{tmp_path}/full"
+        with small_batches(uri) as gallery:
+            with pytest.raises(UserError, match=r"cannot be written: .*No space left on device") as raised:
+                index_embeddings(gallery, stored)
+            assert ".rs:" not in str(raised.value)
+            kept = len(gallery)
+            assert 0 < kept < ROWS
+        subprocess.run(["mount", "-o", "remount,size=64m", tmp_path], check=True)
+        with small_batches(uri) as gallery:
+            assert index_embeddings(gallery, stored) == ROWS - kept + kept % 100
+        assert_whole(uri, stored)
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=False)
+
+
 @pytest.mark.parametrize("kind", ["pgvector", "lancedb"])
 def test_two_writers_and_many_readers(server, stored, kind, tmp_path):
     """Both write all rows into a new table; readers see only whole batches."""

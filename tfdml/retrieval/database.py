@@ -494,7 +494,8 @@ class GalleryDatabase(abc.ABC):
         except UserError:
             raise
         except self._errors as error:
-            message = short_message(error, named=not str(error))
+            # LanceDB adds the line of its source.
+            message = re.sub(r",? /\S+\.rs:\d+(:\d+)?", "", short_message(error, named=not str(error)))
             for secret in (self.address.password, urllib.parse.quote(self.address.password, safe="")):
                 message = message.replace(secret, "***") if secret else message
             # Without the cause: a client's message may hold what the address does.
