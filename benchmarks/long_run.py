@@ -16,7 +16,6 @@ import time
 
 import numpy as np
 import psutil
-from scipy import stats
 
 from tools.numbers import Results, command_line
 
@@ -97,8 +96,9 @@ def main():
     late = np.array(minutes) > minutes[-1] / 2
     for name in samples[0]:
         values = np.array([one[name] for one in samples])
-        line = stats.linregress(np.array(minutes)[late] / 60, values[late])
-        growth = f"{round(line.slope):+,d}" + (f" ± {line.stderr:,.0f}" if round(line.stderr) else "")
+        x, y = np.array(minutes)[late] / 60, values[late]
+        (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
+        growth = f"{round(slope):+,d} ± {covariance[0, 0] ** 0.5:,.0f}"
         row(name, *(f"{value:,.0f}" for value in (values[0], values[late][0], values.max(), values[-1])), growth)
     if arguments.picture:
         write_picture(arguments.picture, minutes, samples)
