@@ -42,7 +42,8 @@ def check(made, chunk=CHUNK, batch=None):
     largest = max(np.abs(value).max() for value in expected)
     assert largest > 1e-3
     for one, other in zip(actual, expected, strict=True):
-        assert_close(one, other, 1e-5, floor=1e-6 * largest)
+        # The order of a sum moves a bias by up to 2.5e-6 of the largest gradient: see test_learner.
+        assert_close(one, other, 1e-5, floor=5e-6 * largest)
     assert set(cached_logs) == set(logs)
     for name in logs:
         assert_close(cached_logs[name], logs[name], floor=1e-6)
