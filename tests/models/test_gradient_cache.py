@@ -34,7 +34,7 @@ def gradients(model, chunk, batch=None):
     return values(model.trainable_variables), {name: float(value) for name, value in logs.items()}
 
 
-def check(made, chunk=CHUNK, batch=None):
+def check(made, chunk=CHUNK, batch=None, floor=1e-6):
     """The step by chunks is the plain one, and logs the same; the two learners after it."""
     plain, cached = made(), made()
     expected, logs = gradients(plain, 0, batch)
@@ -42,8 +42,7 @@ def check(made, chunk=CHUNK, batch=None):
     largest = max(np.abs(value).max() for value in expected)
     assert largest > 1e-3
     for one, other in zip(actual, expected, strict=True):
-        # The order of a sum moves a bias by up to 2.5e-6 of the largest gradient: see test_learner.
-        assert_close(one, other, 1e-5, floor=5e-6 * largest)
+        assert_close(one, other, 1e-5, floor=floor * largest)
     assert set(cached_logs) == set(logs)
     for name in logs:
         assert_close(cached_logs[name], logs[name], floor=1e-6)
@@ -73,7 +72,10 @@ MORE = {
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", MORE)
 def test_so_is_that_of_those_with_a_state_and_what_they_keep(name):
-    learners = check(lambda: learner(MORE[name]()))
+    # Images of a chunk are embedded to the last digit of 6e-8, which the gradient of near images divides by their
+    # distance: with the images in another order the largest difference is 3e-8 to 3e-5 of the largest gradient.
+    floor = 5e-5 if name in ("prism", "cross-batch memory") else 1e-6
+    learners = check(lambda: learner(MORE[name]()), floor=floor)
     for one, other in zip(*(values(model.non_trainable_variables) for model in learners), strict=True):
         assert_close(one, other, 1e-5)
 
