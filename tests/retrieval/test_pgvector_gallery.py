@@ -120,7 +120,21 @@ def test_a_server_that_stays_away_ends_indexing_and_the_next_one_continues(serve
     assert_whole(uri, stored)
 
 
-def test_a_full_disk_is_named_and_indexing_continues(server, stored):
+def assert_a_full_disk_is_named_and_indexing_continues(uri, stored, disk):
+    """Index on a small disk until it is full, make it larger and index again; returns what was raised."""
+    with small_batches(uri) as gallery:
+        with pytest.raises(UserError, match=r"cannot be written: .*No space left on device") as raised:
+            index_embeddings(gallery, stored)
+        kept = len(gallery)
+        assert 0 < kept < ROWS
+    subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+    with small_batches(uri) as gallery:
+        assert index_embeddings(gallery, stored) == ROWS - kept + kept % 100
+    assert_whole(uri, stored)
+    return str(raised.value)
+
+
+def test_a_full_disk_of_postgresql(server, stored):
     place = server.folder.parent / "small"
     place.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tfdml", place]).returncode:
@@ -132,37 +146,17 @@ def test_a_full_disk_is_named_and_indexing_continues(server, stored):
         with small_batches(uri) as gallery:
             gallery.upsert(stored.ids[:1], stored.vectors(slice(0, 1)), stored.attributes(slice(0, 1)))
             server.run('ALTER TABLE "full" SET TABLESPACE small')
-            with pytest.raises(UserError, match=r"cannot be written: .*No space left on device"):
-                index_embeddings(gallery, stored)
-            kept = len(gallery)
-            assert 0 < kept < ROWS
-        subprocess.run(["mount", "-o", "remount,size=64m", place], check=True)
-        with small_batches(uri) as gallery:
-            assert index_embeddings(gallery, stored) == ROWS - kept + kept % 100
-        assert_whole(uri, stored)
+        assert_a_full_disk_is_named_and_indexing_continues(uri, stored, place)
         server.run('DROP TABLE "full"')
         server.run("DROP TABLESPACE small")
     finally:
         subprocess.run(["umount", "-l", place], check=False)
 
 
-def test_files_of_lancedb_on_a_full_disk(stored, tmp_path):
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tfdml", tmp_path]).returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    try:
-        uri = f"lancedb://{tmp_path}/full"
-        with small_batches(uri) as gallery:
-            with pytest.raises(UserError, match=r"cannot be written: .*No space left on device") as raised:
-                index_embeddings(gallery, stored)
-            assert ".rs:" not in str(raised.value)
-            kept = len(gallery)
-            assert 0 < kept < ROWS
-        subprocess.run(["mount", "-o", "remount,size=64m", tmp_path], check=True)
-        with small_batches(uri) as gallery:
-            assert index_embeddings(gallery, stored) == ROWS - kept + kept % 100
-        assert_whole(uri, stored)
-    finally:
-        subprocess.run(["umount", "-l", tmp_path], check=False)
+def test_a_full_disk_of_lancedb(stored, small_disk):
+    disk = small_disk(400_000)
+    raised = assert_a_full_disk_is_named_and_indexing_continues(f"lancedb://{disk}/full", stored, disk)
+    assert ".rs:" not in raised
 
 
 @pytest.mark.parametrize("kind", ["pgvector", "lancedb"])
