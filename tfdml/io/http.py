@@ -48,7 +48,9 @@ async def read_body(request: Request, most: int, dropped: int = 1) -> bytes:
         size += len(part)
         if size <= most:
             parts.append(part)
-        elif size > dropped * most:
+            continue
+        parts.clear()
+        if size > dropped * most:
             break
     if size > most:
         limit = f"{most / 2**20:g} MB"
