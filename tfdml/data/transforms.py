@@ -451,7 +451,8 @@ class TrainTransform:
         for name, most in (("scale", 1), ("ratio", math.inf), ("resolutions", math.inf)):
             bounds = tuple(getattr(self, name))
             if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= most:
-                raise UserError(f"{name} must be (low, high) with 0 < low <= high <= {most}, not {bounds}")
+                limit = "" if most == math.inf else f" <= {most}"
+                raise UserError(f"{name} must be (low, high) with 0 < low <= high{limit}, not {bounds}")
             object.__setattr__(self, name, bounds)
 
     @property
