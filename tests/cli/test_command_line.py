@@ -134,7 +134,11 @@ def test_warnings_are_shown_with_flags(known):
         ("prepare", ["--dataset=glyphs", "--out=x", "--shrink=-1"], "--shrink=-1: give the pixels"),
         ("train", ["--run_dir=nothing://bucket/run"], "--run_dir=nothing://bucket/run: only local folders"),
         ("export", ["--run_dir=run", "--out=x", "--formats=onnxx"], "--formats=onnxx: must be of"),
-        ("evaluate", ["--model=grpc://nowhere", "--dataset=glyphs"], "--model=grpc://nowhere: write http://"),
+        (
+            "evaluate",
+            ["--model=grpc://nowhere", "--dataset=glyphs"],
+            "--model=grpc://nowhere is neither a file or folder",
+        ),
     ],
 )
 def test_commands_show_flags(command, arguments, says, tmp_path, monkeypatch):
@@ -221,7 +225,6 @@ CASES = {
         "sweep_samples": (2, {"sweep": "epochs=1,2"}, {"sweep": "learning_rate=1e-4..1e-3"}),
     },
     "embed": {
-        "timeout": (1.0, RUN, {"model": "http://localhost:8501/v1/models/cars"}),
         "dataset": ("sop", {"cluster": "local"}, {}),
         "features": ("x.npz", {"cluster": "local"}, {}),
         "data_dir": ("/data", {"cluster": "local"}, {}),
@@ -231,7 +234,6 @@ CASES = {
         "actors": (2, {}, {"cluster": "local"}),
     },
     "evaluate": {
-        "timeout": (1.0, VECTORS, {"model": "rest://localhost:8500/cars"}),
         "features": ("x.npz", VECTORS, {"model": "runs/head"}),
         "data_dir": ("/data", VECTORS, {**VECTORS, "dataset": "sop"}),
         "dataset_options": ("size=32", COMPARE, RUN),
@@ -272,7 +274,6 @@ CASES = {
         "gallery_split": ("all", {"gallery": "photos"}, {"gallery": "x", "gallery_dataset": "sop"}),
     },
     "audit": {
-        "timeout": (1.0, {"model": "runs/cars"}, {"model": "http://localhost:8501/v1/models/cars"}),
         "dataset_options": ("size=32", {"embeddings": "x.npz"}, {"dataset": "glyphs"}),
         "bad_images": ("skip", {"embeddings": "x.npz"}, {"model": "runs/cars"}),
         "batch_size": (9, {"embeddings": "x.npz"}, {"model": "runs/cars"}),
@@ -290,11 +291,6 @@ CASES = {
     "demo": {
         "model": ("runs/cars", {"gallery": RETRIEVER}, {"gallery": "."}),
         "truncate_dim": (8, {"gallery": RETRIEVER}, {"gallery": "."}),
-        "timeout": (
-            1.0,
-            {"gallery": ".", "model": "runs/cars"},
-            {"gallery": ".", "model": "http://localhost:8501/v1/models/cars"},
-        ),
         "batch_size": (9, VECTORS_GALLERY, {"gallery": "."}),
         "data_dir": ("photos", {"gallery": "."}, VECTORS_GALLERY),
         "distance": ("cosine", {"gallery": "lancedb:///data"}, VECTORS_GALLERY),
@@ -314,11 +310,6 @@ CASES = {
             {**VECTORS_GALLERY, "queries": ["b.npz"], "model": "runs/head"},
         ),
         "distance": ("cosine", {"gallery": "lancedb:///data"}, VECTORS_GALLERY),
-        "timeout": (
-            1.0,
-            VECTORS_GALLERY,
-            {**VECTORS_GALLERY, "queries": ["a"], "model": "http://localhost:8501/v1/models/cars"},
-        ),
     },
     "prepare": {
         "dataset": ("sop", {"verify": True}, {}),

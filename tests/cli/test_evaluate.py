@@ -13,7 +13,6 @@ import tfdml
 from tests.cli.many import run_many
 from tests.data.trees import write_tree
 from tests.export.models_on_disk import tflite
-from tests.serving_double import serving
 from tfdml.embeddings import read_embeddings
 from tfdml.evaluation import (
     Calibration,
@@ -45,15 +44,13 @@ def forms(finished_run, command, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_same_numbers_for_the_same_model(forms, tmp_path):
-    with serving({"tiny": {3: forms["saved_model"]}}) as server:
-        places = {
-            "run": [f"--model={forms['run']}"],
-            "keras": [f"--model={forms['run'] / 'embedder.keras'}", *DATA],
-            "saved_model": [f"--model={forms['saved_model'].parent}", *DATA],
-            "litert": [f"--model={forms['litert']}", *DATA],
-            "rest": [f"--model=http://127.0.0.1:{server.rest_port}/v1/models/tiny", *DATA],
-        }
-        answers = run_many("evaluate", tmp_path, [[*flags, f"--json={name}.json"] for name, flags in places.items()])
+    places = {
+        "run": [f"--model={forms['run']}"],
+        "keras": [f"--model={forms['run'] / 'embedder.keras'}", *DATA],
+        "saved_model": [f"--model={forms['saved_model'].parent}", *DATA],
+        "litert": [f"--model={forms['litert']}", *DATA],
+    }
+    answers = run_many("evaluate", tmp_path, [[*flags, f"--json={name}.json"] for name, flags in places.items()])
     for (status, output, error), name in zip(answers, places, strict=True):
         assert status == 0, (name, error)
         assert "428 images of 107 classes" in output
@@ -68,7 +65,6 @@ def test_the_same_numbers_for_the_same_model(forms, tmp_path):
         for name in ("saved_model", "litert"):
             assert results[name][metric] == pytest.approx(trained[metric], abs=BETWEEN_GRAPHS)
     assert results["keras"] == results["run"]
-    assert results["rest"] == results["saved_model"]
 
 
 @pytest.fixture(scope="module")

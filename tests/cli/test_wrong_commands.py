@@ -179,10 +179,9 @@ WRONG += [
         ([f"--model={LONG}"], LONG),
         (["--model=x\udcff"], "is not UTF-8 text"),
         (["--model=ftp://host/name"], "ftp"),
-        (["--model=rest://localhost:1/x", "--timeout=1"], "localhost:1"),
+        (["--model=http://localhost:1/v1/models/x"], "localhost:1"),
         (["--dataset="], "--dataset or --features is missing"),
         (["--dataset=nope"], "unknown data set 'nope'"),
-        (["--model=rest://localhost:1/x", "--timeout=-1"], "--timeout=-1.0: must be"),
         (["--batch_size=0"], "--batch_size=0"),
         (["--split=foo"], "--split=foo"),
     ]

@@ -61,7 +61,7 @@ def run_audit(values: Flags) -> None:
     values.require("out")
     if values.embeddings and values.model:
         raise UserError("--embeddings takes the place of --model: name one of them")
-    given = {name: values[name].value for name in values if name not in ("out", "batch_size", "timeout")}
+    given = {name: values[name].value for name in values if name not in ("out", "batch_size")}
     given |= {name: as_named(value) for name, value in given.items() if isinstance(value, str)}
     folder = ResumableFolder(os.path.expanduser(values.out), "out", "tfdml-audit", 1, given)
     folder.read()
@@ -175,7 +175,6 @@ COMMAND = Command(
     FLAGS,
     __doc__,
     effects={
-        **model_flags.EFFECTS,
         **dict.fromkeys(("dataset_options", "bad_images"), _IMAGES),
         "batch_size": Effect(lambda given: not given["embeddings"], "images to embed"),
         **dict.fromkeys(("truncate_dim", "features"), needs("model")),

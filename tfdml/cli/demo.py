@@ -31,7 +31,7 @@ import tensorflow as tf
 
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags, Progress
-from tfdml.effects import Effect, both
+from tfdml.effects import Effect
 from tfdml.embeddings.model_card import CARD, card_of, served_version
 from tfdml.errors import UserError
 from tfdml.evaluation.verification import Calibration, calibrate, target_of
@@ -146,7 +146,6 @@ COMMAND = Command(
     FLAGS,
     __doc__,
     effects={
-        **{name: both(_BY_MODEL, effect) for name, effect in model_flags.EFFECTS.items()},
         **dict.fromkeys(("model", "truncate_dim"), _BY_MODEL),
         "batch_size": _for("a folder of images as --gallery", "images"),
         "data_dir": _for("a gallery that is no folder of images", "embeddings", "database", "retriever"),

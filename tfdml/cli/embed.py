@@ -21,7 +21,7 @@ from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags, Progress
 from tfdml.cluster import bulk_embedding
 from tfdml.data.dataset import ImageDataset
-from tfdml.effects import Effect, both, needs
+from tfdml.effects import Effect, needs
 from tfdml.embeddings.base import EmbeddingBackend
 from tfdml.embeddings.reader import ImageTable
 from tfdml.embeddings.writer import EmbeddingWriter
@@ -139,9 +139,7 @@ COMMAND = Command(
     FLAGS,
     __doc__,
     effects={
-        **model_flags.EFFECTS,
         **dict.fromkeys(("dataset", "features", "data_dir", "dataset_options", "split", "bad_images"), _ONE_PROCESS),
-        "timeout": both(_ONE_PROCESS, model_flags.EFFECTS["timeout"]),
         "actors": needs("cluster"),
     },
     flag_of={"folder": "out", "source": "input"},

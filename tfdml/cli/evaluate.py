@@ -3,7 +3,7 @@
   tfdml evaluate --model=runs/cars_jrd
   tfdml evaluate --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --json=metrics.json
   tfdml evaluate --model=models/cars/1/litert/int8.tflite --dataset=cars196 --data_dir=/data/cars196
-  tfdml evaluate --model=http://localhost:8501/v1/models/cars --dataset=folder --data_dir=photos --intervals=classes
+  tfdml evaluate --model=models/cars --dataset=folder --data_dir=photos --intervals=classes
   tfdml evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
   tfdml evaluate --model=vectors.npz --distance=cosine
   tfdml evaluate --model=runs/head --features=new.npz
@@ -553,7 +553,6 @@ COMMAND = Command(
     FLAGS,
     __doc__,
     effects={
-        **model_flags.EFFECTS,
         **dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),
         **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDING),
         "report": needs("task", "retrieval", "verification"),

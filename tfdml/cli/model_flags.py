@@ -9,7 +9,6 @@ from tfdml import data
 from tfdml.cli.command_line import Flags
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import check
-from tfdml.effects import Effect
 from tfdml.embeddings.backends import load_backend
 from tfdml.embeddings.base import EmbeddingBackend
 from tfdml.embeddings.reader import holds_embeddings
@@ -22,17 +21,15 @@ from tfdml.training.expressions import parse_arguments
 
 _MODEL = (
     "What embeds: a run folder or a .keras file; a SavedModel, or a folder of its versions, of which the newest is "
-    "taken; a .tflite or .onnx file, whose view is in its export's model_card.json; or TF Serving over REST, as "
-    "http://host:port/v1/models/NAME, or with /versions/VERSION."
+    "taken; or a .tflite or .onnx file, whose view is in its export's model_card.json."
 )
 
 
 def define_model_flags(values: Flags) -> None:
     """Define --model, and the flags that say how it is asked."""
     values.define("model", "", _MODEL)
-    values.define("batch_size", 100, "Images per batch or request.", lower_bound=1)
+    values.define("batch_size", 100, "Images per batch.", lower_bound=1)
     values.define("truncate_dim", 0, "Keep the first N dimensions, scaled to length 1; 0: all.", lower_bound=0)
-    values.define("timeout", 60.0, "Seconds that a request to an endpoint may take.")
 
 
 def define_distance(values: Flags) -> None:
@@ -47,10 +44,6 @@ def define_data_flags(values: Flags) -> None:
     values.define("data_dir", "", "Where the unpacked data set lies.")
     values.define("dataset_options", "", "Options of the data set, as in tfdml train.")
     values.define("bad_images", "error", "Images that cannot be decoded: skip decodes all first.", ["error", "skip"])
-
-
-#: When the flags above have an effect, where `--model` embeds the images of `--dataset`.
-EFFECTS = {"timeout": Effect(lambda given: "://" in given["model"], "the address of an endpoint as --model")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,13 +125,13 @@ def _check_model(model: str) -> None:
 
 
 def chosen_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
-    """Return the model of the flags, or another one, loaded or reached."""
+    """Return the model of the flags, or another one, loaded."""
     model = values.model if model is None else model
     _check_model(model)
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
         # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
         devices.one_operation_at_a_time()
-    return load_backend(model, timeout=values.timeout, truncate_dim=values.truncate_dim)
+    return load_backend(model, truncate_dim=values.truncate_dim)
 
 
 def kind_of_gallery(gallery: str) -> str:

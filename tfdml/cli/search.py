@@ -178,7 +178,6 @@ COMMAND = Command(
     FLAGS,
     __doc__,
     effects={
-        **{name: both(_EMBEDDED, effect) for name, effect in model_flags.EFFECTS.items()},
         "model": _BY_MODEL,
         **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDED),
         "distance": Effect(lambda given: _kind(given["gallery"]) == "embeddings", "stored embeddings as --gallery"),

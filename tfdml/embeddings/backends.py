@@ -23,7 +23,6 @@ from tfdml.embeddings.base import (
     checked_vectors,
 )
 from tfdml.embeddings.compute import embed_batches
-from tfdml.embeddings.endpoints import Endpoint
 from tfdml.embeddings.model_card import CARD, card_of, compare_with_card, served_version, view_of, view_of_card
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.io.copies import in_store, local_copy
@@ -301,37 +300,32 @@ class OnnxEmbedder(ViewFileEmbedder):
 _VIEW_FILES: dict[str, type[ViewFileEmbedder]] = {".tflite": LiteRTEmbedder, ".onnx": OnnxEmbedder}
 
 
-def load_backend(
-    model: str | os.PathLike, *, timeout: float = 60.0, threads: int = 0, truncate_dim: int = 0
-) -> EmbeddingBackend:
-    """Return the model at a path or address.
+def load_backend(model: str | os.PathLike, *, threads: int = 0, truncate_dim: int = 0) -> EmbeddingBackend:
+    """Return the model at a path, or at a URL in a store.
 
     Args:
         model: A run folder, a .keras file, a SavedModel, a folder of versions (the newest that holds a SavedModel is
-            taken), a .tflite or .onnx file, or `http://host:port/v1/models/NAME` of TF Serving.
-        timeout: Seconds that a request to an endpoint may take.
+            taken), or a .tflite or .onnx file.
         threads: That a .tflite or .onnx file computes with; 0: as many as there are CPUs.
         truncate_dim: Keep this many first dimensions of the embeddings, scaled to length 1; 0: all.
 
     Returns:
-        The source, loaded or reached.
+        The source, loaded.
 
     Raises:
-        UserError: There is none of these, it cannot be loaded or reached, or a view is given to a model that has its
-            own.
+        UserError: There is none of these, or it cannot be loaded.
 
     Example:
         >>> load_backend("runs/cars_jrd").embed(test, batch_size=100).shape
         (256, 16)
     """
     if truncate_dim:
-        whole = load_backend(model, timeout=timeout, threads=threads)
-        return TruncatedBackend(whole, truncate_dim)
+        return TruncatedBackend(load_backend(model, threads=threads), truncate_dim)
+    if is_remote(model) and not in_store(model):
+        raise UserError(f"`model={model}` is neither a file or folder nor in a store: name what the server loads")
     path = Path(local_copy(model))
     if path.suffix in _VIEW_FILES:
         return _VIEW_FILES[path.suffix](path, threads)
-    if is_remote(model) and not in_store(model):
-        return Endpoint(str(model), timeout)
     version = served_version(path)
     if version is not None:
         return SavedModelEmbedder(version)

@@ -27,7 +27,7 @@ class EmbeddingBackend(abc.ABC):
 
     Attributes:
         path: Its file or folder, where it has one.
-        kind: What it is: `"keras"`, `"saved_model"`, `"litert"`, `"onnx"` or `"rest"`.
+        kind: What it is: `"keras"`, `"saved_model"`, `"litert"` or `"onnx"`.
         address: Its path or URL.
         view: The configuration of the `EvaluationTransform` in which it sees images; None where only the model knows.
         dimension: D of a head, which embeds stored vectors (B, D) in the place of images; 0 for images.
@@ -40,7 +40,7 @@ class EmbeddingBackend(abc.ABC):
     dimension: int = 0
 
     def checksum(self) -> str:
-        """Return what identifies this model: `"sha256:..."` of its files, or the version that an endpoint serves."""
+        """Return what identifies this model: `"sha256:..."` of its files."""
         return checksum_of(self.path)
 
     @abc.abstractmethod
@@ -340,7 +340,7 @@ def embed_views(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: in
     """Return the averaged embeddings of a data set; a pass for each view.
 
     Args:
-        backend: A Keras embedder, LiteRT or ONNX file; SavedModels and endpoints have their one view inside.
+        backend: A Keras embedder, LiteRT or ONNX file; a SavedModel has its one view inside.
         dataset: The images.
         batch_size: B.
         views: Which.
