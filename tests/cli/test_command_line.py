@@ -130,7 +130,7 @@ def test_warnings_are_shown_with_flags(known):
     ("command", "arguments", "says"),
     [
         ("prepare", ["--dataset=folder", "--check_only"], "read from a folder; name it, --data_dir=DIR"),
-        ("prepare", ["--dataset=tfds", "--check_only"], "(one of its --dataset_options)"),
+        ("prepare", ["--dataset=glyphs", "--dataset_options=size=x", "--check_only"], "(one of its --dataset_options)"),
         ("prepare", ["--dataset=glyphs", "--out=x", "--shrink=-1"], "--shrink=-1: give the pixels"),
         ("train", ["--run_dir=nothing://bucket/run"], "--run_dir=nothing://bucket/run: only local folders"),
         ("export", ["--run_dir=run", "--out=x", "--formats=onnxx"], "--formats=onnxx: must be of"),

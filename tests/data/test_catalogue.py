@@ -14,7 +14,7 @@ BENCHMARKS = [
 
 def test_names_are_sorted_and_hold_the_readers():
     assert catalogue.names() == sorted(catalogue.names())
-    assert {*FILES, *BENCHMARKS, "glyphs", "list", "tfds"} <= set(catalogue.names())
+    assert {*FILES, *BENCHMARKS, "glyphs", "list"} <= set(catalogue.names())
 
 
 def test_unknown_and_missing_names_splits_and_options_are_named():
@@ -28,8 +28,6 @@ def test_unknown_and_missing_names_splits_and_options_are_named():
         catalogue.load("folder", "anywhere", check_counts=False)
     with pytest.raises(UserError, match=r"list is read from a file; name it, `data_dir=FILE`"):
         catalogue.load("list")
-    with pytest.raises(UserError, match="tfds needs its option name: name="):
-        catalogue.load("tfds")
 
 
 def test_all_is_of_a_folder_alone(tmp_path):

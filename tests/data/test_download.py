@@ -380,7 +380,6 @@ def test_where_to_get_what_cannot_be_downloaded(tmp_path):
     for name, says in (
         ("cars196", "devkit"),
         ("inshop", "agreement"),
-        ("tfds", "download=true"),
         ("folder", "only cub200, omniglot, sop"),
     ):
         with pytest.raises(UserError, match=says):

@@ -9,7 +9,7 @@ from typing import Any
 from tfdml import arguments
 from tfdml.data import records
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.readers import glyphs, hierarchies, landmarks, official_archives, own_images, reidentification, tfds
+from tfdml.data.readers import glyphs, hierarchies, landmarks, official_archives, own_images, reidentification
 from tfdml.errors import REASON, UserError, user_errors
 
 SPLITS = ("train", "test")
@@ -29,7 +29,6 @@ _READERS: dict[str, Callable[..., ImageDataset]] = {
     "glyphs": glyphs.read,
     "list": own_images.read_list,
     "records": records.read,
-    "tfds": tfds.read,
 }
 
 
@@ -43,11 +42,11 @@ def names() -> list[str]:
     return sorted(_READERS)
 
 
-def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "train", **options: Any) -> ImageDataset:
+def load(name: str, data_dir: str | os.PathLike | None = None, split: str = "train", **options: Any) -> ImageDataset:
     """Read one split of a data set.
 
     Args:
-        name: One of `names()`; by position only, because `"tfds"` has an option `name`.
+        name: One of `names()`.
         data_dir: The folder that holds the data set as unpacked; for `"list"` the file. `"glyphs"` ignores it.
         split: `"train"` or `"test"`: their classes are disjoint. Of `"folder"` also `"all"`: the images of both. Where
             the test split has roles, as that of `"inshop"`, also `"query"` or `"gallery"` for that part of it.
@@ -80,9 +79,6 @@ def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "
         check = arguments.BY_TYPE.get(types.get(option, Any))
         with user_errors(ValueError, f"data set {name}: {REASON} (one of its `options`)"):
             options[option] = check(option, value) if check else value
-    for option, parameter in parameters.items():
-        if option in known and option not in options and parameter.default is inspect.Parameter.empty:
-            raise UserError(f'data set {name} needs its option {option}: {option}="..." (one of its `options`)')
     if data_dir:
         # A shell expands no tilde behind an equals sign.
         options["data_dir"] = os.path.expanduser(data_dir)

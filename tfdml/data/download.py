@@ -94,7 +94,6 @@ BY_HAND = {
         "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html, then put Eval/list_eval_partition.txt "
         "and the unpacked img/ into data_dir"
     ),
-    "tfds": "TFDS fetches its data sets itself: pass its `options` name=... and download=true",
 }
 
 
