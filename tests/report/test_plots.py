@@ -17,7 +17,6 @@ from tfdml.report.plots import (
     histogram_html,
     objectives_html,
     recall_curves,
-    statistics_html,
     training_curves,
     watched_html,
 )
@@ -51,30 +50,6 @@ RECORDS = [
         "generalisation": {"lambda": 1.2, "h_divergence": 0.7, "seen_d_avg_mean": 0.3, "unseen_d_avg_mean": 0.5},
     },
 ]
-DISTANCES = np.linspace(0, 2, 21)
-STATISTICS = {
-    "objective": "rank_mi",
-    "epoch": 2,
-    "margin": 0.2,
-    "beta": 0.8,
-    "has_root": True,
-    "distances": DISTANCES.tolist(),
-    "v": (3 * (0.8 - DISTANCES)).tolist(),
-    "positive_loss": (np.logaddexp(0, 3 * (DISTANCES - 0.8)) - np.log(2)).tolist(),
-    "negative_loss": (np.logaddexp(0, 3 * (0.8 - DISTANCES)) - np.log(2)).tolist(),
-    "pairs": {
-        "test": {
-            "edges": [0.0, 0.5, 1.0, 2.0],
-            "positive": [6, 2, 0],
-            "negative": [0, 10, 30],
-            "mean_positive": 0.41,
-            "mean_negative": 1.3,
-            "statistics_loss": -0.5,
-            "jsd": 0.25,
-            "embedder_loss": 0.125,
-        }
-    },
-}
 
 
 def counted(positive, negative):
@@ -171,7 +146,7 @@ def test_every_figure_has_its_numbers_as_a_table():
 
 
 def test_what_a_run_has_not_is_not_drawn():
-    assert objectives_html([]) == statistics_html({}) == ""
+    assert objectives_html([]) == ""
     plain = [{"epoch": 0}, {"epoch": 1, "train": {"loss": 1.0, "my_energy_d_avg": 2.0, "d_pos": 0.1}}]
     assert objectives_html(plain) == ""
     text = objectives_html([{"epoch": 0, "generalisation": {"unseen_d_avg_mean": 0.5}}])
@@ -188,7 +163,7 @@ def test_they_are_on_the_page_of_a_run(tmp_path):
     ]
     history = [{**record, **measured} for record, measured in zip(RECORDS, metrics, strict=True)]
     path = tmp_path / "index.html"
-    write_report(path, Run("t", {"metrics": after}, history, statistics=STATISTICS), made(labels), embeddings)
+    write_report(path, Run("t", {"metrics": after}, history), made(labels), embeddings)
     text = path.read_text("utf-8")
     page = check_page(text)
     assert rows_of(text, "Recall@1 per epoch, in percent") == [
@@ -196,7 +171,7 @@ def test_they_are_on_the_page_of_a_run(tmp_path):
         ["1", "30.0", "–"],
         ["2", "40.0", "75.0"],
     ]
-    assert {"#objectives", "#statistics"} <= {e["href"] for e in page.all("a")}
+    assert "#objectives" in {e["href"] for e in page.all("a")}
     assert "What the objectives did" in page.section("objectives")
     assert "seen classes" in page.section("training")
 

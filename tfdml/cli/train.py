@@ -15,7 +15,7 @@ r"""Train an image embedder and measure it on classes never seen in training.
 objectives.weight is the factor of the last term, objectives.NAME that of another. --workers runs train side by side.
 
 The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
-tensorboard/ and report/index.html; with rank_mi statistics_network.keras and statistics.json too.
+tensorboard/ and report/index.html; with rank_mi statistics_network.keras too.
 """
 
 import dataclasses

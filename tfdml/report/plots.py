@@ -153,7 +153,6 @@ def curves_html(
     log_x: bool = False,
     points: str = "",
     best: bool = False,
-    lines: Mapping[float, str] | None = None,
 ) -> Markup:
     """Curves over one pair of axes, and their values as a table; empty where there is no value.
 
@@ -167,7 +166,6 @@ def curves_html(
         log_x: Whether equal steps along the axis are equal ratios of x.
         points: The name of a curve that is drawn as single points.
         best: Whether the highest point is ringed and labelled.
-        lines: Text of vertical lines, by their x.
     """
     shown = {name: (style % STYLES, curve) for style, (name, curve) in enumerate(curves.items()) if curve}
     if not shown:
@@ -207,10 +205,6 @@ def curves_html(
             side, aside = ("right", -8) if 2 * x > min(curve) + max(curve) else ("left", 8)
             note = f"best {curve[x]:{digits}}"
             axes.annotate(note, (x, curve[x]), (aside, 7), textcoords="offset points", ha=side, weight="bold")
-        if lines:
-            axes.set_xlim(rows[0], rows[-1])
-            for x, text in lines.items():
-                _plot_line(axes, x, text)
         if key_rows:
             axes.figure.legend(loc="outside lower left", ncols=columns)
 
@@ -230,9 +224,9 @@ def _described(name: str, curve: Curve, x_label: str, digits: str) -> str:
     )
 
 
-def _plot_line(axes: Axes, x: float, text: str, line: str = "soft", left: bool = False) -> None:
-    """Draw an upright line at x; dashed, with text next to it, where there is one."""
-    axes.axvline(x, color=colour(line), ls="--" if text else "-", lw=2 if text else 1)
+def _plot_line(axes: Axes, x: float, text: str, line: str, left: bool = False) -> None:
+    """Draw a dashed upright line at x, with text next to it."""
+    axes.axvline(x, color=colour(line), ls="--", lw=2)
     low, high = axes.get_xlim()
     place = (x - low) / (high - low)
     # Unless there is no room between it and the edge.
@@ -392,7 +386,10 @@ def histogram_html(
     marks = f"Mean of d+ {means[0]:.3g}, mean of d- {means[1]:.3g}"
 
     def plot(axes: Axes) -> None:
-        _plot_pairs(axes, shown.edges, *(100 * count / count.sum() for count in counts))
+        positive, negative = (100 * count / count.sum() for count in counts)
+        axes.stairs(negative, shown.edges, fill=True, fc="none", ec=colour("s1"), hatch="///", lw=1.5)
+        axes.stairs(positive, shown.edges, fill=True, fc=(colour("s0"), 0.38), ec=colour("s0"), lw=1.5)
+        axes.set(xlim=(shown.edges[0], shown.edges[-1]), ylim=(0, 1.12 * max(positive.max(), negative.max())))
         if threshold is not None:
             _plot_line(axes, threshold, f"threshold {threshold:.3g}", "ink")
             return
@@ -403,9 +400,11 @@ def histogram_html(
     title = f"Histogram of pair distances{' of ' if run else ''}{run}"
     label = f"{title}. {marks}"
     label += "" if threshold is None else f", threshold {threshold:.3g}"
+    heads = ["from", "to", "pairs of one class", "pairs of different classes"]
+    rows = zip(*(column.tolist() for column in (shown.edges[:-1], shown.edges[1:], *counts)), strict=True)
     return render(
         "histogram.html",
-        figure=_draw_axes(plot, label, DISTANCE_NAMES[distance], "% of pairs", (title, *_bins(shown.edges, *counts))),
+        figure=_draw_axes(plot, label, DISTANCE_NAMES[distance], "% of pairs", (title, heads, rows)),
         overlap=overlap_coefficient(*counts),
         ordered=probability_nearer(histogram.positive, histogram.negative),
         pairs=[int(count.sum()) for count in counts],
@@ -446,64 +445,3 @@ def roc_curve(measured: Verification, chosen: OperatingPoint) -> Markup:
     label = f"ROC curve: true accept rate by false accept rate. {points}"
     values = "ROC curve", list(measured.roc), zip(*(column.tolist() for column in measured.roc.values()), strict=True)
     return _draw_axes(plot, label, "false accept rate", "true accept rate, %", values)
-
-
-def _bins(
-    edges: np.ndarray, positive: np.ndarray, negative: np.ndarray
-) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
-    """Return the heads and the rows of a histogram's values."""
-    columns = (column.tolist() for column in (edges[:-1], edges[1:], positive, negative))
-    return ["from", "to", "pairs of one class", "pairs of different classes"], zip(*columns, strict=True)
-
-
-def _plot_pairs(axes: Axes, edges: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> None:
-    axes.stairs(negative, edges, fill=True, fc="none", ec=colour("s1"), hatch="///", lw=1.5)
-    axes.stairs(positive, edges, fill=True, fc=(colour("s0"), 0.38), ec=colour("s0"), lw=1.5)
-    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.12 * max(positive.max(), negative.max())))
-
-
-_SPLITS = {"test": "Unseen classes", "validation": "Held-out training classes", "seen": "Seen classes"}
-
-
-def statistics_html(statistics: Mapping[str, Any]) -> Markup:
-    """Return the losses over the histograms, one below the other along the same axis of distances; empty without them.
-
-    Args:
-        statistics: What `statistics.json` of a run with RankMI holds.
-    """
-    if not statistics:
-        return Markup()
-    beta, margin = float(statistics["beta"]), float(statistics["margin"])
-    splits = {_SPLITS[name]: pairs for name, pairs in statistics["pairs"].items() if name in _SPLITS}
-    last = max([float(pairs["edges"][-1]) for pairs in splits.values()] + [min(beta + 2 * margin, 2.0)])
-
-    def curve(kind: str) -> Curve:
-        return {x: y for x, y in zip(statistics["distances"], statistics[kind], strict=True) if x <= last}
-
-    def histogram(name: str, pairs: Mapping[str, Any]) -> Markup:
-        edges = np.asarray(pairs["edges"], float)
-        # Per unit of distance, as bins need not be equally wide.
-        counts = [np.asarray(pairs[kind], float) for kind in ("positive", "negative")]
-
-        def plot(axes: Axes) -> None:
-            _plot_pairs(axes, edges, *(count / max(count.sum(), 1) / np.diff(edges) for count in counts))
-            axes.set_xlim(0, last)
-            _plot_line(axes, beta, f"β {beta:.3g}")
-
-        means = f"mean d⁺ {float(pairs['mean_positive']):.3g}, mean d⁻ {float(pairs['mean_negative']):.3g}"
-        label = f"{name}: densities of the distances of pairs, {means}, β {beta:.3g}"
-        counted = (np.asarray(pairs[kind]) for kind in ("positive", "negative"))
-        values = (f"{name}: pairs by distance", *_bins(edges, *counted))
-        return _draw_axes(plot, label, "Euclidean distance", "density of pairs", values)
-
-    losses = {"a pair of one class": curve("positive_loss"), "a pair of different classes": curve("negative_loss")}
-    title = f"Loss of a pair by its distance, the same of both kinds at {beta:.3g}"
-    lines = {beta - margin: "", beta + margin: "", beta: f"β {beta:.3g}"}
-    return render(
-        "statistics.html",
-        beta=beta,
-        margin=margin,
-        has_root=statistics["has_root"],
-        losses=curves_html(title, losses, "Euclidean distance", "loss of a pair", lines=lines),
-        histograms=[(name, histogram(name, pairs), pairs) for name, pairs in splits.items()],
-    )

@@ -135,7 +135,6 @@ def write_report(
         recall=plots.recall_curves({"after training": recall}, run.before),
         training=plots.training_curves(run.histories),
         objectives=plots.objectives_html(run.history),
-        statistics=plots.statistics_html(run.statistics),
         watched=plots.watched_html(run.watch),
         examples=examples_html({"": ranked}, queries, gallery, num_queries, embedder),
         map=map_html(embeddings, dataset, marked, distance=distance),

@@ -30,7 +30,6 @@ class Run:
             is no such file.
         flags: Its flags by name; empty where there is no `flags.txt`.
         environment: What `environment.json` holds; empty where there is no such file.
-        statistics: What `statistics.json` of a run with RankMI holds; empty where there is no such file.
         path: Its folder; None: it has none.
         seeds: Of what was trained with several seeds, the run of each; its metrics are then their means.
         watch: What `watch.json` holds, alarms and sampled batches; empty where there is no such file.
@@ -46,7 +45,6 @@ class Run:
     history: Sequence[Mapping[str, Any]] = ()
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    statistics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     path: Path | None = None
     seeds: Sequence[Run] = ()
     watch: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -143,9 +141,8 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
             else f"{path} is not the folder of a run: there is no result.json in it"
         )
     result = read_json(path / "result.json", {"metrics": dict}, "was it written by another program?")
-    environment, statistics, watch = (
-        read_json(file) if (file := path / name).is_file() else {}
-        for name in ("environment.json", "statistics.json", "watch.json")
+    environment, watch = (
+        read_json(file) if (file := path / name).is_file() else {} for name in ("environment.json", "watch.json")
     )
     seeds = _seeds(path, result)
     return Run(
@@ -154,7 +151,6 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
         history=_mean_history(seeds) if seeds else _lines(path / "metrics.jsonl"),
         flags=parse_flags(_text(path / "flags.txt")),
         environment=seeds[0].environment if seeds else environment,
-        statistics=statistics,
         watch=watch,
         path=path,
         seeds=seeds,

@@ -35,7 +35,7 @@ class RunFolder:
 
         flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  checkpoints/  embedder.keras
          tensorboard/  report/index.html
-        and, where they apply, moments.keras  statistics_network.keras  statistics.json  watch.json  diverged.json
+        and, where they apply, moments.keras  statistics_network.keras  watch.json  diverged.json
          neighbors/
 
     Args:
@@ -58,7 +58,6 @@ class RunFolder:
         self.embedder = self.path / "embedder.keras"
         self.moments = self.path / "moments.keras"
         self.statistics_network = self.path / "statistics_network.keras"
-        self.statistics = self.path / "statistics.json"
         self.tensorboard = self.path / "tensorboard"
         self.diverged = self.path / "diverged.json"
         self.watch = self.path / "watch.json"

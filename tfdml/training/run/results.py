@@ -8,20 +8,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from keras import ops
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, two_view_batches
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.evaluation import QueryValues, embed, evaluate_dataset, evaluate_generalisation
-from tfdml.evaluation.pair_distances import PairHistogram, count_pair_distances
 from tfdml.evaluation.per_query import recording
 from tfdml.io.files import write_json
 from tfdml.layers import StatisticsNetwork
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.objectives import RankMI
-from tfdml.retrieval.exact import unit_rows
 from tfdml.training.build.components import has_orders
 from tfdml.training.build.images import Splits
 from tfdml.training.checkpoints import save_model
@@ -185,8 +182,8 @@ def finish(
     seconds: float,
     write_report: Callable[..., None] | None,
 ) -> dict[str, Any]:
-    """Write what of `embedder.keras`, `moments.keras`, `statistics_network.keras` with `statistics.json`,
-    `queries.npz`, `result.json` and the report is not there yet.
+    """Write what of `embedder.keras`, `moments.keras`, `statistics_network.keras`, `queries.npz`, `result.json` and
+    the report is not there yet.
 
     Args:
         experiment: The settings.
@@ -248,7 +245,9 @@ def finish(
             "seconds": seconds,
         }
         QueryValues.of(splits.test, values, experiment.data_dir).write(folder.queries)
-        _write_statistics(learner, evaluator, monitor, embeddings if embedder is learner.embedder else None)
+        # Before the result, which shows that the run has finished.
+        if (rank_mi := rank_mi_of(learner)) is not None:
+            save_model(folder.statistics_network, statistics_model(rank_mi))
         if experiment.moment_embedder:
             result["metrics_moments"] = _write_moments(learner, evaluator, folder)
         write_json(folder.result, result)
@@ -265,22 +264,6 @@ def primary_metric(experiment: Experiment, metrics: Mapping[str, Any]) -> str:
     if experiment.selection != "last":
         return experiment.selection_metric
     return next((name for name in ("spearman", "triplet_accuracy", "auc") if name in metrics), "map@r")
-
-
-def _write_statistics(
-    learner: MetricLearner, evaluator: Evaluator, monitor: TrainingMonitor, test_embeddings: np.ndarray | None
-) -> None:
-    """Write RankMI's network and figure, of the last epoch: before the result, so that a finished run has them."""
-    objective, folder = rank_mi_of(learner), monitor.folder
-    if objective is None:
-        return
-    network = statistics_model(objective)
-    save_model(folder.statistics_network, network)
-    splits = {}
-    for name, split in evaluator.splits.evaluated().items():
-        known = test_embeddings if name == "test" else None
-        splits[name] = (evaluator.embed(learner.embedder, name) if known is None else known, split.labels)
-    write_json(folder.statistics, describe_statistics(objective, splits, monitor.records[-1]["epoch"]))
 
 
 def _write_moments(learner: MetricLearner, evaluator: Evaluator, folder: RunFolder) -> dict[str, Any]:
@@ -305,11 +288,6 @@ def moment_embedder(learner: MetricLearner, train: tf.data.Dataset) -> MomentEmb
     return model
 
 
-# Distances at which the curves are computed: embeddings of length 1 are 0 to 2 apart.
-_POINTS = 201
-_BINS = 80
-
-
 def rank_mi_of(learner: MetricLearner) -> RankMI | None:
     """Return the learner's RankMI; None without exactly one."""
     found = [objective for objective in learner.objectives if isinstance(objective, RankMI)]
@@ -325,83 +303,3 @@ def statistics_model(objective: RankMI) -> keras.Model:
     model = keras.Model(distances, network(distances), name="statistics_network")
     network.set_weights(objective.network.get_weights())
     return model
-
-
-def describe_statistics(
-    objective: RankMI, splits: Mapping[str, tuple[np.ndarray, np.ndarray]], epoch: int
-) -> dict[str, Any]:
-    """Return what RankMI's figure 3 shows, as numbers.
-
-    The loss of a pair at distance d is softplus(-V(d)) - ln 2 if it is a positive, softplus(V(d)) - ln 2 if it is a
-    negative: `divergence_loss` is the sum of the two means.
-
-    Args:
-        objective: RankMI, trained.
-        splits: By name, embeddings (N, d) by the embedder that was trained with it, and labels (N,).
-        epoch: After which this is.
-
-    Returns:
-        `objective`, `epoch`, `margin`; `beta`, V's root, and `has_root`, false where V has none and beta is that of an
-        earlier step; `distances`, 0 to 2, and there `v`, `positive_loss` and `negative_loss`; and under `pairs`, for
-        each split, `edges` of equal bins of distance, in each bin the number of pairs of one class, `positive`, and of
-        different classes, `negative`, `mean_positive` and `mean_negative`, the mean distances, and three means over
-        pairs: `statistics_loss`, the loss of V, over all; `jsd`, minus half of it, the lower bound on the
-        Jensen-Shannon divergence in nats; and `embedder_loss`, that of the embedder, over the positives beyond
-        beta - margin and the negatives within beta + margin, all of them, where training may draw among the negatives.
-
-    Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, sec. 3.3, figure 3.
-    """
-    beta, has_root = (ops.convert_to_numpy(value).item() for value in objective.network.find_root(objective.beta))
-    distances = np.linspace(0.0, 2.0, _POINTS)
-    values = _values(objective, distances)
-    pairs = {}
-    for name, (embeddings, labels) in splits.items():
-        counts = np.unique(labels, return_counts=True)[1]
-        if len(counts) > 1 and counts.max() > 1:
-            pairs[name] = _pairs(objective, count_pair_distances(unit_rows(embeddings), labels), beta)
-    return {
-        "objective": objective.name,
-        "epoch": epoch,
-        "margin": objective.margin,
-        "beta": beta,
-        "has_root": bool(has_root),
-        "distances": distances.tolist(),
-        "v": values.tolist(),
-        "positive_loss": _cost(-values).tolist(),
-        "negative_loss": _cost(values).tolist(),
-        "pairs": pairs,
-    }
-
-
-def _values(objective: RankMI, distances: np.ndarray) -> np.ndarray:
-    return ops.convert_to_numpy(objective.network(distances.astype(np.float32), frozen=True)).astype(np.float64)
-
-
-def _cost(values: np.ndarray) -> np.ndarray:
-    """Softplus - ln 2, in float64."""
-    return np.logaddexp(0.0, values) - np.log(2.0)
-
-
-def _pairs(objective: RankMI, histogram: PairHistogram, beta: float) -> dict[str, Any]:
-    # The fine bins, 16,384 of them, are as good as the distances themselves.
-    centres = (histogram.edges[:-1] + histogram.edges[1:]) / 2
-    values = _values(objective, centres)
-    positive, negative = histogram.positive, histogram.negative
-    loss = _mean(_cost(-values), positive) + _mean(_cost(values), negative)
-    hard_positive = np.where(centres > beta - objective.margin, positive, 0)
-    hard_negative = np.where(centres < beta + objective.margin, negative, 0)
-    shown = histogram.rebinned(_BINS)
-    return {
-        "edges": shown.edges.tolist(),
-        "positive": shown.positive.tolist(),
-        "negative": shown.negative.tolist(),
-        "mean_positive": float(histogram.mean_positive),
-        "mean_negative": float(histogram.mean_negative),
-        "statistics_loss": loss,
-        "jsd": -loss / 2,
-        "embedder_loss": _mean(_cost(-values), hard_positive) + _mean(_cost(values), hard_negative),
-    }
-
-
-def _mean(values: np.ndarray, counts: np.ndarray) -> float:
-    return float(np.sum(values * counts) / max(int(counts.sum()), 1))
