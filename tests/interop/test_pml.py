@@ -25,11 +25,6 @@ RESOLVED = [
     ),
     ("TripletMarginLoss", {"miner": "BatchHardMiner"}, NormalizedLoss(losses.TripletLoss(0.05, "hard", "euclidean"))),
     (
-        "TripletMarginLoss",
-        {"margin": 0.2, "miner": "TripletMarginMiner"},
-        NormalizedLoss(losses.TripletLoss(0.2, "all", "euclidean")),
-    ),
-    (
         "ContrastiveLoss",
         {"distance": from_pml(LP, power=2, normalize_embeddings=False)},
         losses.ContrastiveLoss(1.0, "sqeuclidean"),
@@ -83,7 +78,7 @@ DEFAULTS = {
     "GeneralizedLiftedStructureLoss": ({"neg_margin": (1, 0.5), "pos_margin": (0, 0.1)}, LP, "MeanReducer"),
     "HistogramLoss": ({"n_bins": (100, 50), "delta": (None, 0.1)}, COSINE, None),
     "LiftedStructureLoss": ({"neg_margin": (1, 0.5), "pos_margin": (0, 0.1)}, LP, "MeanReducer"),
-    "MarginLoss": ({"margin": (0.2, 0.1), "beta": (1.2, 1.1), "learn_beta": (False, True)}, LP, "DivisorReducer"),
+    "MarginLoss": ({"margin": (0.2, 0.1), "beta": (1.2, 1.1)}, LP, "DivisorReducer"),
     "MultiSimilarityLoss": ({"alpha": (2, 1), "beta": (50, 40), "base": (0.5, 0.4)}, COSINE, "MeanReducer"),
     "NTXentLoss": ({"temperature": (0.07, 0.1)}, COSINE, "MeanReducer"),
     "NormalizedSoftmaxLoss": ({"temperature": (0.05, 0.1)}, "DotProductSimilarity", "MeanReducer"),
@@ -97,25 +92,24 @@ DEFAULTS = {
     "SubCenterArcFaceLoss": ({**MARGINS, "sub_centers": (3, 2)}, COSINE, "MeanReducer"),
     "SupConLoss": ({"temperature": (0.1, 0.2)}, COSINE, NONZERO),
     "TripletMarginLoss": (
-        {"margin": (0.05, 0.1), "swap": (False, True), "smooth_loss": (False, True), "triplets_per_anchor": ("all", 5)},
+        {"margin": (0.05, 0.1), "smooth_loss": (False, True)},
         LP,
         NONZERO,
     ),
     "TupletMarginLoss": ({"margin": (5.73, 10), "scale": (64, 32)}, COSINE, "MeanReducer"),
 }
+#: Of each distance and miner there: each argument's default, and what it is here.
 PARTS = {
-    LP: {"normalize_embeddings": True, "p": 2, "power": 1},
-    COSINE: {"p": 2, "power": 1},
-    "DotProductSimilarity": {"normalize_embeddings": True, "p": 2, "power": 1},
-    "MultiSimilarityMiner": {"epsilon": 0.1, "distance": from_pml(COSINE)},
-    "BatchEasyHardMiner": {
-        "pos_strategy": "easy",
-        "neg_strategy": "semihard",
-        "distance": from_pml(LP),
-    },
-    "BatchHardMiner": {"distance": from_pml(LP)},
-    "DistanceWeightedMiner": {"cutoff": 0.5, "nonzero_loss_cutoff": 1.4, "distance": from_pml(LP)},
-    "TripletMarginMiner": {"margin": 0.2, "type_of_triplets": "all", "distance": from_pml(LP)},
+    LP: ({"normalize_embeddings": True, "p": 2, "power": 1}, "euclidean"),
+    COSINE: ({}, "cosine"),
+    "DotProductSimilarity": ({"normalize_embeddings": True}, "cosine"),
+    "MultiSimilarityMiner": ({"epsilon": 0.1}, 0.1),
+    "BatchEasyHardMiner": (
+        {"pos_strategy": "easy", "neg_strategy": "semihard"},
+        mining.BatchEasyHardMiner("easy", "semi_hard"),
+    ),
+    "BatchHardMiner": ({}, mining.BatchHardMiner()),
+    "DistanceWeightedMiner": ({}, "distance_weighted"),
 }
 
 
@@ -138,7 +132,7 @@ def test_what_is_left_out_has_their_default_and_every_argument_counts(name):
         assert made(name, **{argument: default}) == plain, argument
         assert made(name, **{argument: other}) != plain, argument
     assert made(name, distance=distance) == plain
-    assert made(name, distance=from_pml(LP, p=1)) != plain
+    assert made(name, distance=from_pml("DotProductSimilarity", normalize_embeddings=False)) != plain
     if reducer:  # the histogram is one number
         assert made(name, reducer=reducer) == plain
         assert made(name, reducer="SumReducer") != plain
@@ -147,7 +141,12 @@ def test_what_is_left_out_has_their_default_and_every_argument_counts(name):
 
 
 def test_distances_and_miners_have_their_defaults():
-    assert {name: from_pml(name).arguments for name in PARTS} == PARTS
+    assert set(PARTS) == {*pml.DISTANCES, *pml.MINERS}
+    for name, (arguments, ours) in PARTS.items():
+        for made in (from_pml(name), from_pml(name, **arguments)):
+            assert repr(made.ours) == repr(ours)
+            assert made.unit == (name in pml.DISTANCES)
+    assert not from_pml("DotProductSimilarity", normalize_embeddings=False).unit
 
 
 @pytest.mark.parametrize(("name", "arguments", "expected"), RESOLVED)
@@ -174,40 +173,39 @@ def test_every_loss_with_an_equal_is_compared():
     ("name", "arguments", "message"),
     [
         ("TripletLoss", {}, "has no 'TripletLoss' that has an equal in tfdml; losses: AngularLoss"),
-        ("TripletMarginLoss", {"swap": True}, "`swap=True` has no equal in tfdml; nearest: `swap=False`"),
-        ("TripletMarginLoss", {"gap": 1}, "no argument `gap`; it has margin, swap"),
+        ("TripletMarginLoss", {"swap": True}, "no argument `swap` has an equal in tfdml; margin, smooth_loss have one"),
+        ("TripletMarginLoss", {"average": "all"}, "no argument `average`"),
         ("TripletMarginLoss", {"margin": "wide"}, "TripletMarginLoss: margin must be a (finite )?number"),
         (
             "TripletMarginLoss",
             {"distance": "SNRDistance"},
             "`distance='SNRDistance'` is no distance .*; known: LpDistance",
         ),
-        ("TripletMarginLoss", {"distance": from_pml(LP, p=1)}, "with `p=1, power=1` has no equal"),
+        ("LpDistance", {"p": 1}, "LpDistance: `p=1, power=1` has no equal"),
         ("TripletMarginLoss", {"reducer": "DivisorReducer"}, "the reducer DivisorReducer has no equal"),
-        ("TripletMarginLoss", {"miner": "MultiSimilarityMiner"}, "the miner MultiSimilarityMiner with Cosine"),
         (
             "TripletMarginLoss",
-            {"miner": from_pml("TripletMarginMiner", type_of_triplets="semihard")},
-            "type_of_triplets='semihard'.*one negative a pair",
+            {"miner": "MultiSimilarityMiner"},
+            "the miner MultiSimilarityMiner has no equal.*BatchHardMiner",
         ),
         ("ContrastiveLoss", {"pos_margin": 0.1}, "`pos_margin=0.1` has no equal in tfdml; nearest: `pos_margin=0`"),
-        ("CircleLoss", {"distance": LP}, "the distance LpDistance.* has no equal in tfdml; nearest: the loss's own"),
+        ("CircleLoss", {"distance": LP}, "LpDistance.* has no equal in tfdml; nearest: the loss's own"),
         ("TripletMarginLoss", {"smooth_loss": True}, "`smooth_loss=True` with a margin has no equal"),
         ("BatchHardMiner", {"allowed_pos_range": (0, 1)}, "no argument `allowed_pos_range`"),
-        ("NTXentLoss", {"miner": "TripletMarginMiner"}, "TripletMarginMiner with LpDistance.*BatchEasyHardMiner"),
         (
             "NTXentLoss",
-            {"miner": from_pml("BatchHardMiner", distance=from_pml(LP, normalize_embeddings=False))},
-            "BatchHardMiner with",
+            {"miner": "TripletMarginMiner"},
+            "`miner='TripletMarginMiner'` is no miner .*BatchEasyHardMiner",
         ),
         (
-            "NTXentLoss",
-            {"miner": from_pml("BatchEasyHardMiner", pos_strategy="best")},
-            "NTXentLoss: positives must be .easy",
+            "ContrastiveLoss",
+            {"miner": "BatchHardMiner", "distance": from_pml(LP, normalize_embeddings=False)},
+            "the miner BatchHardMiner has no equal .* on normalised embeddings",
         ),
+        ("BatchEasyHardMiner", {"pos_strategy": "best"}, "BatchEasyHardMiner: positives must be .easy"),
         ("AngularMiner", {}, "no 'AngularMiner' .*migrating.md names what is near"),
         ("MarginLoss", {}, "nearest: `miner='DistanceWeightedMiner'`"),
-        ("MarginLoss", {"learn_beta": True}, "LearnedMargin"),
+        ("MarginLoss", {"learn_beta": True}, "no argument `learn_beta`"),
         ("ArcFaceLoss", {}, "`num_classes` is missing"),
         ("ArcFaceLoss", {"num_classes": 3, "margin": 100}, "ArcFaceLoss: margin must be at least 0"),
     ],

@@ -57,7 +57,6 @@ CASES = {
     "triplet hard": case("TripletMarginLoss", margin=0.3, miner=["BatchHardMiner", {}]),
     "triplet smooth": case("TripletMarginLoss", margin=0, smooth_loss=True),
     "triplet easy": case("TripletMarginLoss", margin=0.3, miner=["BatchEasyHardMiner", {}]),
-    "triplet violating": case("TripletMarginLoss", margin=0.2, miner=["TripletMarginMiner", {"margin": 0.3}]),
     "triplet weighted": case(
         "TripletMarginLoss", margin=0.4, miner=["DistanceWeightedMiner", {}], batches=("one negative",)
     ),

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.mathematics import DEGENERATE
 from tests.parity.pml_cases import CASES, MINERS, PROXIES, batches
 from tfdml import mining
-from tfdml.interop import from_pml
+from tfdml.interop import from_pml, pml
 from tfdml.pairs import Pairs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -52,7 +52,9 @@ def theirs(tmp_path_factory):
 
 def ours(case, batch):
     def part(value):
-        return from_pml(value[0], **value[1]) if isinstance(value, list) else value
+        if not isinstance(value, list):
+            return value
+        return value[0] if value[0] in pml.REDUCERS else from_pml(value[0], **value[1])
 
     labels, x = BATCHES[batch]
     arguments = {key: part(value) for key, value in case["arguments"].items()}
