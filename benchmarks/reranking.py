@@ -17,9 +17,6 @@ CHAINS = (
     "",
     "whitening(dim=128)",
     "query_expansion(k=5)",
-    "database_augmentation(k=5)",
-    "database_augmentation(k=5) + query_expansion(k=5)",
-    "csls",
     "k_reciprocal",
     "k_reciprocal(top=1000)",
 )

@@ -251,7 +251,7 @@ CASES = {
         "ks": (["1"], COMPARE, VECTORS),
         "intervals": ("classes", COMPARE, VECTORS),
         "generalisation": (True, COMPARE, RUN),
-        "after": (["csls"], COMPARE, RUN),
+        "after": (["query_expansion"], COMPARE, RUN),
         "cluster": ("local", COMPARE, VECTORS),
         "workers": (2, VECTORS, {**VECTORS, "cluster": "local"}),
     },

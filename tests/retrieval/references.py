@@ -40,25 +40,6 @@ def expansion(queries, gallery, k, alpha):
     )
 
 
-def augmentation(gallery, k, alpha, left_out=()):
-    """Every image but those left out, moved by its nearest among the rest; row -> vector."""
-    gallery = unit(gallery)
-    return {
-        row: moved(gallery[row], gallery, ranking(gallery[row], gallery, {row, *left_out})[:k], alpha)
-        for row in range(len(gallery))
-        if row not in left_out
-    }
-
-
-def searched_without_own(images, queries, k, alpha, depth):
-    """For each query the ranking of the augmented gallery that lacks its own image."""
-    found = []
-    for own, query in enumerate(queries):
-        vectors = augmentation(images, k, alpha, {own})
-        found.append(sorted(vectors, key=lambda row: (round(-float(query @ vectors[row]), 7), row))[:depth])
-    return np.array(found)
-
-
 def reciprocal_vectors(images, k1, k2):
     """V of every image as a dictionary, by the paper's sets; k1 / 2 rounded as in the authors' MATLAB code."""
     images = unit(images)

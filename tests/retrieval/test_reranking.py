@@ -1,4 +1,4 @@
-"""Expanded queries and augmented galleries against sums written out, and what a query may not see."""
+"""Expanded queries against sums written out, and k-reciprocal re-ranking against the paper's sets."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,12 @@ from tests.retrieval.references import unit
 from tfdml.errors import UserError
 from tfdml.evaluation import Sources, steps_of
 from tfdml.retrieval import (
-    augment_gallery,
     expand_queries,
     fit_whitening,
     k_reciprocal_neighbours,
     reranking,
 )
-from tfdml.retrieval.reranking import csls_search, encode, search_of
+from tfdml.retrieval.reranking import encode, search_of
 
 
 def step(name, **arguments):
@@ -46,66 +45,12 @@ def test_queries_are_expanded_as_by_hand(count, k, alpha, roles, seed):
     assert found.dtype == np.float32
 
 
-@pytest.mark.parametrize("alpha", [0, 3])
-@pytest.mark.parametrize("k", [1, 4, 60])
-def test_a_gallery_is_augmented_as_by_hand(k, alpha):
-    points = made()
-    expected = references.augmentation(points, k, alpha)
-    found = augment_gallery(points, k=k, alpha=alpha).vectors
-    np.testing.assert_allclose(found, [expected[row] for row in range(len(points))], atol=2e-5)
-
-
-@pytest.mark.parametrize(("k", "count"), [(1, 30), (3, 30), (8, 9), (50, 12)])
-def test_in_leave_one_out_the_gallery_has_not_seen_the_query(k, count, monkeypatch):
-    monkeypatch.setattr(reranking, "_GATHERED_AT_ONCE", 300)
-    points = made(count, seed=3)
-    queries = references.unit(points)
-    what = step("database_augmentation", k=k, alpha=3.0).apply(search_of(points), Sources())
-    depth = min(6, count - 1)
-    expected = references.searched_without_own(points, queries, k, 3.0, depth)
-    rows, similarities = what.neighbours(depth)
-    np.testing.assert_array_equal(rows, expected)
-    for own in range(count):
-        vectors = references.augmentation(points, k, 3.0, {own})
-        np.testing.assert_allclose(similarities[own], [queries[own] @ vectors[row] for row in rows[own]], atol=2e-6)
-    # Expanded by those vectors, and not by those that its own image has moved.
-    expanded = step("query_expansion", k=2, alpha=1.0).apply(what, Sources()).queries
-    for own in range(count):
-        vectors = references.augmentation(points, k, 3.0, {own})
-        near = np.array([vectors[row] for row in rows[own, :2]])
-        np.testing.assert_allclose(
-            expanded[own], references.moved(queries[own], near, range(len(near)), 1.0), atol=2e-5
-        )
-
-
-def test_what_the_own_image_is_does_not_matter_to_a_query():
-    """The same search, were the query's image somewhere else in the gallery."""
-    points = made(20)
-    gallery = np.concatenate([points[1:], points[:1]])
-    alone = search_of(points[:1], points[1:])
-    chain = (step("database_augmentation", k=3), step("query_expansion", k=4))
-    among = search_of(gallery)
-    for one in chain:
-        alone, among = (one.apply(what, Sources(), None) for what in (alone, among))
-    np.testing.assert_allclose(among.queries[-1], alone.queries[0], atol=1e-5)
-    np.testing.assert_array_equal(among.neighbours(12)[0][-1], alone.neighbours(12)[0][0])
-
-
 @pytest.mark.parametrize("budget", [1, 500])
 def test_blocks_give_what_the_whole_gives(budget, monkeypatch):
     points = made(50)
-    chain = (step("database_augmentation", k=4), step("query_expansion", k=5, alpha=2.0))
-
-    def answer():
-        what = search_of(points)
-        for one in chain:
-            what = one.apply(what, Sources(), None)
-        return what.queries, *what.neighbours(9)
-
-    whole = answer()
+    whole = expand_queries(points, k=5, alpha=2.0)
     monkeypatch.setattr(reranking, "_GATHERED_AT_ONCE", budget)
-    for part, expected in zip(answer(), whole, strict=True):
-        np.testing.assert_allclose(part, expected, atol=1e-6)
+    np.testing.assert_allclose(expand_queries(points, k=5, alpha=2.0), whole, atol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [0, 3])
@@ -114,14 +59,7 @@ def test_degenerate_galleries_give_finite_vectors(alpha):
     np.testing.assert_allclose(expand_queries(same, k=3, alpha=alpha), references.unit(same), atol=1e-6)
     opposite = np.array([[1.0, 0.0], [-1.0, 0.0]])
     assert np.isfinite(expand_queries(opposite, k=3, alpha=alpha)).all()
-    zeros = np.zeros((4, 2))
-    assert not augment_gallery(zeros, k=2, alpha=alpha).vectors.any()
-    two = step("database_augmentation", k=3, alpha=alpha).apply(search_of(made(2)), Sources())
-    assert two.neighbours(5)[0].tolist() == [[1], [0]]
-    # Of two images, each is by itself where the other is the query.
-    np.testing.assert_allclose(
-        two.vectors(slice(0, 2), np.array([[1], [0]]))[:, 0], references.unit(made(2))[::-1], atol=1e-6
-    )
+    assert not expand_queries(np.zeros((4, 2)), k=2, alpha=alpha).any()
 
 
 def test_what_cannot_be_is_refused():
@@ -130,43 +68,7 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="k must be a positive integer"):
         expand_queries(np.eye(3), k=0)
     with pytest.raises(ValueError, match="alpha must not be negative"):
-        augment_gallery(np.eye(3), alpha=-1)
-
-
-def csls_by_hand(queries, gallery, k):
-    own = gallery is None
-    queries = unit(queries)
-    gallery = queries if own else unit(gallery)
-
-    def density(vector, others, row):
-        cosines = sorted((vector @ other for i, other in enumerate(others) if not (own and i == row)), reverse=True)
-        return np.mean(cosines[:k])
-
-    of_queries = [density(query, gallery, row) for row, query in enumerate(queries)]
-    of_gallery = [density(image, queries, row) for row, image in enumerate(gallery)]
-    scores = 2 * queries @ gallery.T - np.array(of_queries)[:, None] - np.array(of_gallery)
-    if own:
-        np.fill_diagonal(scores, -np.inf)
-    return np.array(of_queries), scores
-
-
-@pytest.mark.parametrize("roles", [False, True])
-@pytest.mark.parametrize("k", [1, 5, 100])
-def test_equals_the_definition(roles, k):
-    points = made(33, seed=1)
-    queries, gallery = (points[:20], points[20:]) if roles else (points, None)
-    of_queries, scores = csls_by_hand(queries, gallery, k)
-    rows, near = step("csls", k=k).apply(search_of(queries, gallery), Sources()).neighbours(10)
-    np.testing.assert_array_equal(rows, np.argsort(-scores, axis=1, kind="stable")[:, :10])
-    in_full = 2 * near - of_queries[:, None]
-    np.testing.assert_allclose(in_full, np.take_along_axis(scores, rows, axis=1), atol=5e-6)
-
-
-def test_csls_of_degenerate_galleries():
-    same = csls_search(search_of(np.ones((4, 2))), k=2)
-    np.testing.assert_allclose(same.neighbours(3)[1], 0.5, atol=1e-6)
-    with pytest.raises(ValueError, match="k must be a positive integer"):
-        csls_search(search_of(np.eye(3)), k=0)
+        expand_queries(np.eye(3), alpha=-1)
 
 
 @settings(max_examples=12, deadline=None)
@@ -240,12 +142,12 @@ def test_reranking_degenerate_galleries():
 
 
 def test_where_the_queries_are_the_gallery_both_must_be_what_they_were():
-    for first in (step("query_expansion", k=2), step("database_augmentation", k=2)):
-        changed = first.apply(search_of(made(12)), Sources(), None)
-        with pytest.raises(UserError, match="cannot follow"):
-            step("k_reciprocal").apply(changed, Sources())
-        roles = first.apply(search_of(made(12), made(9, seed=1)), Sources(), None)
-        assert step("k_reciprocal", k1=3, k2=2).apply(roles, Sources()).neighbours(4)[0].shape == (12, 4)
+    first = step("query_expansion", k=2)
+    changed = first.apply(search_of(made(12)), Sources(), None)
+    with pytest.raises(UserError, match="cannot follow"):
+        step("k_reciprocal").apply(changed, Sources())
+    roles = first.apply(search_of(made(12), made(9, seed=1)), Sources(), None)
+    assert step("k_reciprocal", k1=3, k2=2).apply(roles, Sources()).neighbours(4)[0].shape == (12, 4)
 
 
 def whitened_by_hand(train, rows, dim, power, shrinkage):

@@ -25,8 +25,7 @@ map_trapezoidal, minp, mrr, ndcg, h_ap, asi, gap and gap_known, which search onc
 default is what the benchmark of the data set reports: for market1501 CMC, mAP and mINP (docs/protocols.md).
 --after measures each step of a chain, e.g. 'whitening(dim=128) + query_expansion(k=5)': its gain and cost. Steps:
 views(flip=true, crops=1 or 5), whitening(dim=0, power=1, shrinkage=0), fitted to the training classes,
-database_augmentation(k=10, alpha=3), query_expansion(k=10, alpha=3), and as the last one csls(k=10) or
-k_reciprocal(k1=20, k2=6, weight=0.3, top=200).
+query_expansion(k=10, alpha=3), and as the last one k_reciprocal(k1=20, k2=6, weight=0.3, top=200).
 
 --task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
 With --target=far=0.001, or precision=0.99, it also chooses the threshold on the distance; --json keeps it. --report has
@@ -531,20 +530,15 @@ def _interval(interval: Any) -> str:
 
 
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a line a row: each metric in percent with the points gained, seconds, megabytes and hubs."""
+    """Print a line a row: each metric in percent with the points gained, seconds and megabytes."""
     names = list(rows[0]["metrics"])
     width = max(4, *(len(row["step"]) for row in rows))
-    hubs = rows[0]["hubness"]["k"]
-    print(f"  after the embedding, points gained on plain in brackets; hubs among the {hubs} nearest:")
+    print("  after the embedding, points gained on plain in brackets:")
     heads = [f"{name:>15}" for name in names]
-    print(f"    {'step':<{width}}{''.join(heads)}{'seconds':>9}{'MB':>9}{'skew':>7}{'orphans':>9}{'hub':>7}")
+    print(f"    {'step':<{width}}{''.join(heads)}{'seconds':>9}{'MB':>9}")
     for row in rows:
         numbers = [f"{100 * row['metrics'][name]:6.2f} ({100 * row['gain'][name]:+6.2f})" for name in names]
-        found = row["hubness"]
-        print(
-            f"    {row['step']:<{width}}{''.join(numbers)}{row['seconds']:>9.2f}{row['bytes'] / 1e6:>9,.1f}"
-            f"{found['skewness']:>7.2f}{100 * found['orphans']:>7.2f} %{found['largest_hub']:>7,}"
-        )
+        print(f"    {row['step']:<{width}}{''.join(numbers)}{row['seconds']:>9.2f}{row['bytes'] / 1e6:>9,.1f}")
 
 
 COMMAND = Command(

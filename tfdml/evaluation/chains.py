@@ -43,13 +43,11 @@ class Sources:
 STEPS: dict[str, dict[str, Any]] = {
     "views": {"flip": True, "crops": 1},
     "whitening": {"dim": 0, "power": 1.0, "shrinkage": 0.0},
-    "database_augmentation": {"k": 10, "alpha": 3.0},
     "query_expansion": {"k": 10, "alpha": 3.0},
-    "csls": {"k": 10},
     "k_reciprocal": {"k1": 20, "k2": 6, "weight": 0.3, "top": 200},
 }
-# Nothing can follow these: what they give is no embedding that could be changed further.
-_LAST = ("csls", "k_reciprocal")
+# Nothing can follow it: it gives a ranking, and no embeddings that could be changed further.
+_LAST = "k_reciprocal"
 # The least and the greatest value of an argument.
 _BOUNDS: dict[str, tuple[float, float | None]] = {
     **dict.fromkeys(("k", "k1", "k2", "top"), (1, None)),
@@ -80,23 +78,14 @@ class Step:
 
     def apply(self, search: Any, sources: Sources, views: Views | None = None) -> Any:
         """Return what is searched after this step; `views` are those that it was embedded in."""
-        if search.augmented is not None and self.name in ("whitening", "database_augmentation", "csls"):
-            raise UserError(f"all-to-all, {self.name} cannot follow database_augmentation: only query_expansion can")
         if self.name == "views":
             if sources.embed is None:
                 raise UserError("views needs the images: name a run folder or a model's file, no embeddings")
             return reranking.search_of(*sources.embed(_views_of(self.arguments)))
         if self.name == "whitening":
             return _whitened(search, sources, views, **self.arguments)
-        if self.name == "database_augmentation":
-            if len(search.gallery) < 2:
-                return search
-            found = reranking.augment_gallery(search.gallery, **self.arguments)
-            return dataclasses.replace(search, gallery=found.vectors, augmented=found if search.leave_one_out else None)
         if self.name == "query_expansion":
             return dataclasses.replace(search, queries=reranking.expanded_queries(search, **self.arguments))
-        if self.name == "csls":
-            return reranking.csls_search(search, **self.arguments)
         return reranking.Reranked.of(search, **self.arguments)
 
 
@@ -156,58 +145,8 @@ def check_order(steps: Sequence[Step]) -> None:
     for place, step in enumerate(steps):
         if step.name == "views" and place:
             raise UserError(f"{step} embeds the images again: it must be the first step")
-        if step.name in _LAST and place + 1 < len(steps):
+        if step.name == _LAST and place + 1 < len(steps):
             raise UserError(f"{step} must be the last step: it gives a ranking, no embeddings")
-
-
-def hubness(embeddings: Any, gallery: Any = None, *, k: int = 10, distance: str = "euclidean") -> dict[str, Any]:
-    """How unequally often gallery images are among the k nearest of the queries.
-
-    N_k(g) counts the queries that have image g among their k nearest; its mean is k N / G. In high dimensions a few
-    images, hubs, are near to very many queries, and others, anti-hubs or orphans, to none.
-
-    Args:
-        embeddings: (N, d) the queries.
-        gallery: (G, d) what is searched; None: each in all others.
-        k: How many neighbours; all where there are fewer.
-        distance: As `nearest_neighbours`.
-
-    Returns:
-        `k`; `skewness`, E[(N_k - mean)^3] / sd(N_k)^3, 0 where all are found equally often; `orphans`, the share of
-        images with N_k = 0; `largest_hub`, the greatest N_k.
-
-    Raises:
-        ValueError: `k` is not positive.
-        UserError: As `nearest_neighbours`.
-
-    Example:
-        >>> hubness(np.array([[0.0], [1.0], [1.9]]), k=1)
-        {'k': 1, 'skewness': 0.0, 'orphans': 0.3333333333333333, 'largest_hub': 2}
-
-    Source: Radovanovic, Nanopoulos and Ivanovic, "Hubs in Space", JMLR 2010, eq. 1 (there S_Nk).
-    """
-    size = len(embeddings) if gallery is None else len(gallery)
-    k = min(integer("k", k, at_least=1), size - (gallery is None))
-    rows, _ = nearest_neighbours(embeddings, gallery, k=k, distance=distance)
-    return hubness_of(rows, size)
-
-
-def hubness_of(rows: np.ndarray, size: int) -> dict[str, Any]:
-    """Return what `hubness` gives, of neighbours that are known.
-
-    Args:
-        rows: (N, k) gallery rows.
-        size: G.
-    """
-    from scipy.stats import skew
-
-    counts = np.bincount(rows.ravel(), minlength=size)
-    return {
-        "k": rows.shape[1],
-        "skewness": float(skew(counts)) if np.ptp(counts) else 0.0,
-        "orphans": float((counts == 0).mean()),
-        "largest_hub": int(counts.max()),
-    }
 
 
 def measure_chains(
@@ -222,7 +161,6 @@ def measure_chains(
     ks: Sequence[int] = (1, 2, 4, 8),
     metrics: Sequence[str] = ("recall", "map@r"),
     distance: str = "euclidean",
-    hubs: int = 10,
 ) -> list[dict[str, Any]]:
     """Return retrieval metrics before the chains and after every step of them.
 
@@ -240,13 +178,11 @@ def measure_chains(
         ks: The K of `recall`.
         metrics: As `retrieval_per_query`, without `map`.
         distance: Of the plain search.
-        hubs: The k of `hubness`.
 
     Returns:
         A row for `plain`, one for `length 1` where the embeddings have other lengths, and one for each step of each
         chain: `step` (the chain up to it), `metrics` (fractions), `gain` of each on `plain`, `seconds` of the step and
-        the search after it, `bytes` that are kept to search in (vectors of the gallery and what is next to them), and
-        `hubness`.
+        the search after it, and `bytes` that are kept to search in (vectors of the gallery and what is next to them).
 
     Raises:
         UserError: As `evaluate_retrieval`; a step cannot be made, or not there; `map` is asked for.
@@ -264,7 +200,7 @@ def measure_chains(
     task = per_query.retrieval_task(embeddings, labels, gallery, gallery_labels, relevance=relevance)
     per_query.check_depth(task, names)
     sources = sources or Sources()
-    depth = max(task.depth_with_ignored(per_query.search_depth(task, names)), min(hubs, task.available))
+    depth = task.depth_with_ignored(per_query.search_depth(task, names))
     advice = "leave out map@r and r_precision, which need as many neighbours as the largest class has images"
     require_memory(40.0 * depth * len(task.queries), f"the {depth:,} nearest of each query", advice)
 
@@ -281,7 +217,6 @@ def measure_chains(
                 "gain": {name: values[name] - first[name] for name in values},
                 "seconds": seconds,
                 "bytes": size,
-                "hubness": hubness_of(found[:, : min(hubs, task.available)], len(task.searched)),
             }
         )
 

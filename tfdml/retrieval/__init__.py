@@ -16,9 +16,7 @@ from tfdml.retrieval.faiss_index import load_index as load_index
 from tfdml.retrieval.faiss_index import rescore as rescore
 from tfdml.retrieval.indexing import EmbeddingsToIndex as EmbeddingsToIndex
 from tfdml.retrieval.indexing import index_embeddings as index_embeddings
-from tfdml.retrieval.reranking import Augmented as Augmented
 from tfdml.retrieval.reranking import Whitening as Whitening
-from tfdml.retrieval.reranking import augment_gallery as augment_gallery
 from tfdml.retrieval.reranking import expand_queries as expand_queries
 from tfdml.retrieval.reranking import fit_whitening as fit_whitening
 from tfdml.retrieval.reranking import k_reciprocal_neighbours as k_reciprocal_neighbours

@@ -1,4 +1,4 @@
-"""Before and after a search: whitening, query expansion, database augmentation, CSLS, k-reciprocal re-ranking."""
+"""Before and after a search: whitening, query expansion, k-reciprocal re-ranking."""
 
 from __future__ import annotations
 
@@ -18,48 +18,6 @@ _GATHERED_AT_ONCE = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
-class Augmented:
-    """A gallery whose images were each moved by their neighbours; `augment_gallery` makes it.
-
-    In leave-one-out the query's own image may be such a neighbour. No search of that query may see it: `without`
-    gives the images as they are in a gallery that lacks it, the next neighbour in its place.
-
-    Args:
-        plain: (G, d) the images before.
-        vectors: (G, d) float32 of length 1, the images after.
-        neighbours: (G, k + 1) rows of each image's neighbours, one more than it is moved by.
-        weights: (G, k + 1) their weights.
-        k: How many neighbours an image is moved by.
-    """
-
-    plain: np.ndarray
-    vectors: np.ndarray
-    neighbours: np.ndarray
-    weights: np.ndarray
-    k: int
-
-    def saw(self, rows: np.ndarray, own: np.ndarray) -> np.ndarray:
-        """Whether images `rows` (B, m) were moved by the image `own` (B,) of the query."""
-        return (self.neighbours[rows, : self.k] == own[:, None, None]).any(axis=2)
-
-    def without(self, rows: np.ndarray, own: np.ndarray) -> np.ndarray:
-        """(P, d) images `rows` (P,), which image `own` (P,) had moved, as they are where it is not in the gallery."""
-        result = np.empty((len(rows), self.plain.shape[1]), np.float32)
-        for part in blocks(len(rows), self.neighbours.shape[1] * self.plain.shape[1]):
-            near = self.neighbours[rows[part]]
-            weights = np.where(near == own[part, None], np.float32(0), self.weights[rows[part]])
-            result[part] = summed(self.plain[rows[part]], self.plain[near], weights)
-        return result
-
-    def seeing(self) -> tuple[np.ndarray, np.ndarray]:
-        """For each image the images that it moved: their rows one after another, and (G + 1,) where each begins."""
-        moved_by = self.neighbours[:, : self.k].ravel()
-        order = np.argsort(moved_by, kind="stable")
-        starts = np.searchsorted(moved_by[order], np.arange(len(self.plain) + 1))
-        return order // max(self.k, 1), starts
-
-
-@dataclasses.dataclass(frozen=True)
 class Search:
     """Queries and the gallery that they are searched in; made by `search_of`.
 
@@ -67,22 +25,13 @@ class Search:
         queries: (N, d) float32.
         gallery: (G, d) float32.
         leave_one_out: Whether query i is row i of the gallery, and left out of its own search.
-        distance: As `nearest_neighbours`; `"cosine"` until a step scores otherwise.
-        augmented: How the gallery was moved; None: it was not, or no query lies in it.
         extra_bytes: What a step keeps next to the gallery's vectors.
     """
 
     queries: np.ndarray
     gallery: np.ndarray
     leave_one_out: bool
-    distance: str = "cosine"
-    augmented: Augmented | None = None
     extra_bytes: int = 0
-
-    @property
-    def available(self) -> int:
-        """How many images a query is compared with."""
-        return len(self.gallery) - self.leave_one_out
 
     @property
     def bytes(self) -> int:
@@ -93,61 +42,12 @@ class Search:
         """Return the k nearest gallery images of every query, all where they are fewer.
 
         Returns:
-            (N, m) int64 rows and (N, m) float32 similarities: cosines, or what a step scores by.
+            (N, m) int64 rows and (N, m) float32 cosines.
         """
-        k = min(k, self.available)
-        if k < 1:
-            return np.zeros((len(self.queries), 0), np.int64), np.zeros((len(self.queries), 0), np.float32)
-        if self.augmented is not None:
-            return self._neighbours_without_own(self.augmented, k)
+        k = min(k, len(self.gallery) - self.leave_one_out)
         own = np.arange(len(self.queries)) if self.leave_one_out else None
-        rows, distances = exact.nearest_neighbours(
-            self.queries, self.gallery, k=k, distance=self.distance, own_rows=own
-        )
-        return rows, (-distances if self.distance == "dot" else 1 - distances)
-
-    def vectors(self, part: slice, rows: np.ndarray) -> np.ndarray:
-        """(B, m, d) the gallery images `rows` (B, m) as the queries of a part (B of them) may see them."""
-        found = self.gallery[rows]
-        if self.augmented is not None:
-            own = np.arange(part.start, part.start + len(rows))
-            query, column = np.nonzero(self.augmented.saw(rows, own))
-            found[query, column] = self.augmented.without(rows[query, column], own[query])
-        return found
-
-    def _neighbours_without_own(self, augmented: Augmented, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `neighbours`, where some gallery images differ from query to query.
-
-        Those that a query's own image has moved are measured as they are without it. The rest come from a search that
-        ignores them.
-        """
-        moved, starts = augmented.seeing()
-        counts, every = np.diff(starts), np.arange(len(self.queries))
-        rows = np.empty((len(every), k), np.int64)
-        similarities = np.empty((len(every), k), np.float32)
-        unmoved = exact.neighbour_blocks(
-            self.queries,
-            self.gallery,
-            k=k,
-            distance="cosine",
-            own_rows=every,
-            ignored=lambda block, near: augmented.saw(near, every[block]),
-            most_ignored=int(counts.max()),
-        )
-        for block, near, distances in unmoved:
-            own = every[block]
-            query = np.repeat(np.arange(len(own)), counts[own])
-            column = np.arange(len(query)) - np.repeat(np.cumsum(counts[own]) - counts[own], counts[own])
-            image = moved[starts[own][query] + column]
-            others = np.full((len(own), counts[own].max()), len(self.gallery), np.int64)
-            far = np.full(others.shape, np.inf, np.float32)
-            others[query, column] = image
-            vectors = augmented.without(image, own[query])
-            far[query, column] = 1 - np.einsum("pd,pd->p", vectors, self.queries[own[query]])
-            near, distances = np.concatenate([near, others], axis=1), np.concatenate([distances, far], axis=1)
-            rows[block], distances = exact.nearest_first(near, distances, k)
-            similarities[block] = 1 - distances
-        return rows, similarities
+        rows, distances = exact.nearest_neighbours(self.queries, self.gallery, k=k, distance="cosine", own_rows=own)
+        return rows, 1 - distances
 
 
 def search_of(queries: Any, gallery: Any = None) -> Search:
@@ -171,16 +71,6 @@ def search_of(queries: Any, gallery: Any = None) -> Search:
         raise UserError("one image has no other to be compared with")
     queries = exact.unit_rows(queries)
     return Search(queries, queries, True)
-
-
-def summed(own: np.ndarray, near: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """(B, d) own + sum_i weights_i near_i, of length 1: own (B, d), near (B, m, d), weights (B, m)."""
-    return exact.unit_rows(own + np.einsum("bmd,bm->bd", near, weights))
-
-
-def weights_of(similarities: np.ndarray, alpha: float) -> np.ndarray:
-    """max(s, 0)^alpha of each similarity; 1 for all where alpha is 0."""
-    return (np.maximum(similarities, 0) ** np.float32(alpha)).astype(np.float32)
 
 
 def blocks(count: int, numbers_each: int) -> list[slice]:
@@ -289,63 +179,10 @@ def expanded_queries(search: Search, k: int, alpha: float) -> np.ndarray:
     rows, similarities = search.neighbours(k)
     result = np.empty_like(search.queries)
     for part in blocks(len(rows), rows.shape[1] * search.queries.shape[1]):
-        weights = weights_of(similarities[part], alpha)
-        result[part] = summed(search.queries[part], search.vectors(part, rows[part]), weights)
+        weights = (np.maximum(similarities[part], 0) ** np.float32(alpha)).astype(np.float32)
+        moved = np.einsum("bmd,bm->bd", search.gallery[rows[part]], weights)
+        result[part] = exact.unit_rows(search.queries[part] + moved)
     return result
-
-
-def augment_gallery(gallery: Any, *, k: int = 10, alpha: float = 3.0) -> Augmented:
-    """Database-side augmentation: g' = g + sum_{i <= k} max(<g, g_i>, 0)^alpha g_i, scaled to length 1.
-
-    g_1 .. g_k are the nearest other images of the gallery, all vectors of length 1. It is done once, before any
-    query; a search then costs what it did. The defaults are those of `expand_queries`.
-
-    Args:
-        gallery: (G, d) embeddings.
-        k: How many neighbours; all where there are fewer.
-        alpha: The exponent; 0: all weigh as much as the image.
-
-    Returns:
-        The augmented `vectors` (G, d), and how they would be without one of the images.
-
-    Raises:
-        ValueError: `k` or `alpha` is out of range.
-        UserError: As `nearest_neighbours`.
-
-    Example:
-        >>> augment_gallery(np.array([[1.0, 0.0], [0.6, 0.8]]), k=1, alpha=1).vectors.round(3)
-        array([[0.943, 0.333],
-               [0.832, 0.555]], dtype=float32)
-
-    Source: Arandjelovic and Zisserman, "Three things everyone should know to improve object retrieval", CVPR 2012,
-    sec. 5, where all weigh the same; weighted: Gordo et al., IJCV 2017; these weights: Radenovic et al., TPAMI 2019.
-    """
-    k, alpha = integer("k", k, at_least=1), number("alpha", alpha, at_least=0)
-    search = search_of(gallery)
-    # One more, which takes the place of an image that is left out.
-    rows, similarities = search.neighbours(k + 1)
-    k = min(k, rows.shape[1])
-    weights = weights_of(similarities, alpha)
-    vectors = np.empty_like(search.gallery)
-    for part in blocks(len(rows), k * vectors.shape[1]):
-        vectors[part] = summed(search.gallery[part], search.gallery[rows[part, :k]], weights[part, :k])
-    return Augmented(search.gallery, vectors, rows, weights, k)
-
-
-def csls_search(search: Search, k: int) -> Search:
-    """Return a search by CSLS: the queries with a 1 behind them, the gallery with -r(g) / 2, compared by their product.
-
-    CSLS(q, g) = 2 cos(q, g) - r(q) - r(g), where r(q) is the mean cosine of the query to its k nearest gallery images,
-    r(g) that of the gallery image to its k nearest queries. The product is (CSLS + r(q)) / 2, whose order for each
-    query is that of CSLS. All-to-all both sides are all images, and none is its own neighbour.
-
-    Source: Conneau et al., "Word Translation Without Parallel Data", ICLR 2018, eq. 7.
-    """
-    other_side = Search(search.gallery, search.queries, search.leave_one_out)
-    density = other_side.neighbours(integer("k", k, at_least=1))[1].mean(axis=1)
-    queries = np.concatenate([search.queries, np.ones((len(search.queries), 1), np.float32)], axis=1)
-    gallery = np.concatenate([search.gallery, -density[:, None] / 2], axis=1)
-    return Search(queries, gallery, search.leave_one_out, "dot", extra_bytes=search.extra_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -507,12 +344,12 @@ class Reranked:
 
         Raises:
             ValueError: A number is out of range.
-            UserError: The queries were changed and the gallery was not, or the gallery differs from query to query.
+            UserError: The queries were changed and the gallery was not.
         """
         k1, k2, top = (integer(name, n, at_least=1) for name, n in (("k1", k1), ("k2", k2), ("top", top)))
         weight = number("weight", weight, at_least=0, at_most=1)
-        if search.augmented is not None or (search.leave_one_out and search.queries is not search.gallery):
-            raise UserError("k_reciprocal cannot follow query_expansion or database_augmentation all-to-all")
+        if search.leave_one_out and search.queries is not search.gallery:
+            raise UserError("k_reciprocal cannot follow query_expansion all-to-all")
         images = search.gallery if search.leave_one_out else np.concatenate([search.queries, search.gallery])
         return cls(search, encode(images, min(k1, len(images) - 1), min(k2, len(images))), weight, top)
 
