@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from tests.data.test_transforms import picture
-from tests.fork_server import fork_server
 from tfdml.data import policies
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages
@@ -131,21 +130,12 @@ def test_color_jitter_of_nothing_changes_nothing():
         (lambda: Policy((Step("erasing", {"size": 3}),)), "erasing has no argument 'size'; it takes: factor, scale"),
         (lambda: Policy((Step("erasing", {"seed": 3}),)), "erasing has no argument 'seed'"),
         (lambda: Policy((Step("rand_augment", {"factor": 7}),)), "rand_augment does not take"),
-        (
-            lambda: Policy((Step("grid_mask", {"ratio": 7}),)),
-            "grid_mask has no argument 'ratio'; it takes: ratio_factor",
-        ),
         (lambda: Policy((Step("color_jitter", {"hue_factor": "much"}),)), "color_jitter does not take"),
     ],
 )
 def test_wrong_policies_are_refused_before_the_first_batch(make, message):
     with pytest.raises(UserError, match=message):
         make()
-
-
-def test_noise_in_a_grid_mask_is_repeatable():
-    policy = Policy((Step("grid_mask", {"fill_mode": "gaussian_noise"}),))
-    np.testing.assert_array_equal(policy(IMAGE, keys(1)[0]), policy(IMAGE, keys(1)[0]))
 
 
 @pytest.mark.slow
@@ -155,22 +145,3 @@ def test_rand_augment_applies_as_many_layers_as_it_is_told():
     ]
     np.testing.assert_array_equal(changed[0], IMAGE)
     assert not np.array_equal(changed[1], IMAGE)
-
-
-@pytest.mark.slow
-def test_keras_cv_is_imported_only_when_asked_for_and_its_lack_is_explained():
-    script = """
-        import sys
-        from tfdml.data import TrainTransform
-        from tfdml.data.policies import Policy, Step
-        from tfdml.errors import UserError
-        TrainTransform()
-        assert "keras_cv" not in sys.modules
-        sys.modules["keras_cv"] = None
-        try:
-            Policy((Step("grid_mask"),))
-        except UserError as error:
-            print(error)
-    """
-    done = fork_server().run_script(script)
-    assert "pip install 'tfdml[keras-cv]'" in done.stdout, done.stderr[-2000:]

@@ -51,11 +51,6 @@ _LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
     "translation": (keras.layers.RandomTranslation, {"height_factor": 0.1, "width_factor": 0.1}),
     "zoom": (keras.layers.RandomZoom, {"height_factor": 0.2}),
 }
-# Those that Keras lacks.
-_KERAS_CV_LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "channel_shift": ("RandomChannelShift", {"value_range": (0, 255), "factor": 0.2}),
-    "grid_mask": ("GridMask", {"ratio_factor": (0.2, 0.5), "rotation_factor": 0.15}),
-}
 _TRIAL_SIZE = 64  # pixels of the image with which a policy is tried
 # Arguments that have no place here: the pipeline's seed and dtype hold, and pixels are 0-255.
 _RESERVED = ("seed", "kwargs", "value_range", "data_format", "name", "dtype")
@@ -68,7 +63,7 @@ def names() -> list[str]:
         >>> "rand_augment" in names()
         True
     """
-    return sorted([*_LAYERS, *_KERAS_CV_LAYERS])
+    return sorted(_LAYERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +102,7 @@ class Policy:
         steps: The steps, in order.
 
     Raises:
-        UserError: A step's arguments are not those of its layer, or it needs keras-cv, which is not installed.
+        UserError: A step's arguments are not those of its layer, or out of their range.
 
     Example:
         >>> policy = Policy((Step("rand_augment", {"factor": 0.4}), Step("grayscale", rate=0.2)))
@@ -161,7 +156,7 @@ class Policy:
 
 
 class _KeyedDraws(keras.random.SeedGenerator):
-    """A generator of seeds that depend on a key and their number alone; for keras-cv, also of the numbers."""
+    """A generator of seeds that depend on a key and their number alone."""
 
     def begin(self, key: tf.Tensor) -> None:
         self._key, self._count = key, 0
@@ -170,11 +165,9 @@ class _KeyedDraws(keras.random.SeedGenerator):
         self._count += 1
         return tf.random.fold_in(self._key, self._count, alg="philox")
 
-    def uniform(self, shape, minval=0, maxval=1.0, dtype=tf.float32, name=None) -> tf.Tensor:
-        return tf.random.stateless_uniform(shape, self.next(), minval, maxval, dtype, alg="philox")
-
-    def random_normal(self, shape, mean=0.0, stddev=1.0, dtype=tf.float32) -> tf.Tensor:
-        return tf.random.stateless_normal(shape, self.next(), mean, stddev, dtype, alg="philox")
+    def uniform(self, most: float, dtype: tf.DType) -> tf.Tensor:
+        """Return a scalar from 0 to `most`."""
+        return tf.random.stateless_uniform((), self.next(), 0, most, dtype, alg="philox")
 
 
 def _layer(step: Step, draws: _KeyedDraws) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -182,8 +175,6 @@ def _layer(step: Step, draws: _KeyedDraws) -> Callable[[tf.Tensor], tf.Tensor]:
     with user_errors((TypeError, ValueError), refused), contextlib.ExitStack() as stack:
         stack.callback(keras.config.set_dtype_policy, keras.config.dtype_policy())
         keras.config.set_dtype_policy("float32")  # of the layers within a layer, too
-        if step.name in _KERAS_CV_LAYERS:
-            return _keras_cv_layer(step, draws)
         kind, defaults = _LAYERS[step.name]
         layer = kind(**_arguments(step, kind, defaults))
     parts = [part for part in vars(layer).values() if isinstance(part, keras.layers.Layer)]
@@ -198,34 +189,13 @@ def _layer(step: Step, draws: _KeyedDraws) -> Callable[[tf.Tensor], tf.Tensor]:
 def _rand_augment(layers: list[keras.layers.Layer], num_ops: int, draws: _KeyedDraws, image: tf.Tensor) -> tf.Tensor:
     """RandAugment, of which only the layers drawn are applied; Keras's own layer applies all and chooses among them."""
     for _ in range(num_ops):
-        choice = draws.uniform((), 0, len(layers), tf.int32)
+        choice = draws.uniform(len(layers), tf.int32)
         image = tf.switch_case(choice, [functools.partial(_applied, layer, image) for layer in layers])
     return image
 
 
 def _applied(layer: Callable[..., tf.Tensor], image: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.cast(layer(image), tf.float32), image.shape)
-
-
-def _keras_cv_layer(step: Step, draws: _KeyedDraws) -> keras.layers.Layer:
-    with user_errors(ImportError, f"`policy`: {step.name} needs keras-cv: pip install 'tfdml[keras-cv]'"):
-        import keras_cv  # heavy, and only needed here
-
-    class Factor(keras_cv.core.FactorSampler):
-        def __init__(self, low: float, high: float):
-            self._range = low, high
-
-        def __call__(self, shape=(), dtype="float32") -> tf.Tensor:
-            return draws.uniform(shape, *self._range, tf.as_dtype(dtype))
-
-    name, defaults = _KERAS_CV_LAYERS[step.name]
-    given = _arguments(step, getattr(keras_cv.layers, name), defaults)
-    sampled = "factor" if step.name == "channel_shift" else "ratio_factor"
-    given[sampled] = Factor(*(given[sampled] if isinstance(given[sampled], tuple) else (0.0, given[sampled])))
-    layer = getattr(keras_cv.layers, name)(**given)
-    for part in (layer, *(part for part in vars(layer).values() if isinstance(part, keras.layers.Layer))):
-        part._random_generator = draws
-    return layer
 
 
 def _arguments(step: Step, kind: type, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -241,4 +211,4 @@ def _arguments(step: Step, kind: type, defaults: dict[str, Any]) -> dict[str, An
 def _on_share(layer: Callable[..., tf.Tensor], values: tf.Tensor, rate: float, draws: _KeyedDraws) -> tf.Tensor:
     if rate == 1:
         return _applied(layer, values)
-    return tf.cond(draws.uniform(()) < rate, lambda: _applied(layer, values), lambda: values)
+    return tf.cond(draws.uniform(1, tf.float32) < rate, lambda: _applied(layer, values), lambda: values)
