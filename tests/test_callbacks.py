@@ -241,14 +241,15 @@ def trained_by_neighbors(x, y, epochs, resumed=None):
     batches = tfdml.data.ArrayBatches(x, y, sampler)
     batches.epoch = epochs[0]
 
-    def begin(epoch, logs):
+    def search(epoch, logs):
         model.seen.append([])
         # On JAX a model has its variables only once a callback has asked for it.
-        embeddings.append(keras.ops.convert_to_numpy(kept.model(x)).astype("float64"))
+        embeddings.append(keras.ops.convert_to_numpy(callback.model(x)).astype("float64"))
+        if epoch % 2 == 0:
+            sampler.update(tfdml.retrieval.confusable_classes(embeddings[-1], y, most=4, skip_top=1))
 
-    search = tfdml.callbacks.NeighborSearch(sampler, x, y, every=2, skip_top=1)
-    kept = keras.callbacks.LambdaCallback(on_epoch_begin=begin)
-    model.fit(batches, initial_epoch=epochs[0], epochs=epochs[1], verbose=0, callbacks=[search, kept], shuffle=False)
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=search)
+    model.fit(batches, initial_epoch=epochs[0], epochs=epochs[1], verbose=0, callbacks=[callback], shuffle=False)
     return model.seen, embeddings, model
 
 
@@ -274,15 +275,6 @@ def test_training_by_neighbors_resumes_with_the_batches_of_an_uninterrupted_one(
     first, _, model = trained_by_neighbors(x, y, (0, 2))
     rest, _, _ = trained_by_neighbors(x, y, (2, 4), model)
     np.testing.assert_array_equal(first + rest, uninterrupted)
-
-
-def test_a_search_that_cannot_be_made_is_refused():
-    x, y = clusters(3, 12)
-    sampler = tfdml.data.NeighborSampler(y, 4, 3)
-    with pytest.raises(UserError, match="`every` must be at least 1"):
-        tfdml.callbacks.NeighborSearch(sampler, x, y, every=0)
-    with pytest.raises(UserError, match="`x` has 72 images and `y` has 3 labels"):
-        tfdml.callbacks.NeighborSearch(sampler, x, y[:3])
 
 
 def test_plain_fit_refuses_labels_without_a_proxy():

@@ -1,13 +1,13 @@
 """Keras callbacks for `fit`.
 
-`RetrievalEvaluation` measures retrieval on held-out classes after each epoch, `AutoWeights` the weights of terms in the
-first steps, and `NeighborSearch` searches the training set for a sampler of confusable classes.
+`RetrievalEvaluation` measures retrieval on held-out classes after each epoch, and `AutoWeights` the weights of terms in
+the first steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -20,14 +20,9 @@ from tfdml.models import MetricLearner
 from tfdml.models.auto_weights import AutoWeights
 from tfdml.models.inference import never_ends
 from tfdml.pairwise import integer_labels
-from tfdml.retrieval import confusable_classes
 from tfdml.workarounds import put_first
 
-if TYPE_CHECKING:
-    # The package imports TensorFlow, which JAX and PyTorch do without.
-    from tfdml.data import NeighborSampler
-
-__all__ = ["AutoWeights", "NeighborSearch", "RetrievalEvaluation"]
+__all__ = ["AutoWeights", "RetrievalEvaluation"]
 
 
 class RetrievalEvaluation(keras.callbacks.Callback):
@@ -135,69 +130,6 @@ class RetrievalEvaluation(keras.callbacks.Callback):
             embeddings, labels, gallery, self.gallery_labels, metrics=self.names, distance=self.distance
         )
         return {name: measured[name] for name in self.names}
-
-
-class NeighborSearch(keras.callbacks.Callback):
-    """Embeds and searches the training images, so that a `NeighborSampler` makes batches of classes that are confused.
-
-    Searches before the first epoch that it sees and before every epoch whose number is a multiple of `every`, with the
-    weights of that moment. Give `fit` batches that are made within their epoch, as `tfdml.data.ArrayBatches` are; a
-    `tf.data.Dataset` without end makes some ahead, from the search before.
-
-    Training that is continued by `fit(initial_epoch=...)` has the batches of an uninterrupted one if `initial_epoch` is
-    a multiple of `every`, and `ArrayBatches.epoch` is set to it.
-
-    Args:
-        sampler: A `tfdml.data.NeighborSampler` of the labels.
-        x: (N, ...) the training images, or whatever the model embeds.
-        y: (N,) their labels.
-        every: Epochs from one search to the next.
-        skip_top: As `tfdml.retrieval.confusable_classes`.
-        relative_margin: As `tfdml.retrieval.confusable_classes`.
-        batch_size: Images that are embedded at once.
-        embedder: From images to embeddings; by default the model that trains, of a `MetricLearner` its embedder.
-
-    Raises:
-        UserError: A number is out of range, or not one label per image.
-
-    Example:
-        >>> x, y = train.images.pixels(), train.labels
-        >>> sampler = tfdml.data.NeighborSampler(y, classes_per_batch=4, images_per_class=2, anchor_classes=2)
-        >>> search = NeighborSearch(sampler, x, y)
-        >>> history = model.fit(tfdml.data.ArrayBatches(x, y, sampler), epochs=2, callbacks=[search])
-    """
-
-    def __init__(
-        self,
-        sampler: NeighborSampler,
-        x: Any,
-        y: Any,
-        *,
-        every: int = 1,
-        skip_top: int = 0,
-        relative_margin: float | None = None,
-        batch_size: int = 100,
-        embedder: Callable[[Any], Any] | None = None,
-    ):
-        super().__init__()
-        check_positive(every=every, batch_size=batch_size)
-        if len(x) != len(y):
-            raise UserError(f"`x` has {len(x)} images and `y` has {len(y)} labels")
-        self.sampler, self.x, self.y, self.every = sampler, x, y, every
-        self.skip_top, self.relative_margin = skip_top, relative_margin
-        self.batch_size, self.embedder = batch_size, embedder
-        self._searched = False
-
-    def on_epoch_begin(self, epoch, logs=None):
-        """Search, when it is time."""
-        del logs
-        if self._searched and epoch % self.every:
-            return
-        self._searched = True
-        embeddings = embed(self.embedder or _embedder_of(self.model), slices(self.x, self.batch_size))
-        most, skip_top, margin = self.sampler.classes_per_batch, self.skip_top, self.relative_margin
-        found = confusable_classes(embeddings, self.y, most=most, skip_top=skip_top, relative_margin=margin)
-        self.sampler.update(found)
 
 
 def _embedder_of(model: keras.Model) -> Callable[[Any], Any]:
