@@ -3,7 +3,6 @@
 from tfdml.report.audit_report import write_audit as write_audit
 from tfdml.report.comparison import write_comparison as write_comparison
 from tfdml.report.embedding_map import map as map
-from tfdml.report.plots import curves as curves
 from tfdml.report.run_report import write_report as write_report
 from tfdml.report.run_report import write_run_report as write_run_report
 from tfdml.report.runs import Run as Run

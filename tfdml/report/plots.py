@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.errors import UserError
 from tfdml.evaluation.pair_distances import PairHistogram, overlap_coefficient, probability_nearer
-from tfdml.evaluation.results import notebook_figure
 from tfdml.evaluation.verification import OperatingPoint, Verification
 from tfdml.report.rendering import csv_link, render
 
@@ -23,6 +21,8 @@ if TYPE_CHECKING:  # slow to import, so only where something is drawn
 
 Records = Sequence[Mapping[str, Any]]
 Curve = Mapping[float, float]
+# A title, the unit, the records, and what to call their values by key.
+_Figure = tuple[str, str, Records, Mapping[str, str]]
 
 # Kinds of points and lines, distinguished by colour, shape and dashes.
 STYLES = 8
@@ -109,37 +109,6 @@ def _draw_axes(
 
 
 # Curves
-
-
-def curves(history: Any) -> Figure:
-    """Draw what `fit` has reported, a plot for each metric; a notebook displays the figure.
-
-    Args:
-        history: What `fit` returns, `learner.history`, or a mapping from names to the values of the epochs. A name with
-            `val_` before it is drawn with the one without.
-
-    Raises:
-        UserError: There is no epoch.
-
-    Example:
-        >>> len(curves({"loss": [2.0, 1.5], "val_loss": [2.5, 2.0], "d_pos": [0.5, 0.4]}).axes)
-        2
-    """
-    values = {name: line for name, line in getattr(history, "history", history or {}).items() if len(line)}
-    if not values:
-        raise UserError("the history has no epoch; draw it after fit")
-    names = list(dict.fromkeys(name.removeprefix("val_") for name in values))
-    columns = min(3, len(names))
-    rows = -(-len(names) // columns)
-    figure = notebook_figure(3.4 * columns, 2.5 * rows)
-    for place, name in enumerate(names):
-        axes = figure.add_subplot(rows, columns, place + 1, title=name, xlabel="epoch")
-        for key, label in ((name, "training"), (f"val_{name}", "validation")):
-            if key in values:
-                axes.plot(range(1, len(values[key]) + 1), values[key], "o-", ms=3, label=label)
-        if len(axes.lines) > 1:
-            axes.legend()
-    return figure
 
 
 def curves_html(
@@ -274,17 +243,7 @@ def _points(records: Records, along: str, key: str, factor: float = 1) -> dict[f
     return dict(sorted((float(r[along]), factor * float(r[key])) for r in known))
 
 
-# What papers draw along the training: what an objective reports in addition to its own value, by the ends of the names.
-_REPORTED = (
-    (
-        "Density of the classes in training batches",
-        "squared distance",
-        {"_d_avg": "mean D of the classes", "_target": "mean target"},
-    ),
-    ("Energy between classes in training batches", "squared distance", {"_energy": "mean energy of two classes"}),
-    ("Divergence of d⁺ and d⁻ in training batches", "nats, at most 0.693", {"_jsd": "lower bound on the divergence"}),
-    ("Where V is zero", "β, a distance", {"_beta": "β"}),
-)
+# What papers draw of `generalisation` along the training: title, unit, and what each curve is called.
 _GENERALISATION = (
     ("λ and the H-divergence", "λ up to 2, divergence up to 1", {"lambda": "λ", "h_divergence": "H-divergence"}),
     (
@@ -300,23 +259,20 @@ def objectives_html(records: Records) -> Markup:
 
     Args:
         records: One mapping per epoch, as `metrics.jsonl` holds them: `epoch`, under `train` what `fit` reports, and
-            perhaps `generalisation`, what `evaluate_generalisation` gives, and `learning_rate`.
+            perhaps `generalisation`, what `evaluate_generalisation` gives, and `learning_rate`. What an objective
+            reports next to its value begins with its name, as `density_target`.
     """
     records = [record for record in records if record.get("epoch") is not None]
     train, generalisation = (
         [{**record[key], "epoch": record["epoch"]} for record in records if record.get(key)]
         for key in ("train", "generalisation")
     )
-    reported = {key for record in train for key in record}
-    figures: list[tuple[str, str, Records, Mapping[str, str], str]] = [
-        (title, unit, train, {name + end: text for end, text in curves.items()}, name)
-        for name in sorted(reported)
-        for title, unit, curves in _REPORTED
-        if {name + end for end in curves} <= reported
-    ]
-    figures += [(title, unit, generalisation, curves, "") for title, unit, curves in _GENERALISATION]
+    reported = dict.fromkeys(key for record in train for key in record)
+    own = [key for key in reported if any(key.startswith(f"{name}_") for name in reported)]
+    figures: list[_Figure] = [(key, "in training batches", train, {key: key}) for key in own]
+    figures += [(title, unit, generalisation, curves) for title, unit, curves in _GENERALISATION]
     if len({record["learning_rate"] for record in records if "learning_rate" in record}) > 1:
-        figures.append(("Learning rate", "rate", records, {"learning_rate": "learning rate"}, ""))
+        figures.append(("Learning rate", "rate", records, {"learning_rate": "learning rate"}))
     return _several(figures, "epoch")
 
 
@@ -338,29 +294,28 @@ def watched_html(watch: Mapping[str, Any]) -> Markup:
     )
     parts, terms = ({key: key for record in found for key in record if key != "step"} for found in (norms, shares))
     ranks = {"effective_rank": "effective rank", "participation_ratio": "participation ratio"}
-    figures = [
-        ("Directions of a batch of embeddings", "directions", samples, ranks, ""),
-        ("Variance of a batch of embeddings", "of at most 1", samples, {"variance": "variance"}, ""),
-        ("Gradient norms", "before clipping", norms, parts, ""),
+    figures: list[_Figure] = [
+        ("Directions of a batch of embeddings", "directions", samples, ranks),
+        ("Variance of a batch of embeddings", "of at most 1", samples, {"variance": "variance"}),
+        ("Gradient norms", "before clipping", norms, parts),
         # That of a single term is 1.
-        ("Terms of the embedder's gradient", "share", shares, terms if len(terms) > 1 else {}, ""),
+        ("Terms of the embedder's gradient", "share", shares, terms if len(terms) > 1 else {}),
     ]
     return render("watched.html", alarms=alarms, samples=samples, figures=_several(figures, "step"))
 
 
-def _several(figures: Sequence[tuple[str, str, Records, Mapping[str, str], str]], along: str) -> Markup:
+def _several(figures: Sequence[_Figure], along: str) -> Markup:
     """Figures next to one another, those of which there are values; empty where there are none.
 
     Args:
-        figures: Of each its title, the unit, the records, what to call the values by their key, and whose they are.
+        figures: The figures.
         along: What of the records is counted.
     """
     drawn = []
-    for title, unit, records, names, objective in figures:
+    for title, unit, records, names in figures:
         curves = {name: _points(records, along, key) for key, name in names.items()}
-        label = f"{title}, {objective}, per {along}" if objective else f"{title} per {along}"
-        if figure := curves_html(label, curves, along, unit):
-            drawn.append((title, objective, figure))
+        if figure := curves_html(f"{title} per {along}", curves, along, unit):
+            drawn.append((title, figure))
     return render("several.html", figures=drawn) if drawn else Markup()
 
 
