@@ -20,6 +20,16 @@ def tiny_backbone(seed=0):
     return keras.Model(inputs, x, name="tiny")
 
 
+def shallow(input_shape=(None, None, 3), width=4):
+    """Two convolutions with BatchNorm: (B, h, w, 3) -> (B, h/16, w/16, width), in half as many layers as conv4."""
+    x = inputs = keras.Input(input_shape)
+    for block in ("first", "second"):
+        x = keras.layers.Conv2D(width, 3, padding="same", use_bias=False, name=f"{block}_conv")(x)
+        x = keras.layers.BatchNormalization(name=f"{block}_bn")(x)
+        x = keras.layers.MaxPooling2D(4)(keras.layers.ReLU()(x))
+    return keras.Model(inputs, x, name="shallow")
+
+
 def tiny_embedder(seed=0, dim=5, **options):
     return models.Embedder(tiny_backbone(seed), embedding_dim=dim, image_size=SIZE, **options)
 

@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import pytest
 
-from tests.training.test_optimizers import make_learner
+from tests.training.test_optimizers import make_embedder, make_learner
 from tfdml.errors import UserError
 from tfdml.io.files import atomic_write, write_json
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
-from tfdml.models import Embedder, MetricLearner
+from tfdml.models import MetricLearner
 from tfdml.objectives import ProxyLoss
 from tfdml.training import checkpoints
 from tfdml.training.checkpoints import TrainingState
@@ -20,7 +20,7 @@ from tfdml.training.optimizers import build_optimizer
 
 def trained(epochs):
     learner = make_learner()
-    learner.compile(optimizer=build_optimizer("adam", learner, 1e-3, {}))
+    learner.compile(optimizer=build_optimizer("adam", learner, 1e-3, {}), run_eagerly=True)
     images = np.random.default_rng(0).integers(0, 255, (6, 16, 16, 3)).astype(np.uint8)
     learner.fit(images, np.arange(6) % 3, batch_size=6, epochs=epochs, verbose=0)
     return learner
@@ -40,8 +40,8 @@ def test_a_checkpoint_restores_weights_statistics_and_optimiser(tmp_path):
         np.testing.assert_array_equal(old, new)
 
 
-def test_only_the_newest_stay_and_steps_sort_as_numbers(tmp_path):
-    learner = trained(epochs=1)
+def test_only_the_newest_stay_and_steps_sort_as_numbers(saved_twice, tmp_path):
+    learner, _ = saved_twice
     for step in (9, 10, 100):
         checkpoints.save(tmp_path, learner, TrainingState(step, []), keep=2)
     assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["step-00000010.npz", "step-00000100.npz"]
@@ -148,14 +148,14 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(error, saved_twice, tmp_path,
     assert checkpoints.restore_latest(tmp_path, learner).step == 2
 
 
-def test_no_checkpoint_is_none(tmp_path):
-    assert checkpoints.restore_latest(tmp_path / "missing", trained(epochs=1)) is None
+def test_no_checkpoint_is_none(saved_twice, tmp_path):
+    assert checkpoints.restore_latest(tmp_path / "missing", saved_twice[0]) is None
 
 
 @pytest.mark.parametrize("term", [ContrastiveLoss(), ProxyLoss(AMSoftmaxLoss(), 4)])  # other variables, other sizes
-def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(term, tmp_path):
-    checkpoints.save(tmp_path, trained(epochs=1), TrainingState(1, []))
-    other = MetricLearner(Embedder("conv4", embedding_dim=4, image_size=16, batch_norm="train"), [term])
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(term, saved_twice, tmp_path):
+    checkpoints.save(tmp_path, saved_twice[0], TrainingState(1, []))
+    other = MetricLearner(make_embedder(), [term])
     other.build((None, 16, 16, 3))
     other.compile(optimizer=build_optimizer("adam", other, 1e-3, {}))
     before = arrays(other)

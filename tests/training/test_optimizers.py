@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.models.networks import images, tiny_embedder
+from tests.models.networks import images, shallow, tiny_embedder
 from tests.training import runs
 from tests.training.run.stopping import make_quick
 from tfdml.errors import UserError
@@ -24,11 +24,13 @@ from tfdml.training.run.results import Evaluator
 from tfdml.training.settings import OptimizationSettings
 
 
-def make_learner():
+def make_embedder():
+    return Embedder(shallow(), embedding_dim=4, image_size=16, batch_norm="train")
+
+
+def make_learner(embedder=None):
     keras.utils.set_random_seed(0)
-    learner = MetricLearner(
-        Embedder("conv4", embedding_dim=4, image_size=16, batch_norm="train"), [ProxyLoss(AMSoftmaxLoss(), 3)]
-    )
+    learner = MetricLearner(embedder or make_embedder(), [ProxyLoss(AMSoftmaxLoss(), 3)])
     learner.build((None, 16, 16, 3))
     return learner
 
@@ -75,7 +77,7 @@ def test_lion_and_muon_decay_as_adamw_does(name):
 
 
 def test_rates_fall_from_layer_to_layer_of_the_backbone():
-    learner = make_learner()
+    learner = make_learner(Embedder("conv4", embedding_dim=4, image_size=16, batch_norm="train"))
     backbone = learner.parts()["backbone"]
     before = [keras.ops.convert_to_numpy(variable).copy() for variable in backbone]
     step(learner, build_optimizer("sgd", learner, 1.0, {"projection": 1.0}, momentum=0.0, layer_decay=0.5))
@@ -178,8 +180,7 @@ def test_a_learner_is_loaded_with_its_optimizer_and_continues(tmp_path):
 
 def test_a_learner_with_two_phases_is_loaded_with_both_optimizers(tmp_path):
     keras.utils.set_random_seed(0)
-    embedder = Embedder("conv4", embedding_dim=4, image_size=16, batch_norm="train")
-    learner = MetricLearner(embedder, [RankMI(1.5, statistics_steps=1, hidden=8, depth=1, seed=7)])
+    learner = MetricLearner(make_embedder(), [RankMI(1.5, statistics_steps=1, hidden=8, depth=1, seed=7)])
     learner.compile(build_optimizer("adam", learner, 0.01, {"backbone": 0.001}), run_eagerly=True)
     trained_on(learner, range(2))
     learner.save(tmp_path / "learner.keras")
@@ -201,8 +202,7 @@ def test_a_checkpoint_of_keras_is_loaded_with_its_rates(tmp_path):
 
 
 def test_a_learner_that_is_not_built_is_built():
-    embedder = Embedder("conv4", embedding_dim=4, image_size=16, batch_norm="train")
-    learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 3)])
+    learner = MetricLearner(make_embedder(), [ProxyLoss(AMSoftmaxLoss(), 3)])
     learner.compile(build_optimizer("adam", learner, 1e-3, {"projection": 2e-3}), run_eagerly=True)
     assert learner.built
     learner.fit(np.zeros((6, 16, 16, 3), "uint8"), np.arange(6) % 3, batch_size=6, verbose=0)
@@ -515,12 +515,10 @@ def test_the_form_reaches_the_learners_optimiser(name, form):
 @pytest.mark.parametrize("name", PAIRS)
 def test_weights_of_which_a_batch_reads_some_rows_train_too(name):
     """Targets of the classes in the batch: their gradient may be sparse."""
-    learner = MetricLearner(
-        Embedder("conv4", embedding_dim=4, image_size=16, batch_norm="train"),
-        [DensityAdaptivity(num_classes=5, constraint=None)],
-    )
+    learner = MetricLearner(make_embedder(), [DensityAdaptivity(num_classes=5, constraint=None)])
     learner.build((None, 16, 16, 3))
-    learner.compile(build_optimizer(name, learner, 0.01, {}, weight_decay=0.001, clip_norm=10.0, form="pytorch"))
+    optimizer = build_optimizer(name, learner, 0.01, {}, weight_decay=0.001, clip_norm=10.0, form="pytorch")
+    learner.compile(optimizer, run_eagerly=True)
     images = np.random.default_rng(0).integers(0, 255, (6, 16, 16, 3)).astype(np.uint8)
     learner.fit(images, np.arange(6) % 3, batch_size=6, epochs=2, verbose=0)
     targets = keras.ops.convert_to_numpy(learner.objectives[0].target_density)

@@ -7,8 +7,10 @@ import signal
 import numpy as np
 import pytest
 
+from tests.models.networks import shallow
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS
+from tfdml.backbones import resolver
 from tfdml.evaluation import QueryValues
 from tfdml.training.build import components
 from tfdml.training.run.monitor import TrainingMonitor
@@ -19,7 +21,7 @@ class Killed(BaseException):
 
 
 def make_quick(patch):
-    """Train on noise, and without compiling, which takes longer than the few steps of these runs."""
+    """Train a shallow network on noise, and without compiling, which takes longer than the few steps of these runs."""
     make_learner = components.make_learner
 
     def eager(*arguments):
@@ -28,6 +30,7 @@ def make_quick(patch):
         return learner
 
     patch.setattr(components, "make_learner", eager)
+    patch.setitem(resolver._BACKBONES, "conv4", resolver._own(shallow, "tf", "width"))
     patch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.training import runs
+from tests.training.run.stopping import make_quick
 from tfdml.errors import UserError
 from tfdml.io.files import as_size
 from tfdml.models import Embedder
 from tfdml.training import RunFolder
-from tfdml.training.build import components
 from tfdml.training.run.results import Evaluator
 from tfdml.training.run.selection import (
     keep_if_selected,
@@ -76,7 +76,7 @@ def test_a_saturated_metric_is_warned_of(metric, advice):
 
 
 def test_a_run_warns_of_a_saturated_metric_and_of_few_classes(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
+    make_quick(monkeypatch)
     monkeypatch.setattr(Evaluator, "measure", perfect(Evaluator.measure))
     result = runs.train(tmp_path / "run", selection="validation", holdout_classes=0.3)
     assert result["selection"] == "the best epoch on held-out training classes, by map@r"

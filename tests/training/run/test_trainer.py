@@ -469,9 +469,9 @@ def test_a_head_resumes_to_the_same_bits_and_has_a_report(tmp_path, monkeypatch)
     np.savez(tmp_path / "vectors.npz", embeddings=vectors.astype(np.float32), labels=labels)
     monkeypatch.setattr(components, "load_splits", load_splits)
     settings = {"features": str(tmp_path / "vectors.npz"), "head": "whitened", "holdout_classes": 0.3}
-    settings |= {"selection": "validation", "report": True, "ks": "1,2"}
+    settings |= {"selection": "validation", "ks": "1,2"}
     uninterrupted = tmp_path / "uninterrupted"
-    result = train(uninterrupted, **settings)
+    result = train(uninterrupted, report=True, **settings)
     assert result["dataset"] == "vectors"
     assert "data:image" in (uninterrupted / "report" / "index.html").read_text()
     kill_after(monkeypatch, f"step-{STEPS:08d}.npz")
