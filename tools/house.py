@@ -36,7 +36,7 @@ SINGLE_USE = {
     **dict.fromkeys(
         [
             f"tfdml.data.readers.{name}"
-            for name in ("hierarchies", "landmarks", "official_archives", "reidentification")
+            for name in ("glyphs", "hierarchies", "landmarks", "official_archives", "reidentification")
         ],
         "data sets of one kind",
     ),

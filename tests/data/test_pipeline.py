@@ -1,4 +1,4 @@
-"""The input pipeline, and the contact sheet of a batch."""
+"""The input pipeline."""
 
 import gc
 import io
@@ -20,14 +20,12 @@ from tfdml.data.faults import explain_failure
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
 from tfdml.data.pipeline import (
     class_balanced,
-    contact_sheet,
     decoded_bytes,
     decoded_source,
     evaluation_batches,
     memory_to_spare,
     training_batches,
     two_view_batches,
-    whole_images,
 )
 from tfdml.data.sampling import ClassBalancedSampler, ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -371,53 +369,6 @@ def test_half_of_the_free_memory_is_the_most(monkeypatch):
     assert memory_to_spare(1) == 2**20
     files.clear()
     assert memory_to_spare(100) == 100 * 2**20
-
-
-COLOURS = np.array([[200, 0, 0], [0, 200, 0], [0, 0, 200], [200, 200, 0]], np.uint8)
-
-
-def views(labels, side=80):
-    """Images of one colour per class."""
-    return np.broadcast_to(COLOURS[np.array(labels) % 4][:, None, None], (len(labels), side, side, 3))
-
-
-def find(sheet, colour):
-    """Rows and columns of the sheet with this colour."""
-    return np.nonzero((np.asarray(sheet) == colour).all(-1))
-
-
-def test_rows_are_classes_in_the_order_of_the_batch():
-    labels = [2, 0, 2, 1, 2]
-    sheet = contact_sheet(views(labels), np.array(labels), {0: "null", 1: "eins", 2: "zwei"})
-    bounds = {label: find(sheet, COLOURS[label]) for label in (0, 1, 2)}
-    for label, (rows, columns) in bounds.items():
-        assert len(rows) == labels.count(label) * 120 * 120
-        assert np.ptp(rows) == 119
-        assert columns.min() == 0
-        assert (np.asarray(sheet)[rows.min() - 20 : rows.min()] < 128).any()  # a name stands above
-    assert bounds[2][0].max() < bounds[0][0].min() < bounds[0][0].max() < bounds[1][0].min()
-
-
-def test_originals_stand_above_their_views_undistorted():
-    originals = [np.full((30, 90, 3), [9, 9, 99], np.uint8), np.full((200, 100, 3), [9, 99, 9], np.uint8)]
-    sheet = contact_sheet(views([0, 0]), np.array([0, 0]), {0: "a"}, originals)
-    top = find(sheet, COLOURS[0])[0].min()
-    for original, ratio in zip(originals, (1 / 3, 2), strict=True):
-        rows, columns = find(sheet, original[0, 0])
-        assert rows.max() < top
-        assert (np.ptp(rows) + 1) / (np.ptp(columns) + 1) == pytest.approx(ratio, rel=0.05)
-
-
-def test_large_batches_are_cut():
-    labels = np.repeat(np.arange(60), 12)
-    names = {label: f"Ein Name {label} in vielen Wörtern, 長い名前, der kein Ende nimmt " * 4 for label in range(60)}
-    assert contact_sheet(views(labels, 20), labels, names).size == (10 * 124, 40 * 144)
-
-
-def test_whole_images_are_those_of_the_data_set():
-    images = np.random.default_rng(0).integers(0, 256, (5, 9, 7, 3), dtype=np.uint8)
-    data = ImageDataset("made", "train", ArrayImages(images, ("",) * 5), np.zeros(5), {0: ""})
-    np.testing.assert_array_equal(whole_images(data, np.array([4, 1, 1])), images[[4, 1, 1]])
 
 
 def test_two_views_of_each_image_are_cut_as_the_seed_says():

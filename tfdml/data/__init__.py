@@ -11,7 +11,6 @@ from tfdml.data.images import EncodedImages as EncodedImages
 from tfdml.data.images import FileImages as FileImages
 from tfdml.data.images import VectorImages as VectorImages
 from tfdml.data.pipeline import class_balanced as class_balanced
-from tfdml.data.pipeline import contact_sheet as contact_sheet
 from tfdml.data.pipeline import evaluation_batches as evaluation_batches
 from tfdml.data.pipeline import training_batches as training_batches
 from tfdml.data.policies import Policy as Policy

@@ -1,25 +1,23 @@
 """From a data set to batches of images and labels: sampling, reading, decoding, augmentation, caching.
 
 A batch is a pure function of the seed and the step. Its images are chosen in Python, in a few hundred microseconds;
-reading, decoding and augmentation run in TensorFlow, in parallel. A contact sheet shows a batch.
+reading, decoding and augmentation run in TensorFlow, in parallel.
 """
 
 import concurrent.futures
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import decode_part
 from tfdml.data.faults import explain_failure
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
-from tfdml.data.readers.glyphs import font_path
 from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError, check_not_negative, check_positive
@@ -395,67 +393,3 @@ def _viewer(transform: EvaluationTransform) -> Callable[[tf.Tensor], tf.Tensor]:
         return transform.finish(part, window, size)
 
     return tf.function(view, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
-
-
-_CELL, _GAP, _LINE, _FONT_SIZE = 120, 4, 20, 14  # pixels
-_PAPER, _INK = (255, 255, 255), (20, 20, 20)
-_MAX_ROWS, _MAX_COLUMNS = 40, 10
-
-
-def contact_sheet(
-    images: np.ndarray,
-    labels: np.ndarray,
-    class_names: Mapping[int, str],
-    originals: Sequence[np.ndarray] | None = None,
-) -> Image.Image:
-    """Draws the images of a batch, a row per class in the order in which the classes occur, under its name.
-
-    At most 40 classes and 10 images of each are shown.
-
-    Args:
-        images: (B, H, W, 3) uint8, the views.
-        labels: (B,) class ids.
-        class_names: The name of each class id.
-        originals: For comparison, the whole images that the views were cut from, B arrays (h, w, 3) uint8; each is
-            shown above its view.
-
-    Returns:
-        A Pillow image.
-
-    Example:
-        >>> images, labels = next(iter(batches.as_numpy_iterator()))
-        >>> contact_sheet(images, labels, dataset.class_names).save("batch.png")
-    """
-    shown: list[Any] = [images] if originals is None else [originals, images]
-    classes = list(dict.fromkeys(labels.tolist()))
-    step = _CELL + _GAP
-    pitch = _LINE + len(shown) * step
-    sheet = Image.new("RGB", (_MAX_COLUMNS * step, min(len(classes), _MAX_ROWS) * pitch), _PAPER)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.truetype(str(font_path("DejaVuSans")), _FONT_SIZE)
-    for row, label in enumerate(classes[:_MAX_ROWS]):
-        top, members = row * pitch, np.flatnonzero(labels == label)
-        name = class_names.get(label, f"class {label}").encode("utf-8", "replace").decode()
-        draw.text((_GAP, top), f"{len(members)} x {name}", _INK, font)
-        for column, member in enumerate(members[:_MAX_COLUMNS].tolist()):
-            for line, pictures in enumerate(shown):
-                tile = ImageOps.pad(Image.fromarray(pictures[member]), (_CELL, _CELL), color=_PAPER)
-                sheet.paste(tile, (column * step, top + _LINE + line * step))
-    return sheet
-
-
-def whole_images(dataset: ImageDataset, indices: np.ndarray) -> list[np.ndarray]:
-    """Images of a data set as they are before any view is taken of them.
-
-    Args:
-        dataset: The data set.
-        indices: (n,) which images.
-
-    Returns:
-        n arrays (h, w, 3) uint8.
-
-    Raises:
-        tf.errors.OpError: An image cannot be read.
-    """
-    source = dataset.images.lookup()
-    columns = source.columns(np.asarray(indices, np.int64))
-    return [source.read(*row).numpy() for row in zip(*columns, strict=True)]

@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import keras
+import matplotlib
 import numpy as np
 import psutil
 import tensorflow as tf
 
 from tfdml.data.faults import explain_failure
-from tfdml.data.pipeline import contact_sheet, training_batches, whole_images
+from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.errors import UserError
 from tfdml.io.files import atomic_write, require_writable, sweep
@@ -28,6 +30,8 @@ from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import DataSettings, Experiment
 
 _GIGABYTE = 2**30
+# Images on a side of a preview.
+_SIDE = 10
 
 
 def describe(experiment: Experiment, probed: bool = False) -> str:
@@ -165,7 +169,7 @@ def _seconds_per_batch(batches: Iterable, steps: int) -> float:
 
 
 def write_preview(settings: DataSettings, seed: int, path: str) -> str:
-    """Write a contact sheet of the first batch as the network will see it, each view under its whole image.
+    """Write a picture of the first batch as the network will see it, at most 100 images with their classes.
 
     Args:
         settings: The images, their views and batches.
@@ -193,14 +197,17 @@ def write_preview(settings: DataSettings, seed: int, path: str) -> str:
     batches = training_batches(train, sampler, transform, seed=seed, num_steps=1)
     try:
         images, _ = next(batches.as_numpy_iterator())
-        rows = sampler.batch(0)
-        sheet = contact_sheet(images, train.labels[rows], train.class_names, whole_images(train, rows))
     except tf.errors.OpError as error:
         raise (explain_failure(error, train) or error) from None
     sweep(os.path.dirname(path) or ".")
+    columns = min(len(images), _SIDE)
+    rows = min(len(images) // columns, _SIDE)
+    # In which matplotlib is to see no formula.
+    names = {label: name.replace("$", r"\$") for label, name in train.class_names.items()}
+    labels = {"y_true": train.labels[sampler.batch(0)], "label_map": names, "transparent": False}
     try:
-        with atomic_write(path) as temporary:
-            sheet.save(temporary)
+        with atomic_write(path) as temporary, matplotlib.rc_context({"backend": "agg"}):
+            keras.visualization.plot_image_gallery(images, **labels, rows=rows, cols=columns, path=temporary)
     except UserError as error:
         raise UserError(f"--preview={error}") from error
     return f"{path}: {len(images)} views of {images.shape[2]} x {images.shape[1]} px from {train.name}, {transform}"
