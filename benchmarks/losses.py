@@ -6,7 +6,7 @@
     python -m benchmarks.losses --backend=torch --torch_python=PYTHON --json=losses.json     both on PyTorch's tensors
 
 Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's loss is what
-`tfdml.interop.from_pml` makes of the name, in a graph as `model.fit` runs it (--xla: compiled by XLA), or with
+`benchmarks.pml_names` makes of the name, in a graph as `model.fit` runs it (--xla: compiled by XLA), or with
 --backend=torch on PyTorch's tensors as theirs, by the same PYTHON, which then needs tfdml too. A line states
 the median of the rounds and the most memory that a process has taken for it, graph and smaller batches included, and
 ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes more than --limit seconds or --memory
@@ -105,7 +105,7 @@ def resident_memory(pid):
 
 def ours(request):
     """Labels, vectors, tfdml's loss as a function of vectors and labels, and the proxies that it trains."""
-    from tfdml.interop import from_pml
+    from benchmarks.pml_names import from_pml
 
     options = request["case"]
     labels, vectors, centres = made_batch(request["batch"], request["dim"], request["per_class"])
@@ -124,7 +124,8 @@ def serve_on_torch(threads):
     """Answer requests with tfdml's losses on Keras's PyTorch backend."""
     import torch
 
-    from tfdml import interop, losses, mining  # noqa: F401  (imported before memory is counted)
+    from benchmarks import pml_names  # noqa: F401  (imported before memory is counted)
+    from tfdml import losses, mining  # noqa: F401
 
     torch.set_num_threads(threads)
 
@@ -148,7 +149,8 @@ def serve_ours(threads, xla):
     """Answer requests with tfdml's losses on TensorFlow."""
     import tensorflow as tf
 
-    from tfdml import interop, losses, mining  # noqa: F401  (imported before memory is counted)
+    from benchmarks import pml_names  # noqa: F401  (imported before memory is counted)
+    from tfdml import losses, mining  # noqa: F401
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
 

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
-from tfdml.interop import from_pml
+from benchmarks.pml_names import from_pml
 from tfdml.training import build_optimizer, step_schedule
 from tools.numbers import Results, command_line
 

@@ -1,6 +1,6 @@
 """Deep metric learning on Keras 3 and TensorFlow.
 
-The backend-free part (`losses`, `mining`, `kernels`, `layers`, `objectives`, `backbones`, `models`, `interop`) is
+The backend-free part (`losses`, `mining`, `kernels`, `layers`, `objectives`, `backbones`, `models`) is
 imported with the package; what needs TensorFlow itself or is heavy (`data`, `training`, `embeddings`, `evaluation`,
 `audit`, `callbacks`, `explain`, `report`, `export`, `retrieval`, `cluster`) on first use.
 """
@@ -8,7 +8,7 @@ imported with the package; what needs TensorFlow itself or is heavy (`data`, `tr
 import importlib
 from typing import TYPE_CHECKING
 
-from tfdml import backbones, interop, kernels, layers, losses, mining, models, objectives, pairs, pairwise
+from tfdml import backbones, kernels, layers, losses, mining, models, objectives, pairs, pairwise
 from tfdml.errors import UserError
 from tfdml.version import __version__
 
@@ -42,7 +42,6 @@ __all__ = [
     "evaluation",
     "explain",
     "export",
-    "interop",
     "kernels",
     "layers",
     "losses",

@@ -26,7 +26,6 @@ BOXES = {
     "evaluation": (740, "metrics, intervals, generalisation"),
     "embeddings": (740, "computed, stored, read; backends"),
     "models": (620, "Embedder, MetricLearner"),
-    "interop": (260, "names of other libraries"),
     "objectives": (505, "the terms of a training loss"),
     "backbones": (730, "networks by name, weights"),
     "data": (980, "data sets, views, samplers, batches"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.pml_names import NormalizedLoss
 from tests import references
 from tests.losses import cases
 from tests.losses import references as loss_references
@@ -25,7 +26,7 @@ from tests.mathematics import (
 )
 from tests.models.networks import coloured_batch, tiny_embedder
 from tests.played_replicas import sum_and_gradient
-from tfdml import interop, losses, models, objectives
+from tfdml import losses, models, objectives
 from tfdml.losses.base import PairLoss
 from tfdml.mining import AngularMiner, EasyPositiveMiner, GivenPairs, Jaccard, SameLabel, shares_a_label
 from tfdml.mining.base import named_miners
@@ -451,8 +452,8 @@ def test_a_learner_trains_on_two_levels_of_a_hierarchy(tmp_path):
 def test_a_normalized_loss_has_the_relation_of_its_loss_or_one_of_its_own():
     sets, x = label_sets()
     expected = losses.ContrastiveLoss().with_positives(shares_a_label)(sets, x)
-    inner = interop.NormalizedLoss(losses.ContrastiveLoss().with_positives(shares_a_label))
-    outer = interop.NormalizedLoss(losses.ContrastiveLoss()).with_positives(shares_a_label)
+    inner = NormalizedLoss(losses.ContrastiveLoss().with_positives(shares_a_label))
+    outer = NormalizedLoss(losses.ContrastiveLoss()).with_positives(shares_a_label)
     for loss in (inner, outer):
         again = keras.losses.deserialize(json.loads(json.dumps(keras.losses.serialize(loss))))
         assert_close([loss(sets, 3.0 * x), again(sets, 3.0 * x)], [expected, expected])

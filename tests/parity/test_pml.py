@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.pml_names import REDUCERS, from_pml
 from tests.mathematics import DEGENERATE
 from tests.parity.pml_cases import CASES, MINERS, PROXIES, batches
 from tfdml import mining
-from tfdml.interop import from_pml, pml
 from tfdml.pairs import Pairs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def ours(case, batch):
     def part(value):
         if not isinstance(value, list):
             return value
-        return value[0] if value[0] in pml.REDUCERS else from_pml(value[0], **value[1])
+        return value[0] if value[0] in REDUCERS else from_pml(value[0], **value[1])
 
     labels, x = BATCHES[batch]
     arguments = {key: part(value) for key, value in case["arguments"].items()}

@@ -6,12 +6,13 @@ import keras
 import numpy as np
 import pytest
 
+from benchmarks import pml_names as pml
+from benchmarks.pml_names import NormalizedLoss, from_pml
 from tests.losses.cases import check_contract
 from tests.mathematics import assert_close, random_batch
 from tests.played_replicas import sum_and_gradient
 from tfdml import losses, mining
 from tfdml.errors import UserError
-from tfdml.interop import NormalizedLoss, from_pml, pml
 from tfdml.objectives import ProxyLoss
 
 LP = "LpDistance"

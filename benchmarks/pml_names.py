@@ -1,10 +1,14 @@
-"""Losses of pytorch-metric-learning 2.9 by their names and arguments there: tables of what equals what."""
+"""Losses of pytorch-metric-learning 2.9 by their names and arguments there: tables of what equals what.
+
+Benchmarks and parity tests compare both libraries by them. docs/migrating.md has the same for a reader.
+"""
 
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import keras
 from typing_extensions import override
 
 from tfdml import losses, pairwise
@@ -16,6 +20,7 @@ from tfdml.objectives import ProxyLoss
 from tfdml.saving import restore
 
 
+@keras.saving.register_keras_serializable("tfdml")
 class NormalizedLoss(PairLoss):
     """A loss on pairs, of embeddings that are L2-normalised first: loss(labels, x / |x|).
 
