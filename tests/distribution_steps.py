@@ -1,10 +1,11 @@
 """Makes SGD steps on one device and on two logical ones, and writes the weights' updates to a file.
 
-    python -m tests.distribution_steps FILE.npz CASE ...
+    python -m tests.distribution_steps FOLDER CASES ...
 
-A case is "what/rows", e.g. "horde/19". For each the file holds its updates under
-"case|devices|index", the loss that `evaluate` reports under "case|devices|loss", and what objectives observed under
-"case|devices|observed name".
+CASES are separated by commas, each "what/rows", e.g. "horde/19". A fork makes those of one argument, since graphs of
+both devices stay in memory until a process ends, and writes FOLDER/N.npz. It holds updates under "case|devices|index",
+the loss that `fit` reports under "case|devices|loss", that of `evaluate` for those in EVALUATED under
+"case|devices|evaluated loss", and what objectives observed under "case|devices|observed name".
 """
 
 import sys
@@ -13,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests import worker_processes
 from tests.mathematics import given_pairs, random_batch
 from tests.models.ensembles import ensemble_learner
 from tests.models.networks import images, jrd, tiny_embedder, values
@@ -23,6 +25,8 @@ from tfdml.training import averaged, build_optimizer
 # Images of one step. Keras cannot begin with a batch of which replicas get unequal parts, so "19" means a step on
 # 5 + 5 images and one on 5 + 4, and "11" a last step on 1 + 0.
 BATCH = 10
+# What else `evaluate` computes is what `fit` does, but for statistics and regularizers.
+EVALUATED = ("contrastive", "am", "given", "jrd regularised", "ensemble", "auto", "curricular")
 
 PLAIN = {
     "contrastive": losses.ContrastiveLoss(1.3, "euclidean"),
@@ -167,7 +171,7 @@ def make(what):
 
 
 def step(what, rows, strategy):
-    """The updates of one epoch, the loss before it, and what the objectives observed in it."""
+    """The updates of one epoch, the losses, and what the objectives observed, by name."""
     labels, x = random_batch(1, rows, 3 if rows > 1 else 1, 8, unit=False)
     labels = np.arange(rows) if what.startswith("given") else labels
     if what in LEARNERS:
@@ -175,16 +179,21 @@ def step(what, rows, strategy):
     with strategy.scope():
         model = make(what)
     before = values(model.trainable_variables)
-    loss = model.evaluate(x, labels, batch_size=BATCH, verbose=0, return_dict=True)["loss"]
+    found = {}
+    if what in EVALUATED:
+        found["evaluated loss"] = model.evaluate(x, labels, batch_size=BATCH, verbose=0, return_dict=True)["loss"]
     callbacks = AutoWeights.of(model) if what in LEARNERS else []
     reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0, callbacks=callbacks).history
+    found["loss"] = reported["loss"][-1]
     observed = {name: reported[name][-1] for name in getattr(model, "observation_trackers", ())}
     weights = getattr(getattr(model, "auto_weights", None), "names", ())
     observed |= {f"{name}_weight": reported[f"{name}_weight"][-1] for name in weights}
     observed |= {f"{o.name}_t": float(values([o.t])[0]) for o in getattr(model, "objectives", ()) if hasattr(o, "t")}
     with averaged(model):
         after = values(model.trainable_variables)
-    return [new - old for new, old in zip(after, before, strict=True)], loss, observed
+    found |= {f"observed {name}": value for name, value in observed.items()}
+    found |= {str(i): new - old for i, (new, old) in enumerate(zip(after, before, strict=True))}
+    return found
 
 
 def one_step(what, rows, strategy):
@@ -231,16 +240,20 @@ def quick(path, *cases):
     np.savez(path, **arrays)
 
 
-def main(path, *cases):
+def write(path, cases):
     two, arrays = two_devices(), {}
-    for case in cases:
+    for case in cases.split(","):
         what, rows = case.split("/")
         for devices, strategy in ((1, tf.distribute.get_strategy()), (2, two)):
-            updates, loss, observed = step(what, int(rows), strategy)
-            arrays.update({f"{case}|{devices}|{i}": update for i, update in enumerate(updates)})
-            arrays[f"{case}|{devices}|loss"] = np.array(loss)
-            arrays.update({f"{case}|{devices}|observed {name}": np.array(observed[name]) for name in observed})
+            found = step(what, int(rows), strategy)
+            arrays |= {f"{case}|{devices}|{name}": np.array(value) for name, value in found.items()}
     np.savez(path, **arrays)
+
+
+def main(folder, *parts):
+    for part, cases in enumerate(parts):
+        if any(worker_processes.wait([worker_processes.fork(write, f"{folder}/{part}.npz", cases)])):
+            sys.exit(f"{cases} failed")
 
 
 if __name__ == "__main__":

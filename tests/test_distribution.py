@@ -29,29 +29,18 @@ LEARNERS = (
 pytestmark = pytest.mark.slow
 
 
-def run(path, cases):
-    root = pathlib.Path(__file__).resolve().parents[1]
-    command = [sys.executable, "-m", "tests.distribution_steps", str(path), *cases]
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory):
+    folder, root = tmp_path_factory.mktemp("steps"), pathlib.Path(__file__).resolve().parents[1]
+    parts = [",".join(cases) for cases in (PLAIN, *(LEARNERS[part::3] for part in range(3)))]
+    command = [sys.executable, "-m", "tests.distribution_steps", str(folder), *parts]
     # Convolutions by oneDNN on two logical CPU devices at once corrupt the heap now and then (TensorFlow 2.21).
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
     result = subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, timeout=600, check=False
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=1800, check=False
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    return dict(np.load(path))
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("steps") / "plain.npz", PLAIN)
-
-
-@pytest.fixture(scope="module")
-def learners(tmp_path_factory):
-    # Graphs of both devices stay in memory until a process ends.
-    folder = tmp_path_factory.mktemp("steps")
-    parts = [run(folder / f"learners {part}.npz", LEARNERS[part::3]) for part in range(3)]
-    return parts[0] | parts[1] | parts[2]
+    return {name: array for part in range(len(parts)) for name, array in np.load(folder / f"{part}.npz").items()}
 
 
 def check(arrays, case):
@@ -68,14 +57,9 @@ def check(arrays, case):
         assert_close(arrays[key.replace("|1|", "|2|")], expected, 1e-5, floor=max(1e-6 * largest, rounding))
 
 
-@pytest.mark.parametrize("case", PLAIN)
-def test_two_devices_update_a_plain_model_as_one_does(plain, case):
-    check(plain, case)
-
-
-@pytest.mark.parametrize("case", LEARNERS)
-def test_two_devices_update_a_learner_as_one_does(learners, case):
-    check(learners, case)
-    observed = sum("observed" in key for key in learners if key.startswith(f"{case}|1|"))
+@pytest.mark.parametrize("case", [*PLAIN, *LEARNERS])
+def test_two_devices_make_the_update_of_one(arrays, case):
+    check(arrays, case)
+    observed = sum("observed" in key for key in arrays if key.startswith(f"{case}|1|"))
     expected = {"auto": 3, "density hard": 2, "curricular": 1, "memory": 1}
     assert observed == expected.get(case.split("/")[0], 0)
