@@ -2,11 +2,13 @@
 
     python -m tests.fork_server
 
-imports once what every command imports, forks for each request (a line of JSON on its standard input), and answers with
-a line that holds the exit status. What a fork must not inherit, TensorFlow's threads and devices, nobody has started.
+imports once what every command imports, draws the glyphs of a tiny run, forks for each request (a line of JSON on its
+standard input), and answers with a line that holds the exit status. What a fork must not inherit, TensorFlow's threads
+and devices, nobody has started.
 """
 
 import atexit
+import functools
 import importlib
 import json
 import os
@@ -21,6 +23,8 @@ import textwrap
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _IMPORTED = ("tensorflow", "keras", "faiss", "PIL.Image", "sklearn.metrics", "scipy.stats")
 _IMPORTED += tuple(f"tfdml.{part}" for part in ("data", "evaluation", "export", "report", "training"))
+# The function that draws a glyph, with those that it has drawn.
+_DRAW: list = []
 
 
 class ForkServer:
@@ -104,6 +108,7 @@ def _become(request):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "r" if n == 0 else "w") for n in range(3))
     signal.alarm(request["timeout"])
+    importlib.import_module("tfdml.data.readers.glyphs").draw = _DRAW[0]
     program, *_ = sys.argv = request["command"]
     sys.path.insert(0, os.path.dirname(program))
     runpy.run_path(program, run_name="__main__")
@@ -123,10 +128,15 @@ def hear_signals():
 
 
 def import_all():
-    """Import what every command imports."""
+    """Import what every command imports, and draw what a tiny run reads."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # see conftest.py
     for module in _IMPORTED:
         importlib.import_module(module)
+    glyphs = importlib.import_module("tfdml.data.readers.glyphs")
+    _DRAW.append(functools.cache(glyphs.draw))
+    for character in glyphs.CHARACTERS:
+        for instance in range(4):
+            _DRAW[0](character, instance, size=32, seed=0)
 
 
 def serve(requests, answers):

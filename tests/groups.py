@@ -15,9 +15,9 @@ from tests.fork_server import ROOT, ForkedServer, fork_server, hear_signals, imp
 
 # The folders that are processes of their own, the longest first: a folder without those in it that are named as well.
 GROUPS = (
-    *("training/run", "training", "", "cli", "docs", "models", "data", "export", "objectives", "losses", "cluster"),
-    *("evaluation", "report", "training/distributed", "training/build", "data/readers", "hosts", "retrieval"),
-    *("embeddings", "layers", "mining", "backbones", "tools"),
+    *("", "docs", "training/run", "models", "training", "data", "cli", "export", "objectives", "losses", "hosts"),
+    *("cluster", "training/distributed", "backbones", "evaluation", "report", "training/build", "data/readers"),
+    *("retrieval", "embeddings", "tools", "mining", "layers"),
 )
 
 
