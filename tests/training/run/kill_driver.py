@@ -2,8 +2,8 @@
 
     python -m tests.training.run.kill_driver '[{"flags": [...], "kill": ["after", "flags.txt", 1]}, ...]'
 
-Each is forked from one process that has TensorFlow loaded, but not begun to use it. Prints what became of each: its
-exit status, or the number of the signal that ended it, negative.
+Each is forked from one process that has TensorFlow loaded and the images drawn, but not begun to compute. Prints what
+became of each: its exit status, or the number of the signal that ended it, negative.
 
 A kill leaves a folder as it is. So a run may also go on, and leave copies of its folder as kills at many moments would
 have: `"copies": [[["after", "flags.txt", 1], "copy"], ...]`.
@@ -17,6 +17,7 @@ run that has begun is gone on with where it says `"go_on": true`. `"cores": 1` l
 from __future__ import annotations
 
 import fnmatch
+import functools
 import importlib
 import json
 import os
@@ -31,6 +32,7 @@ import tfdml.cli.command_line
 import tfdml.export
 import tfdml.report
 import tfdml.training
+from tfdml.data.readers import glyphs
 
 
 def _at(when: str, pattern: str, nth: int, act) -> None:
@@ -135,4 +137,7 @@ def _value_of(name: str, flags: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    glyphs.draw = functools.cache(glyphs.draw)
+    for split in glyphs.split_characters():
+        glyphs.read(split=split, images_per_class=4, size=32)  # those of TINY
     print("ENDED" + json.dumps([_one(**run) for run in json.loads(sys.argv[1])]))

@@ -34,29 +34,42 @@ BEST = [
     "--checkpoint_steps=2",
 ]
 UNBROKEN = {"last": LAST, "best": BEST}
+# A copy of the folder, taken at the moment from a run that continues, is resumed; of those in KILLED, a killed run.
 MOMENTS = {
-    "no flags yet": (LAST, "before", "flags.txt", 1),
-    "flags half written": (LAST, "half of", "flags.txt", 1),
-    "flags alone": (LAST, "after", "flags.txt", 1),
-    "flags and data": (LAST, "after", "data.json", 1),
-    "flags, data and environment": (LAST, "after", "environment.json", 1),
-    "metrics before training": (LAST, "after", "metrics.jsonl", 1),
-    "first checkpoint half written": (LAST, "half of", "step-00000000.npz", 1),
     "first checkpoint": (LAST, "after", "step-00000000.npz", 1),
     "checkpoint within an epoch half written": (LAST, "half of", "step-00000002.npz", 1),
     "checkpoint within an epoch": (LAST, "after", "step-00000006.npz", 1),
     "metrics of an epoch, without its checkpoint": (LAST, "after", "metrics.jsonl", 2),
     "checkpoint of an epoch": (LAST, "after", "step-00000004.npz", 1),
-    "last checkpoint": (LAST, "after", "step-00000008.npz", 1),
-    "embedder half written": (LAST, "half of", "embedder.keras", 1),
-    "embedder": (LAST, "after", "embedder.keras", 1),
-    "moments": (LAST, "after", "moments.keras", 1),
     "selected embedder, without its checkpoint": (BEST, "after", "selected-epoch-*.keras", 1),
     "selected embedder and its checkpoint": (BEST, "after", "step-00000004.npz", 1),
-    "selected embedder, last checkpoint": (BEST, "after", "step-00000008.npz", 1),
-    "result": (BEST, "after", "result.json", 1),
-    "report half written": (BEST, "half of", "index.html", 1),
-    "report": (BEST, "after", "index.html", 1),
+}
+KILLED = ("checkpoint within an epoch",)
+# One folder is killed at each moment in turn, and resumed in between; it begins as a copy, where there is a moment.
+CHAINS = {
+    "before training": (
+        LAST,
+        None,
+        [
+            ["before", "flags.txt", 1],
+            ["half of", "flags.txt", 1],
+            ["after", "flags.txt", 1],
+            ["after", "data.json", 1],
+            ["after", "environment.json", 1],
+            ["after", "metrics.jsonl", 1],
+            ["half of", "step-00000000.npz", 1],
+        ],
+    ),
+    "from the last checkpoint to the moments": (
+        LAST,
+        ["after", "step-00000008.npz", 1],
+        [["half of", "embedder.keras", 1], ["after", "embedder.keras", 1], ["after", "moments.keras", 1]],
+    ),
+    "from the last checkpoint to the report": (
+        BEST,
+        ["after", "step-00000008.npz", 1],
+        [["after", "result.json", 1], ["half of", "index.html", 1], ["after", "index.html", 1]],
+    ),
 }
 
 
@@ -79,34 +92,33 @@ def folder_of(place, moment):
     return place / moment.replace(" ", "_").replace(",", "")
 
 
-# These are killed; the others are copies of the folder, taken at the moment, of a run that continues.
-KILLED = ("flags half written", "checkpoint within an epoch", "embedder half written", "result")
-
-
 ONE_CORE = "on_one_core"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The folder of runs: the uninterrupted ones, and for each moment one that ended there and was continued."""
+    """The folder of runs: the uninterrupted ones, and those that ended at moments and were continued."""
     place = tmp_path_factory.mktemp("kills")
-    uninterrupted, killed, resumed = [], [], []
+    starts = {name: (flags, *moment) for name, (flags, moment, _) in CHAINS.items() if moment}
+    uninterrupted = []
     for name, flags in UNBROKEN.items():
-        moments = {name: moment for name, (theirs, *moment) in MOMENTS.items() if theirs is flags}
+        moments = {name: moment for name, (theirs, *moment) in (MOMENTS | starts).items() if theirs is flags}
         copies = [[moment, str(folder_of(place, name))] for name, moment in moments.items() if name not in KILLED]
         uninterrupted.append({"flags": [*flags, f"--run_dir={place / name}"], "copies": copies})
-    for name, (flags, *moment) in MOMENTS.items():
-        folder = f"--run_dir={folder_of(place, name)}"
-        if name in KILLED:
-            killed.append({"flags": [*flags, folder], "kill": moment})
-        # Without flags on disk, they are needed once more.
-        again = flags if moment[1] == "flags.txt" and moment[0] != "after" else []
-        resumed.append({"flags": [*again, folder, "--resume"]})
     uninterrupted[0]["copies"].append([["after", "step-00000006.npz", 1], str(place / ONE_CORE)])
+    killed, resumed = [], []
+    for name in KILLED:
+        flags, *moment = MOMENTS[name]
+        killed.append({"flags": [*flags, f"--run_dir={folder_of(place, name)}"], "kill": moment})
+    for name, (flags, start, moments) in CHAINS.items():
+        folder = f"--run_dir={folder_of(place, name)}"
+        run = {"flags": [folder, "--resume"] if start else [*flags, folder], "go_on": True}
+        killed += [{**run, "kill": moment} for moment in moments]
+        resumed.append(run)
+    resumed += [{"flags": [f"--run_dir={folder_of(place, name)}", "--resume"]} for name in MOMENTS]
     resumed.append({"flags": [f"--run_dir={place / ONE_CORE}", "--resume"], "cores": 1})
     status, errors = drive(uninterrupted + killed)
     assert status == [0] * len(uninterrupted) + [-9] * len(killed), errors[-3000:]
-    assert all(folder_of(place, name).is_dir() for name in MOMENTS if name != "no flags yet")
     status, errors = drive(resumed)
     assert status == [0] * len(resumed), errors[-3000:]
     (place / "errors").write_text(errors)
@@ -126,9 +138,9 @@ def figures(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", [*MOMENTS, *CHAINS])
 def test_a_killed_run_ends_as_the_uninterrupted_one(moment, runs):
-    flags = MOMENTS[moment][0]
+    flags = (MOMENTS | CHAINS)[moment][0]
     (uninterrupted,) = (runs / name for name, theirs in UNBROKEN.items() if theirs is flags)
     continued = folder_of(runs, moment)
     assert figures(continued) == figures(uninterrupted)
