@@ -1,15 +1,18 @@
-"""How much memory is free, a refusal in one line of what would take more, and the return of what was freed.
+"""How much memory is free, a refusal in one line of what would take more, and the return of what is freed.
 
 Without the refusal the kernel ends the process, or another one, without a message.
 """
 
 import contextlib
 import ctypes
+import os
 import pathlib
 
 from tfdml.errors import UserError
 
 _GIGABYTE = 2**30
+# Of glibc's malloc.h.
+_M_MMAP_THRESHOLD = -3
 
 
 def free_memory() -> float:
@@ -53,16 +56,21 @@ def require_memory(size: float, what: str, advice: str) -> None:
         raise UserError(f"{what} would take {lacking}: {advice}")
 
 
-def return_freed_memory() -> None:
-    """Return the memory that this process has freed to the system, where its allocator is glibc's.
+def return_freed_blocks(at_least: int = 2**18) -> None:
+    """From now on, return each large block to the system when it is freed, where the allocator is glibc's.
 
-    glibc keeps freed blocks that lie between used ones, and in a long run more and more of them.
+    Without it glibc keeps freed blocks that lie between used ones, and in a long run more and more of them. The
+    variable of the environment MALLOC_MMAP_THRESHOLD_, where it is set, counts instead.
+
+    Args:
+        at_least: The bytes of a large block.
 
     Example:
-        >>> return_freed_memory()
+        >>> return_freed_blocks()
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another allocator or system
-        ctypes.CDLL(None).malloc_trim(0)
+    if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        with contextlib.suppress(AttributeError, OSError, TypeError):  # another allocator or system
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, at_least)
 
 
 def _text(path: str) -> str:
