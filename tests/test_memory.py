@@ -1,7 +1,9 @@
-"""How much memory is free, what is refused, and what is returned."""
+"""How much memory is free, what is refused, what is returned, and how threads share it."""
 
-import multiprocessing
 import platform
+import subprocess
+import sys
+import types
 
 import psutil
 import pytest
@@ -34,20 +36,52 @@ def test_what_does_not_fit_is_refused_in_one_line(monkeypatch):
     assert str(caught.value) == "this would take 5,000.0 GB of memory, and 2.0 GB are free: do less"
 
 
-def _returned():
-    """How many bytes are returned when every other of many blocks is freed; each is larger than a memory page."""
-    bytes(2**21)  # freed at once: glibc then keeps blocks of up to this size
-    memory.return_freed_blocks()
-    blocks = [b"1" * 300_000 for _ in range(400)]
-    before = psutil.Process().memory_info().rss
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator keeps freed blocks in its own way")
+def test_freed_blocks_between_used_ones_are_returned():
+    # Small ones, which malloc takes from its heap; every other stays in use, and a gap is larger than a memory page.
+    blocks = [bytes(60_000) for _ in range(4_000)]
     for block in range(0, len(blocks), 2):
         blocks[block] = b""
-    return before - psutil.Process().memory_info().rss
+    before = psutil.Process().memory_info().rss
+    memory.return_freed_memory()
+    assert before - psutil.Process().memory_info().rss > 60_000_000
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator keeps freed blocks in its own way")
-def test_freed_blocks_between_used_ones_are_returned(monkeypatch):
-    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    context = multiprocessing.get_context("fork")
-    with context.Pool(1) as pool:
-        assert pool.apply(_returned) > 50_000_000
+# Prints how many arenas six threads at once have allocated from.
+_ARENAS = """
+import ctypes, tempfile, threading
+libc = ctypes.CDLL(None)
+libc.mallopt(*{arguments})
+everyone = threading.Barrier(6)
+def work():
+    kept = [bytearray(3_000) for _ in range(50)]
+    everyone.wait()
+threads = [threading.Thread(target=work) for _ in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+libc.fopen.restype = ctypes.c_void_p
+with tempfile.NamedTemporaryFile("r") as file:
+    stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    print(file.read().count("<heap nr="))
+"""
+
+
+def _given_to_malloc(monkeypatch):
+    given = []
+    with monkeypatch.context() as patch:
+        library = types.SimpleNamespace(mallopt=lambda *arguments: given.append(arguments))
+        patch.setattr(memory.ctypes, "CDLL", lambda name: library)
+        memory.share_arenas()
+    return given
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator has no arenas")
+def test_threads_share_few_arenas_unless_the_environment_says_how_many(monkeypatch):
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    (arguments,) = _given_to_malloc(monkeypatch)
+    script = _ARENAS.format(arguments=arguments)
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "2\n"
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
+    assert not _given_to_malloc(monkeypatch)

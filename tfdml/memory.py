@@ -1,4 +1,4 @@
-"""How much memory is free, a refusal in one line of what would take more, and the return of what is freed.
+"""How much memory is free, a refusal in one line of what would take more, and the return of what was freed.
 
 Without the refusal the kernel ends the process, or another one, without a message.
 """
@@ -11,8 +11,8 @@ import pathlib
 from tfdml.errors import UserError
 
 _GIGABYTE = 2**30
-# Of glibc's malloc.h.
-_M_MMAP_THRESHOLD = -3
+# Of malloc.h of glibc.
+_M_ARENA_MAX = -8
 
 
 def free_memory() -> float:
@@ -56,21 +56,33 @@ def require_memory(size: float, what: str, advice: str) -> None:
         raise UserError(f"{what} would take {lacking}: {advice}")
 
 
-def return_freed_blocks(at_least: int = 2**18) -> None:
-    """From now on, return each large block to the system when it is freed, where the allocator is glibc's.
+def return_freed_memory() -> None:
+    """Return the memory that this process has freed to the system, where its allocator is glibc's.
 
-    Without it glibc keeps freed blocks that lie between used ones, and in a long run more and more of them. The
-    variable of the environment MALLOC_MMAP_THRESHOLD_, where it is set, counts instead.
-
-    Args:
-        at_least: The bytes of a large block.
+    glibc keeps freed blocks that lie between used ones, and in a long run more and more of them.
 
     Example:
-        >>> return_freed_blocks()
+        >>> return_freed_memory()
     """
-    if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another allocator or system
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def share_arenas(most: int = 2) -> None:
+    """Let threads that have not allocated yet do so from few arenas, where the allocator is glibc's.
+
+    What is freed in one arena is no use to another, so that with many of them memory grows along a long run. The
+    variable of the environment MALLOC_ARENA_MAX, where it is set, counts instead.
+
+    Args:
+        most: How many arenas.
+
+    Example:
+        >>> share_arenas()
+    """
+    if "MALLOC_ARENA_MAX" not in os.environ:
         with contextlib.suppress(AttributeError, OSError, TypeError):  # another allocator or system
-            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, at_least)
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, most)
 
 
 def _text(path: str) -> str:

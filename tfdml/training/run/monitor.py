@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdml.errors import UserError
 from tfdml.io.files import is_disk_full, unwritable, write_lines
+from tfdml.memory import return_freed_memory
 from tfdml.training import checkpoints
 from tfdml.training.build.components import Components
 from tfdml.training.checkpoints import TrainingState
@@ -182,6 +183,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.checkpoint()
         if self._processes.is_chief:
             publish_selected(self.folder, self.records, selection, metric, self.steps_per_epoch)
+        return_freed_memory()
         self._interruption.agree(self._processes)
         self._interruption.check()
 

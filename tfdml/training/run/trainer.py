@@ -20,7 +20,7 @@ from tfdml.data.sampling import NeighborSampler, Share
 from tfdml.errors import UserError, differences, user_errors
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, student_interval
 from tfdml.io.files import atomic_write, is_disk_full, write_json
-from tfdml.memory import return_freed_blocks
+from tfdml.memory import share_arenas
 from tfdml.models.auto_weights import AutoWeights
 from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints
@@ -73,7 +73,7 @@ def train(
         one = functools.partial(train, saved=saved, write_report=write_report)
         return train_seeds(experiment, one, resume, write_report)
     folder = RunFolder(experiment.run_dir)
-    return_freed_blocks()
+    share_arenas()
     if experiment.deterministic and experiment.logical_devices < 2:
         devices.one_operation_at_a_time()
     processes = devices.join(experiment.logical_devices)
