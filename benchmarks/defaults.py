@@ -14,6 +14,7 @@ diverges has a Recall@1 of 0. One that the data does not suit, such as too few c
 no gain, is left out of means, and is the worst.
 """
 
+import dataclasses
 import json
 import pathlib
 import resource
@@ -24,6 +25,7 @@ import numpy as np
 
 from benchmarks.study import write_results
 from tfdml.evaluation import student_interval
+from tfdml.training.settings import Experiment, as_text
 from tools.numbers import Results, command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -39,19 +41,18 @@ SETS = {
     "omniglot": ("--dataset=omniglot", *CHARACTERS),
     "glyphs": ("--dataset=glyphs", *CHARACTERS),
 }
-_HELD_OUT = ("--holdout_classes=0.1", "--holdout_sampling=stratified", "--selection=validation")
 RECIPES = {
     "default": (),
-    # The command of the quickstart for one's own images.
-    "quickstart": ("--objectives=am_softmax + jrs", *_HELD_OUT),
+    # What the default was: one rate of 1e-4 for all parts, 12 passes over the images.
+    "before": ("--recipe=none",),
     "jrs": ("--objectives=am_softmax + jrs",),
-    "selection": _HELD_OUT,
+    "selection": ("--holdout_classes=0.1", "--holdout_sampling=stratified", "--selection=validation"),
     "contrastive": ("--objectives=contrastive",),
-    "long": ("--epochs=36",),
-    "frozen": ("--backbone_rate=0",),
+    "long": ("--min_steps=1440",),
+    "frozen": ("--recipe=frozen",),
     # The rates and batches of configs/small/cars_am_softmax.flags.
     "cars_rates": (
-        *("--learning_rate=3e-4", "--projection_rate=0.01", "--objective_rate=0.01"),
+        *("--recipe=none", "--learning_rate=3e-4", "--projection_rate=0.01", "--objective_rate=0.01"),
         *("--sampling=shuffle", "--batch_size=100", "--drop_epochs=8"),
     ),
 }
@@ -68,24 +69,36 @@ def flags(dataset, recipe, seed):
     return [*SETS[dataset], *RECIPES[recipe], f"--seed={seed}", *rare]
 
 
+def settings(dataset, recipe, seed):
+    """The settings of a run that are not the defaults of all runs, as flags; those of its recipe are among them."""
+    weights = ["--weights=pretrained"] if PRETRAINED[0] in SETS[dataset] else []
+    text = "\n".join([*flags(dataset, recipe, seed), *weights, "--data_dir=sets", "--run_dir=runs"])
+    experiment, places_alone = Experiment.from_flags(text), ("weights", "data_dir", "run_dir")
+    chosen = {
+        field.name: getattr(experiment, field.name)
+        for field in dataclasses.fields(experiment)
+        if getattr(experiment, field.name) != field.default and field.name not in places_alone
+    }
+    return [f"--{name}={as_text(value)}" for name, value in chosen.items()]
+
+
 def places(dataset, arguments):
     """The flags that say where the images and the weights are."""
     data = [] if dataset == "glyphs" else [f"--data_dir={(arguments.sets / dataset).resolve()}"]
-    weights = [f"--weights={arguments.weights.resolve()}"] if SETS[dataset][1:] == PRETRAINED else []
+    weights = [f"--weights={arguments.weights.resolve()}"] if PRETRAINED[0] in SETS[dataset] else []
     return [*data, *weights]
 
 
 def train(dataset, recipe, seed, arguments):
     """Train a run, or continue it, and return its row."""
     folder = (arguments.runs / f"{dataset}-{recipe}-{seed}").resolve()
-    wanted = flags(dataset, recipe, seed)
-    command = [sys.executable, "bin/train", *wanted, *places(dataset, arguments)]
+    command = [sys.executable, "bin/train", *flags(dataset, recipe, seed), *places(dataset, arguments)]
     command += ["--report=false", f"--run_dir={folder}", *(["--resume"] if (folder / "flags.txt").exists() else [])]
     before = _cpu_seconds()
     done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
     sys.stderr.write(done.stderr)
     seconds = _cpu_seconds() - before
-    row = {"dataset": dataset, "recipe": recipe, "seed": seed, "flags": wanted}
+    row = {"dataset": dataset, "recipe": recipe, "seed": seed, "flags": settings(dataset, recipe, seed)}
     if done.returncode:
         last = done.stderr.splitlines()[-1].partition("error: ")[2]
         if last.startswith(_UNSUITED):
@@ -233,7 +246,7 @@ def main():
     rows = json.loads(arguments.results.read_text())["runs"] if arguments.results.exists() else []
     datasets, recipes = ([name for name in names if name in arguments.only] or list(names) for names in (SETS, RECIPES))
     if arguments.sets:
-        if not arguments.weights and any(SETS[dataset][1:] == PRETRAINED for dataset in datasets):
+        if not arguments.weights and any(PRETRAINED[0] in SETS[dataset] for dataset in datasets):
             parser.error("--weights: name those of MobileNetV2 0.35")
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             for recipe in recipes:
@@ -241,7 +254,7 @@ def main():
                     same = [
                         row for row in rows if (row["dataset"], row["recipe"], row["seed"]) == (dataset, recipe, seed)
                     ]
-                    if same and same[0]["flags"] == flags(dataset, recipe, seed):
+                    if same and same[0]["flags"] == settings(dataset, recipe, seed):
                         continue
                     row = train(dataset, recipe, seed, arguments)
                     rows = [*(other for other in rows if other not in same), row]

@@ -13,13 +13,14 @@ from tests.experiments import ROOT, experiment_of, terms_of
 from tests.training.runs import learner as learner_of
 from tfdml import backbones, data
 from tfdml.callbacks import AutoWeights
+from tfdml.cli.command_line import read_flag_files
 from tfdml.data.pipeline import training_batches
 from tfdml.training import Experiment
 from tfdml.training.build.images import check_measurable, load_splits, make_sampler, make_transforms
 from tfdml.training.expressions import parse_call, parse_terms
 from tfdml.training.settings import DataSettings
 
-CONFIGS = sorted((ROOT / "configs").rglob("*.flags"))
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.flags") if path.parent.name != "recipes")
 BASELINES = ["contrastive", "triplet", "npair", "binomial", "margin", "am_softmax", "proxy_anchor", "multi_similarity"]
 # The K of the tables; DML-DA's, JRD's and Proxy-Anchor's differ from the others'.
 BIRDS_AND_CARS = {"dmlda": "1,2,4,8,16,32,64,128", "contrastive": "1,2,4,8,16,32,64,128"}
@@ -80,6 +81,11 @@ def test_a_small_run_chooses_its_epoch_on_held_out_classes(path):
     flags = path.read_text(encoding="utf-8").split("\n")
     for flag in ("--holdout_classes=0.1", "--holdout_sampling=stratified", "--selection=validation"):
         assert flag in flags
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=config_name)
+def test_a_flag_file_of_an_experiment_takes_nothing_from_a_recipe(path):
+    assert "--recipe=none" in read_flag_files([f"--flagfile={path}"])
 
 
 def test_every_baseline_is_there_for_every_data_set():

@@ -133,7 +133,7 @@ def test_a_recipe_is_judged_by_its_mean_over_data_sets_and_by_its_worst(tmp_path
     default, long = (dict(zip(stored["recipes"]["columns"], row, strict=True)) for row in stored["recipes"]["rows"])
     assert (default["mean gain"], default["worst data set"], default["data sets"]) == ("+5.0", "emoji -5.0", "2")
     assert default["95 %, data sets"] == "-122.1 to +132.1"
-    assert (long["next to default"], long["flags"]) == ("+5.0", "`--epochs=36`")
+    assert (long["next to default"], long["flags"]) == ("+5.0", "`--min_steps=1440`")
     assert (long["mean gain"], long["worst data set"], long["data sets"]) == ("+22.5", "clothing refused", "2")
     grocery, clothing, emoji, _ = (
         dict(zip(stored["sets"]["columns"], row, strict=True)) for row in stored["sets"]["rows"]
@@ -146,8 +146,11 @@ def test_a_recipe_is_judged_by_its_mean_over_data_sets_and_by_its_worst(tmp_path
 def test_each_recipe_is_an_experiment_and_the_default_has_no_flag_of_its_own():
     for dataset in defaults.SETS:
         for recipe in defaults.RECIPES:
-            Experiment.from_flags("\n".join(defaults.flags(dataset, recipe, 0)), run_dir="unused", data_dir="unused")
+            assert "--evaluate_every=0" in defaults.settings(dataset, recipe, 0) or recipe == "selection"
     assert defaults.flags("grocery", "default", 2) == [*defaults.SETS["grocery"], "--seed=2", "--evaluate_every=0"]
+    # A run is repeated when its recipe has changed.
+    assert {"--min_steps=480", "--projection_rate=0.001"} <= set(defaults.settings("grocery", "default", 0))
+    assert "--min_steps=1200" in defaults.settings("glyphs", "default", 0)
 
 
 @pytest.mark.slow
@@ -181,7 +184,7 @@ def test_runs_of_the_defaults_are_measured_once_and_again_with_other_flags(tmp_p
     defaults.main()
     assert "| default |" in capfd.readouterr().out
     recipes["default"] = ("--flip=false",)
-    monkeypatch.setattr(defaults, "train", lambda *_: {**rows[0], "flags": defaults.flags("grocery", "default", 0)})
+    monkeypatch.setattr(defaults, "train", lambda *_: {**rows[0], "flags": defaults.settings("grocery", "default", 0)})
     defaults.main()
     again = {row["recipe"]: row["flags"] for row in json.loads(path.read_text())["runs"]}
     assert "--flip=false" in again["default"]

@@ -54,7 +54,7 @@ def rows() -> list[dict[str, str]]:
 
 
 def _value(flag: str, lines: Sequence[str]) -> str:
-    return [line.partition("=")[2] for line in lines if line.startswith(f"--{flag}=")][-1]
+    return ["any", *(line.partition("=")[2] for line in lines if line.startswith(f"--{flag}="))][-1]
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -192,6 +192,7 @@ CASES = {
         "min_resolution": (0.9, {}, {"augmentation": "multi_resolution"}),
         "max_resolution": (1.2, {}, {"augmentation": "multi_resolution"}),
         "classes_per_batch": (98, SHUFFLE, HIERARCHICAL),
+        "min_steps": (100, {"steps_per_epoch": 5}, {"epochs": 2}),
         "images_per_class": (40, {"sampling": "whole_classes"}, BALANCED),
         "short_classes": ("drop", SHUFFLE, BALANCED),
         "batch_size": (64, BALANCED, SHUFFLE),
@@ -328,7 +329,7 @@ CASES = {
 }
 # The flags that have an effect whatever the others are.
 ALWAYS = {
-    "train": SETTINGS_ALWAYS | {"dim", "resume", "dry_run", "preview", "cluster", "sweep"},
+    "train": SETTINGS_ALWAYS | {"dim", "recipe", "resume", "dry_run", "preview", "cluster", "sweep"},
     "embed": {"model", "out", "dtype", "batch_size", "truncate_dim", "rows_per_file", "cluster", "input", "dry_run"},
     "evaluate": {"model", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},
@@ -423,6 +424,7 @@ def set_in_files(path):
     """The values of all settings of a flag file, and the settings that it, or a file that it names, sets."""
     written = parse_flags("\n".join(read_flag_files([f"--flagfile={path}"])))
     values = dataclasses.asdict(experiment_of(f"--flagfile={path.relative_to(ROOT)}", run_dir="unused"))
+    written.pop("recipe", None)
     return values, [name for name in written if values[name] != getattr(Experiment, name)]
 
 

@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 
+from tests.experiments import ROOT
 from tfdml.errors import UserError
 from tfdml.training.settings import (
+    RECIPES,
     DataSettings,
     EvaluationSettings,
     Experiment,
@@ -13,6 +15,8 @@ from tfdml.training.settings import (
     OptimizationSettings,
     RunSettings,
     meanings,
+    recipe_for,
+    with_recipe,
 )
 
 STAGES = (DataSettings, ModelSettings, OptimizationSettings, EvaluationSettings, RunSettings)
@@ -75,3 +79,55 @@ def test_what_two_stages_must_agree_on_is_refused_by_the_experiment():
     with pytest.raises(UserError, match="--selection=validation needs held-out classes"):
         Experiment(run_dir="a", selection="validation")
     assert Experiment(run_dir="a", selection="validation", holdout_classes=0.2).holdout_classes == 0.2
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_fills_in_what_is_not_given(recipe):
+    file = ROOT / f"configs/recipes/{recipe}.flags"
+    written = file.read_text(encoding="utf-8") + "--recipe=none\n"
+    found = with_recipe(recipe, {})
+    assert Experiment.of_recipe(recipe, run_dir="a") == Experiment(run_dir="a", **found)
+    assert Experiment.from_flags(f"--recipe={recipe}", run_dir="a") == Experiment(run_dir="a", **found)
+    assert Experiment.from_flags(written, run_dir="a") == Experiment(run_dir="a", **found)
+    del found["min_steps"], found["epochs"]
+    assert with_recipe(recipe, {"learning_rate": 0.5, "epochs": 3}) == {**found, "learning_rate": 0.5, "epochs": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "recipe"),
+    [
+        ({}, "scratch"),
+        ({"weights": "imagenet"}, "finetune"),
+        ({"backbone": "hub:dinov2_small"}, "finetune"),
+        ({"start_from": "runs/old"}, "finetune"),
+        ({"weights": "imagenet", "backbone_rate": 0.0}, "frozen"),
+        ({"features": "vectors.npz"}, "frozen"),
+    ],
+)
+def test_the_recipe_follows_from_what_trains(given, recipe):
+    assert recipe_for(given) == recipe
+    assert with_recipe("auto", given) == with_recipe(recipe, given)
+
+
+def test_what_a_recipe_sets_in_vain_is_left_out():
+    assert "backbone_rate" in with_recipe("auto", {"backbone_rate": 0.0})
+    assert "backbone_rate" not in with_recipe("frozen", {"features": "vectors.npz"})
+    assert with_recipe("none", {"seed": 1}) == {"seed": 1}
+    assert "schedule" not in with_recipe("finetune", {"drop_epochs": "8"})
+
+
+def test_the_settings_of_a_run_are_those_of_its_flag_file_whatever_the_recipes_are():
+    experiment = Experiment(run_dir="a", weights="imagenet", epochs=3)
+    assert Experiment.from_flags(experiment.as_flags()) == experiment
+
+
+def test_a_recipe_that_does_not_exist_is_refused():
+    with pytest.raises(UserError, match="--recipe=best: must be one of finetune, frozen, scratch, auto, none"):
+        with_recipe("best", {})
+
+
+def test_few_images_make_longer_epochs():
+    settings = OptimizationSettings(epochs=12, min_steps=481)
+    assert (settings.epoch_steps(11), settings.epoch_steps(200)) == (41, 200)
+    assert OptimizationSettings(epochs=0, min_steps=100).epoch_steps(7) == 100
+    assert OptimizationSettings(steps_per_epoch=5).epoch_steps(7) == 5

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from absl import flags
+from absl import flags, logging
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cluster.sweep import sweep
@@ -39,12 +39,15 @@ from tfdml.training.run.dry_run import describe, write_preview
 from tfdml.training.run.interruption import Interrupted
 from tfdml.training.settings import EFFECTS as SETTINGS
 from tfdml.training.settings import (
+    RECIPES,
     DataSettings,
     EvaluationSettings,
     Experiment,
     ModelSettings,
     OptimizationSettings,
     RunSettings,
+    as_text,
+    with_recipe,
 )
 from tfdml.training.watching import Halted
 
@@ -63,9 +66,21 @@ def given_settings(values: Flags) -> dict[str, Any]:
     return {name: values[name].value for name in names if values[name].present}
 
 
+def _new_settings(values: Flags) -> dict[str, Any]:
+    """Return the settings of a new run that are given, and those of its recipe."""
+    return with_recipe(values.recipe, given_settings(values))
+
+
 FLAGS = Flags()
 FLAGS.define_settings(Experiment)
 flags.DEFINE_alias("dim", "embedding_dim", flag_values=FLAGS)
+text = (
+    "The settings that are not given: auto is frozen with --features or --backbone_rate=0, scratch without pretrained"
+)
+text += (
+    " weights, else finetune. A length in epochs or steps replaces that of the recipe. none: the defaults listed here."
+)
+FLAGS.define("recipe", "auto", text, choices=("auto", *RECIPES, "none"))
 FLAGS.define("resume", False, "Continue the run in --run_dir from its newest checkpoint.")
 FLAGS.define("dry_run", False, "Print images, parameters, rates, steps, memory and flags; write nothing.")
 FLAGS.define("probe", False, "With --dry_run: run a few steps, and print speed, hours, bottleneck and memory.")
@@ -79,8 +94,8 @@ def _values(given: Flags) -> dict[str, Any]:
     """Return the values of all flags; of a run that is resumed, those that it was begun with."""
     values = given.flag_values_dict()
     if values["resume"] and (folder := RunFolder(str(values["run_dir"]))).flags.is_file():
-        values |= {**dataclasses.asdict(folder.load_experiment()), **given_settings(given)}
-    return values
+        return values | dataclasses.asdict(folder.load_experiment()) | given_settings(given)
+    return values | _new_settings(given)
 
 
 def train(values: Flags) -> None:
@@ -94,7 +109,11 @@ def train(values: Flags) -> None:
         experiment = dataclasses.replace(folder.load_experiment(), **given)
     else:
         # A preview writes nothing there.
-        experiment = Experiment(**{**({"run_dir": "unused"} if values.preview else {}), **given})
+        settings = _new_settings(values)
+        if added := {name: value for name, value in settings.items() if name not in given}:
+            flags_of_recipe = " ".join(f"--{name}={as_text(value)}" for name, value in added.items())
+            logging.info("recipe %s: %s", values.recipe, flags_of_recipe)
+        experiment = Experiment(**{**({"run_dir": "unused"} if values.preview else {}), **settings})
     if values.preview:
         print(write_preview(experiment, experiment.seed, values.preview))
         return

@@ -14,13 +14,16 @@ from typing import Any
 from tfdml import arguments
 from tfdml.backbones.hub import PREFIX
 from tfdml.data.transforms import KINDS, as_color
-from tfdml.effects import Effect, both, either, needs
+from tfdml.effects import Effect, both, either, in_vain, needs
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.manifests import parse_flags
 from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
 from tfdml.training.expressions import Call, parse_arguments, parse_call, parse_sum, parse_terms
 from tfdml.training.optimizers import FORMS, OPTIMIZERS, SCHEDULES, check_form, rate_schedule
+from tfdml_command.configs import shipped
 
+#: P of a batch of classes where it is not given and the data has as many.
+MOST_CLASSES = 20
 # Counts and seeds beyond this do not fit the 32-bit integers of TensorFlow and Keras.
 LARGEST_INTEGER = 2**31 - 1
 _CHECKS: dict[type, Callable] = {
@@ -137,7 +140,7 @@ _RATES = ("backbone_rate", "projection_rate", "objective_rate")
 
 
 def _batch_size(given: Mapping[str, Any]) -> int:
-    by_class = given["classes_per_batch"] * given["images_per_class"]
+    by_class = (given["classes_per_batch"] or MOST_CLASSES) * given["images_per_class"]
     return by_class if _BY_CLASS.holds(given) else given["batch_size"]
 
 
@@ -188,7 +191,7 @@ class DataSettings(Settings):
             embedder confuses (neighbors); all images of random classes up to --batch_size (whole_classes); a plain
             shuffle; two views of each image, which are a pair, without labels (two_views); or given pairs or triplets,
             whole (pairs).
-        classes_per_batch: P, for class_balanced, hierarchical and neighbors.
+        classes_per_batch: P, for class_balanced, hierarchical and neighbors; 0: 20, or all where there are fewer.
         images_per_class: K, for class_balanced, hierarchical and neighbors.
         batch_size: Images per batch, over all replicas, for shuffle, whole_classes and pairs; for two_views, the views:
             two of each image.
@@ -246,7 +249,7 @@ class DataSettings(Settings):
         "class_balanced",
         choices=("class_balanced", "shuffle", "whole_classes", "hierarchical", "two_views", "pairs", "neighbors"),
     )
-    classes_per_batch: int = choice(20, check=positive, effect=_BY_CLASS)
+    classes_per_batch: int = choice(0, check=not_negative, effect=_BY_CLASS)
     images_per_class: int = choice(5, check=positive, effect=_BY_CLASS)
     batch_size: int = choice(
         100, check=positive, effect=needs("sampling", "shuffle", "whole_classes", "two_views", "pairs")
@@ -387,6 +390,7 @@ class OptimizationSettings(Settings):
             of that of the terms with numbers.
         epochs: Number of epochs.
         steps_per_epoch: Steps per epoch; 0 for one pass over the training images.
+        min_steps: Least steps of the run: where one pass over few images an epoch is less, epochs are longer.
         optimizer: Optimiser.
         optimizer_form: Whose formulas the optimiser follows: those of Keras, TensorFlow and Caffe, or PyTorch's. They
             differ in where epsilon is added (adam, adamw) and, when the rate drops, in momentum (sgd).
@@ -423,6 +427,11 @@ class OptimizationSettings(Settings):
     objectives: str = "am_softmax"
     epochs: int = choice(12, check=not_negative)
     steps_per_epoch: int = choice(0, check=not_negative)
+    min_steps: int = choice(
+        0,
+        check=not_negative,
+        effect=both(needs("epochs"), Effect(lambda given: not given["steps_per_epoch"], "no --steps_per_epoch")),
+    )
     optimizer: str = choice("adam", choices=OPTIMIZERS)
     optimizer_form: str = choice("keras", choices=FORMS)
     learning_rate: float = choice(
@@ -462,6 +471,18 @@ class OptimizationSettings(Settings):
             raise UserError(f"--warm_up_epochs={self.warm_up_epochs:g} leaves none of --epochs={self.epochs}")
         check_form(self.optimizer, self.optimizer_form, "--optimizer_form")
         parse_terms(self.objectives, "--objectives")
+
+    def epoch_steps(self, one_pass: int) -> int:
+        """Return the steps of an epoch.
+
+        Args:
+            one_pass: Those of one pass over the training images.
+
+        Example:
+            >>> OptimizationSettings(epochs=12, min_steps=480).epoch_steps(11)
+            40
+        """
+        return self.steps_per_epoch or max(one_pass, -(-self.min_steps // max(self.epochs, 1)))
 
     def drop_steps(self, steps_per_epoch: int) -> list[int]:
         """Return the steps at which the rates drop."""
@@ -681,20 +702,37 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
 
     @classmethod
     def from_flags(cls, text: str, **changes: Any) -> Experiment:
-        """Return the experiment of a flag file that `as_flags` wrote.
+        """Return the experiment of a flag file, with its `--recipe` as `tfdml train` takes it.
 
         Raises:
             UserError: A line names no setting or holds no value of its type.
         """
-        kinds = typing.get_type_hints(cls)
-        values: dict[str, Any] = {}
-        for name, value in parse_flags(text).items():
-            if name not in kinds:
-                raise UserError(f"flag file: there is no setting --{name}")
-            wrong = f"flag file: --{name}={value} is not of type {kinds[name].__name__}"
-            with user_errors((KeyError, ValueError), wrong):
-                values[name] = _BOOLEANS[value] if kinds[name] is bool else kinds[name](value)
-        return cls(**{**values, **changes})
+        flags = parse_flags(text)
+        recipe = flags.pop("recipe", "auto")
+        return cls.of_recipe(recipe, **{**_settings(flags), **changes})
+
+    @classmethod
+    def of_recipe(cls, recipe: str = "auto", **given: Any) -> Experiment:
+        """Return an experiment with the settings of a recipe, but for those that are given: see `with_recipe`.
+
+        Example:
+            >>> Experiment.of_recipe("scratch", run_dir="runs/first", schedule="step").schedule
+            'step'
+        """
+        return cls(**with_recipe(recipe, given))
+
+
+def _settings(flags: Mapping[str, str]) -> dict[str, Any]:
+    """Return settings from the text of their flags."""
+    kinds = typing.get_type_hints(Experiment)
+    values: dict[str, Any] = {}
+    for name, value in flags.items():
+        if name not in kinds:
+            raise UserError(f"flag file: there is no setting --{name}")
+        wrong = f"flag file: --{name}={value} is not of type {kinds[name].__name__}"
+        with user_errors((KeyError, ValueError), wrong):
+            values[name] = _BOOLEANS[value] if kinds[name] is bool else kinds[name](value)
+    return values
 
 
 _IMAGES = Effect(lambda given: not given["features"], "images, not --features")
@@ -711,3 +749,46 @@ EFFECTS: dict[str, Effect] = {
 EFFECTS |= {name: both(EFFECTS[name], _IMAGES) if name in EFFECTS else _IMAGES for name in _OF_IMAGES}
 #: The settings that always have an effect, whatever the other settings are.
 ALWAYS = frozenset(field.name for field in dataclasses.fields(Experiment)) - EFFECTS.keys()
+
+#: How to train where nothing is known but the data: the names of the flag files in `configs/recipes`.
+RECIPES = ("finetune", "frozen", "scratch")
+# Where one of these is given, the recipe has a say in none of its group.
+_GROUPS = (frozenset({"epochs", "steps_per_epoch", "min_steps"}), frozenset({"schedule", "drop_epochs"}))
+
+
+def recipe_for(given: Mapping[str, Any]) -> str:
+    """Return the recipe that suits settings: `frozen` where no backbone trains, `scratch` without weights.
+
+    Example:
+        >>> recipe_for({}), recipe_for({"weights": "imagenet"}), recipe_for({"features": "vectors.npz"})
+        ('scratch', 'finetune', 'frozen')
+    """
+    if given.get("features") or given.get("backbone_rate") == 0:
+        return "frozen"
+    pretrained = given.get("start_from") or str(given.get("backbone")).startswith(PREFIX)
+    return "finetune" if pretrained or given.get("weights", "none") != "none" else "scratch"
+
+
+def with_recipe(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those of a recipe, which count where they are not given and have an effect.
+
+    Args:
+        recipe: One of `RECIPES`; auto: that of `recipe_for`; none: only what is given.
+        given: Settings, by name. With `epochs`, `steps_per_epoch` or `min_steps` the length is not the recipe's, and
+            with `drop_epochs` the schedule is not.
+
+    Example:
+        >>> with_recipe("none", {"epochs": 1})
+        {'epochs': 1}
+    """
+    if recipe == "none":
+        return dict(given)
+    file = shipped(f"configs/recipes/{recipe_for(given) if recipe == 'auto' else recipe}.flags")
+    if file is None:
+        raise UserError(f"--recipe={recipe}: must be one of {', '.join(RECIPES)}, auto, none")
+    wanted = _settings(parse_flags(file.read_text(encoding="utf-8")))
+    left_out = given.keys() | {name for group in _GROUPS if given.keys() & group for name in group}
+    wanted = {name: value for name, value in wanted.items() if name not in left_out}
+    together = {field.name: field.default for field in dataclasses.fields(Experiment)} | wanted | dict(given)
+    vain = in_vain(EFFECTS, together, wanted)
+    return {name: value for name, value in wanted.items() if name not in vain} | dict(given)

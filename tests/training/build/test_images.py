@@ -331,6 +331,16 @@ def test_flags_say_what_is_wrong(settings, message):
         make_sampler(batches_of(**settings), made(), seed=0, replicas=2)
 
 
+@pytest.mark.parametrize(("classes", "expected"), [(12, 12), (25, 20)])
+def test_a_batch_has_20_classes_or_all_where_there_are_fewer(classes, expected):
+    labels = np.arange(classes).repeat(4)
+    names = {label: str(label) for label in range(classes)}
+    train = ImageDataset("made", "train", np.zeros((len(labels), 8, 8, 3), np.uint8), labels, names)
+    sampler = make_sampler(batches_of(classes_per_batch=0), train, seed=0)
+    assert sampler.batch_size == 2 * expected
+    assert len(set(labels[sampler.batch(0)])) == expected
+
+
 def test_hierarchical_batches_need_super_classes():
     data = dataclasses.replace(made(), super_labels=None)
     with pytest.raises(UserError, match="made has no super-classes"):

@@ -37,6 +37,7 @@ from tfdml.training.distributed.processes import Processes
 from tfdml.training.expressions import Call, shortened
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.settings import (
+    MOST_CLASSES,
     PAIR_METRICS,
     DataSettings,
     EvaluationSettings,
@@ -60,7 +61,7 @@ def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None
         UserError: A term needs pairs of images of one class, or of two, and no batch would hold one.
     """
     needed = {pair: term.name for term in objectives for pair in term.learns_from}
-    classes, images = settings.classes_per_batch, settings.images_per_class
+    classes, images = settings.classes_per_batch or MOST_CLASSES, settings.images_per_class
     by_class = settings.sampling in ("class_balanced", "hierarchical", "neighbors")
     one = f"--classes_per_batch={classes} --images_per_class={images}" if by_class else "--batch_size=1"
     if needed and (classes * images if by_class else settings.batch_size) == 1:
@@ -396,7 +397,7 @@ def build_components(experiment: Experiment, processes: Processes | None = None)
         if pairs is None or experiment.selection_metric not in evaluate_pairs(np.eye(len(selected_on), 2), pairs):
             raise UserError(f"--selection_metric={experiment.selection_metric}: the images have no pairs for it")
     sampler = make_sampler(experiment, splits.train, experiment.seed, strategy.num_replicas_in_sync)
-    steps_per_epoch = experiment.steps_per_epoch or sampler.steps_per_epoch
+    steps_per_epoch = experiment.epoch_steps(sampler.steps_per_epoch)
     steps = experiment.epochs * steps_per_epoch
 
     with strategy.scope():

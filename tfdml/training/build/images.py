@@ -26,7 +26,7 @@ from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.per_query import check_depth, retrieval_task
 from tfdml.evaluation.retrieval import ks_within
 from tfdml.mining import GivenPairs, Relation, SameLabel, shares_a_label
-from tfdml.training.settings import DataSettings
+from tfdml.training.settings import MOST_CLASSES, DataSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,6 +288,7 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         UserError: The data has too few images, classes or super-classes for it, or the replicas do not divide a batch.
     """
     sampler: sampling.Sampler
+    classes = settings.classes_per_batch or min(MOST_CLASSES, train.num_classes)
     if settings.sampling == "shuffle":
         sampler = sampling.ShuffleSampler(len(train), settings.batch_size, seed)
     elif settings.sampling == "two_views":
@@ -304,7 +305,7 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         sampler = sampling.HierarchicalSampler(
             train.labels,
             train.super_labels,
-            settings.classes_per_batch,
+            classes,
             settings.images_per_class,
             settings.super_classes_per_batch,
             seed,
@@ -312,7 +313,7 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
             settings.short_classes,
         )
     else:
-        by_class = train.labels, settings.classes_per_batch, settings.images_per_class, seed, settings.short_classes
+        by_class = train.labels, classes, settings.images_per_class, seed, settings.short_classes
         if settings.sampling == "neighbors":
             sampler = sampling.NeighborSampler(*by_class, anchor_classes=settings.anchor_classes)
         else:

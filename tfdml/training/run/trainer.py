@@ -34,7 +34,7 @@ from tfdml.training.run.monitor import TrainingMonitor
 from tfdml.training.run.results import Evaluator, finish
 from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
-from tfdml.training.settings import Experiment
+from tfdml.training.settings import MOST_CLASSES, Experiment
 from tfdml.training.watching import Watcher, logged_to
 from tfdml.version import __version__, installed
 
@@ -400,7 +400,7 @@ class Run:
             def search() -> None:
                 if embeddings is not None:
                     margin = settings.relative_margin if settings.relative_margin >= 0 else None
-                    most = settings.classes_per_batch
+                    most = settings.classes_per_batch or MOST_CLASSES
                     found = confusable_classes(
                         embeddings, train.labels, most=most, skip_top=settings.skip_top, relative_margin=margin
                     )
