@@ -201,7 +201,6 @@ CASES = {
         "neighbors_every": (2, BALANCED, NEIGHBORS),
         "anchor_classes": (1, SHUFFLE, NEIGHBORS),
         "skip_top": (1, BALANCED, NEIGHBORS),
-        "relative_margin": (0.05, BALANCED, NEIGHBORS),
         "ensemble_cut": ("a,b", {}, {"ensemble_heads": 8}),
         "learning_rate": (1e-3, RATES, {**RATES, "objective_rate": -1.0}),
         "final_rate": (0.1, {"schedule": "step"}, {"schedule": "cosine"}),
