@@ -1,4 +1,4 @@
-"""Steps after the embedding at the size of SOP: seconds, peak memory, and the size of what is searched.
+"""Steps after the embedding at the size of SOP: seconds and peak memory.
 
     python -m benchmarks.reranking
     python -m benchmarks.reranking --images=2000 --dim=32 --classes=200        a quick try
@@ -49,14 +49,14 @@ def main():
     parser.add_argument("--chains", nargs="*", default=CHAINS, help="as tfdml evaluate --after; an empty one is plain")
     arguments = parser.parse_args()
     print(f"{arguments.images:,} images, {arguments.dim} dimensions, {arguments.classes:,} classes")
-    add = Results(arguments.json).table("cost", "step", "seconds", "peak, MiB", "kept, MB")
+    add = Results(arguments.json).table("cost", "step", "seconds", "peak, MiB")
     how = multiprocessing.get_context("spawn")
     for chain in arguments.chains:
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=how) as process:
             sizes = (arguments.images, arguments.dim, arguments.classes, arguments.queries)
             row, peak = process.submit(measure_chain, chain, *sizes).result()
         name = f"`{chain}`" if chain else "plain"
-        add(name, f"{row['seconds']:.1f}", f"{peak or 0:,.0f}", f"{row['bytes'] / 1e6:,.0f}")
+        add(name, f"{row['seconds']:.1f}", f"{peak or 0:,.0f}")
 
 
 if __name__ == "__main__":

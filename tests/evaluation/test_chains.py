@@ -35,11 +35,6 @@ def test_a_row_for_plain_and_one_for_each_step():
         for name, value in row["metrics"].items():
             assert value == pytest.approx(found[name], abs=1e-12)
             assert row["gain"][name] == pytest.approx(found[name] - plain[name], abs=1e-12)
-    assert [row["bytes"] for row in rows] == [
-        60 * 6 * 4,
-        (60 * 4 + 6 + 6 * 4) * 4,
-        rows[1]["bytes"],
-    ]
     assert all(row["seconds"] >= 0 for row in rows)
 
 

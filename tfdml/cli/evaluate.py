@@ -530,15 +530,15 @@ def _interval(interval: Any) -> str:
 
 
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a line a row: each metric in percent with the points gained, seconds and megabytes."""
+    """Print a line a row: each metric in percent with the points gained, and seconds."""
     names = list(rows[0]["metrics"])
     width = max(4, *(len(row["step"]) for row in rows))
     print("  after the embedding, points gained on plain in brackets:")
     heads = [f"{name:>15}" for name in names]
-    print(f"    {'step':<{width}}{''.join(heads)}{'seconds':>9}{'MB':>9}")
+    print(f"    {'step':<{width}}{''.join(heads)}{'seconds':>9}")
     for row in rows:
         numbers = [f"{100 * row['metrics'][name]:6.2f} ({100 * row['gain'][name]:+6.2f})" for name in names]
-        print(f"    {row['step']:<{width}}{''.join(numbers)}{row['seconds']:>9.2f}{row['bytes'] / 1e6:>9,.1f}")
+        print(f"    {row['step']:<{width}}{''.join(numbers)}{row['seconds']:>9.2f}")
 
 
 COMMAND = Command(

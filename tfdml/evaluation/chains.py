@@ -95,8 +95,7 @@ def _whitened(search: reranking.Search, sources: Sources, views: Views | None, *
     whitening = reranking.fit_whitening(sources.train(views), **options)
     queries = whitening(search.queries)
     gallery = queries if search.queries is search.gallery else whitening(search.gallery)
-    extra = search.extra_bytes + whitening.mean.nbytes + whitening.components.nbytes
-    return reranking.Search(queries, gallery, search.leave_one_out, extra_bytes=extra)
+    return reranking.Search(queries, gallery, search.leave_one_out)
 
 
 def _views_of(arguments: Mapping[str, Any]) -> Views:
@@ -181,8 +180,8 @@ def measure_chains(
 
     Returns:
         A row for `plain`, one for `length 1` where the embeddings have other lengths, and one for each step of each
-        chain: `step` (the chain up to it), `metrics` (fractions), `gain` of each on `plain`, `seconds` of the step and
-        the search after it, and `bytes` that are kept to search in (vectors of the gallery and what is next to them).
+        chain: `step` (the chain up to it), `metrics` (fractions), `gain` of each on `plain`, and `seconds` of the step
+        and the search after it.
 
     Raises:
         UserError: As `evaluate_retrieval`; a step cannot be made, or not there; `map` is asked for.
@@ -206,28 +205,21 @@ def measure_chains(
 
     rows: list[dict[str, Any]] = []
 
-    def add(step: str, found: np.ndarray, began: float, size: int) -> None:
+    def add(step: str, found: np.ndarray, began: float) -> None:
         seconds = time.perf_counter() - began
         values = _means(task, names, found)
         first = rows[0]["metrics"] if rows else values
-        rows.append(
-            {
-                "step": step,
-                "metrics": values,
-                "gain": {name: values[name] - first[name] for name in values},
-                "seconds": seconds,
-                "bytes": size,
-            }
-        )
+        gain = {name: values[name] - first[name] for name in values}
+        rows.append({"step": step, "metrics": values, "gain": gain, "seconds": seconds})
 
     began = time.perf_counter()
     found, _ = nearest_neighbours(task.queries, task.gallery, k=depth, distance=distance)
-    add("plain", found, began, task.searched.nbytes)
+    add("plain", found, began)
     start = reranking.search_of(task.queries, task.gallery)
     lengths = np.linalg.norm(task.searched, axis=1)
     if np.abs(lengths - 1).max() > _UNIT:
         began = time.perf_counter()
-        add("length 1", start.neighbours(depth)[0], began, start.bytes)
+        add("length 1", start.neighbours(depth)[0], began)
     done = {"plain"}
     for chain in chains:
         search: Any = start
@@ -238,7 +230,7 @@ def measure_chains(
             search = step.apply(search, sources, views)
             views = _views_of(step.arguments) if step.name == "views" else views
             if name not in done:  # two chains may begin alike
-                add(name, search.neighbours(depth)[0], began, search.bytes)
+                add(name, search.neighbours(depth)[0], began)
             done.add(name)
     return rows
 

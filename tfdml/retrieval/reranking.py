@@ -25,18 +25,11 @@ class Search:
         queries: (N, d) float32.
         gallery: (G, d) float32.
         leave_one_out: Whether query i is row i of the gallery, and left out of its own search.
-        extra_bytes: What a step keeps next to the gallery's vectors.
     """
 
     queries: np.ndarray
     gallery: np.ndarray
     leave_one_out: bool
-    extra_bytes: int = 0
-
-    @property
-    def bytes(self) -> int:
-        """What is kept to search in: the gallery's vectors and what a step has put next to them."""
-        return self.gallery.nbytes + self.extra_bytes
 
     def neighbours(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the k nearest gallery images of every query, all where they are fewer.
@@ -197,11 +190,6 @@ class Reciprocal:
     codes: sparse.csr_array
     sums: np.ndarray
 
-    @property
-    def bytes(self) -> int:
-        """What it takes."""
-        return self.codes.data.nbytes + self.codes.indices.nbytes + self.codes.indptr.nbytes + self.sums.nbytes
-
     def jaccard(self, image: int, others: np.ndarray, scratch: np.ndarray) -> np.ndarray:
         """Jaccard distances of an image to others, 1 - sum_j min(V_ij, V_gj) / sum_j max(V_ij, V_gj).
 
@@ -352,11 +340,6 @@ class Reranked:
             raise UserError("k_reciprocal cannot follow query_expansion all-to-all")
         images = search.gallery if search.leave_one_out else np.concatenate([search.queries, search.gallery])
         return cls(search, encode(images, min(k1, len(images) - 1), min(k2, len(images))), weight, top)
-
-    @property
-    def bytes(self) -> int:
-        """What is kept to search in."""
-        return self.search.bytes + self.reciprocal.bytes
 
     def neighbours(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """(N, k) rows, and distances d*; infinite for those that were not re-ranked."""
