@@ -332,7 +332,7 @@ ALWAYS = {
     "embed": {"model", "out", "dtype", "batch_size", "truncate_dim", "rows_per_file", "cluster", "input", "dry_run"},
     "evaluate": {"model", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},
-    "audit": {"model", "dataset", "data_dir", "embeddings", "pick", "out"},
+    "audit": {"model", "dataset", "data_dir", "embeddings", "out"},
     "demo": {"gallery", "calibration", "cache", "host", "port"},
     "serve": {"model", "name", "host", "port"} | {field.name for field in dataclasses.fields(ServeSettings)},
     "index": {"embeddings", "to", "prefix", "truncate_dim", "dry_run"},
