@@ -28,7 +28,6 @@ from tfdml.evaluation.relevance import Relevance as Relevance
 from tfdml.evaluation.results import RetrievalResults as RetrievalResults
 from tfdml.evaluation.retrieval import DEFAULT_METRICS as DEFAULT_METRICS
 from tfdml.evaluation.retrieval import METRICS as METRICS
-from tfdml.evaluation.retrieval import cmc_curve as cmc_curve
 from tfdml.evaluation.retrieval import dataset_protocol as dataset_protocol
 from tfdml.evaluation.retrieval import evaluate_dataset as evaluate_dataset
 from tfdml.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval

@@ -250,33 +250,6 @@ def ks_within(ks: Sequence[int], available: int) -> tuple[int, ...]:
     return tuple(k for k in ks if k <= available) or (1,)
 
 
-def cmc_curve(
-    embeddings: Any, labels: Any = None, gallery: Any = None, *, ranks: int = 50, **options: Any
-) -> np.ndarray:
-    """Return the cumulative matching characteristic: Recall@1, Recall@2, ... of one search.
-
-    Args:
-        embeddings: As `evaluate_retrieval`.
-        labels: As `evaluate_retrieval`.
-        gallery: As `evaluate_retrieval`.
-        ranks: How many; fewer where the gallery is smaller.
-        **options: Further arguments of `evaluate_retrieval`, such as `gallery_labels` or a `relevance` without levels.
-
-    Returns:
-        (ranks,) the share of queries with a relevant image among the first 1, 2, ...
-
-    Raises:
-        UserError: As `evaluate_retrieval`.
-
-    Example:
-        >>> cmc_curve(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8])
-        array([1., 1., 1.])
-    """
-    ks = range(1, min(ranks, len(embeddings) - 1 if gallery is None else len(gallery)) + 1)
-    found = evaluate_retrieval(embeddings, labels, gallery, ks=ks, metrics=["recall"], **options)
-    return np.array([found[f"recall@{k}"] for k in ks])
-
-
 def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
     """Return the arguments by which `evaluate_retrieval` and `retrieval_per_query` measure a data set.
 
