@@ -1,10 +1,10 @@
 """Makes SGD steps in one process and by several workers, and writes the weights' updates to files.
 
-    python -m tests.worker_steps FOLDER COUNTS CASE ...
+    python -m tests.worker_steps FOLDER COUNT=CASES ...
 
-COUNTS are numbers of workers, such as "1,2,3"; a case is a learner of `tests.distribution_steps`, or "all", "ensemble"
-and "alternating": every objective at once; or "cached": a step by chunks. Worker i of N writes FOLDER/N-i.npz, with
-updates under "case|index", and what `fit` reports under "case|fit name".
+COUNT is a number of workers; a case is a learner of `tests.distribution_steps`, or "all", "ensemble" and "alternating":
+every objective at once; or "cached": a step by chunks. Worker i of N writes FOLDER/N-i.npz, with updates under
+"case|index", and what `fit` reports under "case|fit name".
 """
 
 import pathlib
@@ -120,8 +120,9 @@ def work(folder, count, index, cases):
     np.savez(pathlib.Path(folder) / f"{count}-{index}.npz", **found)
 
 
-def main(folder, counts, *cases):
-    for count in map(int, counts.split(",")):
+def main(folder, *parts):
+    for count, _, cases in (part.partition("=") for part in parts):
+        count, cases = int(count), cases.split(",")
         configs = worker_processes.tf_configs(count)
         children = [
             worker_processes.fork(work, folder, count, i, cases, config=config) for i, config in enumerate(configs)
