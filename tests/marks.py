@@ -1,11 +1,16 @@
-"""Marks of tests."""
+"""Marks of tests, and the environment of those in a process of its own on JAX."""
 
 import importlib.util
+import os
 
 import pytest
 
 # KerasHub is imported by the tests that need it: it takes 150 MB.
 has_keras_hub = pytest.mark.skipif(not importlib.util.find_spec("keras_hub"), reason="pip install 'tfdml[hub]'")
+
+# Quick to compile rather than quick to run.
+QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+JAX = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_XLA}
 
 
 def first_quick(values):

@@ -1,6 +1,5 @@
 """`RetrievalEvaluation` within plain `fit`; the same again on JAX, in a process of its own."""
 
-import os
 import subprocess
 import sys
 
@@ -9,12 +8,12 @@ import numpy as np
 import pytest
 
 import tfdml
+from tests.marks import JAX
 from tfdml.callbacks import RetrievalEvaluation
 from tfdml.errors import UserError
 
 # Before anything is trained: Keras imports it for its data adapters.
 IMPORTED = "tensorflow" in sys.modules
-JAX = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
 
 
 def clusters(seed, classes, per_class=6, dim=5):

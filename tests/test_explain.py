@@ -1,6 +1,5 @@
 """Heat maps of pairs of images, against references and on images whose common part is known."""
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.marks import JAX
 from tests.mathematics import assert_close
 from tests.models.networks import images, tiny_embedder, values
 from tfdml import UserError, explain, losses, models, objectives
@@ -130,7 +130,7 @@ def test_maps_on_jax_are_those_of_tensorflow(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "jax.npy")],
         cwd=pathlib.Path(__file__).resolve().parents[1],
-        env={**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
+        env=JAX,
         capture_output=True,
         text=True,
         check=False,

@@ -1,6 +1,5 @@
 """The backend-free part on Keras's JAX backend, in a process of its own, against the same references."""
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import pytest
 
 from tests import references, references_moments
 from tests.losses.references import draw_probabilities
+from tests.marks import JAX
 from tests.mathematics import assert_close, finite_differences, random_batch
 from tests.objectives import references_classes, references_memory, references_rankmi
 
@@ -105,10 +105,7 @@ def outputs(inputs, tmp_path_factory):
     folder, root = tmp_path_factory.mktemp("jax"), pathlib.Path(__file__).resolve().parents[1]
     np.savez(folder / "in.npz", **inputs)
     command = [sys.executable, "-m", "tests.jax_values", str(folder / "in.npz"), str(folder / "out.npz")]
-    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
-    result = subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+    result = subprocess.run(command, cwd=root, env=JAX, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     return dict(np.load(folder / "out.npz"))
 

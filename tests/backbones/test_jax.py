@@ -1,6 +1,5 @@
 """The papers' backbones give the same features on Keras's JAX backend."""
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.marks import JAX
 from tests.mathematics import assert_close
 from tfdml import backbones
 
@@ -42,7 +42,7 @@ def test_features_are_those_of_tensorflow(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path), *names],
         cwd=pathlib.Path(__file__).resolve().parents[2],
-        env={**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
+        env=JAX,
         capture_output=True,
         text=True,
         timeout=600,

@@ -1,6 +1,5 @@
 """Losses, miners and layers give on JAX and on PyTorch the values and gradients that they give on TensorFlow."""
 
-import os
 import subprocess
 import sys
 
@@ -8,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.marks import JAX
 from tests.mathematics import degenerate_batches, given_pairs, public_classes, random_batch, value_and_gradients
 from tfdml import layers, losses
 from tfdml.losses.classification import ClassSimilarityLoss
@@ -121,7 +121,7 @@ def on_backend(request, tmp_path_factory):
     pytest.importorskip(request.param)
     path = tmp_path_factory.mktemp(request.param) / "values.npz"
     child = f"from tests.losses.test_backends import write_values; write_values({str(path)!r})"
-    environment = {**os.environ, "KERAS_BACKEND": request.param, "JAX_PLATFORMS": "cpu"}
+    environment = {**JAX, "KERAS_BACKEND": request.param}
     subprocess.run([sys.executable, "-c", child], env=environment, timeout=600, check=True)
     return np.load(path)
 

@@ -8,16 +8,15 @@ import sys
 import numpy as np
 import pytest
 
+from tests import marks
 from tests.fork_server import ROOT, fork_server
 from tests.training import method_steps
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.slow
 
-# Quick to compile rather than quick to run.
-FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-JAX = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "XLA_FLAGS": FLAGS}
-TWO_DEVICES = {**JAX, "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=2"}
+JAX = {**marks.JAX, "TF_CPP_MIN_LOG_LEVEL": "3"}
+TWO_DEVICES = {**JAX, "XLA_FLAGS": f"{marks.QUICK_XLA} --xla_force_host_platform_device_count=2"}
 
 
 def finished(*processes):
