@@ -172,7 +172,7 @@ def cost(arguments, results):
     table = ImageTable(tuple(map(str, range(len(x)))), own, ["train"] * len(x))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started, used = time.perf_counter(), time.process_time()
-    audit(x, table)
+    audit(x, table, pick=100)
     results.value("count", f"{arguments.count:,}")
     results.value("minutes", f"{(time.perf_counter() - started) / 60:.0f}")
     results.value("cpu_seconds", f"{time.process_time() - used:.0f}")

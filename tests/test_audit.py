@@ -9,6 +9,7 @@ from PIL import Image, ImageEnhance
 from tfdml.audit import (
     audit,
     class_neighbors,
+    k_center,
     label_confidences,
     near_duplicates,
     outlier_factors,
@@ -143,11 +144,26 @@ def test_halves_of_a_class_overlap_and_a_mixture_is_scattered():
     assert (share.tolist(), len(pairs), len(overlaps)) == ([1.0, 0.0], 0, 0)
 
 
+def test_picks_are_furthest_first_and_within_twice_the_best_radius():
+    x, labels = clusters([30] * 6, spread=0.05)
+    picks = k_center(x, 6)
+    assert sorted(labels[picks]) == list(range(6))
+    assert sorted(labels[k_center(x, 4, x[labels < 2])]) == [2, 3, 4, 5]
+    assert k_center(x[:2], 5).tolist() == k_center(x[:2], 2).tolist()
+    # Of those without a label, where there are any; neither outliers nor duplicates.
+    partly = np.where(labels < 3, labels, -1)
+    x[100] = x[101]
+    picked = audit(x, table(partly), pick=3).of("pick")
+    assert sorted(labels[f.row] for f in picked) == [3, 4, 5]
+    assert all(f.label == -1 for f in picked)
+
+
 @pytest.mark.parametrize("labels", [[0], [0, 0], [-1, -1, -1], [0, 1]])
 def test_sets_too_small_to_tell_have_no_findings(labels):
     x = np.eye(4)[: len(labels)]
-    found = audit(x, table(labels))
-    assert found.findings == found.columns()["action"] == []
+    found = audit(x, table(labels), pick=1)
+    assert [f.kind for f in found.findings] == ["pick"]
+    assert found.columns()["action"] == ["label"]
 
 
 def test_what_is_no_embedding_is_refused():

@@ -1,7 +1,7 @@
-"""Finds what is wrong with a data set: near-duplicates, wrong labels, outliers, and classes.
+"""Finds what is wrong with a data set: near-duplicates, wrong labels, outliers, classes, and images to label next.
 
 `audit` does all of it on embeddings, and on images where there are any. Its parts work alone: `near_duplicates`,
-`label_confidences`, `outlier_factors` and `class_neighbors`. `write_table` and `read_drops` are the CSV
+`label_confidences`, `outlier_factors`, `class_neighbors` and `k_center`. `write_table` and `read_drops` are the CSV
 files between `tfdml audit` and `tfdml train --drop`.
 """
 
@@ -296,12 +296,44 @@ def class_neighbors(neighbors: np.ndarray, labels: np.ndarray) -> tuple[np.ndarr
     return own / (counts * np.minimum(others, neighbors.shape[1])), pairs[order], values[order]
 
 
+def k_center(embeddings: Any, count: int, labeled: Any = None) -> np.ndarray:
+    """Return images that cover the others best: each is the one furthest from those before, and from labeled ones.
+
+    The largest distance of an image to the nearest one chosen is at most twice the smallest possible.
+
+    Args:
+        embeddings: (N, d); their direction counts.
+        count: How many to choose.
+        labeled: (M, d) embeddings of images that have labels; None: the first choice is the image nearest to the mean.
+
+    Returns:
+        (count,) rows, in the order of choice; N where there are fewer.
+
+    Example:
+        >>> k_center([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], 1, labeled=[[1.0, 0.0]]).tolist()
+        [2]
+
+    Source: Sener and Savarese, "Active learning for convolutional neural networks: a core-set approach", ICLR 2018.
+    """
+    x = unit_rows(check_embeddings(embeddings))
+    nearest = np.full(len(x), np.inf, np.float32)
+    if labeled is not None:
+        nearest = nearest_neighbours(x, labeled, k=1, distance="cosine")[1][:, 0]
+    scores, chosen = x @ x.mean(axis=0) if labeled is None else nearest, []
+    for _ in range(min(count, len(x))):
+        chosen.append(int(scores.argmax()))
+        nearest = np.minimum(nearest, 1 - x @ x[chosen[-1]])
+        nearest[chosen] = -np.inf
+        scores = nearest
+    return np.array(chosen, np.int64)
+
+
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """Something about one image, one class, or two of them.
 
     Args:
-        kind: `"duplicate"`, `"label"`, `"outlier"`, `"same class"` or `"scattered class"`.
+        kind: `"duplicate"`, `"label"`, `"outlier"`, `"same class"`, `"scattered class"` or `"pick"`.
         score: How sure it is, in the kind's own measure: larger is surer.
         row: Row of the image; -1 for a finding about a class.
         other: Row of another image that shows why; -1: there is none.
@@ -309,7 +341,7 @@ class Finding:
         other_label: Class id of the other image, or the class that is suggested; -1: none.
         group: Number of the group of duplicates; 0: none.
         across: What a group lies across: `"split"`, `"class"`, `"split and class"` or nothing.
-        action: What is suggested: `"keep"`, `"drop"`, `"relabel"`, `"merge"` or `"check"`.
+        action: What is suggested: `"keep"`, `"drop"`, `"relabel"`, `"merge"`, `"check"` or `"label"`.
     """
 
     kind: str
@@ -367,9 +399,9 @@ class Audit:
         """Return the name of a class; empty for none."""
         return str(self.table.class_names.get(int(label), int(label))) if label >= 0 else ""
 
-    def columns(self) -> dict[str, list[Any]]:
-        """Return the columns of the CSV file of all findings."""
-        findings = self.findings
+    def columns(self, kind: str = "") -> dict[str, list[Any]]:
+        """Return the columns of the CSV file of all findings, or of those of one kind."""
+        findings = self.of(kind) if kind else self.findings
         # The last of each is that of row -1.
         names, roles = [*self.table.names, ""], [*self.table.roles, ""]
         return {
@@ -391,6 +423,7 @@ def audit(
     table: ImageTable,
     picture: Callable[[int], np.ndarray] | None = None,
     *,
+    pick: int = 0,
     max_distance: float = 0.01,
     min_correlation: float = 0.8,
 ) -> Audit:
@@ -402,6 +435,7 @@ def audit(
         embeddings: (N, d); their direction counts.
         table: The images, `ImageTable.of([train, test])`; a negative label means none.
         picture: From a row to its image (H, W, 3) uint8, by which duplicates are compared; None: there are no images.
+        pick: How many images to choose that are worth labeling next: of those without a label, where there are any.
         max_distance: As `near_duplicates`.
         min_correlation: As `near_duplicates`.
 
@@ -410,9 +444,9 @@ def audit(
 
     Example:
         >>> table = tfdml.embeddings.ImageTable.of([test])
-        >>> found = audit(embeddings, table, test.images.picture)
-        >>> len(found.confidences) == len(test)
-        True
+        >>> found = audit(embeddings, table, test.images.picture, pick=10)
+        >>> len(found.of("pick"))
+        10
     """
     x = check_embeddings(embeddings)
     if len(x) != len(table):
@@ -446,6 +480,14 @@ def audit(
         for position in _ranked(coherence, (coherence < _SCATTERED * typical) & (counts >= _JUDGED)):
             score = 1 - float(coherence[position]) / typical
             findings.append(Finding("scattered class", score, label=int(classes[position])))
+    if pick:
+        unlabeled = labels < 0
+        left_out = [finding.row for finding in findings if finding.kind == "outlier" or finding.action == "drop"]
+        pool = np.setdiff1d(np.flatnonzero(unlabeled) if unlabeled.any() else np.arange(len(x)), left_out)
+        labeled = x[~unlabeled] if 0 < unlabeled.sum() < len(x) else None
+        chosen = pool[k_center(x[pool], pick, labeled)].tolist() if len(pool) else []
+        for score, row in zip(range(len(chosen), 0, -1), chosen, strict=True):
+            findings.append(Finding("pick", float(score), row, label=int(labels[row]), action="label"))
     return Audit(table, findings, picture is not None, confidences, suggested, outliers, neighbors, classes, coherence)
 
 
@@ -498,8 +540,8 @@ def write_table(path: str | os.PathLike, columns: Mapping[str, Iterable[Any]]) -
         UserError: It cannot be written.
 
     Example:
-        >>> write_table("mine.csv", {"image": ["=1+1.jpg"]})
-        >>> open("mine.csv", encoding="utf-8-sig").read().split()
+        >>> write_table("picks.csv", {"image": ["=1+1.jpg"]})
+        >>> open("picks.csv", encoding="utf-8-sig").read().split()
         ['image', "'=1+1.jpg"]
 
     Source: OWASP, "CSV injection".

@@ -24,7 +24,7 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
     vectors = rng.normal(size=(6, 8))
     vectors[5] = vectors[0] + 0.2
     np.savez(tmp_path / "x.npz", embeddings=vectors, labels=[0, 0, 0, 1, 1, 1], names=names)
-    flags = [f"--embeddings={tmp_path / 'x.npz'}", f"--out={tmp_path / 'out'}"]
+    flags = [f"--embeddings={tmp_path / 'x.npz'}", "--pick=2", f"--out={tmp_path / 'out'}"]
     status, said, errors = commands.run("audit", *flags, f"--data_dir={tmp_path / 'photos'}")
     assert status == 0, errors
     assert "1 groups of near-duplicates, 1 across classes, 0 across the split\n" in said
@@ -35,6 +35,7 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
         ("drop", "class", "1.0000"),
     ]
     assert len(rows_of(tmp_path / "out" / "images.csv")) == 6
+    assert len(rows_of(tmp_path / "out" / "picks.csv")) == 2
     page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
     assert "<img src=x" not in page
     assert "=a&lt;img src=x onerror=alert(1)&gt;.png" in page
@@ -43,7 +44,7 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
     (tmp_path / "out" / "audit.csv").write_text("mine")
     assert "is finished already" in commands.run("audit", *flags, f"--data_dir={tmp_path / 'photos'}")[1]
     assert (tmp_path / "out" / "audit.csv").read_text() == "mine"
-    assert "was begun with something else" in commands.run("audit", *flags)[2]
+    assert "was begun with something else" in commands.run("audit", *flags[::2])[2]
 
     without = commands.run("audit", flags[0], f"--out={tmp_path / 'other'}")
     assert "0 groups of near-duplicates, 0 across classes, 0 across the split, by distance alone" in without[1]

@@ -5,10 +5,10 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from tests.demo.pages import Colors, encoded
-from tfdml.demo import Gallery, combined_query, folder_gallery, map_of, stored_gallery
+from tests.demo.pages import EVIL, Colors, embed, encoded, small_gallery
+from tfdml.demo import DatabaseGallery, Demo, Gallery, combined_query, folder_gallery, map_of, stored_gallery
 from tfdml.errors import UserError
-from tfdml.retrieval import nearest_neighbours
+from tfdml.retrieval import connect, nearest_neighbours
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean", "cosine", "dot"])
@@ -86,6 +86,33 @@ def test_columns_of_stored_embeddings_are_attributes(tmp_path):
     assert stored_gallery(str(tmp_path / "x.npz")).describe(1) == {
         "row": 1, "name": "1", "attributes": {"label": "coupe"},
     }  # fmt: skip
+
+
+def test_a_database_finds_what_memory_finds(tmp_path, monkeypatch):
+    pytest.importorskip("lancedb")
+    from tfdml.demo import gallery as module
+
+    held = small_gallery(tmp_path)
+    with connect(f"lancedb://{tmp_path}/galleries") as database:
+        attributes = {"path": held.names, "kind": [name[:1] for name in held.names], "number": list(range(12))}
+        database.upsert(held.names, held.embeddings, attributes)
+        monkeypatch.setattr(module, "MOST_ROWS", 5)
+        gallery = DatabaseGallery(database, str(tmp_path))
+        assert (len(gallery), gallery.count, gallery.names[:2]) == (5, 12, ["blue0.png", "blue1.png"])
+        query = held.embeddings[11]
+        found, expected = gallery.search(query, 4), held.search(query, 4)
+        assert [gallery.names[row] for row, _ in found] == [held.names[row] for row, _ in expected]
+        assert [far for _, far in found] == pytest.approx([far for _, far in expected])
+        beyond = found[0][0]
+        assert gallery.describe(beyond) == {
+            "row": beyond, "name": EVIL, "attributes": {"kind": "<", "number": "11"},
+        }  # fmt: skip
+        assert gallery.picture(beyond, 8)
+        assert gallery.vector(beyond) is None
+        demo = Demo(gallery, embed)
+        assert demo.neighbors({"positives": [{"row": beyond}], "k": 1})[0]["name"] == "red2.png"
+        assert [gallery.names[row] for row, _ in gallery.search(query, 2, {"number": "3"})] == ["blue3.png"]
+        assert gallery.search(query, 2, {"number": "three"}) == []
 
 
 def test_the_map_places_images_by_their_sampled_neighbors(tmp_path, monkeypatch):

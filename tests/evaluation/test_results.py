@@ -1,6 +1,7 @@
 """Neighbors as data: what is written is read back, and other tools compute the same metrics from it."""
 
 import importlib.util
+import re
 
 import numpy as np
 import pytest
@@ -57,19 +58,34 @@ def test_queries_without_neighbors_have_a_row(tmp_path):
         ("x", 1, "a"), ("y", 1, None), ("z", 1, "b"), ("z", 2, "a"),
     ]  # fmt: skip
     assert [row["query_label"] for row in read] == [3, 4, 5, 5]
+    results.write(tmp_path / "x.trec")
+    assert [line.split()[0] for line in (tmp_path / "x.trec").read_text().splitlines()] == ["x", "z", "z"]
+
+
+def test_a_run_keeps_the_order_of_equal_distances(tmp_path):
+    points, labels, relevance, dataset = made()
+    results = RetrievalResults.search(points, labels, k=49, relevance=relevance, query_ids=dataset.names)
+    results.write(tmp_path / "run.trec")
+    lines = [line.split() for line in (tmp_path / "run.trec").read_text().splitlines()]
+    assert all(len(line) == 6 for line in lines)
+    scores = np.array([float(line[4]) for line in lines])
+    ranks = np.array([int(line[3]) for line in lines])
+    assert (np.diff(scores)[ranks[1:] > 1] < 0).all()
+    np.testing.assert_array_equal((-scores).astype(np.float32), results.column("distance"))
+    assert re.fullmatch(r"photos%20\d+/100%25\.jpg", lines[0][0])
 
 
 @pytest.mark.slow  # numba compiles each metric
 @pytest.mark.skipif(importlib.util.find_spec("ranx") is None, reason="ranx is not installed: pip install ranx")
-def test_ranx_computes_the_same_metrics():
+def test_ranx_computes_the_same_metrics(tmp_path):
     from ranx import Qrels, Run, evaluate
 
     points, labels, relevance, dataset = made()
     results = RetrievalResults.search(points, labels, k=49, relevance=relevance, query_ids=dataset.names)
-    frame = results.to_pandas().astype({"query": object, "id": object})
-    columns = {"q_id_col": "query", "doc_id_col": "id", "score_col": "score"}
-    qrels = Qrels.from_df(frame[frame["relevant"]].assign(score=1), **columns)
-    run = Run.from_df(frame.assign(score=-frame["rank"].astype(float)), **columns)
+    results.write(tmp_path / "run.trec")
+    results.write_qrels(tmp_path / "qrels.trec")
+    qrels = Qrels.from_file(str(tmp_path / "qrels.trec"), kind="trec")
+    run = Run.from_file(str(tmp_path / "run.trec"), kind="trec")
     metrics = ("map", "mrr", "recall@1", "recall@4", "precision@3", "r_precision")
     found = retrieval_per_query(points, relevance=relevance, metrics=metrics)
     answerable = ~np.isnan(found["map"])
@@ -79,6 +95,7 @@ def test_ranx_computes_the_same_metrics():
     theirs = evaluate(qrels, run, [*names.values(), "recall@5", "ndcg@10"], make_comparable=True)
     for ours, name in names.items():
         assert theirs[name] == pytest.approx(found[ours][answerable].mean(), abs=1e-9), name
+    frame = results.to_pandas()
     shares, gains = [], []
     for _, rows in frame.groupby("query", sort=False):
         if count := rows["num_relevant"].iloc[0]:
@@ -129,10 +146,13 @@ def test_neighbors_are_drawn_nearest_first_with_the_color_of_their_class():
 def test_what_is_no_file_of_neighbors(tmp_path):
     points, labels, _, dataset = made()
     results = RetrievalResults.of_dataset(points, dataset, k=2)
-    with pytest.raises(UserError, match=r"neighbors are written as \.parquet, \.csv"):
+    with pytest.raises(UserError, match=r"neighbors are written as \.parquet, \.csv, \.trec"):
         results.write(tmp_path / "x.json")
     (tmp_path / "x.parquet").write_text("no")
     with pytest.raises(UserError, match=r"x\.parquet cannot be read"):
         RetrievalResults.read(tmp_path / "x.parquet")
+    results.write(tmp_path / "y.parquet")
+    with pytest.raises(UserError, match="write them where the search was made"):
+        RetrievalResults.read(tmp_path / "y.parquet").write_qrels(tmp_path / "qrels.trec")
     with pytest.raises(UserError, match="query_ids must be one name for each of 50 images; got 3"):
         RetrievalResults.search(points, labels, query_ids="abc")

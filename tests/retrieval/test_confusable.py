@@ -7,7 +7,7 @@ from tfdml.errors import UserError
 from tfdml.retrieval import confusable_classes
 
 
-def slowly(embeddings, labels, most, neighbors, skip_top=0):
+def slowly(embeddings, labels, most, neighbors, skip_top=0, relative_margin=None):
     """Every image by itself, in float64."""
     x = np.asarray(embeddings, np.float64)
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -15,9 +15,12 @@ def slowly(embeddings, labels, most, neighbors, skip_top=0):
     votes = {one: dict.fromkeys(classes, 0) for one in classes}
     for i, label in enumerate(labels):
         cosines = {j: float(x[i] @ x[j]) for j in range(len(x)) if j != i}
+        own = [cosines[j] for j in cosines if labels[j] == label]
         others = sorted((j for j in cosines if labels[j] != label), key=lambda j: -cosines[j])
         for j in others[skip_top : skip_top + neighbors]:
-            votes[label][labels[j]] += 1
+            mean = np.mean(own) if own else 0.0
+            if relative_margin is None or not own or cosines[j] <= mean - relative_margin * abs(mean):
+                votes[label][labels[j]] += 1
     table = np.full((len(classes), most), -1)
     for row, one in enumerate(classes):
         listed = [c for c in sorted(classes, key=lambda c: (-votes[one][c], c)) if votes[one][c]][:most]
@@ -25,7 +28,7 @@ def slowly(embeddings, labels, most, neighbors, skip_top=0):
     return table
 
 
-@pytest.mark.parametrize("filters", [{}, {"skip_top": 2}])
+@pytest.mark.parametrize("filters", [{}, {"skip_top": 2}, {"relative_margin": 0.05}, {"relative_margin": 0.0}])
 def test_classes_follow_from_a_search_of_every_pair(filters):
     rng = np.random.default_rng(0)
     # Classes of 1 to 6 images, in no order, that overlap.
@@ -38,13 +41,14 @@ def test_classes_follow_from_a_search_of_every_pair(filters):
         )
 
 
-def test_skipping_leaves_out_images_under_a_wrong_label():
-    """Two images of class 0 are labelled 2: without skipping, 2 would be what 0 is most confused with."""
+def test_filters_leave_out_images_under_a_wrong_label():
+    """Two images of class 0 are labelled 2: without the filters, 2 would be what 0 is most confused with."""
     angles = np.deg2rad([0, 1, 2, 3, 0.5, 1.5, 90, 91, 20, 21, 22])
     labels = np.array([0, 0, 0, 0, 2, 2, 2, 2, 1, 1, 1])
     x = np.stack([np.cos(angles), np.sin(angles)], 1)
     assert confusable_classes(x, labels, most=1, neighbors=2)[0, 0] == 2
     assert confusable_classes(x, labels, most=1, neighbors=2, skip_top=2)[0, 0] == 1
+    assert confusable_classes(x, labels, most=1, neighbors=5, relative_margin=0.01)[0, 0] == 1
 
 
 def test_degenerate_training_sets():
@@ -57,7 +61,7 @@ def test_degenerate_training_sets():
     assert np.sort(confusable_classes(x, range(4), most=3), axis=1).tolist() == others
     assert confusable_classes(np.ones((4, 3)), [0, 0, 1, 1], most=1).ravel().tolist() == [1, 0]
     assert confusable_classes(x, range(4), skip_top=50).max() == -1
-    for wrong in ({"most": 0}, {"neighbors": 0}, {"skip_top": -1}):
+    for wrong in ({"most": 0}, {"neighbors": 0}, {"skip_top": -1}, {"relative_margin": 1.0}):
         with pytest.raises(UserError, match="must be at least 1"):
             confusable_classes(x, range(4), **wrong)
     with pytest.raises(UserError, match="4 embeddings, but 3 labels"):

@@ -1,11 +1,11 @@
 """Find what is wrong with a data set: near-duplicates, wrong labels, outliers, and classes without a cluster.
 
-It also finds classes that should be one.
+It also finds classes that should be one, and images that are worth labeling next.
 
   tfdml audit --dataset=folder --data_dir=photos --out=audits/photos
   tfdml audit --model=runs/cars_jrd --out=audits/cars
   tfdml audit --dataset=cars196 --data_dir=/data/cars196 --weights=mnv2_100.weights.h5 --out=audits/cars
-  tfdml audit --embeddings=embeddings/photos --data_dir=photos --out=audits/photos
+  tfdml audit --embeddings=embeddings/photos --data_dir=photos --pick=100 --out=audits/photos
   tfdml train --dataset=folder --data_dir=photos --drop=audits/photos/audit.csv --run_dir=runs/photos
 
 Images are embedded by --model, or by an ImageNet network (--backbone, --weights). With --embeddings they are embedded
@@ -13,7 +13,7 @@ already; --data_dir is then where their names count from. Without images, as wit
 are a matter of distance alone.
 
 --out gets audit.html; audit.csv, a row for each finding with a suggested action; images.csv and classes.csv, with the
-scores of all. Change the column action as you like: tfdml train --drop=audit.csv leaves out
+scores of all; and picks.csv with --pick. Change the column action as you like: tfdml train --drop=audit.csv leaves out
 the images whose action is drop.
 """
 
@@ -48,6 +48,7 @@ FLAGS.define("embeddings", "", "In place of --model: a folder of tfdml embed, or
 FLAGS.define("backbone", "mobilenetv2", "Without --model: a network of tfdml.backbones, without a projection.")
 FLAGS.define("weights", "imagenet", "Without --model: its weights, a file or imagenet, which is downloaded.")
 FLAGS.define("image_size", 224, "Without --model: side of its images in pixels.", lower_bound=1)
+FLAGS.define("pick", 0, "How many images to choose that are worth labeling next (k-center).", lower_bound=0)
 FLAGS.define("min_correlation", 0.8, "Of the pixels of duplicates, after alignment.", lower_bound=0.0, upper_bound=1.0)
 FLAGS.define("max_distance", 0.01, "Without images: largest cosine distance of duplicates.", lower_bound=0.0)
 FLAGS.define("out", "", "Folder to write: new or empty.")
@@ -69,7 +70,7 @@ def run_audit(values: Flags) -> None:
         return
     name, vectors, table, picture = _data_of(values)
     limits = {"max_distance": values.max_distance, "min_correlation": values.min_correlation}
-    found = audit(vectors, table, picture, **limits)
+    found = audit(vectors, table, picture, pick=values.pick, **limits)
     with folder.opened():
         folder.begin({})
         folder.finish({"files": _write(folder, found, name, picture)})
@@ -80,6 +81,7 @@ def run_audit(values: Flags) -> None:
         f"{counts['group']:,} groups of near-duplicates, {across}{how}",
         f"{counts['label']:,} labels that other images contradict, {counts['outlier']:,} outliers",
         f"{counts['same class']:,} pairs of classes that overlap, {counts['scattered class']:,} scattered classes",
+        f"{counts['pick']:,} images to label next",
         folder.path("audit.html"),
         folder.path("audit.csv"),
         sep="\n  ",
@@ -151,6 +153,7 @@ def _write(folder: ResumableFolder, found: Audit, name: str, picture: _Picture |
             "images": np.unique(table.labels[table.labels >= 0], return_counts=True)[1],
             "coherence": [f"{share:.4f}" for share in found.coherence],
         },
+        **({"picks.csv": found.columns("pick")} if found.of("pick") else {}),
     }
     for file, columns in files.items():
         write_table(folder.path(file), columns)

@@ -3,11 +3,13 @@
   tfdml demo --model=runs/cars_jrd --gallery=photos
   tfdml demo --model=runs/cars_jrd --gallery=embeddings/cars --data_dir=/data/cars196
   tfdml demo --gallery=models/cars_retriever --data_dir=photos
+  tfdml demo --model=models/cars --gallery='lancedb:///data/galleries?table=cars' --data_dir=/data/cars196
 
 --gallery is one of
   a folder of images, or of class folders; it is embedded at the first time
   a folder that tfdml embed wrote, or a Parquet, .npz or .npy file
   a retriever that tfdml export --gallery wrote; it embeds images itself
+  the address of a database that tfdml index wrote
 
 --calibration=far=0.01 is measured on the classes of the gallery. By default it is that of the model card or retriever.
 
@@ -15,6 +17,7 @@ The page is at http://127.0.0.1:PORT and for this machine alone. With another --
 random token, without which nobody is answered. Ctrl-C ends the demo.
 """
 
+import contextlib
 import os
 import re
 import secrets
@@ -36,6 +39,7 @@ from tfdml.export.retriever import RETRIEVER_CARD, Retriever
 from tfdml.export.saved_model import read_calibration
 from tfdml.io.manifests import read_json
 from tfdml.report.metric_text import numbers
+from tfdml.retrieval import connect
 from tfdml.training import RunFolder
 
 FLAGS = Flags()
@@ -60,31 +64,32 @@ def demo(values: Flags) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f"the demo needs the package {error.name}: pip install 'tfdml[demo]'") from error
     kind, distance = _kind(values.gallery), values.distance
-    if kind == "database":
-        raise UserError(f"--gallery={values.gallery}: name the embeddings that the database was filled from")
     paths = (values.gallery, values.data_dir, values.cache, values.model)
     address, folder, cache, model = map(os.path.expanduser, paths)
     gallery: Any
-    if kind == "retriever":
-        retriever = Retriever.load(address)
-        model, items = str(retriever.path), retriever.gallery()
-        embed, explain = lambda data: retriever.embed(data)[0], None
-        gallery = web.Gallery(address, list(items.ids), items.embeddings, {"class": items.classes}, folder)
-    else:
-        values.require("model")
-        source = model_flags.chosen_source(values, model)
-        embed, explain = web.embedder_of(source), web.explainer_of(source)
-        if kind == "embeddings":
-            gallery = web.stored_gallery(address, folder, distance)
+    with contextlib.ExitStack() as opened:
+        if kind == "retriever":
+            retriever = Retriever.load(address)
+            model, items = str(retriever.path), retriever.gallery()
+            embed, explain = lambda data: retriever.embed(data)[0], None
+            gallery = web.Gallery(address, list(items.ids), items.embeddings, {"class": items.classes}, folder)
         else:
-            with Progress() as line:
-                gallery = web.folder_gallery(address, source, cache, values.batch_size, distance, line.images)
-    _try_out(embed, gallery)
-    about = _about(model)
-    calibration = _calibration(values.calibration, about, gallery)
-    shown = web.Demo(gallery, embed, model, numbers(about.get("metrics") or {}), calibration, cache, explain)
-    token = "" if values.host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(24)
-    web.serve(shown, values.host, values.port, token)
+            values.require("model")
+            source = model_flags.chosen_source(values, model)
+            embed, explain = web.embedder_of(source), web.explainer_of(source)
+            if kind == "database":
+                gallery = web.DatabaseGallery(opened.enter_context(connect(address)), folder)
+            elif kind == "embeddings":
+                gallery = web.stored_gallery(address, folder, distance)
+            else:
+                with Progress() as line:
+                    gallery = web.folder_gallery(address, source, cache, values.batch_size, distance, line.images)
+        _try_out(embed, gallery)
+        about = _about(model)
+        calibration = _calibration(values.calibration, about, gallery)
+        shown = web.Demo(gallery, embed, model, numbers(about.get("metrics") or {}), calibration, cache, explain)
+        token = "" if values.host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(24)
+        web.serve(shown, values.host, values.port, token)
 
 
 def _kind(gallery: str) -> str:
@@ -134,7 +139,7 @@ def _for(text: str, *kinds: str) -> Effect:
     return Effect(lambda given: _kind(given["gallery"]) in kinds, text)
 
 
-_BY_MODEL = _for("a gallery that does not embed images itself", "images", "embeddings")
+_BY_MODEL = _for("a gallery that does not embed images itself", "images", "embeddings", "database")
 COMMAND = Command(
     "demo",
     demo,
@@ -143,7 +148,7 @@ COMMAND = Command(
     effects={
         **dict.fromkeys(("model", "truncate_dim"), _BY_MODEL),
         "batch_size": _for("a folder of images as --gallery", "images"),
-        "data_dir": _for("a gallery that is no folder of images", "embeddings", "retriever"),
+        "data_dir": _for("a gallery that is no folder of images", "embeddings", "database", "retriever"),
         "distance": _for("images or embeddings as --gallery", "images", "embeddings"),
     },
     flag_of={"uri": "gallery"},

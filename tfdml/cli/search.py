@@ -3,7 +3,7 @@
   tfdml search --gallery=models/cars_retriever --queries='photos/*.jpg' --max_distance=calibrated
   tfdml search --gallery=embeddings/cars --model=models/cars --queries=photos/1.jpg --k=3
   tfdml search --gallery=embeddings/cars --queries=queries.npz --out=neighbors.parquet
-  tfdml search --gallery=embeddings/cars --queries=embeddings/cars --k=1000 --out=neighbors.csv
+  tfdml search --gallery=embeddings/cars --queries=embeddings/cars --k=1000 --out=run.trec
   tfdml search --gallery=embeddings/cars_head --model=runs/head --queries=new.npz
   tfdml search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd --queries=1.jpg,2.jpg
 
@@ -16,7 +16,8 @@
 --model. Where gallery and queries are the same embeddings, their test images are searched as tfdml evaluate does:
 queries in the gallery, or each in all others.
 
---out is a .parquet or .csv file with a row for each neighbor.
+--out is a .parquet or .csv file with a row for each neighbor, or a .trec file: a run for trec_eval or ranx, with
+qrels.trec next to it where the labels of queries and gallery are known.
 """
 
 import dataclasses
@@ -36,7 +37,6 @@ from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.reader import holds_embeddings
 from tfdml.errors import UserError, user_errors
 from tfdml.evaluation import RetrievalResults
-from tfdml.evaluation.results import SUFFIXES
 from tfdml.export.retriever import Retriever
 from tfdml.io.copies import local_copy
 from tfdml.io.files import find, is_remote, require_writable
@@ -57,8 +57,8 @@ def search(values: Flags) -> None:
     values.require("gallery", "queries")
     if values.out:
         require_writable(values.out, "out")
-        if os.path.splitext(values.out)[1] not in SUFFIXES:
-            raise UserError(f"--out={values.out}: name a file as *.parquet or *.csv")
+        if os.path.splitext(values.out)[1] not in (".parquet", ".csv", ".trec"):
+            raise UserError(f"--out={values.out}: name a file as *.parquet, *.csv or *.trec")
     kind = _kind(values.gallery)
     limit = _max_distance(values.max_distance, kind)
     results = _SEARCHES[kind](values).within(limit)
@@ -73,7 +73,11 @@ def search(values: Flags) -> None:
         print(f"Recall@1 {100 * found.mean():.2f} %")
     if values.out:
         results.write(values.out)
-        print(json.dumps({"written": [values.out]}))
+        written = [values.out]
+        if values.out.endswith(".trec") and "relevant" in results.table.column_names:
+            written.append(os.path.join(os.path.dirname(values.out), "qrels.trec"))
+            results.write_qrels(written[-1])
+        print(json.dumps({"written": written}))
 
 
 _kind = model_flags.kind_of_gallery

@@ -115,7 +115,7 @@ class Demo:
         several = {name: column.values for name, column in gallery.columns.items() if len(column.values) > 1}
         return {
             "title": gallery.title.rstrip("/").rpartition("/")[2],
-            "count": len(gallery),
+            "count": gallery.count,
             "dimension": gallery.dimension,
             "distance": gallery.distance,
             "model": self.model,
@@ -158,7 +158,8 @@ class Demo:
     def _vector(self, side: str, example: Any) -> np.ndarray:
         match example:
             case {"row": row} if len(example) == 1:
-                return self.gallery.vector(row)
+                vector = self.gallery.vector(row)
+                return self.embed(self.gallery.encoded(row)) if vector is None else vector
             case {"vector": [*numbers]} if len(example) == 1 and all(type(each) in (int, float) for each in numbers):
                 if len(numbers) != self.gallery.dimension:
                     raise UserError(f"a vector of {side} must have {self.gallery.dimension} numbers")
@@ -385,5 +386,5 @@ def serve(demo: Demo, host: str, port: int, token: str) -> None:
         if demo.cache:
             threading.Thread(target=compute_map, daemon=True).start()
         address = address_of(opened, "127.0.0.1" if host in _ANY else host) + (f"/?token={token}" if token else "/")
-        print(f"{len(demo.gallery):,} images at {address} (Ctrl-C ends the demo)", flush=True)
+        print(f"{demo.gallery.count:,} images at {address} (Ctrl-C ends the demo)", flush=True)
         thread.join()

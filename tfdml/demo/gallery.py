@@ -1,4 +1,4 @@
-"""What a demo searches: galleries in memory, folders of images, and the map of a gallery."""
+"""What a demo searches: galleries in memory and in databases, folders of images, and the map of a gallery."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from tfdml.export.gallery import images_of_folder
 from tfdml.io.files import atomic_write, is_remote
 from tfdml.io.folders import MANIFEST
 from tfdml.report.embedding_map import lay_out
+from tfdml.retrieval.database import GalleryDatabase
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbours, row_blocks
 
+# Rows of a database that are held here, to be looked at and drawn; all of it is searched.
+MOST_ROWS = 100_000
 # Candidates beyond k, which are then measured without rounding of large sums.
 _SPARE = 64
 # Images that t-SNE lays out; the others are placed between these.
@@ -90,7 +93,7 @@ class Gallery:
     ):
         self.title, self.names, self.folder, self.distance = title, names, folder, distance
         self.embeddings = check_embeddings(embeddings)
-        self.dimension = self.embeddings.shape[1]
+        self.count, self.dimension = self.embeddings.shape
         self.columns = {name: Column(values) for name, values in attributes.items()}
         squares = np.einsum("nd,nd->n", self.embeddings, self.embeddings)
         # A product with a query, times the one and plus the other, is largest for the nearest.
@@ -103,13 +106,15 @@ class Gallery:
     def describe(self, row: int) -> dict[str, Any]:
         """Return the row, name and attributes of an image, for JSON."""
         self._check(row)
-        attributes = {name: str(column.values[column.codes[row]]) for name, column in self.columns.items()}
-        return {"row": row, "name": self.names[row], "attributes": attributes}
+        return {"row": row, "name": self.names[row], "attributes": self._attributes(row)}
 
-    def vector(self, row: int) -> np.ndarray:
-        """Return the embedding (d,) of an image."""
+    def _attributes(self, row: int) -> dict[str, str]:
+        return {name: str(column.values[column.codes[row]]) for name, column in self.columns.items()}
+
+    def vector(self, row: int) -> np.ndarray | None:
+        """Return the embedding (d,) of an image; None for one that only a database has."""
         self._check(row)
-        return self.embeddings[row]
+        return self.embeddings[row] if row < len(self) else None
 
     def matching(self, where: Mapping[str, str]) -> np.ndarray:
         """Return (N,) booleans, which images have all of these values.
@@ -182,6 +187,51 @@ class Gallery:
     def _check(self, row: int) -> None:
         if type(row) is not int or not 0 <= row < len(self.names):
             raise UserError(f"there is no image {row!r:.60}; rows are numbered from 0 to {len(self.names) - 1}")
+
+
+class DatabaseGallery(Gallery):
+    """A gallery that a database searches; some of its rows are held here, to be looked at and drawn.
+
+    Args:
+        database: The open database, with its table.
+        folder: Where the images are that its attribute `path` names, or else its ids.
+
+    Raises:
+        UserError: There is no table, or it is empty.
+    """
+
+    def __init__(self, database: GalleryDatabase, folder: str = ""):
+        rows = database.rows(MOST_ROWS)
+        if not len(rows):
+            raise UserError(f"`uri={database.address}` holds no rows: write it with tfdml index first")
+        self.database, self._row_of = database, {name: row for row, name in enumerate(rows.ids)}
+        shown = {name: values for name, values in rows.attributes.items() if name not in ("path", "source")}
+        names = list(rows.attributes.get("path", rows.ids))
+        super().__init__(str(database.address), names, rows.vectors, shown, folder, database.distance)
+        self.count = database.count()
+        # Rows that a search has found beyond those held.
+        self._further: dict[int, dict[str, str]] = {}
+
+    def _attributes(self, row: int) -> dict[str, str]:
+        return super()._attributes(row) if row < len(self) else self._further[row]
+
+    def search(self, query: np.ndarray, k: int, where: _Values | None = None, without: Iterable[int] = ()) -> _Found:
+        """See `Gallery.search`."""
+        kinds, left_out, filters = self.database.existing().attributes, set(without), dict(where or {})
+        try:
+            typed = {name: int(text) if kinds.get(name) == "integer" else text for name, text in filters.items()}
+        except ValueError:
+            return []
+        found = self.database.search(query[None], k + len(left_out), typed)
+        neighbors = []
+        for rank, name in enumerate(filter(None, found.ids[0])):  # the last are None where fewer match
+            row = self._row_of.setdefault(name, len(self.names))
+            if row == len(self.names):
+                self.names.append(found.attributes["path"][0, rank] if "path" in kinds else name)  # type: ignore[attr-defined]
+                self._further[row] = {key: str(found.attributes[key][0, rank]) for key in self.columns}
+            if row not in left_out:
+                neighbors.append((row, float(found.distances[0, rank])))
+        return neighbors[:k]
 
 
 def stored_gallery(path: str, folder: str = "", distance: str = "euclidean", title: str = "") -> Gallery:

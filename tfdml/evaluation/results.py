@@ -6,7 +6,10 @@ import dataclasses
 import functools
 import io
 import os
+import re
+import urllib.parse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
     from tfdml.data.dataset import ImageDataset
 
-SUFFIXES = (".parquet", ".csv")
+SUFFIXES = (".parquet", ".csv", ".trec")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,6 +50,8 @@ class RetrievalResults:
     """
 
     table: Any
+    _task: per_query.RetrievalTask | None = None
+    _names: tuple[np.ndarray, np.ndarray] | None = None  # of the task's queries and gallery
 
     @classmethod
     def of_arrays(
@@ -55,6 +60,7 @@ class RetrievalResults:
         ids: np.ndarray,
         distances: np.ndarray,
         columns: Mapping[str, np.ndarray] | None = None,
+        **searched: Any,
     ) -> RetrievalResults:
         """Return results from arrays, such as those of a search in a database.
 
@@ -63,6 +69,7 @@ class RetrievalResults:
             ids: (N, k) what the neighbors are called, nearest first; None where there are fewer than k.
             distances: (N, k).
             columns: Further columns by name: (N, k) values of neighbors, or (N,) of queries.
+            **searched: For `write_qrels`.
         """
         import pyarrow as pa
 
@@ -72,7 +79,7 @@ class RetrievalResults:
         table = {"query": pa.array(np.array(query_ids, object)[query], pa.string()), "rank": place + 1}
         table |= {"id": pa.array(ids[kept], pa.string()), "distance": distances[kept]}
         further = {name: np.asarray(values) for name, values in (columns or {}).items()}
-        return cls(pa.table(table | {n: v[kept] if v.ndim == 2 else v[query] for n, v in further.items()}))
+        return cls(pa.table(table | {n: v[kept] if v.ndim == 2 else v[query] for n, v in further.items()}), **searched)
 
     @classmethod
     def search(
@@ -124,7 +131,8 @@ class RetrievalResults:
             columns["label"] = np.asarray(targets)[near]
         ids: Any = np.where(near < 0, None, names[near])
         distances = np.concatenate([measured for _, _, measured in blocks])
-        return cls.of_arrays(queries.tolist(), ids, distances, columns)
+        searched = {"_task": task, "_names": (queries, names)} if known else {}
+        return cls.of_arrays(queries.tolist(), ids, distances, columns, **searched)
 
     @classmethod
     def of_dataset(
@@ -175,7 +183,11 @@ class RetrievalResults:
         return self.table.to_pandas()
 
     def write(self, path: str | os.PathLike) -> None:
-        """Write the table atomically, as a `.parquet` or `.csv` file.
+        """Write the neighbors atomically, in the format of the suffix.
+
+        `.parquet` and `.csv` hold the table. `.trec` is a run as trec_eval, ranx and ir_measures read it:
+        query, Q0, id, rank, score, name. The score is the negative distance; of equal ones each is the next smaller
+        number, which keeps the order. White space and `%` in names are written as in URLs.
 
         Raises:
             UserError: The suffix is none of these.
@@ -189,10 +201,35 @@ class RetrievalResults:
                 import pyarrow.parquet
 
                 pyarrow.parquet.write_table(self.table, temporary)
-            else:
+            elif suffix == ".csv":
                 import pyarrow.csv
 
                 pyarrow.csv.write_csv(self.table, temporary)
+            else:
+                Path(temporary).write_text("".join(self._run_lines()), encoding="utf-8")
+
+    def _run_lines(self) -> Any:
+        score = np.inf
+        for row in self.table.to_pylist():
+            score = min(-row["distance"], float(np.nextafter(np.inf if row["rank"] == 1 else score, -np.inf)))
+            if row["id"] is not None:
+                yield f"{_quoted(row['query'])} Q0 {_quoted(row['id'])} {row['rank']} {score!r} tfdml\n"
+
+    def write_qrels(self, path: str | os.PathLike) -> None:
+        """Write all relevant images of each query, found or not, as TREC's qrels: query, 0, id, 1.
+
+        Raises:
+            UserError: These results were read, or nothing defines what is relevant.
+        """
+        task = self._task
+        if task is None or self._names is None:
+            raise UserError("qrels need what was searched, and its labels: write them where the search was made")
+        queries, names = self._names
+        with atomic_write(os.fspath(path)) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            for query, name in enumerate(queries):
+                left_out = np.append(task.relevance.ignored_rows(query), -1 if task.own is None else task.own[query])
+                for row in np.setdiff1d(task.relevance.rows_of(query), left_out):
+                    file.write(f"{_quoted(name)} 0 {_quoted(names[row])} 1\n")
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> RetrievalResults:
@@ -294,3 +331,7 @@ def _names_of(names: Any, count: int, what: str) -> np.ndarray:
     if array.shape != (count,):
         raise UserError(f"{what} must be one name for each of {count} images; got {len(array)}")
     return array
+
+
+def _quoted(name: str) -> str:
+    return re.sub(r"[\s%]", lambda found: urllib.parse.quote(found[0]), name)

@@ -1,4 +1,4 @@
-"""The page of `tfdml audit`: duplicates, labels, outliers and classes, with their images."""
+"""The page of `tfdml audit`: duplicates, labels, outliers, classes and picks, with their images."""
 
 import os
 import types
@@ -10,7 +10,7 @@ from tfdml.audit import Audit, Finding
 from tfdml.report.rendering import write_page
 
 # How much of each kind the page has; the CSV files have all.
-_GROUPS, _LABELS, _OUTLIERS, _CLASSES = 40, 48, 24, 24
+_GROUPS, _LABELS, _OUTLIERS, _CLASSES, _PICKS = 40, 48, 24, 24, 48
 _IN_A_GROUP, _OF_A_CLASS = 6, 6
 
 
@@ -48,6 +48,7 @@ def write_audit(
         outliers=audit.of("outlier")[:_OUTLIERS],
         same=[(finding, _of_class(audit, finding)) for finding in audit.of("same class")[:_CLASSES]],
         scattered=[(finding, _of_class(audit, finding)) for finding in audit.of("scattered class")[:_CLASSES]],
+        picks=audit.of("pick")[:_PICKS],
     )
 
 

@@ -205,6 +205,8 @@ class DataSettings(Settings):
             often confused with.
         skip_top: For neighbors: leave out this many of the nearest images of other classes of each image, which may be
             of its class in truth.
+        relative_margin: For neighbors: leave out images of other classes whose cosine with an image is above 1 - this
+            times its mean cosine with its own class, e.g. 0.05; -1: leave out none.
 
     Raises:
         UserError: A value is out of range, or two do not go together.
@@ -258,6 +260,7 @@ class DataSettings(Settings):
     neighbors_every: int = choice(1, check=positive, effect=_NEIGHBORS)
     anchor_classes: int = choice(4, check=positive, effect=_NEIGHBORS)
     skip_top: int = choice(0, check=not_negative, effect=_NEIGHBORS)
+    relative_margin: float = choice(-1.0, check=lambda v: v == -1 or 0 <= v < 1, effect=_NEIGHBORS)
 
     def __post_init__(self):
         super().__post_init__()

@@ -399,8 +399,11 @@ class Run:
 
             def search() -> None:
                 if embeddings is not None:
-                    most, skip_top = settings.classes_per_batch or MOST_CLASSES, settings.skip_top
-                    found = confusable_classes(embeddings, train.labels, most=most, skip_top=skip_top)
+                    margin = settings.relative_margin if settings.relative_margin >= 0 else None
+                    most = settings.classes_per_batch or MOST_CLASSES
+                    found = confusable_classes(
+                        embeddings, train.labels, most=most, skip_top=settings.skip_top, relative_margin=margin
+                    )
                     path.parent.mkdir(exist_ok=True)
                     with atomic_write(path, found.nbytes) as temporary, open(temporary, "wb") as file:
                         np.save(file, found)
