@@ -192,6 +192,7 @@ CASES = {
         "min_resolution": (0.9, {}, {"augmentation": "multi_resolution"}),
         "max_resolution": (1.2, {}, {"augmentation": "multi_resolution"}),
         "classes_per_batch": (98, SHUFFLE, HIERARCHICAL),
+        "holdout_part": (2, {}, {"holdout_classes": 0.25}),
         "min_steps": (100, {"steps_per_epoch": 5}, {"epochs": 2}),
         "images_per_class": (40, {"sampling": "whole_classes"}, BALANCED),
         "short_classes": ("drop", SHUFFLE, BALANCED),

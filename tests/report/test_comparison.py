@@ -207,7 +207,7 @@ def of_seeds(path, share, seeds):
     for seed in seeds:
         stored(path / f"seed_{seed}", share, seed)
     (path / "result.json").write_text(
-        '{"metrics": {}, "seeds": [' + ", ".join(f'{{"seed": {s}}}' for s in seeds) + "]}"
+        '{"metrics": {}, "runs": [' + ", ".join(f'{{"run": "seed_{s}"}}' for s in seeds) + "]}"
     )
     return path
 

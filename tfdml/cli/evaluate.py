@@ -469,7 +469,8 @@ def seen_and_held_out(train: ImageDataset, name: str, model: str) -> tuple[Image
     experiment = RunFolder(model).load_experiment()
     if experiment.data_name != name or experiment.sampling == "two_views":
         return train, None
-    return split_training_classes(train, experiment.holdout_classes, experiment.seed, experiment.holdout_sampling)
+    held_out = experiment.holdout_classes, experiment.seed, experiment.holdout_sampling, experiment.holdout_part
+    return split_training_classes(train, *held_out)
 
 
 def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset, what: str) -> StoredEmbeddings:

@@ -8,6 +8,7 @@ r"""Train an image embedder and measure it on classes never seen in training.
   tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
   tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
   tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
+  tfdml train --flagfile=... --run_dir=... --folds=4    one for each quarter of the classes, which it holds out
   tfdml train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
   tfdml train --flagfile=... --run_dir=... --dry_run --probe    print the experiment, its hours, bottleneck and memory
 
@@ -123,8 +124,8 @@ def train(values: Flags) -> None:
     if values.sweep:
         _sweep(experiment, values)
         return
-    if values.cluster and experiment.seeds:
-        raise UserError("--seeds trains run after run in one process: leave out --cluster")
+    if values.cluster and (experiment.seeds or experiment.folds):
+        raise UserError("--seeds and --folds train run after run in one process: leave out --cluster")
     try:
         if values.cluster:
             result = train_on_cluster(experiment, values.settings(ClusterSettings), values.resume)
@@ -146,14 +147,15 @@ def train(values: Flags) -> None:
 
 def _rows(result: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each metric of a result."""
-    before = result["metrics_before"]
+    before, runs = result["metrics_before"], result.get("runs", [])
     for name, value in result["metrics"].items():
         if isinstance(value, float):
             start = f"{100 * before[name]:5.1f} -> " if name in before else " " * 9
             yield f"  {name:<12} {start}{100 * value:5.1f} %{_interval(result['intervals'].get(name), 'classes', 3)}"
-            if seeds := result.get("intervals_seeds", {}).get(name):
-                yield _interval(seeds, f"{len(result['seeds'])} seeds", 31)
-    others = [("recall@1", row["metrics"], f"with seed {row['seed']}") for row in result.get("seeds", [])]
+            if ends := result.get("intervals_runs", {}).get(name):
+                yield _interval(ends, f"{len(runs)} {runs[0]['run'].partition('_')[0]}s", 31)
+    others = [("recall@1", row["metrics"], f"with {row['run'].replace('_', ' ')}") for row in runs]
+    others += [("recall@1", result.get("metrics_together", {}), "with the embeddings of all folds side by side")]
     moments = result.get("metrics_moments", {})
     others += [(name, moments, "with all moments") for name, value in moments.items() if isinstance(value, float)]
     others += [("recall@1", result.get("metrics_seen", {}), "on seen classes")]

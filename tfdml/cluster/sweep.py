@@ -26,8 +26,8 @@ from tfdml.training.settings import EFFECTS
 
 _FORM = "write e.g. --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'"
 _FIXED = (
-    *("run_dir", "selection", "selection_metric", "dataset", "data_dir", "features", "seed", "seeds"),
-    *("holdout_classes", "holdout_sampling", "ks", "start_from"),
+    *("run_dir", "selection", "selection_metric", "dataset", "data_dir", "features", "seed", "seeds", "folds"),
+    *("holdout_classes", "holdout_sampling", "holdout_part", "ks", "start_from"),
 )
 # The values of a setting, or the two ends of the range from which it is drawn.
 Axis = tuple[str, ...] | tuple[float, float]

@@ -221,7 +221,8 @@ def _paired(run: Run, reference: Run, first: list[QueryValues], second: list[Que
         return Paired(run.name, reference.name, refused)
     here, there = ([{name: of.values[name] for name in shared} for of in side] for side in (first, second))
     over_seeds: dict[str, Interval] = {}
-    if min(len(first), len(second)) > 1:
+    of_seeds = all(one.name.startswith("seed ") for one in (*run.seeds, *reference.seeds))
+    if min(len(first), len(second)) > 1 and of_seeds:
         for name in shared:
             ours, theirs = ([float(np.nanmean(of[name])) for of in side] for side in (here, there))
             over_seeds[name] = seed_difference(ours, theirs)

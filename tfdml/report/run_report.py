@@ -97,13 +97,14 @@ def write_report(
     if run.seeds:
         histories = {one.name: one.measured for one in run.seeds}
         # Of more seeds than a figure has styles for, their mean.
-        many = {f"mean of {len(histories)} seeds": run.measured}
+        many = {f"mean of {len(histories)} runs": run.measured}
         write_page(
             path,
             "seeds.html",
             run=run,
             keys=metric_order(run.metrics),
-            over_seeds=plain_intervals(run.result.get("intervals_seeds") or {}, {}),
+            what=run.seeds[0].name.split()[0],
+            over_seeds=plain_intervals(run.result.get("intervals_runs") or {}, {}),
             training=plots.training_curves(histories if len(histories) <= plots.STYLES else many),
             settings=settings,
         )

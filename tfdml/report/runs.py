@@ -31,7 +31,7 @@ class Run:
         flags: Its flags by name; empty where there is no `flags.txt`.
         environment: What `environment.json` holds; empty where there is no such file.
         path: Its folder; None: it has none.
-        seeds: Of what was trained with several seeds, the run of each; its metrics are then their means.
+        seeds: Of what was trained with several seeds or folds, the run of each; its metrics are then their means.
         watch: What `watch.json` holds, alarms and sampled batches; empty where there is no such file.
 
     Example:
@@ -158,12 +158,12 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
 
 
 def _seeds(path: Path, result: Mapping[str, Any]) -> list[Run]:
-    """Return the runs of a folder of several seeds."""
-    rows = result.get("seeds", [])
+    """Return the runs of a folder of several seeds or folds."""
+    rows = result.get("runs", [])
     if not isinstance(rows, list):
-        raise UserError(f"{path / 'result.json'} is damaged: seeds must be a list")
-    seeds = [fields(row, {"seed": int}, f"{path / 'result.json'}: seeds")["seed"] for row in rows]
-    return [read_run(path / f"seed_{seed}", f"seed {seed}") for seed in seeds]
+        raise UserError(f"{path / 'result.json'} is damaged: runs must be a list")
+    names = [fields(row, {"run": str}, f"{path / 'result.json'}: runs")["run"] for row in rows]
+    return [read_run(path / os.path.basename(name), name.replace("_", " ")) for name in names]
 
 
 def _mean_history(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -132,6 +132,7 @@ def as_text(value: Any) -> str:
 
 
 _BY_CLASS = needs("sampling", "class_balanced", "hierarchical", "neighbors")
+_HELD_OUT = either(needs("holdout_classes"), needs("folds"))
 _HIERARCHICAL = needs("sampling", "hierarchical")
 _NEIGHBORS = needs("sampling", "neighbors")
 _MULTI_RESOLUTION = needs("augmentation", "multi_resolution")
@@ -172,6 +173,8 @@ class DataSettings(Settings):
         holdout_sampling: How --holdout_classes are drawn, by the seed: all alike (random); or one of each of as many
             groups of classes of about the same size (stratified), so that large and small classes are held out in
             proportion.
+        holdout_part: Which of the 1 / --holdout_classes parts of the training classes is held out, from 1 on; each
+            class is in one of them. 0: any classes. --folds sets it.
         cache: Keep the decoded images in memory; auto: where they take less than --cache_limit_mb and less than half of
             the free memory, and the run sees them more than once.
         cache_limit_mb: Most memory that --cache may take, in MiB.
@@ -230,7 +233,8 @@ class DataSettings(Settings):
     drop: str = ""
     check_images: str = choice("headers", choices=("headers", "decode"))
     holdout_classes: float = choice(0.0, check=fraction)
-    holdout_sampling: str = choice("random", choices=("random", "stratified"), effect=needs("holdout_classes"))
+    holdout_sampling: str = choice("random", choices=("random", "stratified"), effect=_HELD_OUT)
+    holdout_part: int = choice(0, check=not_negative, effect=needs("holdout_classes"))
     cache: str = choice("auto", choices=("auto", "true", "false"))
     cache_limit_mb: int = choice(4096, check=positive, effect=needs("cache", "auto"))
     # Views
@@ -587,6 +591,8 @@ class RunSettings(Settings):
         seed: Seed of weights, batches and augmentation.
         seeds: Train a run for each of several seeds, in seed_N of --run_dir, and report their mean with intervals: how
             many, from --seed on (3), or which (0,1,2).
+        folds: Train a run for each of this many parts of the training classes, with that part held out, in fold_N of
+            --run_dir, and report their mean, and what their embeddings side by side reach.
         deterministic: On a CPU, run one operation at a time (each on all cores), so that the same run gives the same
             bits. Without it training is up to a fifth faster, and runs may differ in the last digits.
         logical_devices: Split the CPU into this many logical devices and train on all; 0: the GPUs there are.
@@ -613,6 +619,7 @@ class RunSettings(Settings):
         effect=Effect(lambda given: "," not in given["seeds"], "--seeds without a list, which names the seeds itself"),
     )
     seeds: str = ""
+    folds: int = choice(0, check=lambda value: value == 0 or value >= 2)
     deterministic: bool = True
     logical_devices: int = choice(0, check=not_negative)
     checkpoint_steps: int = choice(0, check=not_negative)
@@ -692,7 +699,9 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
 
     def __post_init__(self):
         super().__post_init__()
-        if self.selection == "validation" and not self.holdout_classes:
+        if self.folds and (self.seeds or self.holdout_classes):
+            raise UserError("--folds holds out classes itself, with one seed: leave out --holdout_classes and --seeds")
+        if self.selection == "validation" and not (self.holdout_classes or self.folds):
             raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.1")
 
     def as_flags(self) -> str:

@@ -331,6 +331,19 @@ def test_flags_say_what_is_wrong(settings, message):
         make_sampler(batches_of(**settings), made(), seed=0, replicas=2)
 
 
+@pytest.mark.parametrize("sampling", ["random", "stratified"])
+def test_each_class_is_in_one_of_the_parts(sampling):
+    train = data.load("glyphs", split="train", images_per_class=2)
+    parts = [split_training_classes(train, 0.25, 3, sampling, part) for part in (1, 2, 3, 4)]
+    held_out = [set(held.classes) for _, held in parts]
+    assert sorted(map(len, held_out)) == [53, 53, 53, 54]
+    assert set.union(*held_out) == set(train.classes)
+    for (kept, _), held in zip(parts, held_out, strict=True):
+        assert set(kept.classes) == set(train.classes) - held
+    with pytest.raises(UserError, match=r"--holdout_part=5: there are 4 parts of --holdout_classes=0.25, and 213"):
+        split_training_classes(train, 0.25, 3, sampling, 5)
+
+
 @pytest.mark.parametrize(("classes", "expected"), [(12, 12), (25, 20)])
 def test_a_batch_has_20_classes_or_all_where_there_are_fewer(classes, expected):
     labels = np.arange(classes).repeat(4)

@@ -1,21 +1,27 @@
-"""Several seeds."""
+"""Several seeds, and folds of the training classes."""
 
 import json
 import shutil
 import signal
 
+import keras
 import numpy as np
 import pytest
 from scipy import stats
 
+import tfdml
 from tests.report.pages import check_page, rows_of
 from tests.training.run.stopping import Killed, finished, kill_after, make_quick, signal_at
-from tests.training.runs import EPOCHS, STEPS, experiment, records, train
+from tests.training.runs import EPOCHS, SPLITS, STEPS, experiment, records, train
+from tfdml.data.pipeline import evaluation_batches
 from tfdml.errors import UserError
 from tfdml.evaluation import QueryValues, confidence_intervals
 from tfdml.report import read_run
+from tfdml.training.build import components
+from tfdml.training.build.images import Splits, make_transforms, split_training_classes
+from tfdml.training.run import results
 from tfdml.training.run.interruption import Interrupted
-from tfdml.training.run.trainer import run_of_seed
+from tfdml.training.run.trainer import runs_of
 
 RECALL = "recall@1"
 
@@ -39,8 +45,8 @@ def result(folder):
 def test_the_result_of_all_is_made_of_those_of_each(uninterrupted):
     of_all = result(uninterrupted)
     each = [result(uninterrupted / f"seed_{seed}") for seed in range(3)]
-    assert [(row["seed"], row["metrics"]) for row in of_all["seeds"]] == [
-        (seed, one["metrics"]) for seed, one in enumerate(each)
+    assert [(row["run"], row["metrics"]) for row in of_all["runs"]] == [
+        (f"seed_{seed}", one["metrics"]) for seed, one in enumerate(each)
     ]
     assert len({one["metrics"]["map@r"] for one in each}) == 3
     for part in ("metrics", "metrics_before"):
@@ -49,7 +55,7 @@ def test_the_result_of_all_is_made_of_those_of_each(uninterrupted):
     assert of_all["metrics"]["num_queries"] == 24
     mine = [one["metrics"]["map@r"] for one in each]
     ends = stats.t.interval(0.95, 2, np.mean(mine), stats.sem(mine))
-    np.testing.assert_allclose(of_all["intervals_seeds"]["map@r"][1:3], ends, rtol=1e-9)
+    np.testing.assert_allclose(of_all["intervals_runs"]["map@r"][1:3], ends, rtol=1e-9)
     values = [QueryValues.read(uninterrupted / f"seed_{seed}" / "queries.npz") for seed in range(3)]
     per_query = {RECALL: np.mean([of.values[RECALL] for of in values], axis=0)}
     expected = confidence_intervals(per_query, values[0].labels)[RECALL]
@@ -98,7 +104,7 @@ def test_stopped_and_killed_it_ends_as_one_that_was_not(uninterrupted, tmp_path,
     first = (folder / "seed_0" / "result.json").stat().st_mtime_ns
     train(folder, resume=True, seeds="3", report=True)
     assert (folder / "seed_0" / "result.json").stat().st_mtime_ns == first
-    for name in ("metrics", "metrics_before", "intervals", "intervals_seeds"):
+    for name in ("metrics", "metrics_before", "intervals", "intervals_runs"):
         assert result(folder)[name] == result(uninterrupted)[name]
     for seed in range(3):
         assert records(folder / f"seed_{seed}") == records(uninterrupted / f"seed_{seed}")
@@ -115,7 +121,7 @@ def test_a_finished_one_is_left_as_it_is(uninterrupted, monkeypatch):
     with pytest.raises(UserError, match="exists already"):
         train(uninterrupted, seeds="3", report=True)
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}')
-    with pytest.raises(UserError, match="--seeds trains run after run in one process"):
+    with pytest.raises(UserError, match="--seeds and --folds train run after run in one process"):
         train(uninterrupted, resume=True, seeds="3", report=True)
 
 
@@ -132,6 +138,42 @@ def test_what_makes_a_seed_fail_is_told(uninterrupted, tmp_path):
         train(folder, resume=True, seeds="3", report=True)
 
 
+@pytest.mark.slow
+def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(tmp_path, monkeypatch):
+    def load_splits(settings, seed, *_):
+        held_out = settings.holdout_classes, seed, settings.holdout_sampling, settings.holdout_part
+        train, validation = split_training_classes(SPLITS.train, *held_out)
+        return Splits(train.contiguous(), validation, SPLITS.test)
+
+    for module in (components, results):
+        monkeypatch.setattr(module, "load_splits", load_splits)
+    of_all = train(tmp_path / "two", folds=2, selection="validation", report=True)
+    folders = [tmp_path / "two" / f"fold_{part}" for part in (1, 2)]
+    assert [row["run"] for row in of_all["runs"]] == ["fold_1", "fold_2"]
+    assert [read_run(folder).flags["holdout_part"] for folder in folders] == ["1", "2"]
+    settings = experiment(tmp_path / "two", folds=2)
+    test = SPLITS.test
+    view = make_transforms(settings)[1]
+    embedded = [
+        tfdml.evaluation.embed(keras.saving.load_model(folder / "embedder.keras"), evaluation_batches(test, view, 8))
+        for folder in folders
+    ]
+    similar = sum(one @ one.T for one in embedded)
+    np.fill_diagonal(similar, -np.inf)
+    hits = test.labels[similar.argmax(axis=1)] == test.labels
+    assert of_all["metrics_together"][RECALL] == pytest.approx(hits.mean(), abs=1e-9)
+    assert len({one["metrics"]["map@r"] for one in (*of_all["runs"], {"metrics": of_all["metrics_together"]})}) == 3
+    text = (tmp_path / "two" / "report" / "index.html").read_text("utf-8")
+    assert "2 runs that differ in the classes held out alone" in check_page(text).all("header")[0]["text"]
+    assert [row[0] for row in rows_of(text, "Metrics of each fold")] == ["fold 1", "fold 2"]
+
+
+@pytest.mark.parametrize("given", [{"seeds": "2"}, {"holdout_classes": 0.25}])
+def test_folds_hold_out_classes_themselves(given):
+    with pytest.raises(UserError, match="--folds holds out classes itself"):
+        experiment("unused", folds=4, **given)
+
+
 def test_which_seeds():
     def seeds(text, **changes):
         return experiment("unused", seeds=text, **changes).seed_list()
@@ -139,7 +181,7 @@ def test_which_seeds():
     assert seeds("") == ()
     assert seeds("2", seed=5) == (5, 6)
     assert seeds("7,0, 3") == (7, 0, 3)
-    assert run_of_seed(experiment("runs/a", seeds="2"), 1).as_flags() == experiment("runs/a/seed_1", seed=1).as_flags()
+    assert runs_of(experiment("runs/a", seeds="2"))[1].as_flags() == experiment("runs/a/seed_1", seed=1).as_flags()
     for wrong in ("1", "0", "a", "0,0", "-1,2", "1001", "1,", f"0,{2**31}", "1" * 5000):
         with pytest.raises(UserError, match="--seeds="):
             seeds(wrong)

@@ -99,7 +99,8 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
         train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
     without_labels = settings.sampling == "two_views"
     train = train.without_labels() if without_labels else train
-    train, validation = split_training_classes(train, settings.holdout_classes, seed, settings.holdout_sampling)
+    held_out = settings.holdout_classes, seed, settings.holdout_sampling, settings.holdout_part
+    train, validation = split_training_classes(train, *held_out)
     train = train.contiguous()
     splits = Splits(train, validation, test, sample_seen_classes(train, evaluate_train, seed), dropped=dropped)
     if not without_labels:
@@ -228,7 +229,7 @@ def _vectors_of(stored: StoredEmbeddings, split: str, folder: str) -> ImageDatas
 
 
 def split_training_classes(
-    train: ImageDataset, share: float, seed: int, sampling: str = "random"
+    train: ImageDataset, share: float, seed: int, sampling: str = "random", part: int = 0
 ) -> tuple[ImageDataset, ImageDataset | None]:
     """Return the training classes that a run trains on, and those that it holds out, if any.
 
@@ -240,9 +241,10 @@ def split_training_classes(
         share: The share of the classes that is held out.
         seed: Of their choice.
         sampling: `"random"` or `"stratified"`.
+        part: Which of the 1 / `share` parts that have no class in common, from 1 on; 0: any classes.
 
     Raises:
-        UserError: No class would be left.
+        UserError: No class would be left, or there is no such part.
     """
     if not share:
         return train, None
@@ -254,6 +256,15 @@ def split_training_classes(
     if sampling == "stratified":
         known, counts = np.unique(train.labels, return_counts=True)
         by_size = classes[np.argsort(counts[np.searchsorted(known, classes)], kind="stable")]
+        classes = by_size if part else classes
+    if part:
+        parts = round(1 / share)
+        if not part <= parts <= len(classes):
+            of = f"{parts} parts of --holdout_classes={share:g}, and {len(classes)} classes"
+            raise UserError(f"--holdout_part={part}: there are {of}")
+        those = classes[part - 1 :: parts]
+        return train.select_classes(np.setdiff1d(classes, those)), train.select_classes(those)
+    if sampling == "stratified":
         drawn = [rng.choice(group) for group in np.array_split(by_size, held_out)]
         classes = np.concatenate([drawn, np.setdiff1d(classes, drawn)])
     return train.select_classes(classes[held_out:]), train.select_classes(classes[:held_out])

@@ -1,7 +1,8 @@
 """What a run measures along its training, and what it writes after its last step."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -20,7 +21,7 @@ from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.objectives import RankMI
 from tfdml.training.build.components import has_orders
-from tfdml.training.build.images import Splits
+from tfdml.training.build.images import Splits, load_splits, make_transforms
 from tfdml.training.checkpoints import save_model
 from tfdml.training.distributed.devices import own_threads
 from tfdml.training.distributed.processes import Processes
@@ -36,6 +37,22 @@ CLUSTERING = ("nmi", "ami", "f1")
 def is_due(epoch: int, every: int, epochs: int) -> bool:
     """Whether something is measured after an epoch: before the first, after the last, and every so many between."""
     return epoch in (0, epochs) or (every > 0 and epoch % every == 0)
+
+
+def measure_together(experiment: Experiment, embedders: Sequence[Path]) -> dict[str, Any]:
+    """Return the metrics of the embeddings of several embedders side by side, on the unseen classes.
+
+    Each is normalised, and all count alike, as the concatenated models of Musgrave et al. (ECCV 2020).
+
+    Args:
+        experiment: The settings that all were trained with.
+        embedders: Their files.
+    """
+    images = load_splits(experiment, experiment.seed).test
+    batches = evaluation_batches(images, make_transforms(experiment)[1], experiment.evaluation_batch_size)
+    parts = [embed(keras.saving.load_model(path), batches) for path in embedders]
+    together = np.concatenate(parts, axis=1) / np.sqrt(len(parts))
+    return evaluate_dataset(together, images, ks=experiment.recall_ks(), metrics=RETRIEVAL)
 
 
 @dataclasses.dataclass(eq=False)

@@ -31,7 +31,7 @@ from tfdml.training.distributed.processes import Processes
 from tfdml.training.optimizers import averaged
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.monitor import TrainingMonitor
-from tfdml.training.run.results import Evaluator, finish
+from tfdml.training.run.results import Evaluator, finish, measure_together
 from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
 from tfdml.training.settings import MOST_CLASSES, Experiment
@@ -69,9 +69,9 @@ def train(
         Halted: An alarm of `stop_on` did; a `UserError` too.
     """
     devices.check_backend(experiment)
-    if experiment.seeds:
+    if experiment.seeds or experiment.folds:
         one = functools.partial(train, saved=saved, write_report=write_report)
-        return train_seeds(experiment, one, resume, write_report)
+        return train_several(experiment, one, resume, write_report)
     folder = RunFolder(experiment.run_dir)
     share_arenas()
     if experiment.deterministic and experiment.logical_devices < 2:
@@ -115,23 +115,27 @@ def train(
             raise
 
 
-def run_of_seed(experiment: Experiment, seed: int) -> Experiment:
-    """Return the run of one seed: in the folder `seed_<seed>` of that of all.
+def runs_of(experiment: Experiment) -> list[Experiment]:
+    """Return the runs of several seeds, or of folds: in the folders `seed_<seed>` or `fold_<part>` of that of all.
 
     Example:
-        >>> run_of_seed(Experiment(run_dir="runs/cars", seeds="3"), 2).run_dir
-        'runs/cars/seed_2'
+        >>> [run.run_dir for run in runs_of(Experiment(run_dir="runs/cars", seeds="2"))]
+        ['runs/cars/seed_0', 'runs/cars/seed_1']
     """
-    return dataclasses.replace(experiment, seeds="", seed=seed, run_dir=f"{experiment.run_dir}/seed_{seed}")
+    place, change = experiment.run_dir, functools.partial(dataclasses.replace, experiment, seeds="", folds=0)
+    seeds = [change(seed=seed, run_dir=f"{place}/seed_{seed}") for seed in experiment.seed_list()]
+    parts = range(1, experiment.folds + 1)
+    share = 1 / max(experiment.folds, 1)
+    return seeds or [change(holdout_classes=share, holdout_part=part, run_dir=f"{place}/fold_{part}") for part in parts]
 
 
-def train_seeds(
+def train_several(
     experiment: Experiment,
     train_one: Callable[..., dict[str, Any]],
     resume: bool = False,
     write_report: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
-    """Train a run for each of `experiment.seeds`, one after another, then write their common result and report.
+    """Train a run for each of the seeds or folds, one after another, then write their common result and report.
 
     Each is an ordinary run in its own folder; with `resume`, those that have ended are kept and the others resume.
 
@@ -149,7 +153,7 @@ def train_seeds(
         Interrupted: A signal asked for it.
     """
     if devices.rank_and_count()[1] > 1:
-        raise UserError("--seeds trains run after run in one process: leave it out where several train together")
+        raise UserError("--seeds and --folds train run after run in one process: leave them out where several train")
     folder = RunFolder(experiment.run_dir)
     if resume and not folder.is_untouched():
         folder.check_same(experiment)
@@ -162,48 +166,50 @@ def train_seeds(
         if known is not None and (folder.report.is_file() or not experiment.report):
             logging.info("%s is finished already: there is nothing left to do", folder.path)
             return known
-        results: dict[int, dict[str, Any]] = {}
-        for seed in experiment.seed_list():
-            logging.info("seed %d", seed)
-            run = run_of_seed(experiment, seed)
+        runs = {RunFolder(run.run_dir): run for run in runs_of(experiment)}
+        results: dict[str, dict[str, Any]] = {}
+        for one, run in runs.items():
+            name = one.path.name.replace("_", " ")
+            logging.info("%s", name)
             try:
-                results[seed] = train_one(run, resume=RunFolder(run.run_dir).path.exists())
+                results[one.path.name] = train_one(run, resume=one.path.exists())
             except Interrupted as stop:
-                ended = f"{len(results)} of {len(experiment.seed_list())} seeds have ended"
+                ended = f"{len(results)} of {len(runs)} {name.split()[0]}s have ended"
                 stop.left = f"{ended}; continue with --run_dir={folder.path} --resume"
                 raise
             except UserError as error:
                 if not any(entry.is_dir() for entry in folder.path.iterdir()):
                     folder.discard()  # the first one has left none
-                raise type(error)(f"seed {seed}: {error}") from error
+                raise type(error)(f"{name}: {error}") from error
             # The next one's memory is that of a process of its own.
             keras.utils.clear_session()
-        values = [QueryValues.read(RunFolder(run_of_seed(experiment, seed).run_dir).queries) for seed in results]
-        result = combine(results, values)
+        result = combine(results, [QueryValues.read(one.queries) for one in runs])
+        if experiment.folds:
+            result["metrics_together"] = measure_together(experiment, [one.embedder for one in runs])
         write_json(folder.result, result)
         if experiment.report and write_report is not None:
             write_report(folder)
     return result
 
 
-def combine(results: Mapping[int, Mapping[str, Any]], values: Sequence[QueryValues]) -> dict[str, Any]:
-    """Return what runs of several seeds say together.
+def combine(results: Mapping[str, Mapping[str, Any]], values: Sequence[QueryValues]) -> dict[str, Any]:
+    """Return what runs of several seeds or folds say together.
 
     Args:
-        results: What `result.json` of each run holds, by seed.
+        results: What `result.json` of each run holds, by the name of its folder.
         values: What each of them has found for each query.
 
     Returns:
-        `metrics` and `metrics_before`, means over the seeds; `intervals` over classes, of each query's mean over the
-        seeds (`confidence_intervals`): how the mean would vary with other classes; `intervals_seeds`
-        (`student_interval`): how it would with other seeds; `seeds`, a row for each; `dataset`, `protocol`,
+        `metrics` and `metrics_before`, means over the runs; `intervals` over classes, of each query's mean over the
+        runs (`confidence_intervals`): how the mean would vary with other classes; `intervals_runs`
+        (`student_interval`): how it would with other seeds or folds; `runs`, a row for each; `dataset`, `protocol`,
         `selection`, and the seconds of all.
     """
     every = list(results.values())
     means = {part: _means([result[part] for result in every]) for part in ("metrics", "metrics_before")}
     shared = [name for name in values[0].values if all(name in of.values for of in values)]
     of_queries = {name: np.mean([of.values[name] for of in values], axis=0) for name in shared}
-    over_seeds: dict[str, Interval] = {
+    over_runs: dict[str, Interval] = {
         name: student_interval([result["metrics"][name] for result in every])
         for name, mean in means["metrics"].items()
         if isinstance(mean, float)
@@ -213,10 +219,10 @@ def combine(results: Mapping[int, Mapping[str, Any]], values: Sequence[QueryValu
         **{name: every[0][name] for name in ("dataset", "protocol", "selection")},
         **means,
         "intervals": confidence_intervals(of_queries, values[0].labels),
-        "intervals_seeds": over_seeds,
+        "intervals_runs": over_runs,
         "train_seconds": sum(result["train_seconds"] for result in every),
         "seconds": sum(result["seconds"] for result in every),
-        "seeds": [{"seed": seed, **{row: result.get(row) for row in rows}} for seed, result in results.items()],
+        "runs": [{"run": name, **{row: result.get(row) for row in rows}} for name, result in results.items()],
     }
 
 
