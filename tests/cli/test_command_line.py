@@ -386,6 +386,15 @@ def in_a_file(commands, tmp_path, lines, *arguments):
     return errors
 
 
+def test_a_run_says_which_recipe_it_takes(commands, tmp_path, caplog):
+    caplog.set_level("INFO", logger="absl")
+    given = ["--dataset=none", f"--run_dir={tmp_path}/x"]
+    commands.run("train", *given, "--recipe=none")
+    assert "recipe" not in caplog.text
+    commands.run("train", *given, "--weights=imagenet", "--learning_rate=0.5")
+    assert "recipe finetune: --objectives=am_softmax --epochs=12 --min_steps=480 --projection_rate=" in caplog.text
+
+
 def test_a_flag_in_vain_in_a_flag_file_is_a_warning(commands, tmp_path):
     said = in_a_file(commands, tmp_path, ["--batch_size=64", "--schedule=cosine"], "--sampling=class_balanced")
     assert (

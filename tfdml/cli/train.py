@@ -48,6 +48,7 @@ from tfdml.training.settings import (
     OptimizationSettings,
     RunSettings,
     as_text,
+    recipe_for,
     with_recipe,
 )
 from tfdml.training.watching import Halted
@@ -112,8 +113,10 @@ def train(values: Flags) -> None:
         # A preview writes nothing there.
         settings = _new_settings(values)
         if added := {name: value for name, value in settings.items() if name not in given}:
-            flags_of_recipe = " ".join(f"--{name}={as_text(value)}" for name, value in added.items())
-            logging.info("recipe %s: %s", values.recipe, flags_of_recipe)
+            recipe = recipe_for(given) if values.recipe == "auto" else values.recipe
+            logging.info(
+                "recipe %s: %s", recipe, " ".join(f"--{name}={as_text(value)}" for name, value in added.items())
+            )
         experiment = Experiment(**{**({"run_dir": "unused"} if values.preview else {}), **settings})
     if values.preview:
         print(write_preview(experiment, experiment.seed, values.preview))
