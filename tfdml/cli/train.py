@@ -76,13 +76,10 @@ def _new_settings(values: Flags) -> dict[str, Any]:
 FLAGS = Flags()
 FLAGS.define_settings(Experiment)
 flags.DEFINE_alias("dim", "embedding_dim", flag_values=FLAGS)
-text = (
-    "The settings that are not given: auto is frozen with --features or --backbone_rate=0, scratch without pretrained"
-)
-text += (
-    " weights, else finetune. A length in epochs or steps replaces that of the recipe. none: the defaults listed here."
-)
-FLAGS.define("recipe", "auto", text, choices=("auto", *RECIPES, "none"))
+_RECIPE = """The settings that are not given: auto is frozen with --features or --backbone_rate=0, scratch without
+pretrained weights, else finetune. A length in epochs or steps replaces that of the recipe. none: the defaults listed
+here."""
+FLAGS.define("recipe", "auto", " ".join(_RECIPE.split()), choices=("auto", *RECIPES, "none"))
 FLAGS.define("resume", False, "Continue the run in --run_dir from its newest checkpoint.")
 FLAGS.define("dry_run", False, "Print images, parameters, rates, steps, memory and flags; write nothing.")
 FLAGS.define("probe", False, "With --dry_run: run a few steps, and print speed, hours, bottleneck and memory.")
@@ -114,9 +111,8 @@ def train(values: Flags) -> None:
         settings = _new_settings(values)
         if added := {name: value for name, value in settings.items() if name not in given}:
             recipe = recipe_for(given) if values.recipe == "auto" else values.recipe
-            logging.info(
-                "recipe %s: %s", recipe, " ".join(f"--{name}={as_text(value)}" for name, value in added.items())
-            )
+            written = " ".join(f"--{name}={as_text(value)}" for name, value in added.items())
+            logging.info("recipe %s: %s", recipe, written)
         experiment = Experiment(**{**({"run_dir": "unused"} if values.preview else {}), **settings})
     if values.preview:
         print(write_preview(experiment, experiment.seed, values.preview))
