@@ -5,8 +5,6 @@
 files between `tfdml audit` and `tfdml train --drop`.
 """
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import csv

@@ -4,8 +4,6 @@
 the first steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -108,7 +106,6 @@ class RetrievalEvaluation(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Measure, and add the metrics to the logs."""
-        del epoch
         if logs is not None:
             logs.update({f"{self.prefix}{name}": value for name, value in self.evaluate(self.model).items()})
 
@@ -119,7 +116,7 @@ class RetrievalEvaluation(keras.callbacks.Callback):
             >>> sorted(RetrievalEvaluation(test.images.pixels(), test.labels).evaluate(model))
             ['map@r', 'recall@1']
         """
-        embedder = self.embedder or _embedder_of(model)
+        embedder = self.embedder or (model.embedder if isinstance(model, MetricLearner) else model)
         if self.y is not None:
             embeddings, labels = embed(embedder, slices(self.x, self.batch_size)), self.y
         else:
@@ -130,10 +127,6 @@ class RetrievalEvaluation(keras.callbacks.Callback):
             embeddings, labels, gallery, self.gallery_labels, metrics=self.names, distance=self.distance
         )
         return {name: measured[name] for name in self.names}
-
-
-def _embedder_of(model: keras.Model) -> Callable[[Any], Any]:
-    return model.embedder if isinstance(model, MetricLearner) else model
 
 
 def _images(batches: Any, labels: list[np.ndarray]) -> Iterator[Any]:

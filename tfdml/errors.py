@@ -108,7 +108,7 @@ def user_errors(kinds: type[Exception] | tuple[type[Exception], ...], message: s
     """Raise a `UserError` in place of an exception of these kinds; one that the block raises itself passes unchanged.
 
     Args:
-        kinds: Types of exceptions.
+        kinds: Types of exceptions; `UserError` alone to say more than the block's own.
         message: The message, with `REASON` where it quotes the exception.
         **words: How `short_message` quotes it.
 
@@ -120,8 +120,9 @@ def user_errors(kinds: type[Exception] | tuple[type[Exception], ...], message: s
     """
     try:
         yield
-    except UserError:
-        raise
     except kinds as error:
-        reason = getattr(error, "strerror", None) or short_message(error, **words)
+        own = isinstance(error, UserError)
+        if own and kinds is not UserError:
+            raise
+        reason = str(error) if own else getattr(error, "strerror", None) or short_message(error, **words)
         raise UserError(message.replace(REASON, reason)) from error

@@ -154,5 +154,4 @@ class TokenBackbone(keras.Model):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Return the backbone, from the configuration of its network."""
-        del custom_objects
         return cls(**config)

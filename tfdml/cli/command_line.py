@@ -26,6 +26,7 @@ from tfdml.effects import Effect, in_vain
 from tfdml.errors import UserError, short_message, user_errors
 from tfdml.io.copies import local_copy
 from tfdml.io.files import GO_ON, as_named, is_disk_full, unwritable
+from tfdml.training.run.interruption import SIGNALS, Stopped
 from tfdml.training.settings import meanings
 from tfdml_command import drop_output, nearest
 from tfdml_command.configs import rows, shipped
@@ -38,8 +39,6 @@ KINDS |= {float | None: "float", Sequence[str]: "list"}
 # In every command: read from a local copy, where they are URLs of a store. Other paths are opened where they are.
 _COPIED = ("model", "compare", "embedder", "embeddings", "gallery", "stack_on")
 _ARGUMENT = re.compile(r"`([a-z]\w*)(?:=([^`]*))?`")
-# Windows has no SIGHUP.
-_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class Flags(flags.FlagValues):
@@ -334,18 +333,6 @@ def _fail(command: Command, message: str) -> None:
     sys.exit(2)
 
 
-class Stopped(KeyboardInterrupt):
-    """A signal has asked the process to end.
-
-    Args:
-        number: The signal's number.
-    """
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
-
-
 @contextlib.contextmanager
 def signals_as_exceptions(name: str) -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP raise `Stopped` in the block, so that what it holds is cleaned up.
@@ -359,7 +346,7 @@ def signals_as_exceptions(name: str) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     threading.Thread(target=_end_at_second, args=(receiver, name), daemon=True).start()
@@ -385,7 +372,7 @@ def _end_at_second(receiver: socket.socket, name: str) -> None:
     numbers: list[int] = []
     with receiver:
         while byte := receiver.recv(1):
-            numbers += [byte[0]] if byte[0] in _SIGNALS else []
+            numbers += [byte[0]] if byte[0] in SIGNALS else []
             if len(numbers) == 2:
                 os.write(2, f"{name}: ended at once\n".encode())
                 os._exit(128 + numbers[1])

@@ -58,7 +58,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.base import EmbeddingBackend, Views, embed_views
 from tfdml.embeddings.reader import StoredEmbeddings, holds_embeddings, read_embeddings
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import (
     DEFAULT_METRICS,
     METRICS,
@@ -499,10 +499,8 @@ def parsed_chains(texts: Sequence[str]) -> list[list[Step]]:
         terms = parse_sum(text, "--after")
         if any(weight != 1 for weight, _ in terms):
             raise UserError(f"--after={shortened(text)!r}: steps have no factors; join them by +, in their order")
-        try:
+        with user_errors(UserError, f"--after={shortened(text)!r}: {REASON}"):
             result.append(steps_of((call.name, call.arguments) for _, call in terms))
-        except UserError as error:
-            raise UserError(f"--after={shortened(text)!r}: {error}") from error
     return result
 
 

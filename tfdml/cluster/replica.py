@@ -1,7 +1,5 @@
 """A served model in a process of Ray Serve: requests in TensorFlow Serving's REST format, computed in batches."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import collections

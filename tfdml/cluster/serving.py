@@ -4,8 +4,6 @@ Ray Serve runs the replicas, puts the requests that wait into batches, and start
 answers HTTP: Ray Serve's own proxy limits neither the size of a request nor the time that one takes to arrive.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

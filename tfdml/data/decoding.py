@@ -258,6 +258,13 @@ def cut(image: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
     return tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0))
 
 
+def chosen_part(image: tf.Tensor, choose: Callable[[tf.Tensor], tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return the part of a decoded image that `choose` names, given its size; what it named; and that size."""
+    size = tf.shape(image)[:2]
+    window = choose(size)
+    return cut(image, window), window, size
+
+
 def decode_part(encoded: tf.Tensor, choose: Callable[[tf.Tensor], tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Decode a part of an image that depends on the image's size, bit-equal to that part of `decode_image`.
 
@@ -289,16 +296,12 @@ def decode_part(encoded: tf.Tensor, choose: Callable[[tf.Tensor], tf.Tensor]) ->
         part = tf.io.decode_and_crop_jpeg(encoded, around, channels=3, dct_method="INTEGER_ACCURATE")
         return tf.slice(part, tf.stack([0, before, 0]), tf.stack([height, width, 3])), window, size
 
-    def from_whole() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        image = _decode_whole(encoded)
-        size = tf.shape(image)[:2]
-        window = choose(size)
-        return cut(image, window), window, size
-
-    part, window, size = tf.cond(is_plain_jpeg(encoded), from_jpeg, from_whole)
+    jpeg = is_plain_jpeg(encoded)
+    part, window, size = tf.cond(jpeg, from_jpeg, lambda: chosen_part(decode_whole(encoded), choose))
     return tf.ensure_shape(part, (None, None, 3)), tf.ensure_shape(window, (4,)), tf.ensure_shape(size, (2,))
 
 
 @not_inlined(tf.TensorSpec((), tf.string))
-def _decode_whole(encoded: tf.Tensor) -> tf.Tensor:
+def decode_whole(encoded: tf.Tensor) -> tf.Tensor:
+    """Decode as `decode_image`, in a graph that is traced once."""
     return decode_image(encoded)

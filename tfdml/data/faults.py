@@ -14,7 +14,7 @@ from absl import logging
 from PIL import Image
 
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, PNG, WEBP, Format, decode_image, format_of
+from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, PNG, WEBP, Format, decode_whole, format_of
 from tfdml.data.images import Images, in_threads, read_header
 from tfdml.errors import UserError, short_message
 
@@ -113,7 +113,7 @@ def find_faults(
     def fault(index: int) -> str | None:
         try:
             if decode:
-                return decoding_fault(images.encoded(index), _decode, max_pixels)
+                return decoding_fault(images.encoded(index), decode_whole, max_pixels)
             with images.open(index) as file:
                 return _content_fault(file, max_pixels)
         except Exception as error:  # clients of file systems have their own error types
@@ -201,11 +201,6 @@ def explain_failure(
     where = f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split})"
     advice = f", or leave them out with {leave_out}" if leave_out else ""
     return UserError(f"{where} cannot be decoded: {_named(faults)}; fix or remove them{advice}")
-
-
-@tf.function(input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
-def _decode(data: tf.Tensor) -> tf.Tensor:
-    return decode_image(data)
 
 
 def _named(items: Sequence[object]) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from tfdml.data.decoding import JPEG, PNG, WEBP, Format, cut, decode_image, decode_part, format_of
+from tfdml.data.decoding import JPEG, PNG, WEBP, Format, chosen_part, decode_image, decode_part, format_of
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io import files
 
@@ -337,7 +337,6 @@ class ArrayImages(Images):
 
     def size(self, index: int) -> tuple[int, int]:
         """Height and width."""
-        del index
         return self.data.shape[1], self.data.shape[2]
 
     def lookup(self) -> Source:
@@ -439,10 +438,7 @@ class Source:
         """Return the part of an image that `choose` names, given its size; what it named; and that size."""
         if self.decode_part is not None:
             return self.decode_part(choose, *row)
-        image = self.read(*row)
-        size = tf.shape(image)[:2]
-        window = choose(size)
-        return cut(image, window), window, size
+        return chosen_part(self.read(*row), choose)
 
 
 def source_of_encoded(read: Callable[[np.ndarray], Iterable[bytes]]) -> Source:

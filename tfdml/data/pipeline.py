@@ -203,6 +203,13 @@ def _finished(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
     return batches.with_options(options).prefetch(tf.data.AUTOTUNE)
 
 
+def own_threads(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Yield the same batches, made by other threads, so that the input never waits for the model's thread."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = os.cpu_count() or 1
+    return batches.with_options(options)
+
+
 _DEFAULT_TRANSFORM = TrainTransform()
 
 

@@ -8,8 +8,6 @@ MixUp and CutMix are left out: they blend images of different classes and their 
 compares integer labels.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The web application of a demo: `Demo`, what it shows; its routes; who may ask, and how much; and the server."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import dataclasses
@@ -144,10 +142,8 @@ class Demo:
             raise UserError(f"k must be an integer from 1 to {MOST_NEIGHBORS}")
         given = [example["row"] for example in (*positives, *negatives) if "row" in example]
         found = self.gallery.search(combined_query(*vectors), k, where, given)
-        return [{**self.gallery.describe(row), "distance": far, "same": self._same(far)} for row, far in found]
-
-    def _same(self, distance: float) -> bool | None:
-        return None if self.calibration is None else bool(self.calibration.same(distance))
+        same = self.calibration and self.calibration.same
+        return [{**self.gallery.describe(row), "distance": far, "same": same and bool(same(far))} for row, far in found]
 
     def _vectors(self, side: str, examples: Any) -> np.ndarray:
         """Return the embeddings (M, d) of the examples of one side of a request."""

@@ -1,7 +1,5 @@
 """What a demo searches: galleries in memory and in databases, folders of images, and the map of a gallery."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

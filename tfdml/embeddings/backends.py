@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import explain_failure
-from tfdml.data.pipeline import evaluation_batches, readable_views
+from tfdml.data.pipeline import evaluation_batches, own_threads, readable_views
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.base import (
     EmbeddingBackend,
@@ -47,10 +47,7 @@ class ViewBackend(EmbeddingBackend):
         """See `EmbeddingBackend.stream`."""
         self.check_input(dataset)
         rest = dataset.take(np.arange(first, len(dataset))) if first else dataset
-        options = tf.data.Options()
-        # The input has threads of its own, where the model's are kept to one operation at a time.
-        options.threading.private_threadpool_size = os.cpu_count() or 1
-        batches = evaluation_batches(rest, self.transform, batch_size).with_options(options)
+        batches = own_threads(evaluation_batches(rest, self.transform, batch_size))
         try:
             yield from self._vectors(batches, min(batch_size, len(dataset)))
         except tf.errors.OpError as error:

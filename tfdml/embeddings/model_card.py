@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import entry_of
 from tfdml.io.manifests import Kinds, compare_files, fields, objects, read_json
 from tfdml.models import AnyEmbedder
@@ -103,10 +103,8 @@ def view_of_card(path: Path | None) -> dict[str, Any] | None:
     fields({"pad_color": "black", **view}, _VIEW, f"{path}: view")
     if view["resize"] > _LARGEST_SIDE:
         raise UserError(f"{path} states a view of {view['resize']:,} px, more than {_LARGEST_SIDE:,}")
-    try:
+    with user_errors(UserError, f"{path} states an impossible view: {REASON}"):
         return EvaluationTransform(**view).get_config()
-    except UserError as error:
-        raise UserError(f"{path} states an impossible view: {error}") from error
 
 
 def card_of(model: Path) -> Path | None:

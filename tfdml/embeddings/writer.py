@@ -161,12 +161,10 @@ class EmbeddingWriter:
         return self.folder.manifest
 
     def __enter__(self) -> EmbeddingWriter:
-        self._lock.enter_context(self.folder.opened())
-        try:
+        with contextlib.ExitStack() as lock:
+            lock.enter_context(self.folder.opened())
             self.rows = self.count if self.manifest else self._resumed()
-        except BaseException:
-            self._lock.close()
-            raise
+            self._lock = lock.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:

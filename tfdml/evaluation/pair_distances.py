@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_choice
 from tfdml.evaluation.per_query import check_labels
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval.exact import check_embeddings, placed_together
@@ -173,8 +173,7 @@ class AllPairs:
 
 
 def _checked(embeddings: Any, labels: Any, distance: str) -> tuple[np.ndarray, np.ndarray]:
-    if distance not in DISTANCES:
-        raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
+    check_choice("distance", distance, DISTANCES)
     embeddings = check_embeddings(embeddings)
     labels = check_labels(labels, len(embeddings))
     classes = len(np.unique(labels))

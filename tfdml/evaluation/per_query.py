@@ -21,7 +21,7 @@ import numpy as np
 from keras import ops
 
 from tfdml.embeddings.reader import ImageTable
-from tfdml.errors import UserError, short_message
+from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.evaluation.relevance import Relevance, check_labels
 from tfdml.io.files import atomic_write, require_regular
 from tfdml.pairwise import DISTANCES
@@ -577,8 +577,7 @@ def whole_rankings(task: RetrievalTask, distance: str, memory_budget: int) -> It
     Raises:
         UserError: An unknown distance.
     """
-    if distance not in DISTANCES:
-        raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
+    check_choice("distance", distance, DISTANCES)
     space = exact.placed_together(task.queries, task.searched, distance)
     size, count = len(space.gallery), len(task.queries)
     copies, originals = _copies(space.gallery)
@@ -704,14 +703,12 @@ class QueryValues:
         Raises:
             UserError: The file cannot be read, or is of something else.
         """
-        try:
+        with user_errors(Exception, f"{path} cannot be read: {REASON}"):  # whatever NumPy raises on a damaged file
             require_regular(path)
             with np.load(path, allow_pickle=False) as file:
-                ids, labels, images = (file[name] for name in ("ids", "labels", "images"))
-                names = [name for name in file.files if name not in ("ids", "labels", "images")]
-                return cls(ids, labels, str(images), {name: file[name].astype(np.float64) for name in names})
-        except Exception as error:  # whatever NumPy raises on a damaged file
-            raise UserError(f"{path} cannot be read: {short_message(error)}") from error
+                columns = {name: file[name] for name in file.files}
+            ids, labels, images = (columns.pop(name) for name in ("ids", "labels", "images"))
+            return cls(ids, labels, str(images), {name: column.astype(np.float64) for name, column in columns.items()})
 
     def write(self, path: Path) -> None:
         """Write them as a compressed .npz, values in single precision.

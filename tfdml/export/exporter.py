@@ -241,10 +241,8 @@ def _calibrated(
 
 
 def _calibration_of(vectors: np.ndarray, dataset: ImageDataset, target: str, of: str = "") -> Calibration:
-    try:
+    with user_errors(UserError, f"the images cannot show the threshold{of}: {REASON}"):
         return calibrate(vectors, dataset.labels, distance="euclidean", **target_of(target))
-    except UserError as error:
-        raise UserError(f"the images cannot show the threshold{of}: {error}") from error
 
 
 def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:

@@ -18,7 +18,8 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.faults import access_fault
 from tfdml.data.images import FileImages
-from tfdml.errors import UserError
+from tfdml.data.readers.own_images import images_below
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 _BATCH_SIZE = 32
@@ -58,10 +59,8 @@ class GalleryItem:
     def __post_init__(self):
         if not isinstance(self.id, str) or not self.id:
             raise UserError(f"the id of a gallery item must be a text that is not empty; got {self.id!r}")
-        try:
+        with user_errors(UnicodeEncodeError, f"the id {self.id!r} is not UTF-8: rename the item"):
             self.id.encode()  # valid in JSON and in every protocol
-        except UnicodeEncodeError as error:
-            raise UserError(f"the id {self.id!r} is not UTF-8: rename the item") from error
         if not isinstance(self.label, (int, np.integer)) or not _LABELS.min <= self.label <= _LABELS.max:
             raise UserError(f"gallery item {self.id}: its label must be an integer of 64 bits; got {self.label!r:.60}")
         if (self.image is not None) + (self.embedding is not None) + bool(self.fault) != 1:
@@ -70,12 +69,11 @@ class GalleryItem:
 
     def metadata_text(self) -> str:
         """Return the metadata as JSON."""
-        try:
+        kinds = (TypeError, ValueError, RecursionError)
+        with user_errors(kinds, f"gallery item {self.id}: its metadata cannot be written as JSON: {REASON}"):
             text = json.dumps(dict(self.metadata), ensure_ascii=False, sort_keys=True, allow_nan=False)
             text.encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"gallery item {self.id}: its metadata cannot be written as JSON: {error}") from error
-        return text
+            return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,21 +191,12 @@ def images_of_folder(folder: str | os.PathLike) -> ImageDataset:
         >>> images_of_folder("photos")
         ImageDataset('gallery', 'all', images=12, classes=4)
     """
-
-    def unreadable(error: OSError) -> None:
-        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
-
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"{folder}: there is no such folder")
-    paths = []
-    for parent, folders, files in os.walk(root, onerror=unreadable):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found = (name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith("."))
-        paths += [Path(parent, name).relative_to(root) for name in found]
+    paths = sorted(Path(path).relative_to(root) for path in images_below(str(root)))
     if not paths:
         raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)})")
-    paths.sort()
     class_names = sorted({path.parts[0] for path in paths if len(path.parts) > 1})
     label_of = {name: label for label, name in enumerate(class_names)}
     labels = [label_of[path.parts[0]] if len(path.parts) > 1 else NO_LABEL for path in paths]

@@ -388,10 +388,8 @@ def _checked(queries: np.ndarray, dimensions: int) -> np.ndarray:
 def _bytes(image: bytes | str | os.PathLike) -> bytes:
     if isinstance(image, bytes):
         return image
-    try:
+    with user_errors((OSError, TypeError), f"{image} cannot be read: {REASON}"):
         return read_bytes(Path(image))
-    except (OSError, TypeError) as error:
-        raise UserError(f"{image} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _decoded(texts: np.ndarray) -> np.ndarray:

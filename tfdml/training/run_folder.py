@@ -13,7 +13,7 @@ from typing import Any
 import keras
 from absl import logging
 
-from tfdml.errors import UserError, differences
+from tfdml.errors import REASON, UserError, differences, user_errors
 from tfdml.evaluation.per_query import QUERIES_FILE as QUERIES
 from tfdml.io.copies import in_store, local_copy, save, uploading
 from tfdml.io.files import PARTIAL_PREFIX, atomic_write, is_debris, locked, require_local, sweep, write_json
@@ -100,12 +100,11 @@ class RunFolder:
         """
         if self.is_untouched():
             raise UserError(f"--run_dir={self.path}: the run was stopped before it began; leave out --resume")
-        try:
+        with (
+            user_errors(UnicodeDecodeError, f"{self.flags} is damaged: it is no text; start the run again elsewhere"),
+            user_errors(OSError, f"--run_dir={self.path} holds no run to resume: there is no {self.flags}"),
+        ):
             text = self.flags.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            if isinstance(error, UnicodeDecodeError):
-                raise UserError(f"{self.flags} is damaged: it is no text; start the run again elsewhere") from error
-            raise UserError(f"--run_dir={self.path} holds no run to resume: there is no {self.flags}") from error
         try:
             return Experiment.from_flags(text, run_dir=str(self.path))
         except UserError as error:
@@ -130,13 +129,10 @@ class RunFolder:
 
     def check_new(self) -> None:
         """Raise a `UserError` if a run could lose something by being written here."""
-        try:
+        with user_errors(UnicodeEncodeError, f"--run_dir={str(self.path)!r} is no UTF-8: name another folder"):
             str(self.path).encode()
+        with user_errors(OSError, f"--run_dir={str(self.path)[:100]} cannot be used: {REASON}"):
             taken = self.path.exists() and not self.is_untouched()
-        except UnicodeEncodeError as error:
-            raise UserError(f"--run_dir={str(self.path)!r} is no UTF-8: name another folder") from error
-        except OSError as error:
-            raise UserError(f"--run_dir={str(self.path)[:100]} cannot be used: {error.strerror}") from error
         if taken:
             raise UserError(f"--run_dir={self.path} exists already: continue it with --resume, or name another")
 
@@ -166,10 +162,8 @@ class RunFolder:
         Raises:
             UserError: It cannot be made, or has become that of another run.
         """
-        try:
+        with user_errors(OSError, f"--run_dir={self.path} cannot be made: {REASON}"):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--run_dir={self.path} cannot be made: {error.strerror}") from error
         with self.locked():
             self.check_new()
             with atomic_write(self.flags) as temporary:
@@ -214,7 +208,7 @@ class RunFolder:
         try:
             before = read_json(self.data)
             known = {split: dict(before.get(split, {})) for split in data}
-        except (UserError, AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise UserError(f"{self.data} is damaged; delete it if the images are the same") from error
         if changed := differences(known, data):
             raise UserError(f"--resume: the images are not those of the start ({changed}): bring them back")

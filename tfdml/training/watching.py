@@ -20,9 +20,9 @@ from absl import logging
 from keras import ops
 from scipy.spatial.distance import pdist
 
-from tfdml.data.pipeline import training_batches
+from tfdml.data.pipeline import own_threads, training_batches
 from tfdml.data.sampling import Share
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import write_json
 from tfdml.io.manifests import read_json
 from tfdml.models import MetricLearner
@@ -30,7 +30,6 @@ from tfdml.objectives import Stateful
 from tfdml.pairs import Pairs
 from tfdml.training import checkpoints
 from tfdml.training.build.components import Components
-from tfdml.training.distributed.devices import own_threads
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import Experiment
 
@@ -557,12 +556,12 @@ def logged_to(target: str, run_dir: Path, flags: Mapping[str, Any]) -> Iterator[
         UserError: The library is not installed, or it refuses.
     """
     service, _, rest = target.partition(":")
-    try:
+    with (
+        # A server that is not there, a project that is not theirs.
+        user_errors(Exception, f"--log_to={target}: {service} refuses: {REASON}"),
+        user_errors(ImportError, f"--log_to={target}: {service} is not installed: pip install 'tfdml[{service}]'"),
+    ):
         log, close = _START[service](rest, run_dir, flags)
-    except ImportError as error:
-        raise UserError(f"--log_to={target}: {service} is not installed: pip install 'tfdml[{service}]'") from error
-    except Exception as error:  # a server that is not there, a project that is not theirs
-        raise UserError(f"--log_to={target}: {service} refuses: {error}") from error
     try:
         yield lambda record: log(flat(record))
     finally:

@@ -65,9 +65,11 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
     loose = {name for part in chosen if all(map(_is_image, members[part])) for name in members[part]}
     paths, labels = [], []
     for name, path in [(name, os.path.join(roots[part], name)) for part in chosen for name in members[part]]:
-        found = [path] if name in loose else _images_below(path)
+        found = [path] if name in loose else images_below(path)
         if not found:
             raise UserError(f"folder: the class folder {path} has no image; add some or remove it")
+        if unfit := [path for path in found if CONTROL.search(path) and name not in loose]:
+            raise UserError(f"folder: {len(unfit)} names have control characters or no UTF-8, first {quoted(unfit[0])}")
         paths += found
         labels += [labels_of[name]] * len(found)
     class_names = {labels_of[name]: name for part in chosen for name in members[part]}
@@ -108,7 +110,13 @@ def _class_folders(folder: str) -> list[str]:
     return folders
 
 
-def _images_below(folder: str) -> list[str]:
+def images_below(folder: str) -> list[str]:
+    """Return the images below a folder, sorted, without hidden ones.
+
+    Raises:
+        UserError: A folder may not be read.
+    """
+
     def refuse(error: Exception) -> None:
         # Without this a folder that may not be read would pass for an empty one.
         raise UserError(f"folder: a folder below {folder} cannot be read ({error}); allow it or remove it")
@@ -117,9 +125,6 @@ def _images_below(folder: str) -> list[str]:
     for parent, folders, files in walk(folder, refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths += [os.path.join(parent, name) for name in files if _is_image(name) and not name.startswith(".")]
-    unfit = [path for path in paths if CONTROL.search(path)]
-    if unfit:
-        raise UserError(f"folder: {len(unfit)} names have control characters or no UTF-8, first {quoted(unfit[0])}")
     return sorted(paths)
 
 
@@ -288,10 +293,9 @@ def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> PairList:
     if len(ends) == 2:
         values = []
         for line, cell in enumerate(table.columns[columns[2]]):
-            try:
+            where = table.where(line)
+            with user_errors(ValueError, f"{where}: similarity must be a number, it is {quoted(cell)}"):
                 values.append(float({"true": "1", "false": "0"}.get(cell, cell)))
-            except ValueError as error:
-                raise UserError(f"{table.where(line)}: similarity must be a number, it is {quoted(cell)}") from error
         found = PairList(rows, np.array(values), similar_from)
     scored = found.scored()
     same = np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))

@@ -1,5 +1,6 @@
 """The objects that a run consists of, built and checked before anything is trained or written."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -245,16 +246,14 @@ def make_learner(
         raise UserError(f"--lora_rank={experiment.lora_rank} trains the backbone, and --backbone_rate=0 nothing of it")
     keras.utils.set_random_seed(experiment.seed)
     keras.config.set_dtype_policy(experiment.mixed_precision)
-    try:
+    too_large = "the network does not fit the device's memory: lower --embedding_dim and the like"
+    with user_errors(tf.errors.ResourceExhaustedError, too_large), contextlib.ExitStack() as stack:
+        stack.callback(keras.config.set_dtype_policy, "float32")
         stored = train.images.pixels() if experiment.features and train is not None else None
         embedder = make_embedder(experiment, view, stored)
         if experiment.backbone_rate == 0:
             embedder.freeze_backbone()
         learner = _with_objectives(embedder, experiment, num_classes, train)
-    except tf.errors.ResourceExhaustedError as error:
-        raise UserError("the network does not fit the device's memory: lower --embedding_dim and the like") from error
-    finally:
-        keras.config.set_dtype_policy("float32")
     half = experiment.mixed_precision == "mixed_float16" and keras.backend.backend() == "jax"
     if half and learner.statistics_variables:
         raise UserError("rank_mi on JAX takes no --mixed_precision=mixed_float16: use mixed_bfloat16")

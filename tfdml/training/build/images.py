@@ -21,7 +21,7 @@ from tfdml.data.readers.label_files import Table, check_fraction, split_classes,
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
 from tfdml.embeddings.reader import ImageTable, StoredEmbeddings, read_embeddings, read_names
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.per_query import check_depth, retrieval_task
 from tfdml.evaluation.retrieval import ks_within
@@ -439,10 +439,8 @@ def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
     """
     for name, split in splits.evaluated().items():
         task = retrieval_task(**dataset_protocol(np.zeros((len(split), 1), np.float32), split))
-        try:
+        with user_errors(UserError, f"the {name} images of {split.name} cannot be measured: {REASON}"):
             check_depth(task, ())
-        except UserError as error:
-            raise UserError(f"the {name} images of {split.name} cannot be measured: {error}") from error
         if max(ks) > task.available:
             fitting = ",".join(map(str, ks_within(ks, task.available)))
             raise UserError(

@@ -70,13 +70,6 @@ def on_gpu() -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
-def own_threads(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Yield the same batches, made by other threads, so that the input never waits for the model's thread."""
-    options = tf.data.Options()
-    options.threading.private_threadpool_size = os.cpu_count() or 1
-    return batches.with_options(options)
-
-
 def make_strategy(logical_devices: int = 0, processes: Processes | None = None) -> Any:
     """Return the strategy for the devices there are; TensorFlow's default one on a single device.
 

@@ -13,7 +13,7 @@ import psutil
 import tensorflow as tf
 
 from tfdml.data.faults import explain_failure
-from tfdml.data.pipeline import training_batches
+from tfdml.data.pipeline import own_threads, training_batches
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.errors import UserError
 from tfdml.io.files import atomic_write, require_writable, sweep
@@ -24,7 +24,7 @@ from tfdml.models.embedder import untrained_batch_norm
 from tfdml.training.build import components
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.build.initial_weights import check_start
-from tfdml.training.distributed.devices import device_names, own_threads
+from tfdml.training.distributed.devices import device_names
 from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import DataSettings, Experiment

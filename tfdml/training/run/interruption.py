@@ -18,7 +18,19 @@ from tfdml.training.distributed.processes import Processes
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
-class Interrupted(KeyboardInterrupt):
+class Stopped(KeyboardInterrupt):
+    """A signal has asked the process to end.
+
+    Args:
+        number: The signal's number.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
+class Interrupted(Stopped):
     """A run was asked to stop, and did.
 
     Args:
@@ -32,7 +44,6 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, number: int, left: str = ""):
         super().__init__(number)
-        self.number = number
         self.left = left
 
     @property

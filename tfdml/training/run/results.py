@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.pipeline import evaluation_batches, two_view_batches
+from tfdml.data.pipeline import evaluation_batches, own_threads, two_view_batches
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.evaluation import QueryValues, embed, evaluate_dataset, evaluate_generalisation
 from tfdml.evaluation.per_query import recording
@@ -23,7 +23,6 @@ from tfdml.objectives import RankMI
 from tfdml.training.build.components import has_orders
 from tfdml.training.build.images import Splits, load_splits, make_transforms
 from tfdml.training.checkpoints import save_model
-from tfdml.training.distributed.devices import own_threads
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.run.monitor import TrainingMonitor
 from tfdml.training.run.selection import saturation_warnings, selected_epoch, write_embedder

@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.faults import explain_failure
-from tfdml.data.pipeline import decoded_source, training_batches
+from tfdml.data.pipeline import decoded_source, own_threads, training_batches
 from tfdml.data.sampling import NeighborSampler, Share
 from tfdml.errors import UserError, differences, user_errors
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, student_interval
@@ -368,7 +368,7 @@ class Run:
                     train, self.share, view, seed=self.experiment.seed, first_step=monitor.step, cache=images
                 )
                 self.learner.fit(
-                    self.processes.distribute(devices.own_threads(batches), parts.sampler.batch_size),
+                    self.processes.distribute(own_threads(batches), parts.sampler.batch_size),
                     initial_epoch=first,
                     epochs=last,
                     steps_per_epoch=length,
