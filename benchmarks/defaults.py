@@ -15,6 +15,7 @@ no gain, is left out of means, and is the worst.
 """
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import resource
@@ -41,21 +42,48 @@ SETS = {
     "omniglot": ("--dataset=omniglot", *CHARACTERS),
     "glyphs": ("--dataset=glyphs", *CHARACTERS),
 }
+# What the weights of a run begin with, and the flag that its data sets have.
+KINDS = {"ImageNet": PRETRAINED[0], "random": CHARACTERS[0]}
 RECIPES = {
     "default": (),
     # What the default was: one rate of 1e-4 for all parts, 12 passes over the images.
     "before": ("--recipe=none",),
     "jrs": ("--objectives=am_softmax + jrs",),
-    "selection": ("--holdout_classes=0.1", "--holdout_sampling=stratified", "--selection=validation"),
     "contrastive": ("--objectives=contrastive",),
-    "long": ("--min_steps=1440",),
+    "fast": ("--learning_rate=3e-4",),
+    "long": ("--min_steps=960",),
+    "crops": ("--augmentation=random_resized_crop",),
+    "wide": ("--embedding_dim=512",),
+    # Lower rates of the parts that start from random weights.
+    "slow_objective": ("--objective_rate=1e-3",),
+    "slow_projection": ("--projection_rate=1e-4",),
+    "one_rate": ("--projection_rate=1e-4", "--objective_rate=1e-4"),
     "frozen": ("--recipe=frozen",),
     # The rates and batches of configs/small/cars_am_softmax.flags.
     "cars_rates": (
         *("--recipe=none", "--learning_rate=3e-4", "--projection_rate=0.01", "--objective_rate=0.01"),
         *("--sampling=shuffle", "--batch_size=100", "--drop_epochs=8"),
     ),
+    # Which embedder is kept. Averages change no step, so theirs are the steps of the default.
+    "ema": ("--ema=0.99",),
+    "selection": (
+        *("--holdout_classes=0.1", "--holdout_sampling=stratified", "--selection=validation", "--evaluate_every=1"),
+    ),
+    "folds": ("--folds=4",),
 }
+# Those that the default is chosen among.
+CANDIDATES = (
+    "default",
+    "jrs",
+    "contrastive",
+    "fast",
+    "long",
+    "crops",
+    "wide",
+    "slow_objective",
+    "slow_projection",
+    "one_rate",
+)
 METRICS = ("recall@1", "map@r")
 _COLLAPSED = dict.fromkeys(METRICS, 0.0)
 # What begins the message where a data set does not suit a recipe.
@@ -64,9 +92,8 @@ _UNSUITED = ("--classes_per_batch=", "--images_per_class=", "--batch_size=", "--
 
 def flags(dataset, recipe, seed):
     """The flags of a run, without those of places."""
-    # Without a selection the unseen classes are measured before the first step and after the last alone.
-    rare = () if "--selection=validation" in RECIPES[recipe] else ("--evaluate_every=0",)
-    return [*SETS[dataset], *RECIPES[recipe], f"--seed={seed}", *rare]
+    # The unseen classes are measured before the first step and after the last alone, unless the recipe asks for more.
+    return [*SETS[dataset], "--evaluate_every=0", *RECIPES[recipe], f"--seed={seed}"]
 
 
 def settings(dataset, recipe, seed):
@@ -106,14 +133,20 @@ def train(dataset, recipe, seed, arguments):
         if "collapsed" not in last and "diverged" not in last:
             raise SystemExit(f"{dataset}, {recipe}, seed {seed}: {last}")
         row |= {"ended": last.partition(";")[0], "selected": _COLLAPSED, "last": _COLLAPSED}
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # Of folds the first stands for all where they differ.
+    one = folder / "fold_1" if (folder / "fold_1").exists() else folder
+    records = [json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()]
     row["before"] = _kept(records[0]["test"])
     if "ended" not in row:
         result = json.loads((folder / "result.json").read_text())
         ends = [record["test"] for record in records if "test" in record]
-        row |= {"selected": _kept(result["metrics"]), "epoch": result["epoch"], "last": _kept(ends[-1])}
-        row["steps"] = result["steps"]
-    sizes = json.loads((folder / "data.json").read_text())
+        row |= {"selected": _kept(result["metrics"]), "last": _kept(ends[-1])}
+        row |= {name: result.get("runs", [result])[0][name] for name in ("epoch", "steps")}
+        if "metrics_together" in result:
+            row |= {"before": _kept(result["metrics_before"]), "together": _kept(result["metrics_together"])}
+        elif "validation" in records[-1]:
+            row["epochs"] = [{part: _kept(record[part]) for part in ("validation", "test")} for record in records[1:]]
+    sizes = json.loads((one / "data.json").read_text())
     row["sizes"] = {part: {name: sizes[part][name] for name in ("classes", "images")} for part in sizes}
     # Of a run that was continued this is the last part alone.
     return row | ({} if "--resume" in command else {"cpu_seconds": round(seconds)})
@@ -174,20 +207,73 @@ def summary(rows, recipe):
     }
 
 
+def left_out(rows):
+    """What leave-one-data-set-out chooses: for each data set the candidate with the best mean gain on the others.
+
+    Fine-tuning and random weights are chosen apart. Of each kind those data sets count that all candidates have.
+
+    Returns:
+        Data set to the chosen recipe and to the gain of every candidate there, in points.
+    """
+    found = {}
+    for kind in KINDS.values():
+        datasets = [dataset for dataset, words in SETS.items() if kind in words]
+        means = {
+            recipe: {dataset: np.mean([*seeds.values()]) for dataset, seeds in own.items() if dataset in datasets}
+            for recipe in CANDIDATES
+            if (own := gains(rows, recipe)).keys() & {*datasets}
+        }
+        shared = [dataset for dataset in datasets if all(dataset in own for own in means.values())]
+        for dataset in shared if len(shared) > 1 else ():
+            others = [other for other in shared if other != dataset]
+            score = {recipe: np.mean([own[other] for other in others]) for recipe, own in means.items()}
+            found[dataset] = max(score, key=score.__getitem__), {recipe: own[dataset] for recipe, own in means.items()}
+    return found
+
+
+def selections(rows):
+    """What each choice of an embedder gains in Recall@1, in points: its name to data set to gains by seed.
+
+    The epochs of a run that holds classes out are one run for three choices: its last epoch, and the best by a metric
+    on the held-out classes.
+    """
+    found = {}
+
+    def add(name, row, metrics):
+        gained = 100 * (metrics["recall@1"] - row["before"]["recall@1"])
+        found.setdefault(name, {}).setdefault(row["dataset"], []).append(gained)
+
+    for row in rows:
+        if row["recipe"] in ("default", "ema") and "refused" not in row:
+            add("all classes, " + {"default": "last", "ema": "average"}[row["recipe"]], row, row["selected"])
+        if "epochs" in row:
+            add("held out, last", row, row["epochs"][-1]["test"])
+            for metric in METRICS:
+                # The first of the best, as a run keeps it.
+                best = max(row["epochs"], key=lambda epoch: epoch["validation"][metric])
+                add(f"held out, best {metric.replace('recall', 'Recall').replace('map@r', 'MAP@R')}", row, best["test"])
+        if "together" in row:
+            add("4 folds, mean", row, row["selected"])
+            add("4 folds, together", row, row["together"])
+    return found
+
+
 def tables(rows, recipes, results):
-    """Print and write the table of recipes and that of data sets."""
+    """Print and write the tables: of recipes, of data sets, of the choice among candidates and of selections."""
     recipes = [recipe for recipe in recipes if any(row["recipe"] == recipe for row in rows)]
-    columns = ("recipe", "mean gain", "worst data set", "95 %, data sets", "95 %, seeds", "gain in MAP@R")
+    columns = ("from", "recipe", "mean gain", "worst data set", "95 %, data sets", "95 %, seeds", "gain in MAP@R")
     add = results.table("recipes", *columns, "next to default", "data sets", "runs", "flags")
-    for recipe in recipes:
-        found = summary(rows, recipe)
+    for kind, recipe in itertools.product(KINDS, recipes):
+        found = summary([row for row in rows if KINDS[kind] in SETS[row["dataset"]]], recipe)
+        if not found["sets"] and not found["refused"]:
+            continue
         name, least = found["worst"]
         worst = [f"{name} {least:+.1f}"] if name else []
         worst = ", ".join([f"{dataset} refused" for dataset in found["refused"]] or worst)
         paired = "" if recipe == "default" else _with_interval(found["next to default"])
         parts = [_points(found["gain"]), worst, _interval(found["gain"]), _interval(found["over seeds"])]
         written = " ".join(f"`{flag}`" for flag in RECIPES[recipe])
-        add(recipe, *parts, _points(found["map@r"]), paired, found["sets"], found["runs"], written)
+        add(kind, recipe, *parts, _points(found["map@r"]), paired, found["sets"], found["runs"], written)
     columns = ("data set", "training classes, images", "test classes, images", "steps", "untrained Recall@1")
     add = results.table("sets", *columns, *(f"gain, {recipe}" for recipe in recipes))
     for dataset in SETS:
@@ -209,6 +295,17 @@ def tables(rows, recipes, results):
             refused = any(row["recipe"] == recipe and "refused" in row for row in own)
             cells.append("refused" if refused else _with_interval(values))
         add(dataset, *about, *cells)
+    if chosen := left_out(rows):
+        add = results.table("left out", "data set", "chosen on the others", "its gain", "of the best there", "default")
+        for dataset, (recipe, gained) in chosen.items():
+            best = max(gained, key=gained.__getitem__)
+            add(dataset, recipe, f"{gained[recipe]:+.1f}", f"{best} {gained[best]:+.1f}", f"{gained['default']:+.1f}")
+    found = selections(rows)
+    if len(found) > 1:
+        add = results.table("selections", "data set", *found)
+        for dataset in SETS:
+            if sum(dataset in by_set for by_set in found.values()) > 1:
+                add(dataset, *(_points(by_set.get(dataset, [])) for by_set in found.values()))
     for row in rows:
         if row["recipe"] in recipes and ("ended" in row or "refused" in row):
             print(f"{row['dataset']}, {row['recipe']}, seed {row['seed']}: {row.get('ended') or row['refused']}")

@@ -30,25 +30,23 @@ class FeatureEmbedder(Embedder):
     Args:
         shape: (h, w, c) of a feature map; (1, 1, D) for pooled features.
         embedding_dim: d.
-        scaled: Whether a trained factor multiplies the features, so that their gradient is computed.
+        layer: What is trained on the map before it is pooled: `Factor`, `Adapter`; None for nothing.
     """
 
-    def __init__(self, shape, embedding_dim, scaled=False):
-        layer = Factor() if scaled else keras.layers.Activation("linear")
-        features = keras.Sequential([keras.Input(shape), layer])
+    def __init__(self, shape, embedding_dim, layer=None):
+        features = keras.Sequential([keras.Input(shape), layer or keras.layers.Identity()])
         super().__init__(features, embedding_dim=embedding_dim, image_size=shape[0], scaling="none")
-        self._shape = shape
         self.build((None, *shape))
         self.built = True
 
     @property
-    def representations(self):
-        """The names that `represent` gives."""
-        return tuple(self.representation_shapes((None, *self._shape)))
+    def view_shape(self):
+        """(h, w, c)."""
+        return tuple(self.backbone.input_shape[1:])
 
 
 class Factor(keras.layers.Layer):
-    """One trained number times everything."""
+    """One trained number times everything: the least for which the gradient of the features is computed."""
 
     def build(self, input_shape):
         """Create the number."""
@@ -58,3 +56,28 @@ class Factor(keras.layers.Layer):
     def call(self, x):
         """Of the same shape."""
         return self.factor * x
+
+
+class Adapter(keras.layers.Layer):
+    """x + U relu(V x) of the features x at each position, U from zeros: at first the features themselves.
+
+    Args:
+        rank: Rows of V.
+
+    Source: Houlsby et al., "Parameter-Efficient Transfer Learning for NLP", ICML 2019, sec. 2.1.
+    """
+
+    def __init__(self, rank):
+        super().__init__(name="adapter")
+        self.down = keras.layers.Dense(rank, activation="relu")
+        self.rank = rank
+
+    def build(self, input_shape):
+        """Create V and U."""
+        self.down.build(input_shape)
+        self.up = keras.layers.Dense(input_shape[-1], kernel_initializer="zeros")
+        self.up.build((*input_shape[:-1], self.rank))
+
+    def call(self, x):
+        """Of the same shape."""
+        return x + self.up(self.down(x))

@@ -15,7 +15,7 @@ import time
 import keras
 import numpy as np
 
-from benchmarks.learners import FeatureEmbedder
+from benchmarks.learners import Factor, FeatureEmbedder
 from tfdml import backbones
 from tfdml.models import MetricLearner
 from tfdml.training.expressions import parse_call
@@ -73,7 +73,7 @@ def rest_seconds(shape, batch, dim, per_class, objectives, rounds):
     batch -= batch % per_class
     x = np.maximum(np.random.default_rng(0).normal(size=(batch, *shape)), 0).astype("float32")
     labels = np.arange(batch) // per_class
-    learner = MetricLearner(FeatureEmbedder(shape, dim, scaled=True), build_objectives(objectives, batch // per_class))
+    learner = MetricLearner(FeatureEmbedder(shape, dim, Factor()), build_objectives(objectives, batch // per_class))
     learner.build((None, *shape))
     learner.compile(keras.optimizers.Adam(1e-4))
 

@@ -7,14 +7,16 @@ import sys
 import tarfile
 import types
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import defaults, defaults_data
+from benchmarks import defaults, defaults_data, head_study
 from benchmarks.study import run_folder
 from benchmarks.study_rows import SECOND_LEVEL, STUDIES, Row
 from benchmarks.study_table import draw, gains, tables
 from tests.docs.files import write_photos
+from tfdml.models import MetricLearner
 from tfdml.training import Experiment
 from tfdml.training.expressions import parse_terms
 from tools.numbers import NUMBERS, Results, lookup
@@ -121,6 +123,7 @@ def test_a_recipe_is_judged_by_its_mean_over_data_sets_and_by_its_worst(tmp_path
         a_default_run("icons", "long", 0, 0.4, 0.6),
         {"dataset": "clothing", "recipe": "long", "seed": 0, "refused": "--classes_per_batch=20: of 12"},
     ]
+    of_characters = a_default_run("glyphs", "default", 0, 0.1, 0.5)
     found = defaults.summary(rows, "default")
     assert found["gain"] == pytest.approx([15, -5])  # each data set counts once, however many seeds it has
     assert (found["worst"][0], found["worst"][1]) == ("emoji", pytest.approx(-5))
@@ -128,14 +131,18 @@ def test_a_recipe_is_judged_by_its_mean_over_data_sets_and_by_its_worst(tmp_path
     assert found["map@r"] == pytest.approx([10, 10])
     assert defaults.summary(rows, "long")["next to default"] == pytest.approx([5])
     path = tmp_path / "defaults.json"
-    defaults.tables(rows, list(defaults.RECIPES), Results(str(path)))
+    defaults.tables([*rows, of_characters], list(defaults.RECIPES), Results(str(path)))
     stored = json.loads(path.read_text())
-    default, long = (dict(zip(stored["recipes"]["columns"], row, strict=True)) for row in stored["recipes"]["rows"])
+    default, long, random = (
+        dict(zip(stored["recipes"]["columns"], row, strict=True)) for row in stored["recipes"]["rows"]
+    )
+    assert (random["from"], random["mean gain"], random["worst data set"]) == ("random", "+40.0", "glyphs +40.0")
+    assert (default["from"], long["from"], default["recipe"]) == ("ImageNet", "ImageNet", "default")
     assert (default["mean gain"], default["worst data set"], default["data sets"]) == ("+5.0", "emoji -5.0", "2")
     assert default["95 %, data sets"] == "-122.1 to +132.1"
-    assert (long["next to default"], long["flags"]) == ("+5.0", "`--min_steps=1440`")
+    assert (long["next to default"], long["flags"]) == ("+5.0", "`--min_steps=960`")
     assert (long["mean gain"], long["worst data set"], long["data sets"]) == ("+22.5", "clothing refused", "2")
-    grocery, clothing, emoji, _ = (
+    grocery, clothing, emoji, _, _ = (
         dict(zip(stored["sets"]["columns"], row, strict=True)) for row in stored["sets"]["rows"]
     )
     assert grocery["gain, default"] == "+15.0 (-48.5 to +78.5)"
@@ -143,11 +150,48 @@ def test_a_recipe_is_judged_by_its_mean_over_data_sets_and_by_its_worst(tmp_path
     assert (clothing["gain, default"], clothing["gain, long"]) == ("", "refused")
 
 
+def test_a_recipe_is_chosen_for_a_data_set_by_the_others_alone():
+    rows = [a_default_run(name, "default", 0, 0.5, 0.6) for name in ("grocery", "emoji", "icons", "clothing")]
+    reached = {"grocery": 0.9, "emoji": 0.55, "icons": 0.55}
+    rows += [a_default_run(name, "long", 0, 0.5, after) for name, after in reached.items()]
+    # Not a candidate, and a kind of network of which one data set alone is there.
+    rows += [a_default_run("emoji", "before", 0, 0.5, 0.99), a_default_run("glyphs", "default", 0, 0.1, 0.2)]
+    found = defaults.left_out(rows)
+    # The gains of long are 40, 5 and 5, those of the default 10 each: without grocery the default is better.
+    assert {name: chosen for name, (chosen, _) in found.items()} == {
+        "grocery": "default",
+        "emoji": "long",
+        "icons": "long",
+    }
+    assert found["emoji"][1] == pytest.approx({"default": 10, "long": 5})
+
+
+def test_what_each_selection_keeps_is_read_from_the_same_runs():
+    def epoch(held_out, unseen):
+        parts = {"validation": held_out, "test": unseen}
+        return {part: {"recall@1": recall, "map@r": 1 - recall} for part, recall in parts.items()}
+
+    held_out = a_default_run("emoji", "selection", 0, 0.5, 0.6)
+    held_out["epochs"] = [epoch(0.7, 0.55), epoch(0.9, 0.6), epoch(0.9, 0.52), epoch(0.8, 0.7)]
+    folds = {**a_default_run("emoji", "folds", 0, 0.5, 0.6), "together": {"recall@1": 0.8, "map@r": 0.2}}
+    rows = [a_default_run("emoji", "default", 0, 0.5, 0.65), a_default_run("emoji", "ema", 0, 0.5, 0.66)]
+    gained = {name: by_set["emoji"] for name, by_set in defaults.selections([*rows, held_out, folds]).items()}
+    assert gained == {
+        "all classes, last": [pytest.approx(15)],
+        "all classes, average": [pytest.approx(16)],
+        "held out, last": [pytest.approx(20)],
+        "held out, best Recall@1": [pytest.approx(10)],  # the first of two
+        "held out, best MAP@R": [pytest.approx(5)],
+        "4 folds, mean": [pytest.approx(10)],
+        "4 folds, together": [pytest.approx(30)],
+    }
+
+
 def test_each_recipe_is_an_experiment_and_the_default_has_no_flag_of_its_own():
     for dataset in defaults.SETS:
         for recipe in defaults.RECIPES:
-            assert "--evaluate_every=0" in defaults.settings(dataset, recipe, 0) or recipe == "selection"
-    assert defaults.flags("grocery", "default", 2) == [*defaults.SETS["grocery"], "--seed=2", "--evaluate_every=0"]
+            assert ("--evaluate_every=0" in defaults.settings(dataset, recipe, 0)) == (recipe != "selection")
+    assert defaults.flags("grocery", "default", 2) == [*defaults.SETS["grocery"], "--evaluate_every=0", "--seed=2"]
     # A run is repeated when its recipe has changed.
     assert {"--min_steps=480", "--projection_rate=0.001"} <= set(defaults.settings("grocery", "default", 0))
     assert "--min_steps=1200" in defaults.settings("glyphs", "default", 0)
@@ -189,6 +233,70 @@ def test_runs_of_the_defaults_are_measured_once_and_again_with_other_flags(tmp_p
     again = {row["recipe"]: row["flags"] for row in json.loads(path.read_text())["runs"]}
     assert "--flip=false" in again["default"]
     assert len(again) == 3
+
+
+def a_head(dataset, head, seed, recall):
+    course = {"0": {"recall@1": 0.4, "map@r": 0.1}, "8": {"recall@1": recall, "map@r": recall / 2}}
+    return {"dataset": dataset, "head": head, "seed": seed, "updates": 8, "course": course}
+
+
+def test_a_head_gains_over_its_base_with_the_same_seed(tmp_path):
+    runs = [a_head("icons", "contrastive", seed, 0.5 + seed / 10) for seed in (0, 1, 2)]
+    runs += [a_head("icons", "+ HORDE", seed, 0.52 + seed / 10) for seed in (2, 1)]
+    runs += [a_head("emoji", "contrastive", 0, 0.7), a_head("emoji", "+ HORDE", 0, 0.66)]
+    assert head_study.paired(runs, "icons", "+ HORDE") == pytest.approx([2, 2])
+    path = tmp_path / "heads.json"
+    head_study.tables(runs, Results(str(path)))
+    stored = json.loads(path.read_text())
+    (gained,) = (dict(zip(stored["gains"]["columns"], row, strict=True)) for row in stored["gains"]["rows"])
+    assert (gained["method"], gained["base"], gained["seeds"]) == ("+ HORDE", "contrastive", "1")
+    assert (gained["icons"], gained["emoji"]) == ("+2.0 (+2.0 to +2.0)", "-4.0")
+    assert gained["mean, 95 % over data sets"].startswith("-1.0 (")
+    assert stored["recalls"]["rows"] == [
+        ["untrained", "40.0", "40.0"],
+        ["contrastive", "70.0", "60.0"],
+        ["+ HORDE", "66.0", "67.0"],
+    ]
+    head_study.draw(runs, tmp_path / "heads.png")
+    assert Image.open(tmp_path / "heads.png").size[0] > 500
+
+
+@pytest.mark.slow
+def test_a_head_and_its_base_begin_with_the_same_weights_and_see_the_same_batches(tmp_path, monkeypatch, capsys):
+    generator, labels = np.random.default_rng(0), np.repeat(np.arange(8), 6)
+    maps = generator.normal(size=(2, 48, 2, 2, 12)).astype("float16")
+    (tmp_path / "features").mkdir()
+    stored = {"train": maps[0], "test": maps[1], "train_labels": labels + 3, "test_labels": labels}
+    np.savez(tmp_path / "features" / "icons.npz", **stored)
+    path = tmp_path / "heads.json"
+    words = ["head_study", f"--features={tmp_path / 'features'}", f"--results={path}", "--seeds=1", "--updates=60"]
+    heads = ["contrastive", "+ HORDE", "margin", "RankMI"]
+    monkeypatch.setattr("sys.argv", [*words, "--only", *heads])
+    monkeypatch.setattr(head_study, "ON_THE_WAY", (2, 100))
+    seen = {}
+    fit = MetricLearner.fit
+
+    def watched(self, batches, **options):
+        kept = list(batches)
+        seen.setdefault(frozenset(objective.name for objective in self.objectives), []).extend(
+            rows.sum() for rows, _ in kept
+        )
+        return fit(self, (batch for batch in kept), **options)
+
+    monkeypatch.setattr(MetricLearner, "fit", watched)
+    head_study.main()
+    runs = json.loads(path.read_text())["runs"]
+    assert {run["head"] for run in runs} == {*heads}
+    for run in runs:
+        assert list(run["course"]) == ["0", "2", "60"]
+        assert run["course"]["0"] == runs[0]["course"]["0"]
+        assert run["course"]["60"] != run["course"]["0"]
+    by_head = {name: batches for names, batches in seen.items() for name in names if len(names) == 1 or name == "horde"}
+    assert by_head["rank_mi"][::2] == by_head["margin"] == by_head["horde"] == by_head["contrastive"]
+    assert not {*by_head["rank_mi"][1::2]} & {*by_head["margin"]}
+    monkeypatch.setattr(head_study, "train", lambda *_: pytest.fail("trained again"))
+    head_study.main()
+    assert "| RankMI | margin |" in capsys.readouterr().out
 
 
 def names_below(folder):
