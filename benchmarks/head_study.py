@@ -125,7 +125,7 @@ def train(data, objectives, seed, updates):
         )
         return {name: round(float(values.mean()), 6) for name, values in found.items()}
 
-    # Without crops an image has the same features in every pass: one pass tells the densities of the classes.
+    # Without crops an image has the same features in every pass: one pass gives the densities of the classes.
     learner.calibrate((x[rows : rows + 500], labels[rows : rows + 500]) for rows in range(0, len(x), 500))
     course, done = {0: measure()}, 0
     for until in sorted({*(n for n in ON_THE_WAY if n < updates), updates}):
