@@ -149,7 +149,7 @@ def main():
 
     from tfdml import data
     from tfdml.data.transforms import EvaluationTransform
-    from tfdml.embeddings.base import encoded_image
+    from tfdml.embeddings.backends import encoded_image
     from tfdml.evaluation import evaluate_dataset
     from tfdml.export.exporter import load_run, whole_classes
 

@@ -15,7 +15,7 @@ import numpy as np
 from tfdml.data.pipeline import training_batches
 from tfdml.training.build.components import make_learner
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
-from tfdml.training.run.results import Evaluator
+from tfdml.training.run.monitor import Evaluator
 from tfdml.training.settings import Experiment
 from tools.numbers import Results, command_line
 

@@ -154,7 +154,7 @@ def test_an_overlay_is_bright_where_the_map_is_high():
 def test_a_trained_transformer_looks_at_the_common_patch():
     pytest.importorskip("keras_hub")
     from tests.backbones import hub_networks
-    from tfdml.backbones.tokens import TokenBackbone
+    from tfdml.backbones.hub import TokenBackbone
 
     patterns, generator = textures(0, 8), np.random.default_rng(0)
     labels = generator.integers(0, 8, 1024)

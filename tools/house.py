@@ -43,13 +43,12 @@ SINGLE_USE = {
     "tfdml.cluster.bulk_embedding": "the entry of embedding over Ray",
     "tfdml.cluster.query_blocks": "the entry of exact evaluation over Ray",
     "tfdml.cluster.serving": "the entry of serving",
-    "tfdml.cluster.sweep": "the entry of sweeps",
+    "tfdml.cluster.training": "the entry of training over Ray, and of sweeps",
     "tfdml.data.download": "archives from their publishers",
     "tfdml.export.acceptance": "when an exported file is accepted",
     "tfdml.export.search_graph": "the part of a retriever that TensorFlow alone runs",
     "tfdml.models.gradient_cache": "batches beyond the memory",
     "tfdml.training.run.dry_run": "the entry of `--dry_run`",
-    "tfdml.training.run.results": "what a run measures and writes",
     "tfdml.training.terms": "what `--objectives` can name",
 }
 #: Tests of several modules at once.

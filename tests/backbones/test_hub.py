@@ -11,10 +11,9 @@ import tensorflow as tf
 from tests.backbones.hub_networks import FAMILIES, OFFSET, PATCH, SCALE, SIZE, TRANSFORMERS, WIDTH, network, preset
 from tests.marks import has_keras_hub
 from tfdml import UserError, backbones, losses
-from tfdml.backbones.hub import interpolate_positions, resized
+from tfdml.backbones.hub import TokenBackbone, interpolate_positions, resized
 from tfdml.backbones.lora import plain_weights
-from tfdml.backbones.tokens import TokenBackbone
-from tfdml.export.network import in_float32
+from tfdml.export.saved_model import in_float32
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.training import checkpoints
 from tfdml.training.optimizers import depths

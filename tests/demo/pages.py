@@ -8,7 +8,7 @@ from PIL import Image
 
 from tfdml.data.decoding import decode_image
 from tfdml.demo import Gallery, embedder_of
-from tfdml.embeddings.base import EncodedImagesBackend, ImageRefused
+from tfdml.embeddings.backends import EncodedImagesBackend, ImageRefused
 
 EVIL = "<img src=x onerror=alert(1)>&\"'.png"
 COLORS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}

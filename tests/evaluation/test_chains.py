@@ -5,7 +5,7 @@ import pytest
 
 from tests.retrieval.references import unit
 from tests.retrieval.test_reranking import made
-from tfdml.embeddings.base import Views
+from tfdml.embeddings.backends import Views
 from tfdml.errors import UserError
 from tfdml.evaluation import Sources, evaluate_retrieval, measure_chains, steps_of
 from tfdml.retrieval import expand_queries, fit_whitening, k_reciprocal_neighbours

@@ -13,7 +13,7 @@ from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.export import conversion, convert_litert
 from tfdml.export.conversion import finish_int8
-from tfdml.export.network import frozen_module, in_float32
+from tfdml.export.saved_model import frozen_module, in_float32
 from tfdml.layers import MomentEmbeddings
 from tfdml.models import AttentionEnsemble, Embedder, MomentEmbedder, TruncatedEmbedder
 

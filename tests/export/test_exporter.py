@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.export.networks import small_dataset, small_embedder
 from tfdml.data import EvaluationTransform, ImageDataset, VectorImages
 from tfdml.embeddings import load_backend
-from tfdml.embeddings.base import encoded_image
+from tfdml.embeddings.backends import encoded_image
 from tfdml.embeddings.model_card import CARD
 from tfdml.errors import UserError
 from tfdml.evaluation import Calibration, calibrate

@@ -14,8 +14,7 @@ from tfdml.cli import train
 from tfdml.cli.command_line import run
 from tfdml.training import checkpoints
 from tfdml.training.run import trainer
-from tfdml.training.run.monitor import TrainingMonitor
-from tfdml.training.run.results import Evaluator
+from tfdml.training.run.monitor import Evaluator, TrainingMonitor
 
 MOMENTS = {
     "step": (TrainingMonitor, "on_train_batch_end"),

@@ -14,7 +14,7 @@ from tfdml.embeddings.compute import truncate
 from tfdml.errors import UserError
 from tfdml.export import export_saved_model
 from tfdml.export.conversion import convert_litert
-from tfdml.export.network import in_float32
+from tfdml.export.saved_model import in_float32
 from tfdml.models import (
     Embedder,
     Head,

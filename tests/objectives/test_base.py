@@ -1,11 +1,26 @@
 """What every objective does with a batch that has a NaN, and with one that has no image."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdml
-from tests.mathematics import public_classes, random_batch
-from tfdml import losses, objectives
+from tests import references
+from tests.mathematics import (
+    DEGENERATE,
+    assert_close,
+    degenerate_batches,
+    finite_differences,
+    public_classes,
+    random_batch,
+    value_and_gradients,
+)
+from tests.models.networks import images, tiny_embedder
+from tests.played_replicas import play, sum_and_gradient
+from tfdml import losses, models, objectives, replicas
+from tfdml.objectives import Matryoshka, MatryoshkaProxyLoss, MetricLoss, Objective, ProxyLoss
+from tfdml.pairs import pairs_of_replica
 
 MAKE = {
     "CrossBatchMemory": lambda: objectives.CrossBatchMemory(losses.ContrastiveLoss(), size=8),
@@ -64,3 +79,338 @@ def test_a_batch_without_images_costs_nothing(name):
     empty = {key: x[:0] for key, x in inputs.items()}
     tau = 0.0 if name != "RegularizedSoftTriple" else float(objective.tau * objective.regularizer())
     assert value_of(objective, empty, np.zeros(0, "int64")) in (0.0, tau)
+
+
+PAIR_LOSSES = {
+    "contrastive": (
+        losses.ContrastiveLoss(1.3, "euclidean"),
+        lambda y, x: references.contrastive(y, x, 1.3, "euclidean"),
+    ),
+    "contrastive sum": (
+        losses.ContrastiveLoss(reduction="sum"),
+        lambda y, x: references.contrastive(y, x, reduction="sum"),
+    ),
+    "binomial": (losses.BinomialDevianceLoss(), references.binomial),
+}
+every_pair_loss = pytest.mark.parametrize(("loss", "reference"), PAIR_LOSSES.values(), ids=PAIR_LOSSES)
+
+
+def proxy_loss(**options):
+    objective = ProxyLoss(losses.AMSoftmaxLoss(), num_classes=3, **options)
+    objective.build_from({"embedding": (None, 4)})
+    return objective
+
+
+def proxies_of(objective):
+    return keras.ops.convert_to_numpy(objective.class_proxies.proxies)
+
+
+@every_pair_loss
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_metric_loss_is_the_loss_on_its_representation(loss, reference, mode):
+    labels, x = random_batch(2, 8, 3, 5)
+    other = random_batch(3, 8, 3, 6)[1]
+    objective = MetricLoss(loss, representation="pooled")
+    value, gradients = value_and_gradients(
+        lambda pooled, embedding: objective({"pooled": pooled, "embedding": embedding}, labels), x, other, mode=mode
+    )
+    assert_close(value, reference(labels, x))
+    assert_close(gradients[0], finite_differences(lambda e: reference(labels, e), x)[0])
+    np.testing.assert_array_equal(gradients[1], 0)
+
+
+def matryoshka(dims, dim_weights=None, loss=None):
+    return Matryoshka(loss or losses.BinomialDevianceLoss(), dims, dim_weights)
+
+
+def sum_over_prefixes(labels, x, dims, factors):
+    units = {dim: x[:, :dim] / np.linalg.norm(x[:, :dim], axis=1, keepdims=True) for dim in dims}
+    return sum(f * references.binomial(labels, units[dim]) for dim, f in zip(dims, factors, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize(("dims", "factors"), [((2, 3, 5), None), ((1, 5), (0.5, 2.0))])
+def test_matryoshka_is_the_sum_over_prefixes(dims, factors, mode):
+    labels, x = random_batch(2, 8, 3, 5)
+    objective = matryoshka(dims, factors)
+
+    def reference(e):
+        return sum_over_prefixes(labels, e, dims, factors or (1.0,) * len(dims))
+
+    value, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, labels), x, mode=mode)
+    assert_close(value, reference(x))
+    assert_close(gradient, finite_differences(reference, x)[0])
+
+
+@pytest.mark.parametrize("loss", [losses.AMSoftmaxLoss(), losses.SoftTripleLoss(), losses.ProxyAnchorLoss()])
+@pytest.mark.parametrize("factors", [None, (0.5, 2.0)])
+def test_matryoshka_of_proxies_is_the_sum_over_prefixes_of_both(loss, factors):
+    labels, x = random_batch(2, 8, 3, 5)
+    objective = MatryoshkaProxyLoss(loss, 3, [2, 5], factors)
+    value = objective({"embedding": x}, labels)
+    expected = 0
+    for dim, factor in zip((2, 5), factors or (1.0, 1.0), strict=True):
+        alone = ProxyLoss(loss, 3)
+        alone.build_from({"embedding": (None, dim)})
+        alone.class_proxies.proxies.assign(proxies_of(objective)[..., :dim])
+        expected += factor * float(alone({"embedding": x[:, :dim]}, labels))
+    assert_close(value, expected)
+    whole = objective.represent({"embedding": x})["class"]
+    assert_close(whole, alone.represent({"embedding": x})["class"])
+    with pytest.raises(ValueError, match="there are 5 dimensions"):
+        MatryoshkaProxyLoss(loss, 3, [2, 6])({"embedding": x}, labels)
+
+
+@pytest.mark.parametrize("batch", DEGENERATE)
+def test_matryoshka_of_a_degenerate_batch_is_finite(batch):
+    labels, x = degenerate_batches()[batch]
+    value, (gradient,) = value_and_gradients(
+        lambda e: matryoshka([1, x.shape[1]], loss=losses.MultiSimilarityLoss())({"embedding": e}, labels), x
+    )
+    assert np.isfinite(value)
+    assert np.all(np.isfinite(gradient))
+
+
+def test_matryoshka_on_replicas_is_that_of_the_global_batch():
+    labels, x = random_batch(2, 9, 3, 5)
+    objective = matryoshka([2, 5], loss=losses.MultiSimilarityLoss())
+    alone = sum_and_gradient(lambda y, e: objective.value_of({"embedding": e}, y), (labels, x), [9])
+
+    def of_replica(y, e):
+        named = {"embedding": replicas.gather(e)}
+        return objective.compute_pairs(pairs_of_replica(named, replicas.gather(y), num_local=e.shape[0]))
+
+    for one, other in zip(sum_and_gradient(of_replica, (labels, x), [4, 5]), alone, strict=True):
+        assert_close(one, other)
+
+
+def test_any_keras_loss_works_image_by_image():
+    x = random_batch(2, 8, 3, 3)[1]
+    objective = MetricLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True), representation="class")
+    assert objective.per_image
+    assert not MetricLoss(losses.ContrastiveLoss()).per_image
+    labels = np.arange(8) % 3
+    expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, x)
+    assert_close(objective({"class": x}, labels), expected)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_proxy_loss_equals_the_paper(mode, reduction):
+    labels, x = random_batch(5, 7, 3, 4, unit=False)
+    loss = losses.AMSoftmaxLoss(reduction="sum" if reduction == "sum" else "sum_over_batch_size")
+    objective = ProxyLoss(loss, num_classes=3)
+    objective.build_from({"embedding": (None, 4)})
+
+    def reference(embeddings, proxies):
+        return references.am_softmax(labels, references.class_similarities(embeddings, proxies), reduction=reduction)
+
+    @tf.function(jit_compile=mode == "xla", autograph=False)
+    def run(embeddings):
+        with tf.GradientTape() as tape:
+            tape.watch(embeddings)
+            value = objective({"embedding": embeddings}, labels)
+        return value, tape.gradient(value, [embeddings, objective.class_proxies.proxies.value])
+
+    tf.config.run_functions_eagerly(mode == "eager")
+    try:
+        value, gradients = run(tf.constant(x))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert_close(value, reference(x, proxies_of(objective)))
+    for actual, expected in zip(gradients, finite_differences(reference, x, proxies_of(objective)), strict=True):
+        assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("reduction", "share"), [("mean", 0.3), ("sum", 0.3), ("mean", 0.1), ("mean", 0.85)])
+def test_the_images_of_the_highest_values_do_not_count(mode, reduction, share):
+    labels, x = random_batch(5, 7, 3, 4, unit=False)
+    loss = losses.AMSoftmaxLoss(reduction="sum" if reduction == "sum" else "sum_over_batch_size")
+    objective = ProxyLoss(loss, num_classes=3, drop_highest=share)
+    objective.build_from({"embedding": (None, 4)})
+    of_images = {"y": labels, "proxies": proxies_of(objective)}
+
+    def reference(embeddings):
+        cosines = references.class_similarities(embeddings, of_images["proxies"])
+        found = sorted(references.am_softmax([y], [row]) for y, row in zip(of_images["y"], cosines, strict=True))
+        left = found[: 7 - int(share * 7)]
+        return sum(left) if reduction == "sum" else sum(left) / len(left)
+
+    value, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, labels), x, mode=mode)
+    assert_close(value, reference(x))
+    assert_close(gradient, finite_differences(reference, x)[0])
+    assert np.sum(~np.any(gradient, axis=1)) == int(share * 7)
+
+
+def test_replicas_drop_the_highest_of_the_global_batch():
+    labels, x = random_batch(5, 9, 3, 4, unit=False)
+    objective = proxy_loss(drop_highest=0.4)
+    whole = np.asarray(objective.compute(objective.represent({"embedding": x}), tf.constant(labels)))
+    assert np.sum(whole == 0) == 3
+
+    def own(own_labels, own):
+        return objective.compute(objective.represent({"embedding": own}), tf.constant(own_labels)).numpy()
+
+    parts = play(own, (labels[:2], x[:2]), (labels[2:], x[2:]))
+    assert_close(np.concatenate(parts), whole)
+
+
+def test_values_that_are_equal_are_all_kept_and_mistakes_stay_in_sight():
+    objective = proxy_loss(drop_highest=0.5)
+    same = np.ones((4, 4), "float32")
+    expected = proxy_loss()
+    expected.class_proxies.proxies.assign(proxies_of(objective))
+    assert_close(objective({"embedding": same}, [1, 1, 1, 1]), expected({"embedding": same}, [1, 1, 1, 1]))
+    hidden = same.copy()
+    hidden[2, 0] = np.nan
+    assert np.isnan(objective({"embedding": hidden}, [1, 1, 1, 1]))
+
+
+@pytest.mark.parametrize("batch", DEGENERATE)
+def test_proxy_loss_of_a_degenerate_batch_is_finite(batch):
+    labels, x = degenerate_batches()[batch]
+    labels = labels % 3
+    objective = proxy_loss()
+    value, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, labels), x)
+    assert_close(value, references.am_softmax(labels, references.class_similarities(x, proxies_of(objective))))
+    assert np.all(np.isfinite(gradient))
+    np.testing.assert_array_equal(gradient[np.all(x == 0, axis=1)], 0)
+
+
+def test_proxies_are_created_on_first_use():
+    labels, x = random_batch(5, 7, 3, 4)
+    objective = ProxyLoss(losses.NormSoftmaxLoss(), num_classes=3)
+    assert np.isfinite(objective({"embedding": x}, labels))
+    assert proxies_of(objective).shape == (3, 4)
+
+
+def test_several_proxies_per_class_reach_the_loss_as_they_are():
+    labels, x = random_batch(5, 7, 3, 4)
+
+    @keras.saving.register_keras_serializable("tests")
+    class Nearest(keras.losses.Loss):
+        def call(self, y_true, y_pred):
+            assert y_pred.shape[1:] == (3, 2)
+            return 1.0 - keras.ops.max(y_pred, axis=(1, 2))
+
+    value = ProxyLoss(Nearest(), num_classes=3, proxies_per_class=2)({"embedding": x}, labels)
+    assert 0.0 <= value <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MetricLoss("contrastive"), "expected a keras.losses.Loss"),
+        (lambda: proxy_loss(drop_highest=1), "drop_highest must be at least 0 and below 1"),
+        (lambda: ProxyLoss(losses.ProxyAnchorLoss(), 3, drop_highest=0.2), "has no value of each image"),
+        (lambda: MetricLoss(losses.ContrastiveLoss(reduction="none")), "needs a loss with a reduction"),
+        (lambda: ProxyLoss(losses.AMSoftmaxLoss(reduction="none"), 3), "needs a loss with a reduction"),
+        (lambda: ProxyLoss(losses.ContrastiveLoss(), 3), "use MetricLoss, not ProxyLoss"),
+        (lambda: ProxyLoss(losses.AMSoftmaxLoss(), 0), "num_classes must be a positive integer"),
+        (lambda: Matryoshka(losses.AMSoftmaxLoss(), [2, 4]), "takes a loss of tfdml over pairs, not AMSoftmaxLoss"),
+        (lambda: Matryoshka(losses.ContrastiveLoss(), [4, 2]), "must be ascending lengths"),
+        (lambda: Matryoshka(losses.ContrastiveLoss(), []), "must be ascending lengths"),
+        (lambda: Matryoshka(losses.ContrastiveLoss(), [0, 2]), "dims must be a positive integer"),
+        (lambda: Matryoshka(losses.ContrastiveLoss(), [2, 4], [1.0]), "one of dim_weights for each of 2 dims; got 1"),
+        (lambda: matryoshka([2, 4])({"embedding": np.eye(3, dtype="float32")}, [0, 0, 1]), "there are 3 dimensions"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("loss", "number"), [(losses.SubCenterArcFaceLoss(), 3), (losses.SoftTripleLoss(), 10), (losses.AMSoftmaxLoss(), 1)]
+)
+def test_a_loss_has_its_own_number_of_proxies(loss, number):
+    labels, x = random_batch(5, 7, 3, 4)
+    objective = ProxyLoss(loss, 3)
+    value = objective({"embedding": x}, labels)
+    assert objective.proxies_per_class == number
+    rows = proxies_of(objective).reshape(3 * number, 4)
+    cosines = references.class_similarities(x, rows).reshape(7, 3, number)
+    assert_close(value, loss(labels, cosines if number > 1 else cosines[:, :, 0]))
+    assert ProxyLoss.from_config(objective.get_config()).proxies_per_class == number
+    assert ProxyLoss(loss, 3, proxies_per_class=2).proxies_per_class == 2
+
+
+def test_missing_representation_is_named_with_those_there_are():
+    objective = MetricLoss(losses.ContrastiveLoss(), representation="pooled")
+    with pytest.raises(ValueError, match="needs the representation 'pooled', but there are only embedding, projection"):
+        objective({"embedding": np.eye(2, dtype="float32"), "projection": np.eye(2, dtype="float32")}, [0, 1])
+
+
+def test_a_loss_on_class_similarities_is_refused_without_proxies():
+    for representation in ("embedding", "pooled"):
+        with pytest.raises(
+            ValueError, match=r"am_softmax_loss takes similarities .* use ProxyLoss\(loss, num_classes\)"
+        ):
+            MetricLoss(losses.AMSoftmaxLoss(), representation)
+
+
+ADVICE = r"labels must be classes 0 \.\. 2.*ProxyLoss\(loss, num_classes\).*RetrievalEvaluation"
+BEYOND, NEGATIVE = np.array([0, 1, 2, 3]), np.array([0, -1, 2, 0])
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_learner_refuses_labels_without_a_proxy_before_the_first_step(jit_compile):
+    x = images(1, 4, "uint8")
+    for objective in (ProxyLoss(losses.AMSoftmaxLoss(), 3), objectives.InstanceLoss(3)):
+        learner = models.MetricLearner(tiny_embedder(), objective)
+        learner.compile("sgd", jit_compile=jit_compile)
+        for wrong in (BEYOND, NEGATIVE):
+            for run in (learner.fit, learner.evaluate):
+                with pytest.raises(ValueError, match=ADVICE):
+                    run(x, wrong, verbose=0)
+
+
+def as_dataset(*arrays):
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(4)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_learner_refuses_labels_without_a_proxy_in_the_batches_of_a_data_set(compiled):
+    """Also where XLA compiles the steps, which leaves assertions out."""
+    x, right = images(1, 4, "uint8"), np.array([0, 1, 2, 0])
+    learner = models.MetricLearner(tiny_embedder(), ProxyLoss(losses.AMSoftmaxLoss(), 3))
+    learner.compile("sgd", jit_compile=compiled)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=ADVICE):
+        learner.fit(as_dataset(x, BEYOND), verbose=0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=ADVICE):
+        learner.fit(as_dataset(x, right), validation_data=as_dataset(x, NEGATIVE), verbose=0)
+
+
+def test_a_model_with_fewer_outputs_than_classes_is_refused():
+    x = random_batch(1, 4, 3, 5)[1]
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    model.compile("sgd", loss=losses.AMSoftmaxLoss(), jit_compile=False)
+    model.fit(x, np.array([0, 1, 2, 0]), verbose=0)
+    for wrong in (BEYOND, NEGATIVE):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=ADVICE):
+            model.fit(x, wrong, verbose=0)
+        with pytest.raises(ValueError, match=ADVICE):
+            losses.AMSoftmaxLoss()(wrong, np.zeros((4, 3), "float32"))
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        MetricLoss(losses.BinomialDevianceLoss(alpha=3.0), "pooled", weight=0.3, name="pull"),
+        MetricLoss(losses.ContrastiveLoss(reduction="sum")),
+        Matryoshka(losses.BinomialDevianceLoss(), [2, 4], [1.0, 0.5], "pooled", weight=0.3),
+        ProxyLoss(losses.AMSoftmaxLoss(10.0, 0.2), 7, 2, "pooled", weight=2.0),
+        MatryoshkaProxyLoss(losses.AMSoftmaxLoss(), 7, [2, 4], [1.0, 0.5], proxies_per_class=2),
+    ],
+    ids=lambda objective: objective.name,
+)
+def test_serialisation_restores_the_objective(objective):
+    for again in (
+        type(objective).from_config(objective.get_config()),
+        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(objective)),
+    ):
+        assert isinstance(again, Objective)
+        assert again.get_config() == objective.get_config()
+        assert (again.name, again.weight, again.per_image) == (objective.name, objective.weight, objective.per_image)
+        assert again.loss.get_config() == objective.loss.get_config()

@@ -19,8 +19,7 @@ from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import DensityAdaptivity, ProxyLoss, RankMI
 from tfdml.training import optimizers
 from tfdml.training.optimizers import averaged, build_optimizer, part_optimizers, rate_schedule, step_schedule
-from tfdml.training.run.monitor import TrainingMonitor
-from tfdml.training.run.results import Evaluator
+from tfdml.training.run.monitor import Evaluator, TrainingMonitor
 from tfdml.training.settings import OptimizationSettings
 
 

@@ -1,10 +1,10 @@
 """Networks from images to feature maps, by name."""
 
 from tfdml.backbones.cutting import cut as cut
+from tfdml.backbones.hub import TokenBackbone as TokenBackbone
 from tfdml.backbones.lora import enable_lora as enable_lora
 from tfdml.backbones.resolver import Backbone as Backbone
 from tfdml.backbones.resolver import check as check
 from tfdml.backbones.resolver import load_weights as load_weights
 from tfdml.backbones.resolver import names as names
 from tfdml.backbones.resolver import resolve as resolve
-from tfdml.backbones.tokens import TokenBackbone as TokenBackbone

@@ -22,7 +22,7 @@ from tfdml.cli.command_line import Command, Flags, Progress
 from tfdml.cluster import bulk_embedding
 from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, needs
-from tfdml.embeddings.base import EmbeddingBackend
+from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.reader import ImageTable
 from tfdml.embeddings.writer import EmbeddingWriter
 from tfdml.errors import UserError

@@ -56,7 +56,7 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.cluster.query_blocks import values_over_ray
 from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, both, either, needs
-from tfdml.embeddings.base import EmbeddingBackend, Views, embed_views
+from tfdml.embeddings.backends import EmbeddingBackend, Views, embed_views
 from tfdml.embeddings.reader import StoredEmbeddings, holds_embeddings, read_embeddings
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import (

@@ -37,8 +37,8 @@ from tfdml.errors import UserError
 from tfdml.evaluation import steps_of
 from tfdml.export.exporter import ExportOptions, export_run, load_run
 from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
-from tfdml.export.network import check_backend
 from tfdml.export.retriever import Retriever, newest_version
+from tfdml.export.saved_model import check_backend
 from tfdml.io.files import as_named, scratch_folder
 from tfdml.training.expressions import parse_arguments
 

@@ -9,8 +9,7 @@ from tfdml import data
 from tfdml.cli.command_line import Flags
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import check
-from tfdml.embeddings.backends import load_backend
-from tfdml.embeddings.base import EmbeddingBackend
+from tfdml.embeddings.backends import EmbeddingBackend, load_backend
 from tfdml.embeddings.reader import holds_embeddings
 from tfdml.errors import UserError
 from tfdml.retrieval import is_gallery

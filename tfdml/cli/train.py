@@ -27,8 +27,7 @@ from typing import Any
 from absl import flags, logging
 
 from tfdml.cli.command_line import Command, Flags
-from tfdml.cluster.sweep import sweep
-from tfdml.cluster.training import ClusterSettings, train_on_cluster
+from tfdml.cluster.training import ClusterSettings, sweep, train_on_cluster
 from tfdml.effects import Effect, either, needs
 from tfdml.errors import UserError
 from tfdml.io.files import as_named

@@ -25,8 +25,7 @@ from tfdml.data.images import FileImages
 from tfdml.data.readers.own_images import LIST_EXTENSIONS, class_ids, read_rows
 from tfdml.data.records import Progress
 from tfdml.embeddings import parquet
-from tfdml.embeddings.backends import load_backend
-from tfdml.embeddings.base import embed_readable
+from tfdml.embeddings.backends import embed_readable, load_backend
 from tfdml.embeddings.parquet import DTYPES, table_of
 from tfdml.embeddings.writer import EmbeddingFolder
 from tfdml.errors import UserError, check_choice, check_not_negative, check_positive, short_message, user_errors

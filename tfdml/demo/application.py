@@ -29,8 +29,7 @@ from tfdml.data.faults import find_faults
 from tfdml.data.images import EncodedImages
 from tfdml.data.pipeline import readable_views
 from tfdml.demo.gallery import Gallery, combined_query, map_of
-from tfdml.embeddings.backends import KerasEmbedder
-from tfdml.embeddings.base import EmbeddingBackend
+from tfdml.embeddings.backends import EmbeddingBackend, KerasEmbedder
 from tfdml.errors import UserError, short_message, user_errors
 from tfdml.evaluation import Calibration
 from tfdml.explain import draw

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.faults import check
 from tfdml.data.images import FileImages, images_checksum
-from tfdml.embeddings.base import EmbeddingBackend
+from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.reader import ImageTable, read_attributes, read_embeddings
 from tfdml.embeddings.writer import EmbeddingWriter
 from tfdml.errors import UserError

@@ -19,7 +19,7 @@ from tfdml.retrieval import reranking
 from tfdml.retrieval.exact import nearest_neighbours, row_blocks
 
 if TYPE_CHECKING:
-    from tfdml.embeddings.base import Views
+    from tfdml.embeddings.backends import Views
 
 # How far lengths may be from 1 for embeddings to be taken as they are.
 _UNIT = 1e-3
@@ -99,7 +99,7 @@ def _whitened(search: reranking.Search, sources: Sources, views: Views | None, *
 
 
 def _views_of(arguments: Mapping[str, Any]) -> Views:
-    from tfdml.embeddings.base import Views  # which imports TensorFlow
+    from tfdml.embeddings.backends import Views  # which imports TensorFlow
 
     return Views(**arguments)
 

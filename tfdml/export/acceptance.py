@@ -15,7 +15,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.embeddings.base import encoded_image
+from tfdml.embeddings.backends import encoded_image
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import embed, evaluate_dataset
 from tfdml.io.files import scratch_folder, unwritable

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdml.backbones import TokenBackbone
 from tfdml.embeddings.backends import litert_interpreter
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.export.network import frozen_module, quiet, view_spec
+from tfdml.export.saved_model import frozen_module, quiet, view_spec
 from tfdml.models import AnyEmbedder, AttentionEnsemble, Embedder, Head, MomentEmbedder, TruncatedEmbedder
 from tfdml.workarounds import litert_schema
 

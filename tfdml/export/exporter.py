@@ -20,8 +20,15 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate, steps_of, target_of
 from tfdml.export.acceptance import TOLERANCES, ExportVerifier, Tolerance, evaluation_views
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
-from tfdml.export.network import check_backend, in_float32
-from tfdml.export.saved_model import SIGNATURES, model_files, read_calibration, write_saved_model, write_warm_up
+from tfdml.export.saved_model import (
+    SIGNATURES,
+    check_backend,
+    in_float32,
+    model_files,
+    read_calibration,
+    write_saved_model,
+    write_warm_up,
+)
 from tfdml.export.versions import new_version
 from tfdml.io.files import is_remote, write_json
 from tfdml.io.manifests import parse_flags, read_json

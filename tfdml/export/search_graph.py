@@ -13,9 +13,8 @@ from tfdml.embeddings.backends import SavedModelEmbedder
 from tfdml.errors import UserError
 from tfdml.evaluation import Calibration
 from tfdml.export.gallery import NO_LABEL, UNKNOWN, Gallery
-from tfdml.export.network import quiet
 from tfdml.export.request import refuse
-from tfdml.export.saved_model import SIGNATURES, same_signature
+from tfdml.export.saved_model import SIGNATURES, quiet, same_signature
 from tfdml.workarounds import write_fingerprint
 
 SEARCHES = ("search_bytes", "search_embedding", "search_each")

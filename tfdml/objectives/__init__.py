@@ -2,8 +2,12 @@
 
 from tfdml.objectives.base import AutoWeight as AutoWeight
 from tfdml.objectives.base import Calibrated as Calibrated
+from tfdml.objectives.base import Matryoshka as Matryoshka
+from tfdml.objectives.base import MatryoshkaProxyLoss as MatryoshkaProxyLoss
+from tfdml.objectives.base import MetricLoss as MetricLoss
 from tfdml.objectives.base import Objective as Objective
 from tfdml.objectives.base import Observed as Observed
+from tfdml.objectives.base import ProxyLoss as ProxyLoss
 from tfdml.objectives.base import Stateful as Stateful
 from tfdml.objectives.base import WithStatistics as WithStatistics
 from tfdml.objectives.class_weights import CurricularFace as CurricularFace
@@ -26,7 +30,3 @@ from tfdml.objectives.regularizers import EnergyConfusion as EnergyConfusion
 from tfdml.objectives.regularizers import EntropySpread as EntropySpread
 from tfdml.objectives.regularizers import GlobalOrthogonal as GlobalOrthogonal
 from tfdml.objectives.regularizers import IntraClassPenalty as IntraClassPenalty
-from tfdml.objectives.wrappers import Matryoshka as Matryoshka
-from tfdml.objectives.wrappers import MatryoshkaProxyLoss as MatryoshkaProxyLoss
-from tfdml.objectives.wrappers import MetricLoss as MetricLoss
-from tfdml.objectives.wrappers import ProxyLoss as ProxyLoss

@@ -11,9 +11,8 @@ from tfdml.losses import ArcFaceLoss, NormSoftmaxLoss, SoftTripleLoss
 from tfdml.losses.base import nan_if_any
 from tfdml.losses.classification import refuse_unknown_classes, target_mask
 from tfdml.losses.contrastive import margin_hinges
-from tfdml.objectives.base import ReducedObjective, Stateful
+from tfdml.objectives.base import ProxyLoss, ReducedObjective, Stateful
 from tfdml.objectives.class_statistics import of_own_class
-from tfdml.objectives.wrappers import ProxyLoss
 
 
 class InstanceLoss(ReducedObjective):

@@ -7,8 +7,7 @@ from tfdml import pairwise
 from tfdml.arguments import integer, number, one_of
 from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import target_mask
-from tfdml.objectives.base import Observed, Stateful
-from tfdml.objectives.wrappers import reduction_of, share_of
+from tfdml.objectives.base import Observed, Stateful, reduction_of, share_of
 from tfdml.saving import restore
 
 

@@ -6,8 +6,7 @@ from tfdml.arguments import number
 from tfdml.layers import MomentEmbeddings
 from tfdml.layers.moments import as_orders
 from tfdml.losses.classification import ClassSimilarityLoss
-from tfdml.objectives.base import Objective
-from tfdml.objectives.wrappers import MetricLoss, ProxyLoss
+from tfdml.objectives.base import MetricLoss, Objective, ProxyLoss
 from tfdml.saving import restore
 
 

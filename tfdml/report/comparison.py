@@ -17,9 +17,8 @@ from tfdml.report import metric_text, plots
 from tfdml.report.metric_text import metric_name, metric_order, metric_value
 from tfdml.report.queries import examples_html, rank_queries
 from tfdml.report.rendering import setting_text, write_page
-from tfdml.report.run_report import checked_embeddings
+from tfdml.report.run_report import checked_embeddings, pair_histogram
 from tfdml.report.runs import Run, read_runs
-from tfdml.report.same_or_different import pair_histogram
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
     from tfdml.data.dataset import ImageDataset

@@ -10,9 +10,8 @@ from markupsafe import Markup
 
 from tfdml.errors import UserError
 from tfdml.evaluation.results import notebook_figure
-from tfdml.report.classes import class_rows
 from tfdml.report.plots import MARKS, STYLES, colour, draw
-from tfdml.report.queries import rank_queries
+from tfdml.report.queries import class_rows, rank_queries
 from tfdml.report.rendering import csv_link, data_uri, render
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 

@@ -1,4 +1,4 @@
-"""The report of one training run, or of several that differ in the seed alone."""
+"""The report of one training run, or of several that differ in the seed alone, and its section of error rates."""
 
 from __future__ import annotations
 
@@ -11,19 +11,104 @@ import numpy as np
 from markupsafe import Markup
 
 from tfdml.errors import UserError
+from tfdml.evaluation.pair_distances import PairHistogram, count_pair_distances
 from tfdml.evaluation.retrieval import dataset_protocol, recall_by_size
-from tfdml.report import classes, plots
+from tfdml.evaluation.verification import accepted_rates, calibrate, verification
+from tfdml.report import plots
 from tfdml.report.embedding_map import map_html
 from tfdml.report.metric_text import metric_order, plain_intervals
-from tfdml.report.queries import examples_html, rank_queries
+from tfdml.report.queries import (
+    class_rows,
+    classes_html,
+    confusions,
+    confusions_html,
+    examples_html,
+    most_confused,
+    rank_queries,
+)
 from tfdml.report.rendering import render, write_page
 from tfdml.report.runs import Run, read_run
-from tfdml.report.same_or_different import TARGET, verification_html
 from tfdml.retrieval.exact import check_embeddings
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
     from tfdml.data.dataset import ImageDataset
     from tfdml.training import RunFolder
+
+#: What the threshold is calibrated to.
+TARGET = {"far": 0.01}
+_IN_WORDS = {"far": "a false accept rate of at most {:g} %", "precision": "a precision of at least {:g} %"}
+# The pairs of so many images are counted within seconds.
+_MOST_IMAGES = 10_000
+
+
+def verification_html(
+    embeddings: np.ndarray,
+    dataset: ImageDataset,
+    distance: str,
+    held_out: tuple[Any, Any] | None = None,
+    target: Mapping[str, float] = TARGET,
+) -> Markup:
+    """Return the ROC curve, both histograms with the threshold, and the rates as tables.
+
+    Args:
+        embeddings: (N, d) all images.
+        dataset: The images.
+        distance: As `verification`.
+        held_out: Embeddings and labels of other classes that the embedder was not trained on, for the threshold; None:
+            half of the classes of `dataset`, and only the other half is shown.
+        target: What the threshold is calibrated to, `far` or `precision`.
+    """
+    labels, shown = dataset.labels, np.ones(len(dataset), bool)
+    halved = held_out is None
+    if held_out is None:
+        half = np.isin(labels, drawn_classes(labels)[::2])
+        held_out, shown = (embeddings[half], labels[half]), ~half
+    kept = sampled_images(held_out[1])
+    try:
+        calibration = calibrate(np.asarray(held_out[0])[kept], held_out[1][kept], distance=distance, **target)
+    except UserError:  # there are too few pairs, or none reaches the precision
+        calibration, shown = None, np.ones(len(dataset), bool)
+    rows = np.flatnonzero(shown)
+    rows = rows[sampled_images(labels[rows])]
+    points, labels = embeddings[rows], labels[rows]
+    if not 1 < len(np.unique(labels)) < len(labels):
+        return Markup("<p>There are not both pairs of one class and pairs of different classes.</p>")
+    measured = verification(points, labels, distance=distance)
+    threshold = measured.eer_threshold if calibration is None else calibration.threshold
+    rates = accepted_rates(points, labels, threshold, distance=distance)
+    return render(
+        "same_or_different.html",
+        measured=measured,
+        calibration=calibration,
+        halved=halved,
+        target=" and ".join(_IN_WORDS[name].format(100 * rate) for name, rate in target.items()),
+        threshold=threshold,
+        rates=rates,
+        sampled=len(rows) < shown.sum(),
+        roc=plots.roc_curve(measured, rates),
+        histogram=plots.histogram_html(measured.counts, distance, threshold=threshold),
+    )
+
+
+def drawn_classes(labels: np.ndarray) -> np.ndarray:
+    """Return the classes in a random order, always the same."""
+    return np.random.default_rng(0).permutation(np.unique(labels))
+
+
+def sampled_images(labels: np.ndarray) -> np.ndarray:
+    """(N,) bool, the images of classes drawn at random: at least two classes, else no more images than are measured."""
+    classes = drawn_classes(labels)
+    counts = np.unique(labels, return_counts=True)[1]
+    images = np.cumsum(counts[np.searchsorted(np.sort(classes), classes)])
+    return np.isin(labels, classes[: max(2, int(np.searchsorted(images, _MOST_IMAGES, side="right")))])
+
+
+def pair_histogram(embeddings: np.ndarray, labels: np.ndarray, distance: str) -> PairHistogram | None:
+    """Return the histogram of the pairs of images of `sampled_images`; None where there are not both kinds of pairs."""
+    kept = sampled_images(labels)
+    if not 1 < len(np.unique(labels[kept])) < kept.sum():
+        return None
+    return count_pair_distances(embeddings[kept], labels[kept], distance=distance)
 
 
 def write_run_report(
@@ -118,12 +203,12 @@ def write_report(
     confused, recall, sizes = [], np.zeros(0), []
     by_class = confusion = Markup("<p>No query has another image of its class to find.</p>")
     if ranked is not None:
-        confused, recall = classes.confusions(ranked, queries.labels, gallery.labels), ranked.recall()
+        confused, recall = confusions(ranked, queries.labels, gallery.labels), ranked.recall()
         sizes = recall_by_size(**protocol) if ranked.answerable.any() else []
-        rows = classes.class_rows(ranked, queries.labels, gallery.labels)
-        by_class = classes.classes_html(rows, dataset.class_names)
-        confusion = classes.confusions_html(confused, ranked, queries, gallery)
-    marked = classes.most_confused(confused, plots.STYLES)
+        rows = class_rows(ranked, queries.labels, gallery.labels)
+        by_class = classes_html(rows, dataset.class_names)
+        confusion = confusions_html(confused, ranked, queries, gallery)
+    marked = most_confused(confused, plots.STYLES)
     write_page(
         path,
         "report.html",

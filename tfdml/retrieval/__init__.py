@@ -1,11 +1,11 @@
 """Searching embeddings: exactly, by an index, by codes, re-ranked, or in a database (LanceDB, PostgreSQL, Qdrant)."""
 
-from tfdml.retrieval.address import SCHEMES as SCHEMES
-from tfdml.retrieval.address import is_gallery as is_gallery
 from tfdml.retrieval.confusable import confusable_classes as confusable_classes
+from tfdml.retrieval.database import SCHEMES as SCHEMES
 from tfdml.retrieval.database import GalleryDatabase as GalleryDatabase
 from tfdml.retrieval.database import Neighbours as Neighbours
 from tfdml.retrieval.database import connect as connect
+from tfdml.retrieval.database import is_gallery as is_gallery
 from tfdml.retrieval.exact import nearest_neighbours as nearest_neighbours
 from tfdml.retrieval.exact import neighbour_blocks as neighbour_blocks
 from tfdml.retrieval.faiss_index import GalleryIndex as GalleryIndex

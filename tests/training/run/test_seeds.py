@@ -19,7 +19,7 @@ from tfdml.evaluation import QueryValues, confidence_intervals
 from tfdml.report import read_run
 from tfdml.training.build import components
 from tfdml.training.build.images import Splits, make_transforms, split_training_classes
-from tfdml.training.run import results
+from tfdml.training.run import monitor
 from tfdml.training.run.interruption import Interrupted
 from tfdml.training.run.trainer import runs_of
 
@@ -145,7 +145,7 @@ def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(tm
         train, validation = split_training_classes(SPLITS.train, *held_out)
         return Splits(train.contiguous(), validation, SPLITS.test)
 
-    for module in (components, results):
+    for module in (components, monitor):
         monkeypatch.setattr(module, "load_splits", load_splits)
     of_all = train(tmp_path / "two", folds=2, selection="validation", report=True)
     folders = [tmp_path / "two" / f"fold_{part}" for part in (1, 2)]

@@ -26,8 +26,7 @@ from tfdml.training.build.images import load_splits
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.run import trainer
 from tfdml.training.run.interruption import Interrupted, Interruption
-from tfdml.training.run.monitor import TrainingMonitor
-from tfdml.training.run.results import Evaluator
+from tfdml.training.run.monitor import Evaluator, TrainingMonitor
 from tfdml.training.run_folder import RunFolder
 
 

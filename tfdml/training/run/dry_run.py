@@ -25,7 +25,7 @@ from tfdml.training.build import components
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.build.initial_weights import check_start
 from tfdml.training.distributed.devices import device_names
-from tfdml.training.run.selection import selection_warnings
+from tfdml.training.run.monitor import selection_warnings
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import DataSettings, Experiment
 

@@ -30,9 +30,7 @@ from tfdml.training.distributed import devices
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.optimizers import averaged
 from tfdml.training.run.interruption import Interrupted, Interruption
-from tfdml.training.run.monitor import TrainingMonitor
-from tfdml.training.run.results import Evaluator, finish, measure_together
-from tfdml.training.run.selection import selection_warnings
+from tfdml.training.run.monitor import Evaluator, TrainingMonitor, finish, measure_together, selection_warnings
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
 from tfdml.training.settings import MOST_CLASSES, Experiment
 from tfdml.training.watching import Watcher, logged_to
