@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -164,15 +163,12 @@ class Index:
             classes, images["label"] = np.unique(self.labels.astype(str), return_inverse=True)
             images["class"], classes = classes[images["label"]].tolist(), classes.tolist()
         about = {"distance": self.distance, "batch_size": self.batch_size, "classes": classes}
-        partial = partial_folder(folder.parent)
-        try:
-            write_file(Path(partial) / _EMBEDDINGS, table_of(images, gallery))
+        with partial_folder(folder.parent) as partial:
+            write_file(partial / _EMBEDDINGS, table_of(images, gallery))
             if isinstance(self.model, keras.Model):
-                self.model.save(Path(partial) / _MODEL)
-            write_json(Path(partial) / _ABOUT, about | {"calibration": self.calibration and self.calibration.to_dict()})
+                self.model.save(partial / _MODEL)
+            write_json(partial / _ABOUT, about | {"calibration": self.calibration and self.calibration.to_dict()})
             os.rename(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
     @classmethod
     def load(cls, folder: str | os.PathLike, model: Any = None) -> Index:

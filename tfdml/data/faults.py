@@ -259,8 +259,7 @@ def _foreign(file: BinaryIO, head: bytes) -> str:
     """Return the kind of a file without the header of a supported image."""
     file.seek(0)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             kind = Image.open(file, formats=_CONVERTIBLE).format
     except Exception:  # many types on damaged data
         return f"{FOREIGN}: it begins with {head!r}"

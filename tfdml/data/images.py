@@ -168,11 +168,10 @@ class FileImages(Images):
 
     def lookup(self) -> Source:
         """See `Images.lookup`."""
-        paths = self.paths
-        if any(files.is_remote(path) for path in paths):
+        if any(map(files.is_remote, self.paths)):
             return _source_read_here(self)
         return Source(
-            lambda indices: [strings(os.fsencode(paths[i]) for i in indices)],
+            lambda indices: [strings(os.fsencode(self.paths[i]) for i in indices)],
             (tf.string,),
             lambda path: decode_image(tf.io.read_file(path)),
             decode_part=lambda choose, path: decode_part(tf.io.read_file(path), choose),
@@ -283,8 +282,7 @@ class EncodedImages(Images):
 
     def lookup(self) -> Source:
         """See `Images.lookup`."""
-        data = self.data
-        return source_of_encoded(lambda indices: [data[i] for i in indices])
+        return source_of_encoded(lambda indices: [self.data[i] for i in indices])
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -406,12 +404,11 @@ class VectorImages(Images):
 
     def lookup(self) -> Source:
         """See `Images.lookup`; whole batches of rows."""
-        vectors = self.vectors
         return Source(
-            lambda indices: [vectors[indices].astype(np.float32, copy=False)],
+            lambda indices: [self.vectors[indices].astype(np.float32, copy=False)],
             (tf.float32,),
             lambda vector: vector,
-            dimension=vectors.shape[1],
+            dimension=self.vectors.shape[1],
         )
 
 

@@ -316,8 +316,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder / MANIFEST} is not of a folder of embeddings")
     if manifest.get("version") != VERSION:
         raise UserError(f"{folder} is of version {manifest.get('version')} of the format; this reads {VERSION}")
-    fields(manifest, {"count": int, "dimension": int, "identity": dict, "files": dict}, str(path))
-    fields({"dataset": {}, "model": {}, **manifest}, {"dataset": dict, "model": dict}, str(path))
+    objects = dict.fromkeys(("identity", "files", "dataset", "model"), dict)
+    fields({"dataset": {}, "model": {}, **manifest}, {"count": int, "dimension": int, **objects}, str(path))
     for name in manifest["files"]:
         confined(folder, name, str(path))
     return manifest

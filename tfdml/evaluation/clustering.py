@@ -95,8 +95,7 @@ def clustering_agreement(labels: Any, clusters: Any, metrics: Sequence[str] = CL
     from sklearn import metrics as sk
 
     # scikit-learn warns that so many classes look like regression targets; class ids they are.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         compute = {
             "nmi": lambda: sk.normalized_mutual_info_score(labels, clusters, average_method="arithmetic"),
             "ami": lambda: adjusted_mutual_information(labels, clusters),

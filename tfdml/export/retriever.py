@@ -469,7 +469,6 @@ def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:
         gone = version_numbers(folder)[:-keep]
         for number in gone:
             # Away from its number in one step: nobody may read half a version.
-            hidden = partial_folder(folder)
-            os.rename(folder / str(number), Path(hidden) / str(number))
-            shutil.rmtree(hidden, ignore_errors=True)
+            with partial_folder(folder) as hidden:
+                os.rename(folder / str(number), hidden / str(number))
     return gone

@@ -126,19 +126,14 @@ def _plain(config: Any) -> Any:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without what TensorFlow and tf2onnx log of every save and conversion; what fails is raised."""
-    verbosity = logging.get_verbosity()
     onnx = python_logging.getLogger("tf2onnx")
-    level = onnx.level
-    logging.set_verbosity(logging.ERROR)
-    onnx.setLevel(python_logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            # The converter warns of an interpreter that it uses itself.
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        onnx.setLevel(level)
+    # The converter warns of an interpreter that it uses itself.
+    with contextlib.ExitStack() as stack, warnings.catch_warnings(action="ignore"):
+        stack.callback(logging.set_verbosity, logging.get_verbosity())
+        stack.callback(onnx.setLevel, onnx.level)
+        logging.set_verbosity(logging.ERROR)
+        onnx.setLevel(python_logging.ERROR)
+        yield
 
 
 SIGNATURES = ("serving_default", "embed_images", "embed_each")

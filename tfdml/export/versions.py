@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,28 +70,24 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
     versions = Path(versions)
     require_space(versions, size, "folder", "this version's files")
     made = [part for part in (versions, *versions.parents) if not part.exists()]  # the innermost first
-    hidden = None
     try:
         versions.mkdir(parents=True, exist_ok=True)
         sweep(versions)
-        hidden = Path(partial_folder(versions))
-        version = NewVersion(hidden)
-        yield version
-        # On the disk: a name must not appear before its contents do.
-        for path in hidden.rglob("*"):
-            if path.is_file():
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
-        version.path = _numbered(hidden, versions)
+        # Gone before an error is worded: what there is of it takes no part in what is free.
+        with partial_folder(versions) as hidden:
+            version = NewVersion(hidden)
+            yield version
+            # On the disk: a name must not appear before its contents do.
+            for path in hidden.rglob("*"):
+                if path.is_file():
+                    with open(path, "rb") as file:
+                        os.fsync(file.fileno())
+            version.path = _numbered(hidden, versions)
     except (OSError, tf.errors.OpError) as error:
         if not isinstance(error, OSError) and not is_disk_full(error):
             raise
-        if hidden is not None:
-            shutil.rmtree(hidden, ignore_errors=True)  # what there is of it takes no part in what is free
         raise unwritable(versions, error, size) from error
     finally:
-        if hidden is not None:
-            shutil.rmtree(hidden, ignore_errors=True)
         for folder in made:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only where it is empty: a refused export leaves nothing

@@ -455,16 +455,21 @@ def sweep(folder: str | os.PathLike, prefix: str = PARTIAL_PREFIX) -> None:
                     remove(entry.path)
 
 
-def partial_folder(parent: str | os.PathLike) -> str:
-    """Make a hidden folder in a local one, which `sweep` removes once this process has ended.
+@contextlib.contextmanager
+def partial_folder(parent: str | os.PathLike) -> Iterator[Path]:
+    """Yield a hidden folder in a local one; what is left of it after the block is removed, or by `sweep`.
 
     Example:
-        >>> partial_folder("photos")
-        'photos/.partial-...'
+        >>> with partial_folder("photos") as hidden:
+        ...     hidden
+        PosixPath('photos/.partial-...')
     """
-    path = os.path.join(parent, f"{PARTIAL_PREFIX}{os.getpid()}-{uuid.uuid4().hex}")
-    os.mkdir(path)  # for all whom the umask allows: servers run as somebody else
-    return path
+    path = Path(parent, f"{PARTIAL_PREFIX}{os.getpid()}-{uuid.uuid4().hex}")
+    path.mkdir()  # for all whom the umask allows: servers run as somebody else
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

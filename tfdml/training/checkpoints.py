@@ -66,18 +66,13 @@ def first_not_finite(learner: MetricLearner) -> str | None:
     return None
 
 
-def _variables(learner: MetricLearner) -> dict[str, Any]:
+def variables(learner: MetricLearner) -> dict[str, Any]:
     """Return what a step changes: weights, BatchNorm statistics, random states, metrics and the optimiser's slots."""
     groups = parts(learner) | {_METRICS: learner.metrics_variables, _OPTIMIZER: learner.optimizer.variables}
     grouped = {id(variable) for members in groups.values() for variable in members}
     groups[_OTHERS] = [variable for variable in learner.variables if id(variable) not in grouped]
     # By position: paths hold counters that depend on what the process built before.
     return {f"{group}/{i:05d}": variable for group, members in groups.items() for i, variable in enumerate(members)}
-
-
-def variables(learner: MetricLearner) -> list:
-    """All that a step changes."""
-    return list(_variables(learner).values())
 
 
 def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int = 2, write: bool = True) -> Path:
@@ -96,7 +91,7 @@ def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int =
         UserError: The file cannot be written.
     """
     path = folder / f"step-{state.step:08d}.npz"
-    arrays = {name: np.asarray(ops.convert_to_numpy(variable)) for name, variable in _variables(learner).items()}
+    arrays = {name: np.asarray(ops.convert_to_numpy(variable)) for name, variable in variables(learner).items()}
     if not write:
         return path
     arrays[_STATE] = np.frombuffer(json.dumps(dataclasses.asdict(state)).encode(), np.uint8)
@@ -128,9 +123,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def step_of(path: Path) -> int:
     """Return the step of a checkpoint, by its name."""
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
+    return int(path.stem.removeprefix("step-"))
 
 
 def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], TrainingState]:
@@ -171,7 +164,7 @@ def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | 
         return None
     arrays, state = read(path, processes.bytes_of_chief(path.read_bytes))
     # All together: what each replica has of a metric adds up to what was saved.
-    for name, variable in _variables(learner).items():
+    for name, variable in variables(learner).items():
         assign_here(variable, arrays[name])
     return state
 
@@ -220,11 +213,11 @@ def share_weights(processes: Processes, learner: MetricLearner) -> None:
 
 
 def _check_fits(path: Path, arrays: dict[str, np.ndarray], learner: MetricLearner) -> None:
-    variables = _variables(learner)
-    for name in sorted(set(variables) ^ set(arrays)):
-        where = "missing from" if name in variables else "only in"
+    changed = variables(learner)
+    for name in sorted(set(changed) ^ set(arrays)):
+        where = "missing from" if name in changed else "only in"
         raise ValueError(f"{path.name} belongs to another model: {name} is {where} the checkpoint")
-    for name, variable in variables.items():
+    for name, variable in changed.items():
         shape = tuple(variable.shape)
         if shape != arrays[name].shape:
             raise ValueError(f"{path.name} belongs to another model: {name} is {arrays[name].shape}, not {shape}")

@@ -421,7 +421,7 @@ class Run:
 
     def finish(self) -> dict[str, Any]:
         """Write the results, and return them; empty in a process that has nothing to do with them."""
-        left = self.processes.leave(checkpoints.variables(self.learner))
+        left = self.processes.leave(list(checkpoints.variables(self.learner).values()))
         if left is None:
             return {}
         self.processes = self.evaluator.processes = left
