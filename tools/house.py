@@ -45,7 +45,6 @@ SINGLE_USE = {
     "tfdml.cluster.serving": "the entry of serving",
     "tfdml.cluster.training": "the entry of training over Ray, and of sweeps",
     "tfdml.data.download": "archives from their publishers",
-    "tfdml.export.acceptance": "when an exported file is accepted",
     "tfdml.export.search_graph": "the part of a retriever that TensorFlow alone runs",
     "tfdml.models.gradient_cache": "batches beyond the memory",
     "tfdml.training.run.dry_run": "the entry of `--dry_run`",

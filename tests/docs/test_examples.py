@@ -22,7 +22,6 @@ SLOW = {
     "tfdml.data.readers.official_archives",
     "tfdml.embeddings.backends",
     "tfdml.embeddings.model_card",
-    "tfdml.export.acceptance",
     "tfdml.export.exporter",
     "tfdml.export.conversion",
     "tfdml.export.request",

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 
-from tfdml.export import acceptance
+from tfdml.export import exporter
 
 HANGING = """
 import fcntl, os, sys, time
@@ -37,7 +37,7 @@ def test_a_killed_export_leaves_no_process_behind(tmp_path):
     path = str(tmp_path / "held")
     exporting = os.fork()
     if exporting == 0:
-        acceptance._run_until_closed([sys.executable, "-c", HANGING, str(acceptance._RUNNER.parent), path])
+        exporter._run_until_closed([sys.executable, "-c", HANGING, str(exporter._RUNNER.parent), path])
         os._exit(0)
     while not os.path.exists(path + " begun"):
         time.sleep(0.02)

@@ -17,8 +17,8 @@ from tfdml.errors import UserError
 from tfdml.evaluation import KNNClassifier
 from tfdml.export import GalleryItem, Retriever, prune, search_graph
 from tfdml.export.gallery import embedded, items_of_dataset
+from tfdml.export.saved_model import version_numbers
 from tfdml.export.search_graph import MAX_NEIGHBOURS
-from tfdml.export.versions import version_numbers
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.cluster.ray_session import import_ray
 from tfdml.cluster.replica import ServeSettings
 from tfdml.errors import UserError
-from tfdml.export.versions import version_numbers
+from tfdml.export.saved_model import version_numbers
 
 USAGE = """
 Serve an exported embedder or retriever over HTTP, in TensorFlow Serving's REST format.

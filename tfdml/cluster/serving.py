@@ -28,7 +28,7 @@ from starlette.routing import Route
 from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.cluster.replica import Replica, ServeSettings
 from tfdml.errors import UserError, short_message
-from tfdml.export.versions import version_numbers
+from tfdml.export.saved_model import version_numbers
 from tfdml.io.http import address_of, read_body, serving
 
 # Of a local Ray: what waits in shared memory.

@@ -4,7 +4,7 @@
     python -P fresh_process.py litert FILE.tflite IN.npz OUT.npy
     python -P fresh_process.py onnx FILE.onnx IN.npz OUT.npy
 
-`tfdml.export.acceptance` runs this file by its path; it must import nothing of tfdml. IN.npz holds `views`
+`tfdml.export.exporter` runs this file by its path; it must import nothing of tfdml. IN.npz holds `views`
 (N, S, S, 3) uint8 or (N, D) vectors, or the bytes of encoded images one after another in `encoded`, which end at
 `ends`. Standard input is a pipe from the process that waits for the embeddings. The process ends when it is closed.
 """

@@ -20,9 +20,8 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration
 from tfdml.export import saved_model
 from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, embedded
-from tfdml.export.saved_model import in_float32
+from tfdml.export.saved_model import in_float32, new_version, version_numbers
 from tfdml.export.search_graph import DECISIONS, MAX_NEIGHBOURS, MAX_RESULTS, SEARCHES, copy_with_gallery, write_graph
-from tfdml.export.versions import new_version, version_numbers
 from tfdml.io.files import locked, partial_folder, read_bytes, scratch_folder, write_json
 from tfdml.io.manifests import Kinds, compare_files, read_json
 from tfdml.models import AnyEmbedder
