@@ -5,9 +5,8 @@ import pytest
 
 from tests.training.runs import experiment
 from tfdml import UserError
-from tfdml.training.distributed import jax_processes
 from tfdml.training.distributed.devices import check_backend, check_same_backend
-from tfdml.training.distributed.jax_processes import from_environment
+from tfdml.training.distributed.processes import JaxProcesses, assign_here
 
 ADDRESSES, COUNT, INDEX = (f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"))
 
@@ -37,20 +36,20 @@ def test_a_run_goes_on_where_it_began(monkeypatch):
 
 
 def test_processes_are_named_by_the_environment(monkeypatch):
-    assert from_environment() == (0, ("",))
+    assert JaxProcesses.from_environment() == (0, ("",))
     monkeypatch.setenv(COUNT, "2")
     with pytest.raises(UserError, match=f"{ADDRESSES} is not set, but others"):
-        from_environment()
+        JaxProcesses.from_environment()
     monkeypatch.setenv(ADDRESSES, "localhost:1234")
     monkeypatch.setenv(INDEX, "1")
-    assert from_environment() == (1, ("localhost:1234", "process 1"))
+    assert JaxProcesses.from_environment() == (1, ("localhost:1234", "process 1"))
     for wrong in ("2", "-1", "first"):
         monkeypatch.setenv(INDEX, wrong)
         with pytest.raises(UserError, match=f"PROCESS_ID={wrong} is not one of 2 from 0 on"):
-            from_environment()
+            JaxProcesses.from_environment()
 
 
 def test_a_value_is_assigned_as_it_is_in_one_process():
     variable = keras.Variable([1.0, 2.0])
-    jax_processes.assign_here(variable, [3.0, 4.0])
+    assign_here(variable, [3.0, 4.0])
     assert keras.ops.convert_to_numpy(variable).tolist() == [3.0, 4.0]

@@ -17,8 +17,7 @@ from tfdml.io.copies import local_copy
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import Calibrated, Stateful
 from tfdml.training import checkpoints
-from tfdml.training.distributed.jax_processes import assign_here
-from tfdml.training.distributed.processes import Processes
+from tfdml.training.distributed.processes import Processes, assign_here
 from tfdml.training.run_folder import RunFolder
 
 

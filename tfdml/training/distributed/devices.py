@@ -1,6 +1,8 @@
 """Where a run trains: one device, several GPUs, logical CPU devices, or several hosts; checks of the backend."""
 
+import contextlib
 import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -8,8 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.errors import UserError, user_errors
-from tfdml.training.distributed import jax_processes, tensorflow_workers
-from tfdml.training.distributed.processes import Processes
+from tfdml.training.distributed.processes import JaxProcesses, Processes, TensorFlowWorkers
 from tfdml.training.settings import RunSettings
 
 BACKENDS = ("tensorflow", "jax")
@@ -25,8 +26,7 @@ def rank_and_count() -> tuple[int, int]:
         >>> rank_and_count()
         (0, 1)
     """
-    on_jax = keras.backend.backend() == "jax"
-    index, addresses = (jax_processes if on_jax else tensorflow_workers).from_environment()
+    index, addresses = _kind().from_environment()
     return index, len(addresses)
 
 
@@ -40,11 +40,14 @@ def join(logical_devices: int = 0) -> Processes:
         UserError: The environment is wrong, or the others do not come.
     """
     if keras.backend.backend() == "jax":
-        jax_processes.prepare_devices(logical_devices)
-        index, addresses = jax_processes.from_environment()
-        return jax_processes.join(index, addresses) if len(addresses) > 1 else Processes()
-    index, addresses = tensorflow_workers.from_environment()
-    return tensorflow_workers.join(index, addresses) if len(addresses) > 1 else Processes()
+        prepare_devices(logical_devices)
+    kind = _kind()
+    index, addresses = kind.from_environment()
+    return kind.join(index, addresses) if len(addresses) > 1 else Processes()
+
+
+def _kind() -> type[JaxProcesses | TensorFlowWorkers]:
+    return JaxProcesses if keras.backend.backend() == "jax" else TensorFlowWorkers
 
 
 def one_operation_at_a_time() -> None:
@@ -70,6 +73,56 @@ def on_gpu() -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
+class JaxDevices:
+    """What training asks of a `tf.distribute.Strategy`, of the devices of JAX.
+
+    Args:
+        names: Those of all devices.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self.names = list(names)
+        self.num_replicas_in_sync = len(self.names)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Where models are made; the distribution is that of the whole process."""
+        yield
+
+
+def prepare_devices(logical_devices: int = 0) -> None:
+    """Split the CPU, and leave to JAX what it trains on. To be called before the processes meet.
+
+    Args:
+        logical_devices: Into how many devices the CPU of this process is split; 0: as it is.
+
+    Raises:
+        UserError: JAX runs already, with another number of devices.
+    """
+    import jax
+
+    # TensorFlow makes the batches, on the CPU.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
+    if logical_devices < 2:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", logical_devices)
+    except RuntimeError as error:
+        if jax.local_device_count("cpu") != logical_devices:
+            raise UserError(f"--logical_devices={logical_devices}: JAX runs already; start a new process") from error
+
+
+def make_devices() -> JaxDevices:
+    """Take all devices of all processes into use."""
+    devices = keras.distribution.list_devices()
+    several = len(devices) > 1
+    # Each process makes its own part of the batch.
+    distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False) if several else None
+    keras.distribution.set_distribution(distribution)
+    return JaxDevices(devices)
+
+
 def make_strategy(logical_devices: int = 0, processes: Processes | None = None) -> Any:
     """Return the strategy for the devices there are; TensorFlow's default one on a single device.
 
@@ -84,9 +137,9 @@ def make_strategy(logical_devices: int = 0, processes: Processes | None = None) 
         UserError: The CPU cannot be split.
     """
     if keras.backend.backend() == "jax":
-        jax_processes.prepare_devices(logical_devices)
-        return jax_processes.make_devices()
-    if isinstance(processes, tensorflow_workers.TensorFlowWorkers):
+        prepare_devices(logical_devices)
+        return make_devices()
+    if isinstance(processes, TensorFlowWorkers):
         if logical_devices > 1:
             raise UserError(f"--logical_devices={logical_devices} is of one process: leave it out under TF_CONFIG")
         return processes.strategy
@@ -104,7 +157,7 @@ def make_strategy(logical_devices: int = 0, processes: Processes | None = None) 
 
 def device_names(strategy: Any, processes: Processes | None = None) -> list[str]:
     """Return the devices that train."""
-    if isinstance(strategy, jax_processes.JaxDevices):
+    if isinstance(strategy, JaxDevices):
         return strategy.names
     if processes is not None and not processes.alone:
         return [f"{device} of {host}" for host in processes.addresses for device in strategy.extended.worker_devices]
