@@ -80,7 +80,7 @@ def in_own_process(variant, argv):
 def memory_there_is():
     """Return the memory of the GPU in MB if there is one (its process fails when it is full), else the free memory."""
     from tfdml.memory import free_memory
-    from tfdml.training.distributed.devices import on_gpu
+    from tfdml.training.distributed import on_gpu
 
     return float("inf") if on_gpu() else free_memory() / 1e6
 

@@ -19,8 +19,7 @@ import tensorflow as tf
 from tfdml.data.pipeline import training_batches
 from tfdml.embeddings.backends import load_embedder
 from tfdml.training import checkpoints
-from tfdml.training.build import initial_weights
-from tfdml.training.build.components import make_learner
+from tfdml.training.build.components import calibrate, make_learner
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import Experiment
@@ -71,7 +70,7 @@ def measure_terms(arguments, parser, objectives):
         if learner.auto_weights is not None:
             parser.error("--objectives: only training measures auto; write numbers")
         # A term that measures before training does so before the trained weights are loaded.
-        initial_weights.calibrate(learner, train, view, sampler.batch_size)
+        calibrate(learner, train, view, sampler.batch_size)
         learner.embedder.set_weights(load_embedder(run.embedder).get_weights())
     elif checkpoints.restore_latest(run.checkpoints, learner) is None:
         parser.error(f"there is no checkpoint in {run.checkpoints}")

@@ -1,14 +1,27 @@
 import dataclasses
+import functools
+import io
+import os
+import re
+import struct
+import zipfile
+import zlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 import tfdml
-from tfdml.data import ArrayImages, FileImages, ImageDataset
+from tfdml.data.dataset import ImageDataset, check, find_faults
+from tfdml.data.decoding import decode_image
+from tfdml.data.images import ArrayImages, EncodedImages, FileImages
+from tfdml.data.readers import official_archives
 from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import UserError
+from tfdml.io import files
 
 PIXELS = np.arange(4 * 8 * 8 * 3, dtype=np.uint8).reshape(4, 8, 8, 3)
 
@@ -98,3 +111,340 @@ def test_balanced_rows_of_many_classes_are_fewer_classes_of_ten():
     assert classes.max() > 500  # drawn, not the first ones
     asked = [c for c in range(1000) if c not in classes][:3]
     assert set(asked) <= set(labels[dataset.balanced_rows(500, include=asked)])
+
+
+inspect = functools.partial(find_faults, decode=False)
+
+
+def _encode(kind: str, mode: str = "RGB", size=(40, 30), **options) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, kind, **options)
+    return file.getvalue()
+
+
+def _zip() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a", "b")
+    return file.getvalue()
+
+
+GOOD = {
+    "jpeg": _encode("JPEG"),
+    "jpeg_grey": _encode("JPEG", "L"),
+    "jpeg_progressive": _encode("JPEG", progressive=True),
+    "jpeg_tiny": _encode("JPEG", size=(1, 1), quality=1),
+    "jpeg_cmyk": _encode("JPEG", "CMYK"),
+    "png": _encode("PNG"),
+    "png_one_bit": _encode("PNG", "1"),
+    "png_palette": _encode("PNG", "P"),
+    "png_alpha": _encode("PNG", "RGBA"),
+    "webp": _encode("WEBP"),
+    "webp_lossless": _encode("WEBP", lossless=True),
+    "webp_alpha": _encode("WEBP", "RGBA"),
+}
+# With bytes after the end, as some cameras and servers append.
+GOOD |= {
+    "jpeg_newline": GOOD["jpeg"] + b"\r\n",
+    "jpeg_trailer": GOOD["jpeg"] + b"SEFT" * 1000,
+    "png_trailer": GOOD["png"] + b"\0" * 1000,
+}
+
+BAD = {
+    "empty": (b"", "empty file"),
+    "jpeg_half": (GOOD["jpeg"][: len(GOOD["jpeg"]) // 2], "truncated JPEG"),
+    "jpeg_no_end": (GOOD["jpeg"][:-2], "truncated JPEG"),
+    "jpeg_header_only": (GOOD["jpeg"][:100], "truncated JPEG"),
+    "png_half": (GOOD["png"][: len(GOOD["png"]) // 2], "truncated PNG"),
+    "png_no_end": (GOOD["png"][:-12], "truncated PNG"),
+    "webp_short": (GOOD["webp"][:-10], "truncated WebP"),
+    "text": (b"hello, I am no image\n", "not a JPEG, PNG or WebP image: it begins with b'hello, I am"),
+    "html": (b"\n<!DOCTYPE html><html>404</html>", "it begins with b'\\n<!DOCTYPE html>"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid", "it begins with b'version https://git-lfs"),
+    "zip": (_zip(), "it begins with b'PK"),
+    "pdf": (b"%PDF-1.7 ...", "it begins with b'%PDF"),
+    "zeros": (bytes(5000), "it begins with b'\\x00"),
+    "noise": (b"\x01\xfe\x80\x03" * 40, "it begins with b'\\x01"),
+    "tiff": (_encode("TIFF"), "unsupported type: TIFF"),
+    "ico": (_encode("ICO"), "unsupported type: ICO"),
+    "gif": (_encode("GIF"), "unsupported type: GIF; convert it to JPEG or PNG"),
+    "bmp": (_encode("BMP"), "unsupported type: BMP; convert it to JPEG or PNG"),
+    "avif": (b"\0\0\0\x1cftypavif\0\0\0\0", "ftypavif"),
+    "svg": (b'<?xml version="1.0"?>\n<svg xmlns="x">', "it begins with b'<?xml"),
+    "webp_animated": (
+        _encode("WEBP", save_all=True, append_images=[Image.new("RGB", (40, 30))]),
+        "unsupported type: animated WebP",
+    ),
+}
+
+
+def _encoded(*data: bytes) -> EncodedImages:
+    return EncodedImages(data, tuple(f"image{i}" for i in range(len(data))))
+
+
+def _files(folder, contents: dict[str, bytes]) -> FileImages:
+    paths = []
+    for name, data in contents.items():
+        path = folder / f"{name}.jpg"
+        path.write_bytes(data)
+        paths.append(str(path))
+    return FileImages(tuple(paths))
+
+
+def _dataset(images) -> ImageDataset:
+    labels = np.arange(len(images)) // 2
+    return ImageDataset("mine", "train", images, labels, {int(c): f"c{c}" for c in labels})
+
+
+def test_good_images_have_no_fault(tmp_path):
+    assert inspect(_files(tmp_path, GOOD)) == []
+    assert find_faults(_encoded(*GOOD.values())) == []
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_images_are_told_apart(name, tmp_path):
+    data, reason = BAD[name]
+    images = _files(tmp_path, {"good": GOOD["png"], name: data})
+    (fault,) = inspect(images)
+    assert fault.index == 1
+    assert fault.name == images.paths[1]
+    assert fault.reason.startswith(reason) or reason in fault.reason
+    assert inspect(_encoded(GOOD["webp"], data))[0].reason == fault.reason
+    assert find_faults(images) == [fault]
+
+
+def _decodes(data: bytes) -> bool:
+    # TensorFlow raises the second where an error message quotes bytes that are not UTF-8.
+    try:
+        return decode_image(data).shape[-1] == 3
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
+        return False
+
+
+def _agree(data: bytes) -> bool:
+    return _decodes(data) == (not inspect(_encoded(data)))
+
+
+def _png(bits: int, colours: int, width=5, height=4, interlace=0) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    row = (width * bits * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colours] + 7) // 8
+    return b"".join(
+        [
+            b"\x89PNG\r\n\x1a\n",
+            chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colours, 0, 0, interlace)),
+            chunk(b"PLTE", bytes(3 << bits)) if colours == 3 else b"",
+            chunk(b"IDAT", zlib.compress(bytes((row + 1) * height))),
+            chunk(b"IEND", b""),
+        ]
+    )
+
+
+def _patched(data: bytes, at: int, new: bytes) -> bytes:
+    return data[:at] + new + data[at + len(new) :]
+
+
+_FRAME = GOOD["jpeg"].index(b"\xff\xc0")
+# Every kind of file, whether it decodes or not.
+KINDS = {
+    **{
+        f"png_{bits}_bits_colours_{colours}": _png(bits, colours)
+        for bits in (1, 2, 4, 8, 16)
+        for colours in (0, 2, 3, 4, 6)
+        if not (bits == 16 and colours == 3)
+    },
+    "png_interlaced_wrongly": _png(8, 0, interlace=9),
+    "png_no_width": _png(8, 0, width=0),
+    "png_too_wide": _png(1, 0, width=1_000_001),
+    **{f"jpeg_sof_{kind}": _patched(GOOD["jpeg"], _FRAME + 1, bytes([0xC0 + kind])) for kind in (0, 1, 3, 5, 6, 7, 11)},
+    "jpeg_progressive": GOOD["jpeg_progressive"],
+    "jpeg_12_bits": _patched(GOOD["jpeg"], _FRAME + 4, b"\x0c"),
+    "jpeg_no_height": _patched(GOOD["jpeg"], _FRAME + 5, b"\0\0"),
+    "jpeg_no_width": _patched(GOOD["jpeg"], _FRAME + 7, b"\0\0"),
+    "jpeg_of_two_channels": _patched(GOOD["jpeg"], _FRAME + 9, b"\2"),
+    "jpeg_too_large": _patched(GOOD["jpeg"], _FRAME + 5, b"\xff\xf0\xff\xf0"),
+    "jpeg_without_frame": b"\xff\xd8\xff\xda\0\2" + bytes(300) + b"\xff\xd9",
+    "jpeg_long_exif": _encode("JPEG", exif=b"Exif\0\0" + bytes(60_000)),
+    "jpeg_stray_bytes": GOOD["jpeg"][:2] + b"\xff\xff\xff" + GOOD["jpeg"][2:],
+    "webp_no_key_frame": _patched(GOOD["webp"], 20, bytes([GOOD["webp"][20] | 1])),
+    "webp_no_size": _patched(GOOD["webp"], 26, b"\0\0\0\0"),
+    "webp_unknown_chunk": _patched(GOOD["webp"], 12, b"XXXX"),
+    "webp_states_too_little": _patched(GOOD["webp"], 4, struct.pack("<I", 10)),
+    "webp_states_nothing": _patched(GOOD["webp"], 4, struct.pack("<I", 0)),
+    "webp_trailer": GOOD["webp"] + bytes(50),
+    "webp_lossless_unsigned": _patched(GOOD["webp_lossless"], 20, b"\0"),
+    "webp_exif": _encode("WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0"),
+}
+
+
+# Rare kinds whose headers are sound, and which the decoder does not take.
+UNDECODED = {*(f"jpeg_sof_{kind}" for kind in (3, 5, 6, 7, 11)), "png_interlaced_wrongly", "png_too_wide"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_verdict_on_a_kind_is_that_of_the_decoder(name):
+    if name in UNDECODED:
+        assert find_faults(_encoded(KINDS[name]))
+    else:
+        assert _agree(KINDS[name]), inspect(_encoded(KINDS[name]))
+
+
+def test_the_verdict_is_that_of_the_decoder():
+    assert all(_decodes(data) for data in GOOD.values())
+    assert not any(_decodes(BAD[name][0]) for name in BAD)
+
+
+def _promising(png: bytes, width: int, height: int) -> bytes:
+    """A PNG whose header states another size, with the checksum right."""
+    header = b"IHDR" + struct.pack(">II", width, height) + png[24:29]
+    return png[:12] + header + struct.pack(">I", zlib.crc32(header)) + png[33:]
+
+
+BOMBS = {
+    "jpeg": _patched(GOOD["jpeg"], _FRAME + 5, struct.pack(">HH", 60_000, 50_000)),
+    "jpeg_behind_exif": KINDS["jpeg_long_exif"].replace(
+        struct.pack(">BHH", 8, 30, 40), struct.pack(">BHH", 8, 60_000, 50_000)
+    ),
+    "png": _promising(_png(8, 0), 60_000, 50_000),
+    "webp": _patched(KINDS["webp_exif"], 24, b"\xff\xff\x00\xff\xff\x00"),
+    "webp_lossless": _patched(GOOD["webp_lossless"], 21, b"\xff\xff\xff\x0f"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_by_its_header(name, tmp_path):
+    images = _files(tmp_path, {name: BOMBS[name]})
+    (fault,) = inspect(images)
+    assert re.match(r"too large: .*\b178,?956,?970\b", fault.reason)
+    assert find_faults(images) == [fault]
+    with pytest.raises(UserError, match="too large"):
+        check(_dataset(images))
+
+
+def test_the_limit_can_be_set():
+    (fault,) = inspect(_encoded(GOOD["jpeg"], GOOD["jpeg_tiny"]), max_pixels=1199)
+    assert (fault.index, fault.reason) == (0, "too large: 40 x 30 pixels, more than 1,199; shrink it")
+    assert inspect(_encoded(GOOD["jpeg"], GOOD["png"]), max_pixels=1200) == []
+
+
+def test_a_thumbnail_does_not_hide_the_cut():
+    whole = _encode("JPEG", size=(100, 80), exif=b"Exif\0\0" + GOOD["jpeg_tiny"])
+    assert inspect(_encoded(whole)) == []
+    thumbnail_end = whole.index(b"\xff\xd9") + 2
+    assert thumbnail_end < len(whole) // 2
+    assert inspect(_encoded(whole[:-100]))[0].reason.startswith("truncated JPEG")
+
+
+@settings(max_examples=60, deadline=None)
+@given(kind=st.sampled_from(["jpeg", "png", "webp"]), cut=st.floats(0, 1))
+def test_a_cut_anywhere_is_found(kind, cut):
+    data = GOOD[kind]
+    faults = inspect(_encoded(data[: int(cut * (len(data) - 2))]))
+    assert [fault.index for fault in faults] == [0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=2000))
+def test_no_bytes_break_the_inspection(data):
+    for fault in inspect(_encoded(data)) + find_faults(_encoded(data)):
+        assert fault.reason
+
+
+def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
+    images = _files(tmp_path, {"good": GOOD["jpeg"], "locked": GOOD["jpeg"]})
+    (tmp_path / "sub.jpg").mkdir()
+    images = FileImages((*images.paths, str(tmp_path / "sub.jpg"), str(tmp_path / "gone.jpg")))
+
+    def open_unless_locked(path, *args, **kwargs):
+        if "locked" in str(path):
+            raise PermissionError(13, "Permission denied", path)
+        return open(path, *args, **kwargs)
+
+    monkeypatch.setattr(files, "open", open_unless_locked, raising=False)
+    assert [(fault.index, fault.reason) for fault in inspect(images)] == [
+        (1, "unreadable (no permission)"),
+        (2, "a folder, not a file"),
+        (3, "missing"),
+    ]
+
+
+def test_faults_of_many_files_come_in_order():
+    bad = range(0, 1500, 7)
+    data = [b"" if i in bad else GOOD["jpeg_tiny"] for i in range(1500)]
+    assert [fault.index for fault in inspect(_encoded(*data))] == list(bad)
+
+
+def test_arrays_have_nothing_to_inspect():
+    images = ArrayImages(np.zeros((3, 4, 4, 3), np.uint8), ("a", "b", "c"))
+    assert inspect(images) == find_faults(images) == []
+
+
+def test_check_names_the_first_paths_the_count_and_the_flag(tmp_path):
+    names = ["good", *(f"bad{i}" for i in range(5))]
+    images = _files(tmp_path, {name: GOOD["png"] if name == "good" else b"text" for name in names})
+    with pytest.raises(UserError) as error:
+        check(_dataset(images))
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith("5 of 6 images of mine (train) cannot be used: ")
+    assert f"{images.paths[1]}: not a JPEG, PNG or WebP image: it begins with b'text'" in message
+    assert images.paths[3] in message
+    assert images.paths[4] not in message
+    assert "`bad_images='skip'`" in message
+
+
+def test_check_can_skip_with_one_warning(tmp_path, caplog):
+    images = _files(tmp_path, {"a": GOOD["png"], "b": b"", "c": b"text", "d": b"", "e": GOOD["webp"]})
+    with caplog.at_level("WARNING", logger="absl"):
+        kept = check(_dataset(images), bad_images="skip")
+    assert kept.images.paths == (images.paths[0], images.paths[4])
+    assert kept.labels.tolist() == [0, 2]
+    assert kept.class_names == {0: "c0", 2: "c2"}
+    assert len(caplog.records) == 1
+    assert "skipping 3 of 5 images of mine (train)" in caplog.text
+    assert f"{images.paths[1]}: empty file" in caplog.text
+
+
+def test_check_returns_a_sound_data_set_as_it_is():
+    dataset = _dataset(_encoded(GOOD["png"], GOOD["jpeg"]))
+    assert check(dataset) is dataset
+
+
+def test_check_refuses_to_skip_everything():
+    with pytest.raises(UserError, match=r"none of the 2 .* can be used: image0: empty file"):
+        check(_dataset(_encoded(b"", b"")), bad_images="skip")
+
+
+def test_remote_file_system():
+    paths = []
+    for name in ("jpeg_progressive", "jpeg_half"):
+        paths.append(f"memory://inspection-{name}.jpg")
+        files.write_whole(paths[-1], BAD[name][0] if name in BAD else GOOD[name])
+    images = FileImages((*paths, "memory://inspection-gone.jpg"))
+    expected = [(1, "truncated JPEG (no end-of-image marker)"), (2, "missing")]
+    assert [(fault.index, fault.reason) for fault in inspect(images)] == expected
+    assert [(fault.index, fault.reason) for fault in find_faults(images)] == expected
+
+
+def test_the_real_images_are_sound(shared_data):
+    for split in ("train", "test"):
+        dataset = official_archives.read_cars196(os.path.join(shared_data, "data", "cars196"), split)
+        assert check(dataset) is dataset
+
+
+def test_decoding_finds_damage_that_headers_do_not_show():
+    """A run with `--check_images=decode` starts without images that would have stopped it in its midst."""
+    good = GOOD["png"]
+    bad = good[: len(good) // 2] + bytes(8) + good[len(good) // 2 + 8 :]
+    images = EncodedImages((good, bad, good), ("a", "b", "c"))
+    dataset = ImageDataset("toy", "train", images, np.array([0, 0, 1]), {0: "x", 1: "y"})
+    assert len(check(dataset)) == 3
+    (fault,) = find_faults(images)
+    assert (fault.index, fault.name, fault.reason[:9]) == (1, "b", "damaged: ")
+    assert find_faults(images, indices=np.array([0, 2])) == []
+    assert [fault.index for fault in find_faults(images, indices=[2, 1])] == [1]
+    assert check(dataset, "skip", "decode").images.names == ("a", "c")
+    with pytest.raises(UserError, match="1 of 3 images of toy"):
+        check(dataset, "error", "decode")

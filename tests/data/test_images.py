@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 from tests.data.preparations import picture
 from tfdml.data import ImageDataset
-from tfdml.data.faults import find_faults
+from tfdml.data.dataset import find_faults
 from tfdml.data.images import ArrayImages, CroppedImages, EncodedImages, FileImages, VectorImages, images_checksum
 from tfdml.data.pipeline import evaluation_batches, training_batches
 from tfdml.data.sampling import ShuffleSampler

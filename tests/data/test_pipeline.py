@@ -15,8 +15,7 @@ from tests.fork_server import fork_server
 from tests.marks import first_quick
 from tfdml import memory
 from tfdml.data import pipeline
-from tfdml.data.dataset import ImageDataset
-from tfdml.data.faults import explain_failure
+from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
 from tfdml.data.pipeline import (
     class_balanced,

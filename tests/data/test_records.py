@@ -26,9 +26,10 @@ from hypothesis import strategies as st
 
 from tests.data.preparations import contents, images_of_kinds, made, picture, shuffled
 from tests.fork_server import fork_server
-from tfdml.data import faults, load
+from tfdml.data import load
+from tfdml.data.dataset import check as check_images
+from tfdml.data.dataset import explain_failure, find_faults
 from tfdml.data.decoding import decode_image
-from tfdml.data.faults import explain_failure, find_faults
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
 from tfdml.data.pipeline import class_balanced, evaluation_batches
 from tfdml.data.records import (
@@ -389,9 +390,9 @@ def test_a_damaged_record_is_named_by_its_shard(crafted):
     (fault,) = find_faults(dataset.images)
     assert fault.index == 2
     assert fault.name == place
-    assert len(faults.check(dataset, "skip", "decode")) == 5
+    assert len(check_images(dataset, "skip", "decode")) == 5
     with pytest.raises(UserError, match="`bad_images='skip'`") as error:
-        faults.check(dataset, "error", "decode")
+        check_images(dataset, "error", "decode")
     assert place in str(error.value)
 
 

@@ -31,10 +31,10 @@ SLOW = {
     "tfdml.models.learner",
     "tfdml.models.reduced_embedders",
     "tfdml.objectives.mutual_information",
-    "tfdml.report.comparison",
+    "tfdml.report.pages",
     "tfdml.training.settings",
     "tfdml.training.run.dry_run",
-    "tfdml.training.build.initial_weights",
+    "tfdml.training.build.components",
 }
 CONTEXTS = (stand_ins.short_training, stand_ins.untrained_exports, files.as_many_images)
 DOCUMENTED = [module for module in examples.MODULES if examples.has_examples(module)]

@@ -78,7 +78,7 @@ from tfdml.evaluation.per_query import WHOLE_RANKING_METRICS, dataset_roles, req
 from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol, ks_within
 from tfdml.io.files import as_named, require_writable, sweep, write_json
 from tfdml.report import Run, write_comparison, write_report
-from tfdml.report.comparison import Paired
+from tfdml.report.pages import Paired
 from tfdml.report.runs import read_runs
 from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder

@@ -7,15 +7,13 @@ from pathlib import Path
 
 from tfdml import data
 from tfdml.cli.command_line import Flags
-from tfdml.data.dataset import ImageDataset
-from tfdml.data.faults import check
+from tfdml.data.dataset import ImageDataset, check
 from tfdml.embeddings.backends import EmbeddingBackend, load_backend
 from tfdml.embeddings.reader import holds_embeddings
 from tfdml.errors import UserError
 from tfdml.retrieval import is_gallery
-from tfdml.training import RunFolder
+from tfdml.training import RunFolder, distributed
 from tfdml.training.build.images import vector_splits
-from tfdml.training.distributed import devices
 from tfdml.training.expressions import parse_arguments
 
 _MODEL = (
@@ -129,7 +127,7 @@ def chosen_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
     _check_model(model)
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
         # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
-        devices.one_operation_at_a_time()
+        distributed.one_operation_at_a_time()
     return load_backend(model, truncate_dim=values.truncate_dim)
 
 

@@ -31,7 +31,7 @@ from tfdml.arguments import number
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
 from tfdml.data import ImageDataset
-from tfdml.data.faults import check
+from tfdml.data.dataset import check
 from tfdml.data.images import FileImages, VectorImages
 from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.reader import holds_embeddings

@@ -33,7 +33,7 @@ from tfdml.errors import UserError
 from tfdml.io.files import as_named
 from tfdml.report import write_run_report
 from tfdml.training import RunFolder
-from tfdml.training.distributed.devices import rank_and_count
+from tfdml.training.distributed import rank_and_count
 from tfdml.training.run import trainer
 from tfdml.training.run.dry_run import describe, write_preview
 from tfdml.training.run.interruption import Interrupted

@@ -26,8 +26,7 @@ from tfdml.io.copies import require_no_store
 from tfdml.io.files import PARTIAL_PREFIX, atomic_write, is_folder
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, RunFolder
-from tfdml.training.distributed.devices import rank_and_count
-from tfdml.training.distributed.processes import WorkerLost
+from tfdml.training.distributed import WorkerLost, rank_and_count
 from tfdml.training.expressions import with_weight
 from tfdml.training.run import trainer
 from tfdml.training.settings import EFFECTS

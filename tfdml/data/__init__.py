@@ -4,8 +4,8 @@ from tfdml.data.catalogue import load as load
 from tfdml.data.catalogue import names as names
 from tfdml.data.dataset import ImageDataset as ImageDataset
 from tfdml.data.dataset import PairList as PairList
+from tfdml.data.dataset import explain_failure as explain_failure
 from tfdml.data.decoding import decode_image as decode_image
-from tfdml.data.faults import explain_failure as explain_failure
 from tfdml.data.images import ArrayImages as ArrayImages
 from tfdml.data.images import EncodedImages as EncodedImages
 from tfdml.data.images import FileImages as FileImages

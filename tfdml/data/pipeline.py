@@ -14,9 +14,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.dataset import ImageDataset
+from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.decoding import decode_part
-from tfdml.data.faults import explain_failure
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
 from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share
 from tfdml.data.transforms import EvaluationTransform, TrainTransform

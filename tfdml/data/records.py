@@ -36,9 +36,8 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.dataset import ImageDataset
+from tfdml.data.dataset import ImageDataset, ImageError, access_fault, decoding_fault, find_faults
 from tfdml.data.decoding import DECODER_LIMIT, decode_image, format_of
-from tfdml.data.faults import ImageError, access_fault, decoding_fault, find_faults
 from tfdml.data.images import Images, Source, reading_threads, source_of_encoded
 from tfdml.data.transforms import TrainTransform
 from tfdml.errors import REASON, UserError, check_choice, user_errors

@@ -23,9 +23,8 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from tfdml.data.dataset import ImageDataset
+from tfdml.data.dataset import ImageDataset, find_faults
 from tfdml.data.decoding import SERVING_LIMIT
-from tfdml.data.faults import find_faults
 from tfdml.data.images import EncodedImages
 from tfdml.data.pipeline import readable_views
 from tfdml.demo.gallery import Gallery, combined_query, map_of

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdml.data.dataset import check
 from tfdml.data.decoding import SERVING_LIMIT
-from tfdml.data.faults import check
 from tfdml.data.images import FileImages, images_checksum
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.reader import ImageTable, read_attributes, read_embeddings

@@ -18,8 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.arguments import boolean, integer
-from tfdml.data.dataset import ImageDataset
-from tfdml.data.faults import ImageError, access_fault, explain_failure, find_faults
+from tfdml.data.dataset import ImageDataset, ImageError, access_fault, explain_failure, find_faults
 from tfdml.data.images import Images
 from tfdml.data.pipeline import evaluation_batches, own_threads, readable_batches, readable_views
 from tfdml.data.transforms import EvaluationTransform

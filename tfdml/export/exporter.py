@@ -16,9 +16,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.dataset import ImageDataset
+from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.decoding import SERVING_LIMIT
-from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import encoded_image, load_embedder

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.dataset import ImageDataset
+from tfdml.data.dataset import ImageDataset, access_fault
 from tfdml.data.decoding import EXTENSIONS
-from tfdml.data.faults import access_fault
 from tfdml.data.images import FileImages
 from tfdml.data.readers.own_images import images_below
 from tfdml.errors import REASON, UserError, user_errors

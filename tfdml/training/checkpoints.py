@@ -16,7 +16,7 @@ from keras import ops
 from tfdml.errors import UserError, short_message
 from tfdml.io.files import atomic_write
 from tfdml.models import Embedder, MetricLearner
-from tfdml.training.distributed.processes import Processes, assign_here
+from tfdml.training.distributed import Processes, assign_here
 
 _NAME = re.compile(r"step-(\d+)\.npz")
 _STATE = "state"

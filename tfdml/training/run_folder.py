@@ -19,7 +19,7 @@ from tfdml.io.copies import in_store, local_copy, save, uploading
 from tfdml.io.files import PARTIAL_PREFIX, atomic_write, is_debris, locked, require_local, sweep, write_json
 from tfdml.io.manifests import read_json
 from tfdml.training.checkpoints import list_checkpoints, step_of
-from tfdml.training.distributed.devices import check_same_backend
+from tfdml.training.distributed import check_same_backend
 from tfdml.training.settings import EvaluationSettings, Experiment
 from tfdml.version import __version__, installed
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.data.trees import pictures, table
 from tfdml.data import catalogue
-from tfdml.data.faults import check
+from tfdml.data.dataset import check
 from tfdml.errors import UserError
 
 GALLERY = ["all_souls_000013", "all_souls_000026", "hertford_000001", "oxford_000005"]

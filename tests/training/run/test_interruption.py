@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from tfdml.training.distributed.processes import Processes
+from tfdml.training.distributed import Processes
 from tfdml.training.run.interruption import SIGNALS, Interrupted, Interruption
 
 

@@ -24,7 +24,7 @@ from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import MetricLoss, RankMI
 from tfdml.training import RunFolder
 from tfdml.training.build.images import Splits, check_measurable
-from tfdml.training.distributed.processes import Processes
+from tfdml.training.distributed import Processes
 from tfdml.training.run import monitor
 from tfdml.training.run.monitor import (
     Evaluator,

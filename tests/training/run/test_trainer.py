@@ -23,7 +23,7 @@ from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints
 from tfdml.training.build import components
 from tfdml.training.build.images import load_splits
-from tfdml.training.distributed.processes import Processes
+from tfdml.training.distributed import Processes
 from tfdml.training.run import trainer
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.monitor import Evaluator, TrainingMonitor

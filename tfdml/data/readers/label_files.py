@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from tfdml.data.dataset import ImageDataset
-from tfdml.data.faults import access_fault
+from tfdml.data.dataset import ImageDataset, access_fault
 from tfdml.data.images import FileImages
 from tfdml.errors import UserError
 from tfdml.io import files

@@ -12,8 +12,7 @@ from absl import logging
 from tfdml import data
 from tfdml.audit import read_drops
 from tfdml.data import sampling
-from tfdml.data.dataset import ImageDataset
-from tfdml.data.faults import check
+from tfdml.data.dataset import ImageDataset, check
 from tfdml.data.images import VectorImages, images_checksum
 from tfdml.data.pipeline import MEGABYTE, decoded_bytes, memory_to_spare
 from tfdml.data.policies import Policy, Step

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
-from tfdml.data.faults import explain_failure
+from tfdml.data.dataset import explain_failure
 from tfdml.data.pipeline import own_threads, training_batches
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.errors import UserError
@@ -22,9 +22,9 @@ from tfdml.models import MetricLearner
 from tfdml.models.auto_weights import AutoWeights
 from tfdml.models.embedder import untrained_batch_norm
 from tfdml.training.build import components
+from tfdml.training.build.components import check_start
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
-from tfdml.training.build.initial_weights import check_start
-from tfdml.training.distributed.devices import device_names
+from tfdml.training.distributed import device_names
 from tfdml.training.run.monitor import selection_warnings
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import DataSettings, Experiment

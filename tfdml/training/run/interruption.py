@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.training.distributed.processes import Processes
+from tfdml.training.distributed import Processes
 
 # Windows has no SIGHUP.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))

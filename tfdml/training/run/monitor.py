@@ -33,7 +33,7 @@ from tfdml.objectives import RankMI
 from tfdml.training import checkpoints
 from tfdml.training.build.components import Components, has_orders
 from tfdml.training.build.images import Splits, load_splits, make_transforms
-from tfdml.training.distributed.processes import Processes
+from tfdml.training.distributed import Processes
 from tfdml.training.optimizers import averaged
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run_folder import RunFolder

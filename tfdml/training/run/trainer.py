@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.faults import explain_failure
+from tfdml.data.dataset import explain_failure
 from tfdml.data.pipeline import decoded_source, own_threads, training_batches
 from tfdml.data.sampling import NeighborSampler, Share
 from tfdml.errors import UserError, differences, user_errors
@@ -23,11 +23,9 @@ from tfdml.io.files import atomic_write, is_disk_full, write_json
 from tfdml.memory import share_arenas
 from tfdml.models.auto_weights import AutoWeights
 from tfdml.retrieval import confusable_classes
-from tfdml.training import checkpoints
-from tfdml.training.build.components import build_components, check_memory
-from tfdml.training.build.initial_weights import calibrate, check_start, start_from
-from tfdml.training.distributed import devices
-from tfdml.training.distributed.processes import Processes
+from tfdml.training import checkpoints, distributed
+from tfdml.training.build.components import build_components, calibrate, check_memory, check_start, start_from
+from tfdml.training.distributed import Processes
 from tfdml.training.optimizers import averaged
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.monitor import Evaluator, TrainingMonitor, finish, measure_together, selection_warnings
@@ -66,15 +64,15 @@ def train(
         Interrupted: A signal asked for it.
         Halted: An alarm of `stop_on` did; a `UserError` too.
     """
-    devices.check_backend(experiment)
+    distributed.check_backend(experiment)
     if experiment.seeds or experiment.folds:
         one = functools.partial(train, saved=saved, write_report=write_report)
         return train_several(experiment, one, resume, write_report)
     folder = RunFolder(experiment.run_dir)
     share_arenas()
     if experiment.deterministic and experiment.logical_devices < 2:
-        devices.one_operation_at_a_time()
-    processes = devices.join(experiment.logical_devices)
+        distributed.one_operation_at_a_time()
+    processes = distributed.join(experiment.logical_devices)
     with Interruption() as interruption, processes.ending_together(), contextlib.ExitStack() as owned:
         try:
             _check_alike(experiment, processes)
@@ -150,7 +148,7 @@ def train_several(
         UserError: As a single run; or this is one of several processes.
         Interrupted: A signal asked for it.
     """
-    if devices.rank_and_count()[1] > 1:
+    if distributed.rank_and_count()[1] > 1:
         raise UserError("--seeds and --folds train run after run in one process: leave them out where several train")
     folder = RunFolder(experiment.run_dir)
     if resume and not folder.is_untouched():
@@ -325,7 +323,7 @@ class Run:
 
     def describe(self) -> None:
         """Write down the data and the environment, or see that the data is that of the folder."""
-        names = devices.device_names(self.parts.strategy, self.processes)
+        names = distributed.device_names(self.parts.strategy, self.processes)
         data = self.splits.describe(self.experiment.data_dir)
         changed = differences(self.processes.of_chief(lambda: data), data)
         if changed:

@@ -1,17 +1,72 @@
-"""What processes ask of one another, where there is one and where there are several."""
+"""What goes with which backend; who trains with whom, and what processes ask of one another."""
 
 import json
 from typing import ClassVar
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.training import runs
+from tests.training.runs import experiment
 from tfdml.errors import UserError
-from tfdml.training.distributed.devices import join
-from tfdml.training.distributed.processes import Processes, TensorFlowWorkers
+from tfdml.training.distributed import (
+    JaxProcesses,
+    Processes,
+    TensorFlowWorkers,
+    assign_here,
+    check_backend,
+    check_same_backend,
+    join,
+)
 from tfdml.training.run import trainer
+
+ADDRESSES, COUNT, INDEX = (f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"))
+
+
+def refused(monkeypatch, backend, message, environment=(), **settings):
+    with monkeypatch.context() as patched:
+        patched.setattr(keras.backend, "backend", lambda: backend)
+        for name, value in dict(environment).items():
+            patched.setenv(name, value)
+        with pytest.raises(UserError, match=message):
+            check_backend(experiment("unused", **settings))
+
+
+def test_what_means_nothing_on_a_backend_is_refused(monkeypatch):
+    check_backend(experiment("unused"))
+    refused(monkeypatch, "torch", "KERAS_BACKEND=torch: training runs on tensorflow or jax")
+    refused(monkeypatch, "jax", "--nodeterministic is for TensorFlow", deterministic=False)
+    refused(monkeypatch, "jax", "TF_CONFIG is for TensorFlow", {"TF_CONFIG": "{}"})
+    refused(monkeypatch, "tensorflow", "is for JAX", {COUNT: "2"})
+
+
+def test_a_run_goes_on_where_it_began(monkeypatch):
+    check_same_backend("tensorflow")
+    check_same_backend(None)
+    with pytest.raises(UserError, match="started on jax, this is tensorflow: set KERAS_BA"):
+        check_same_backend("jax")
+
+
+def test_processes_are_named_by_the_environment(monkeypatch):
+    assert JaxProcesses.from_environment() == (0, ("",))
+    monkeypatch.setenv(COUNT, "2")
+    with pytest.raises(UserError, match=f"{ADDRESSES} is not set, but others"):
+        JaxProcesses.from_environment()
+    monkeypatch.setenv(ADDRESSES, "localhost:1234")
+    monkeypatch.setenv(INDEX, "1")
+    assert JaxProcesses.from_environment() == (1, ("localhost:1234", "process 1"))
+    for wrong in ("2", "-1", "first"):
+        monkeypatch.setenv(INDEX, wrong)
+        with pytest.raises(UserError, match=f"PROCESS_ID={wrong} is not one of 2 from 0 on"):
+            JaxProcesses.from_environment()
+
+
+def test_a_value_is_assigned_as_it_is_in_one_process():
+    variable = keras.Variable([1.0, 2.0])
+    assign_here(variable, [3.0, 4.0])
+    assert keras.ops.convert_to_numpy(variable).tolist() == [3.0, 4.0]
 
 
 def test_one_process_is_its_own_chief(monkeypatch):
@@ -124,7 +179,7 @@ def test_other_errors_are_not_those_of_a_lost_worker():
 
 
 def test_workers_do_not_split_their_cpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(trainer.devices, "join", lambda devices: TensorFlowWorkers(0, ("a:1", "b:2")))
+    monkeypatch.setattr(trainer.distributed, "join", lambda devices: TensorFlowWorkers(0, ("a:1", "b:2")))
     monkeypatch.setattr(TensorFlowWorkers, "bytes_of_chief", lambda self, read: read())
     with pytest.raises(UserError, match="--logical_devices=2 is of one process"):
         runs.train(tmp_path / "run", logical_devices=2, classes_per_batch=4)

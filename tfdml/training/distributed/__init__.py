@@ -1,1 +1,0 @@
-"""The processes and devices that train together."""
