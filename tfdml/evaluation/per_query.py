@@ -501,28 +501,6 @@ def global_average_precision(correct: Any, confidences: Any, known: int | None =
     return float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits].sum() / known)
 
 
-def neighbor_confidences(similarities: Any, labels: Any, num_classes: int, temperature: float = 1.0) -> np.ndarray:
-    """(N,) confidences in the class of the nearest neighbor (Ypsilantis et al., 2021, Met).
-
-    Softmax, over all classes, of the largest similarity to each; it is 0 for classes without an image among the
-    neighbors, and at least 0.
-
-    Args:
-        similarities: (N, K) of the nearest images of each query, the largest first.
-        labels: (N, K) their classes.
-        num_classes: How many classes the gallery has.
-        temperature: The factor of the similarities.
-
-    Example:
-        >>> neighbor_confidences([[1.0, 0.5]], [[7, 7]], num_classes=2)  # e / (e + 1)
-        array([0.73105858])
-    """
-    similarities, labels = np.asarray(similarities, np.float64), np.asarray(labels)
-    first = np.array([np.isin(np.arange(len(row)), np.unique(row, return_index=True)[1]) for row in labels])
-    powers = np.where(first, np.exp(temperature * np.maximum(similarities, 0)), 0.0)
-    return powers[:, 0] / (powers.sum(axis=1) + num_classes - first.sum(axis=1))
-
-
 def _checked_ranks(ranks: Any, levels: Any) -> tuple[np.ndarray, np.ndarray]:
     ranks = np.asarray(ranks, np.int64)
     levels = np.ones(len(ranks), np.int64) if levels is None else np.asarray(levels, np.int64)
