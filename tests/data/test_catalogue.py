@@ -20,7 +20,7 @@ def test_names_are_sorted_and_hold_the_readers():
 def test_unknown_and_missing_names_splits_and_options_are_named():
     with pytest.raises(UserError, match=r"unknown data set 'cars'.*cars196, cub200, dyml_animal, .*gpr1200, ilias"):
         catalogue.load("cars")
-    with pytest.raises(UserError, match=r"unknown split 'validation' of glyphs.*train, test"):
+    with pytest.raises(UserError, match=r"unknown split of glyphs 'validation'.*train, test"):
         catalogue.load("glyphs", split="validation")
     with pytest.raises(UserError, match=r"glyphs has no option 'colour'.*images_per_class, size, seed"):
         catalogue.load("glyphs", colour=True)
@@ -34,7 +34,7 @@ def test_all_is_of_a_folder_alone(tmp_path):
     (tmp_path / "cat").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "cat" / "1.png")
     assert catalogue.load("folder", tmp_path, "all").split == "all"
-    with pytest.raises(UserError, match="unknown split 'all' of glyphs; choose one of: train, test, query, gallery"):
+    with pytest.raises(UserError, match="unknown split of glyphs 'all'; one of train, test, query, gallery"):
         catalogue.load("glyphs", split="all")
 
 

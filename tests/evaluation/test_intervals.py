@@ -90,7 +90,7 @@ def test_one_class_has_no_width():
         ({"per_query": {"m": np.ones(3)}}, r"m has values of shape \(3,\) and labels have shape \(4,\)"),
         ({"per_query": {"m": np.full(4, np.nan)}}, "no query has a value"),
         ({"per_query": {"m": np.ones(4), "n": np.array([1, 1, np.nan, 1])}}, "differ in which queries"),
-        ({"over": "images"}, "over classes or queries; got 'images'"),
+        ({"over": "images"}, "unknown unit of intervals 'images'; one of classes, queries"),
         ({"resamples": 1}, "at least 2; got 1"),
         ({"level": 95}, "between 0 and 1, such as 0.95; got 95"),
     ],

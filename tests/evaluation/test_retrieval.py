@@ -209,7 +209,7 @@ LABELS = np.array([0, 0, 1, 1, 2, 2])
         ({"metrics": ("map@0",)}, "unknown metric 'map@0'"),
         ({"metrics": ("recall@1", "map@9")}, "map@9 needs 9 gallery images per query; there are 5"),
         ({"metrics": ("map",), "distance": "l2"}, "unknown distance 'l2'"),
-        ({"intervals": "images"}, "over classes or queries; got 'images'"),
+        ({"intervals": "images"}, "unknown unit of intervals 'images'"),
         ({"intervals": "classes", "metrics": ("nmi",)}, "no value per query"),
         ({"metrics": ()}, "no metric is asked for"),
         ({"distance": "l2", "ks": (1,)}, "unknown distance 'l2'"),

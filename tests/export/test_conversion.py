@@ -144,7 +144,7 @@ def test_an_embedder_with_all_moments_is_converted_without_its_loop(precision, v
 def test_what_cannot_be_converted_says_so(embedder, views):
     with pytest.raises(UserError, match="representative images"):
         convert_litert(embedder, "int8")
-    with pytest.raises(UserError, match="precision must be one of"):
+    with pytest.raises(UserError, match="unknown `precision`"):
         convert_litert(embedder, "int4")
     with pytest.raises(UserError, match="int8 takes no moments"):
         convert_litert(MomentEmbedder(embedder, MomentEmbeddings(orders=2, dim=8)), "int8", views)

@@ -10,7 +10,7 @@ from tfdml import arguments
 from tfdml.data import records
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.readers import glyphs, hierarchies, landmarks, official_archives, own_images, reidentification
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import REASON, UserError, check_choice, user_errors
 
 SPLITS = ("train", "test")
 # The two parts of a test split that has roles.
@@ -63,12 +63,9 @@ def load(name: str, data_dir: str | os.PathLike | None = None, split: str = "tra
         >>> len(load("glyphs", split="test", images_per_class=2))
         214
     """
-    reader = _READERS.get(name)
-    if reader is None:
-        raise UserError(f"unknown data set {name!r}; choose one of: {', '.join(names())}")
-    known_splits = (*SPLITS, *ROLES, "all") if name == "folder" else SPLITS + ROLES
-    if split not in known_splits:
-        raise UserError(f"unknown split {split!r} of {name}; choose one of: {', '.join(known_splits)}")
+    check_choice("data set", name, names())
+    check_choice(f"split of {name}", split, (*SPLITS, *ROLES, "all") if name == "folder" else SPLITS + ROLES)
+    reader = _READERS[name]
     parameters = inspect.signature(reader).parameters
     known = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     types = typing.get_type_hints(reader)

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import REASON, UserError, check_choice, user_errors
 
 # Layer and defaults by name; a layer's factor is written as in Keras.
 _LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
@@ -82,8 +82,7 @@ class Step:
     rate: float = 1.0
 
     def __post_init__(self):
-        if self.name not in names():
-            raise UserError(f"`policy`: there is no policy {self.name!r}; choose from: {', '.join(names())}")
+        check_choice("`policy`", self.name, names())
         if not 0 <= self.rate <= 1:
             raise UserError(f"`policy`: the factor of {self.name} is its share of the images, 0 to 1, not {self.rate}")
 

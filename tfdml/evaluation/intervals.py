@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_choice
 
 RESAMPLED = ("classes", "queries")
 
@@ -77,8 +77,7 @@ def confidence_intervals(
         >>> interval.mean, interval.low, interval.high
         (0.75, 0.5, 1.0)
     """
-    if over not in RESAMPLED:
-        raise UserError(f"intervals are over {' or '.join(RESAMPLED)}; got {over!r}")
+    check_choice("unit of intervals", over, RESAMPLED)
     if resamples < 2:
         raise UserError(f"resamples must be at least 2; got {resamples}")
     check_level(level)

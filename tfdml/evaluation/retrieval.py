@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdml.embeddings.compute import truncate
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_choice
 from tfdml.evaluation.clustering import CLUSTERING_METRICS, evaluate_clustering
 from tfdml.evaluation.intervals import RESAMPLED, Interval, check_level, confidence_intervals, student_interval
 from tfdml.evaluation.per_query import (
@@ -126,8 +126,8 @@ def evaluate_retrieval(
         1.0
     """
     names = requested(ks, DEFAULT_METRICS if metrics is None else metrics, METRICS)
-    if intervals is not None and intervals not in RESAMPLED:
-        raise UserError(f"intervals are over {' or '.join(RESAMPLED)}; got {intervals!r}")
+    if intervals is not None:
+        check_choice("unit of intervals", intervals, RESAMPLED)
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
     clustering = [name for name in names if name in CLUSTERING_METRICS]
     confident = [name for name in names if name in CONFIDENCE_METRICS]

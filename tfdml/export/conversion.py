@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdml.backbones import TokenBackbone
 from tfdml.embeddings.backends import litert_interpreter
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.export.saved_model import frozen_module, quiet, view_spec
 from tfdml.models import AnyEmbedder, AttentionEnsemble, Embedder, Head, MomentEmbedder, TruncatedEmbedder
 from tfdml.workarounds import litert_schema
@@ -58,8 +58,7 @@ def convert_litert(
         >>> pathlib.Path("embedder.tflite").write_bytes(model) == len(model)
         True
     """
-    if precision not in PRECISIONS:
-        raise UserError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+    check_choice("`precision`", precision, PRECISIONS)
     if precision != "int8":
         return _converted(_module(embedder), precision)
     whole = embedder.embedder if isinstance(embedder, TruncatedEmbedder) else embedder

@@ -24,7 +24,7 @@ import keras
 from keras import ops
 
 from tfdml import workarounds
-from tfdml.errors import UserError
+from tfdml.errors import UserError, check_choice
 from tfdml.models.alternation import AlternatingOptimizer
 from tfdml.saving import restore
 
@@ -128,8 +128,7 @@ def rate_schedule(
         >>> [round(float(schedule(step)), 3) for step in (0, 9, 10, 60, 110)]
         [0.1, 1.0, 1.0, 0.5, 0.0]
     """
-    if kind not in SCHEDULES:
-        raise UserError(f"`kind={kind!r}`: known are {', '.join(SCHEDULES)}")
+    check_choice("`kind`", kind, SCHEDULES)
     if warm_up_steps and warm_up_steps >= total_steps:
         raise UserError(f"the warm-up of {warm_up_steps} steps leaves none of the {total_steps} of the run")
     length = max(total_steps - warm_up_steps, 1)
@@ -501,10 +500,8 @@ def build_optimizer(
         >>> rates = {"projection": 1e-2, "objectives": 1e-2}
         >>> learner.compile(build_optimizer("adam", learner, 3e-4, rates))
     """
-    if name not in OPTIMIZERS:
-        raise UserError(f"`name={name!r}`: known are {', '.join(OPTIMIZERS)}")
-    if form not in FORMS:
-        raise UserError(f"`form={form!r}`: known are {', '.join(FORMS)}")
+    check_choice("`name`", name, OPTIMIZERS)
+    check_choice("`form`", form, FORMS)
     check_form(name, form)
     if not learner.built:
         learner.build((None, *learner.embedder.view_shape))

@@ -41,7 +41,7 @@ from tfdml.training.terms import build_objectives
         ("objectives", "am_softmaxx + jrs", "there is no 'am_softmaxx'; known: am_softmax"),
         ("objectives", "am_softmax(margn=0.1)", "am_softmax: no argument 'margn'; it has"),
         ("objectives", "am_softmax + jrs(kernels=laplacian)", "there is no kernel or loss 'laplacian'"),
-        ("policy", "0.5 * blurr", "`policy`: there is no policy 'blurr'"),
+        ("policy", "0.5 * blurr", "unknown `policy` 'blurr'"),
         ("optimizer", "adamm", "--optimizer=adamm: must be one of adam"),
     ],
 )

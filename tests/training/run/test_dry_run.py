@@ -207,7 +207,7 @@ def test_files_that_cannot_be_written(tmp_path, path, message):
 
 
 def test_wrong_policies_are_refused(tmp_path):
-    with pytest.raises(UserError, match="`policy`: there is no policy 'blurr'"):
+    with pytest.raises(UserError, match="unknown `policy` 'blurr'"):
         write_preview(chosen(policy="0.5 * blurr"), 0, str(tmp_path / "a.png"))
     with pytest.raises(UserError, match=r"--policy='blur \+': it cannot be read"):
         chosen(policy="blur +")
