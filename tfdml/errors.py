@@ -97,6 +97,13 @@ def check_not_negative(**numbers: float) -> None:
             raise UserError(f"`{name}` must not be negative, but is {number}")
 
 
+def check_share(**numbers: float) -> None:
+    """Raise a `UserError` that names the first of these arguments that is not between 0 and 1."""
+    for name, number in numbers.items():
+        if not 0 < number < 1:
+            raise UserError(f"`{name}` must be between 0 and 1, not {number}")
+
+
 def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
     """Raise a `UserError` where a value is none of those that are known."""
     if value not in choices:

@@ -123,8 +123,8 @@ def test_color_jitter_of_nothing_changes_nothing():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Step("rainbow"), "no policy 'rainbow'; choose from: aug_mix, auto_contrast"),
-        (lambda: Step("mix_up"), "no policy 'mix_up'"),
+        (lambda: Step("rainbow"), "unknown `policy` 'rainbow'; one of aug_mix, auto_contrast"),
+        (lambda: Step("mix_up"), "unknown `policy` 'mix_up'"),
         (lambda: Step("blur", rate=1.5), "share of the images, 0 to 1, not 1.5"),
         (lambda: Policy(()), "name at least one"),
         (lambda: Policy((Step("erasing", {"size": 3}),)), "erasing has no argument 'size'; it takes: factor, scale"),

@@ -92,7 +92,7 @@ def test_one_class_has_no_width():
         ({"per_query": {"m": np.ones(4), "n": np.array([1, 1, np.nan, 1])}}, "differ in which queries"),
         ({"over": "images"}, "unknown unit of intervals 'images'; one of classes, queries"),
         ({"resamples": 1}, "at least 2; got 1"),
-        ({"level": 95}, "between 0 and 1, such as 0.95; got 95"),
+        ({"level": 95}, "between 0 and 1, not 95"),
     ],
 )
 def test_bad_arguments_say_what_is_wrong(arguments, message):

@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from tfdml.arguments import one_of
-from tfdml.errors import UserError, check_positive
+from tfdml.errors import UserError, check_positive, check_share
 from tfdml.evaluation.verification import Calibration
 from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbours, unit_rows
 
@@ -129,8 +129,7 @@ class KNNClassifier:
         Raises:
             UserError: `fpir` is not between 0 and 1, or below what so few queries can show.
         """
-        if not 0 < fpir < 1:
-            raise UserError(f"fpir must be between 0 and 1; got {fpir}")
+        check_share(fpir=fpir)
         distances = np.sort(self.classify(queries).distances)
         allowed = int(np.floor(fpir * len(distances)))
         if allowed < 1:
@@ -288,8 +287,7 @@ def evaluate_classification(
     )
     measures["oscr"] = float((beyond * right).sum() / len(right))
     for fpir in fpirs:
-        if not 0 < fpir < 1:
-            raise UserError(f"fpirs must be between 0 and 1; got {fpir}")
+        check_share(fpirs=fpir)
         # Below the first distance that would be one unknown query too many.
         limit = unknown[int(np.floor(fpir * len(unknown)))]
         measures[f"fnir@fpir={fpir:g}"] = float(1 - (right & (distances < limit)).mean())

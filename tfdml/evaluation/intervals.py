@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdml.errors import UserError, check_choice
+from tfdml.errors import UserError, check_choice, check_share
 
 RESAMPLED = ("classes", "queries")
 
@@ -80,7 +80,7 @@ def confidence_intervals(
     check_choice("unit of intervals", over, RESAMPLED)
     if resamples < 2:
         raise UserError(f"resamples must be at least 2; got {resamples}")
-    check_level(level)
+    check_share(level=level)
     values, labels = _answered(per_query, labels)
     groups = np.unique(labels, return_inverse=True)[1] if over == "classes" else np.arange(len(labels))
     sizes = np.bincount(groups).astype(np.float64)
@@ -97,12 +97,6 @@ def confidence_intervals(
         name: Interval(float(values[:, j].mean()), float(ends[0, j]), float(ends[1, j]), float(errors[j]))
         for j, name in enumerate(per_query)
     }
-
-
-def check_level(level: float) -> None:
-    """Raise UserError where a confidence level is not between 0 and 1."""
-    if not 0 < level < 1:
-        raise UserError(f"level must be between 0 and 1, such as 0.95; got {level}")
 
 
 def _answered(per_query: Mapping[str, Any], labels: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -234,7 +228,7 @@ def seed_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
 
 
 def _moments(values: Any, level: float) -> tuple[int, float, float]:
-    check_level(level)
+    check_share(level=level)
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or len(values) < 2:
         raise UserError(f"Student's interval needs at least 2 values; got shape {values.shape}")

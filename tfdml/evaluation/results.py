@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import REASON, UserError, check_positive, user_errors
 from tfdml.evaluation import per_query
 from tfdml.evaluation.relevance import Relevance
 from tfdml.evaluation.retrieval import dataset_protocol, dataset_roles
@@ -264,8 +264,7 @@ class RetrievalResults:
         """
         from tfdml.data.images import FileImages
 
-        if num_queries < 1 or k < 1:
-            raise UserError(f"num_queries and k must be at least 1; got {num_queries} and {k}")
+        check_positive(num_queries=num_queries, k=k)
         rank, known = self.column("rank"), set(self.table.column_names)
         first = np.flatnonzero(rank == 1)
         answerable = first[self.column("num_relevant")[first] > 0] if "num_relevant" in known else first

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdml.embeddings.compute import truncate
-from tfdml.errors import UserError, check_choice
+from tfdml.errors import UserError, check_choice, check_share
 from tfdml.evaluation.clustering import CLUSTERING_METRICS, evaluate_clustering
-from tfdml.evaluation.intervals import RESAMPLED, Interval, check_level, confidence_intervals, student_interval
+from tfdml.evaluation.intervals import RESAMPLED, Interval, confidence_intervals, student_interval
 from tfdml.evaluation.per_query import (
     PER_QUERY_METRICS,
     check_depth,
@@ -444,7 +444,7 @@ def part_protocol(
         >>> part_protocol(labels[:, None] + 0.01 * np.arange(40)[:, None], labels, parts=4, ks=[1])["recall@1"].mean
         1.0
     """
-    check_level(level)
+    check_share(level=level)
     embeddings = check_embeddings(embeddings)
     labels = check_labels(labels, len(embeddings))
     part = split_into_parts(labels, parts, seed)

@@ -14,8 +14,8 @@ from scipy.stats import t as student
 from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_auc_score
 
-from tfdml.errors import UserError
-from tfdml.evaluation.intervals import Interval, check_level
+from tfdml.errors import UserError, check_share
+from tfdml.evaluation.intervals import Interval
 from tfdml.evaluation.pair_distances import AllPairs, PairHistogram, probability_nearer
 from tfdml.retrieval.faiss_index import rescore
 
@@ -125,15 +125,15 @@ def verification(
         >>> result.auc, result.eer, result.num_same, result.num_different
         (1.0, 0.0, 2, 4)
     """
-    check_level(level)
+    check_share(level=level)
     pairs = _CountedPairs(embeddings, labels, distance)
     histogram = pairs.histogram(_BINS)
     same, different = histogram.positive, histogram.negative
     num_same, num_different = int(same.sum()), int(different.sum())
     if fars is None:
         fars = [far for far in FARS if far * num_different >= 1]
-    if any(not 0 < far < 1 for far in fars):
-        raise UserError(f"false accept rates must be between 0 and 1; got {', '.join(map(str, fars))}")
+    for far in fars:
+        check_share(fars=far)
     accepted_same, accepted = np.cumsum(same), np.cumsum(different)
 
     # FNMR - FAR falls along the bins; it becomes 0 or negative within this one.
@@ -190,7 +190,7 @@ def accepted_rates(
         >>> point.tar.mean, point.far.mean
         (1.0, 0.0)
     """
-    check_level(level)
+    check_share(level=level)
     pairs = _CountedPairs(embeddings, labels, distance)
     return pairs.operating_points([threshold / pairs.scale], level, new_classes=False)[0]
 
@@ -324,14 +324,11 @@ def calibrate(
         >>> 0.1 <= calibration.threshold < 4.9, calibration.tar.mean
         (True, 1.0)
     """
-    check_level(level)
     if (far is None) == (precision is None):
         raise UserError("give either far=, such as 0.001, or precision=, such as 0.99")
     name, target = ("far", far) if precision is None else ("precision", precision)
     assert target is not None
-    for what, rate in ((name, target), ("prior", 0.5 if prior is None else prior)):
-        if not 0 < rate < 1:
-            raise UserError(f"{what} must be between 0 and 1; got {rate}")
+    check_share(**{name: target, "prior": 0.5 if prior is None else prior, "level": level})
     pairs = _CountedPairs(embeddings, labels, distance)
     histogram = pairs.histogram(_BINS)
     same, different = histogram.positive, histogram.negative

@@ -164,7 +164,7 @@ def test_one_class_cannot_be_split(tmp_path):
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
 def test_fraction_out_of_range(tmp_path, fraction):
-    with pytest.raises(UserError, match="test_fraction must lie between 0 and 1"):
+    with pytest.raises(UserError, match="`test_fraction` must be between 0 and 1"):
         own_images.read_folder(tmp_path, test_fraction=fraction)
 
 

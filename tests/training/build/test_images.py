@@ -452,7 +452,7 @@ def test_classes_keep_their_names(tmp_path):
         ({"embeddings": np.full((12, 3), np.nan)}, "", "12 vectors are not finite, the first in row 0"),
         ({"roles": np.array(["train"] * 12)}, "", "holds no test images"),
         ({}, "size=32", "--features have no option 'size', only test_fraction"),
-        ({}, "test_fraction=1", "test_fraction must lie between 0 and 1"),
+        ({}, "test_fraction=1", "`test_fraction` must be between 0 and 1"),
     ],
 )
 def test_stored_vectors_that_train_no_head_are_refused(changes, options, says, tmp_path):

@@ -141,16 +141,6 @@ def require_files(name: str, paths: Sequence[str], advice: str = _UNPACK, origin
         raise UserError(f"{name}: {len(missing)} of {len(paths)} images are missing, first {first}{origin}; {advice}")
 
 
-def check_fraction(name: str, test_fraction: float) -> None:
-    """Refuses a share of the classes that leaves a split without any.
-
-    Example:
-        >>> check_fraction("folder", 0.5)
-    """
-    if not 0 < test_fraction < 1:
-        raise UserError(f"{name}: test_fraction must lie between 0 and 1, it is {test_fraction}")
-
-
 def split_classes(name: str, source: str, classes: list, test_fraction: float, alternative: str) -> dict[str, list]:
     """Split classes: the last in order are the test split; each split gets at least one.
 

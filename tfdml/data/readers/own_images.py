@@ -18,7 +18,7 @@ from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
 from tfdml.data.readers import label_files
 from tfdml.data.readers.label_files import CONTROL, Table, quoted
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.io.files import is_remote, open_file, walk
 
 
@@ -49,7 +49,7 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
         ImageDataset('folder', 'all', images=12, classes=4)
     """
     root = os.fspath(data_dir)
-    label_files.check_fraction("folder", test_fraction)
+    check_share(test_fraction=test_fraction)
     if {"train", "test"} <= set(_list(root)[0]):
         members = {part: _class_folders(os.path.join(root, part)) for part in ("train", "test")}
         roots = {part: os.path.join(root, part) for part in members}
@@ -193,7 +193,7 @@ def read_list(
         1
     """
     file = os.fspath(data_dir)
-    label_files.check_fraction("list", test_fraction)
+    check_share(test_fraction=test_fraction)
     table = _without_duplicates(read_rows(file, ("path",) if pairs else _REQUIRED))
     label_rows = _levels(table) if levels else _label_sets(table) if "labels" in table.columns else None
     given = read_pairs(os.path.join(os.path.dirname(file), pairs), table, similar_from) if pairs else None

@@ -16,11 +16,11 @@ from tfdml.data.dataset import ImageDataset, check
 from tfdml.data.images import VectorImages, images_checksum
 from tfdml.data.pipeline import MEGABYTE, decoded_bytes, memory_to_spare
 from tfdml.data.policies import Policy, Step
-from tfdml.data.readers.label_files import Table, check_fraction, split_classes, warn_shared_classes
+from tfdml.data.readers.label_files import Table, split_classes, warn_shared_classes
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
 from tfdml.embeddings.reader import ImageTable, StoredEmbeddings, read_embeddings, read_names
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.per_query import check_depth, retrieval_task
 from tfdml.evaluation.retrieval import ks_within
@@ -165,7 +165,7 @@ def vector_splits(
         ImageDataset('vectors', 'test', images=2, classes=1)
     """
     if test_fraction is not None:
-        check_fraction("features", test_fraction)
+        check_share(test_fraction=test_fraction)
     path = os.path.expanduser(path)
     stored = read_embeddings(path)
     names = stored.names or _names_of(path) or tuple(map(str, range(len(stored))))
