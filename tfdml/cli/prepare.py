@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from tfdml import data
 from tfdml.cli.command_line import Command, Flags, Progress
 from tfdml.data import download, records
-from tfdml.data.records import bad_images_in_words, one_line
 from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 from tfdml.training.expressions import parse_arguments
@@ -117,8 +116,8 @@ def _print_reports(reports: Mapping[str, records.SplitReport], check_only: bool)
         resumed = f" ({found.resumed} kept from an earlier run)" if found.resumed else ""
         print(f"{split}: {len(found.kept):,} of {len(found.dataset):,} images{written}{resumed}")
         for fault in found.faults if check_only else ():
-            print(f"  {one_line(str(fault))}")
-    print(bad_images_in_words(reports))
+            print(f"  {records.one_line(str(fault))}")
+    print(records.bad_images_in_words(reports))
 
 
 COMMAND = Command(

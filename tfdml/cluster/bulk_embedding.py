@@ -26,7 +26,6 @@ from tfdml.data.readers.own_images import LIST_EXTENSIONS, class_ids, read_rows
 from tfdml.data.records import Progress
 from tfdml.embeddings import parquet
 from tfdml.embeddings.backends import embed_readable, load_backend
-from tfdml.embeddings.parquet import DTYPES, table_of
 from tfdml.embeddings.writer import EmbeddingFolder
 from tfdml.errors import UserError, check_choice, check_not_negative, check_positive, short_message, user_errors
 from tfdml.io.copies import in_store
@@ -197,7 +196,7 @@ class PartEmbedder:
         if not len(rows):
             return self.folder.write_part(part, None, bad=bad)
         kept = {name: [values[row] for row in rows] for name, values in listed.items()}
-        return self.folder.write_part(part, table_of(kept, vectors, self.request.dtype), bad=bad)
+        return self.folder.write_part(part, parquet.table_of(kept, vectors, self.request.dtype), bad=bad)
 
 
 def _limit_threads(threads: int) -> None:
@@ -238,7 +237,7 @@ class BulkRequest:
     def __post_init__(self):
         check_not_negative(actors=self.actors)
         check_positive(batch_size=self.batch_size, rows_per_file=self.rows_per_file)
-        check_choice("`dtype`", self.dtype, DTYPES)
+        check_choice("`dtype`", self.dtype, parquet.DTYPES)
         if is_remote(self.model) and not in_store(self.model):
             raise UserError(f"`model={self.model}`: the actors load the model themselves: name a file or a folder")
 

@@ -20,7 +20,6 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration
 from tfdml.export import saved_model
 from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, embedded
-from tfdml.export.saved_model import in_float32, new_version, version_numbers
 from tfdml.export.search_graph import DECISIONS, MAX_NEIGHBOURS, MAX_RESULTS, SEARCHES, copy_with_gallery, write_graph
 from tfdml.io.files import locked, partial_folder, read_bytes, scratch_folder, write_json
 from tfdml.io.manifests import Kinds, compare_files, read_json
@@ -120,7 +119,7 @@ class Retriever:
         with scratch_folder() as name:
             exported, around = Path(name) / "embedder", Path(name) / "retriever"
             if isinstance(embedder, AnyEmbedder):
-                saved_model.write_saved_model(in_float32(embedder), exported)
+                saved_model.write_saved_model(saved_model.in_float32(embedder), exported)
             else:
                 exported = newest_version(Path(embedder))
             about = read_json(exported / CARD) if (exported / CARD).is_file() else {}
@@ -407,7 +406,7 @@ def write_version(source: Path, folder: str | os.PathLike, gallery: Gallery, cal
     Returns:
         The path of the version.
     """
-    with new_version(folder) as version:
+    with saved_model.new_version(folder) as version:
         copy_with_gallery(source, version.folder, gallery)
         decides = calibration is not None
         saved_model.write_warm_up(version.folder, _WARM_UP_SIDE, decides, _searches(gallery, decides))
@@ -465,7 +464,7 @@ def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:
         raise UserError(f"keep={keep}: at least the newest version stays")
     folder = Path(folder)
     with locked(folder, "folder", wait=True):
-        gone = version_numbers(folder)[:-keep]
+        gone = saved_model.version_numbers(folder)[:-keep]
         for number in gone:
             # Away from its number in one step: nobody may read half a version.
             with partial_folder(folder) as hidden:

@@ -12,7 +12,6 @@ from keras import ops
 
 from tfdml import backbones, workarounds
 from tfdml.arguments import integer, number, one_of
-from tfdml.backbones import enable_lora
 from tfdml.layers import AttentionPooling2D, GeneralizedMeanPooling2D, InputScaling, L2Normalize
 from tfdml.saving import SavedByArguments, restore
 
@@ -367,7 +366,7 @@ class Embedder(SavedByArguments, keras.Model):
         Raises:
             ValueError: The backbone has no attention layer.
         """
-        enable_lora(self.backbone, rank)
+        backbones.enable_lora(self.backbone, rank)
 
 
 class Head(Embedder):

@@ -15,7 +15,6 @@ import numpy as np
 
 from tfdml.data.dataset import ImageDataset, Protocol
 from tfdml.data.readers import label_files as files
-from tfdml.data.readers.label_files import quoted
 from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.io.files import is_folder, listing
 
@@ -201,7 +200,7 @@ def read_gpr1200(data_dir: str | os.PathLike, split: str = "test", *, check_coun
     numbers = [file.split("_")[0] for file in found]
     wrong = next((file for file, number in zip(found, numbers, strict=True) if not number.isdigit()), None)
     if wrong is not None or not found:
-        raise UserError(f"gpr1200: {folder} holds {quoted(wrong) if wrong else 'no image'}; expected 0_....jpg")
+        raise UserError(f"gpr1200: {folder} holds {files.quoted(wrong) if wrong else 'no image'}; expected 0_....jpg")
     order = sorted(range(len(found)), key=lambda row: (int(numbers[row]), found[row]))
     labels = np.array([int(numbers[row]) for row in order])
     files.check_count(check_counts, name, "images", NUM_IMAGES[name]["test"], len(found), folder)

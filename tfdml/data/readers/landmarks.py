@@ -24,7 +24,6 @@ import numpy as np
 from tfdml.data.dataset import ImageDataset, Protocol
 from tfdml.data.images import CroppedImages
 from tfdml.data.readers import label_files as files
-from tfdml.data.readers.label_files import quoted
 from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.io.files import read_bytes
 
@@ -193,7 +192,7 @@ def read_gldv2(
             rows_of[name].append(row)
     lacking = sorted(wanted - rows_of.keys()) if retrieval else []
     if lacking:
-        raise UserError(f"gldv2: {solution.path} lists {quoted(lacking[0])}, which is not in {table.path}")
+        raise UserError(f"gldv2: {solution.path} lists {files.quoted(lacking[0])}, which is not in {table.path}")
     right = [np.array([row for name in names for row in rows_of[name]], np.int64) for names in answers]
     if retrieval:
         labels = np.full(len(gallery), -1)

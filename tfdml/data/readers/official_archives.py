@@ -19,7 +19,6 @@ import scipy.io
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import EncodedImages, FileImages, Images
 from tfdml.data.readers import label_files as files
-from tfdml.data.readers.label_files import CONTROL, quoted
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import is_file, is_folder
 
@@ -121,12 +120,12 @@ def _cars_table(root: pathlib.Path, file: pathlib.Path, folder: str, field: str)
     first: dict[str, int] = {}
     for row, (name, number) in enumerate(zip(table[field], table["class"], strict=True), 1):
         where = f"cars196: {file}, row {row}"
-        if not isinstance(name, str) or not name.strip() or CONTROL.search(name):
-            raise UserError(f"{where}: {field} is {quoted(name)}; expected a file name")
+        if not isinstance(name, str) or not name.strip() or files.CONTROL.search(name):
+            raise UserError(f"{where}: {field} is {files.quoted(name)}; expected a file name")
         if first.setdefault(name, row) != row:
-            raise UserError(f"{where}: {field} {quoted(name)} comes twice, first in row {first[name]}")
+            raise UserError(f"{where}: {field} {files.quoted(name)} comes twice, first in row {first[name]}")
         if not (isinstance(number, int | float | np.number) and number in range(1, 197)):
-            raise UserError(f"{where}: class is {quoted(number)}; expected a whole number from 1 to 196")
+            raise UserError(f"{where}: class is {files.quoted(number)}; expected a whole number from 1 to 196")
     paths = [os.path.join(root, folder, *name.split("/")) for name in table[field]]
     return paths, np.array([int(number) for number in table["class"]], np.int64)
 
@@ -229,7 +228,7 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     if check_counts:
         promised = files.read_text("inshop", source).split("\n", 1)[0].strip()
         if promised != str(len(names)):
-            raise UserError(f"inshop: {source}, line 1: expected {quoted(promised)} rows, found {len(names)}")
+            raise UserError(f"inshop: {source}, line 1: expected {files.quoted(promised)} rows, found {len(names)}")
         for part in ("train",) if split == "train" else ("query", "gallery"):
             count = int((status == part).sum())
             files.check_count(True, "inshop", f"{part} images", NUM_IMAGES["inshop"][part], count, source)
@@ -290,7 +289,7 @@ def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
         members = sorted(filter(inside.fullmatch, file.namelist()))
         twice = next((name for name, following in itertools.pairwise(members) if name == following), None)
         if twice is not None:
-            raise UserError(f"omniglot: {archive} holds {quoted(twice)} twice; download it again")
+            raise UserError(f"omniglot: {archive} holds {files.quoted(twice)} twice; download it again")
         return EncodedImages(tuple(file.read(name) for name in members), tuple(members))
 
 

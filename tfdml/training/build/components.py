@@ -42,7 +42,6 @@ from tfdml.training.build.images import (
     plan_cache,
     relation_of,
 )
-from tfdml.training.distributed import Processes, assign_here, make_strategy
 from tfdml.training.expressions import Call, shortened
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.run_folder import RunFolder
@@ -375,7 +374,7 @@ class Components:
     cache: CachePlan
 
 
-def build_components(experiment: Experiment, processes: Processes | None = None) -> Components:
+def build_components(experiment: Experiment, processes: distributed.Processes | None = None) -> Components:
     """Build and check the objects of a run; writes nothing.
 
     Args:
@@ -393,7 +392,7 @@ def build_components(experiment: Experiment, processes: Processes | None = None)
     """
     check_names(experiment)
     train_view, evaluation_view = make_transforms(experiment)
-    strategy = make_strategy(experiment.logical_devices, processes)
+    strategy = distributed.make_strategy(experiment.logical_devices, processes)
 
     splits = load_splits(experiment, experiment.seed, experiment.evaluate_train)
     check_measurable(splits, experiment.recall_ks())
@@ -461,7 +460,7 @@ def start_from(path: str, learner: MetricLearner) -> None:
         raise UserError(f"--start_from={source} has another backbone than this run: use the same --backbone")
     for part in alike:
         for weight, array in zip(parts[part], found.get(part, []), strict=True):
-            assign_here(weight, array)
+            distributed.assign_here(weight, array)
     for objective in learner.objectives:
         if isinstance(objective, Stateful):
             objective.forget()  # of the images of the old run
@@ -526,7 +525,7 @@ def calibrate(
     train: ImageDataset,
     transform: EvaluationTransform,
     batch_size: int,
-    processes: Processes | None = None,
+    processes: distributed.Processes | None = None,
 ) -> None:
     """Calibrate every objective that asks for it, by one pass over the training images.
 
@@ -540,7 +539,7 @@ def calibrate(
     calibrated = [o for o in learner.objectives if isinstance(o, Calibrated) and o.calibrates_on]
     if not calibrated:
         return
-    processes = processes or Processes()
+    processes = processes or distributed.Processes()
 
     def measure() -> None:
         wanted = ", ".join(sorted({str(objective.calibrates_on) for objective in calibrated}))

@@ -22,7 +22,6 @@ from tfdml.models import MetricLearner
 from tfdml.models.auto_weights import AutoWeights
 from tfdml.models.embedder import untrained_batch_norm
 from tfdml.training.build import components
-from tfdml.training.build.components import check_start
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.distributed import device_names
 from tfdml.training.run.monitor import selection_warnings
@@ -45,7 +44,7 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
         UserError: The run could not start.
     """
     RunFolder(experiment.run_dir).check_new()
-    check_start(experiment.start_from)
+    components.check_start(experiment.start_from)
     parts = components.build_components(experiment)
     splits, learner, batch_size = parts.splits, parts.learner, parts.sampler.batch_size
     steps = parts.steps_per_epoch * experiment.epochs

@@ -25,7 +25,6 @@ from tfdml.models.auto_weights import AutoWeights
 from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints, distributed
 from tfdml.training.build.components import build_components, calibrate, check_memory, check_start, start_from
-from tfdml.training.distributed import Processes
 from tfdml.training.optimizers import averaged
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.monitor import Evaluator, TrainingMonitor, finish, measure_together, selection_warnings
@@ -231,7 +230,7 @@ def _means(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _check_alike(experiment: Experiment, processes: Processes) -> None:
+def _check_alike(experiment: Experiment, processes: distributed.Processes) -> None:
     """Refuse to train with processes of other versions or with other settings."""
     if processes.alone:
         return
@@ -278,7 +277,7 @@ class Run:
 
     experiment: Experiment
     folder: RunFolder
-    processes: Processes
+    processes: distributed.Processes
     interruption: Interruption
     saved: Callable[[], None] | None = None
     write_report: Callable[..., None] | None = None
