@@ -51,6 +51,7 @@ import keras
 import numpy as np
 from absl import logging
 
+from tfdml import evaluation
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cluster.query_blocks import values_over_ray
@@ -59,20 +60,6 @@ from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.backends import EmbeddingBackend, Views, embed_views
 from tfdml.embeddings.reader import StoredEmbeddings, holds_embeddings, read_embeddings
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.evaluation import (
-    DEFAULT_METRICS,
-    METRICS,
-    KNNClassifier,
-    Sources,
-    calibrate,
-    evaluate_classification,
-    evaluate_dataset,
-    evaluate_generalisation,
-    measure_chains,
-    part_protocol,
-    target_of,
-    verification,
-)
 from tfdml.evaluation.chains import Step, steps_of
 from tfdml.evaluation.per_query import WHOLE_RANKING_METRICS, dataset_roles, requested
 from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol, ks_within
@@ -119,7 +106,7 @@ def evaluate(values: Flags) -> None:
         _compare_runs(values)
         return
 
-    metrics = values.metrics or list(DEFAULT_METRICS)
+    metrics = values.metrics or list(evaluation.DEFAULT_METRICS)
     if values.task != "retrieval":
         metrics = []
     split = EmbeddedSplit.on_disk(values) if kind == "embeddings" else EmbeddedSplit.by_model(values, metrics)
@@ -149,13 +136,13 @@ def _retrieval(
     if values.cluster:
         over_ray = {"per_query": values_over_ray(values.cluster, values.workers)}
     resampled = values.intervals if values.intervals in ("classes", "queries") else None
-    result = evaluate_dataset(split.embeddings, split.images, intervals=resampled, **options, **over_ray)
+    result = evaluation.evaluate_dataset(split.embeddings, split.images, intervals=resampled, **options, **over_ray)
     if values.intervals == "parts":
         if split.images.is_query is not None or getattr(split.images, "groups", None) is not None:
             raise UserError("--intervals=parts: parts are searched all-to-all, and these images have roles or groups")
-        result["parts"] = part_protocol(split.embeddings, split.images.labels, **options)
+        result["parts"] = evaluation.part_protocol(split.embeddings, split.images.labels, **options)
     if chains:
-        result["after"] = split.after_embedding(chains, ks, values.metrics or list(DEFAULT_METRICS))
+        result["after"] = split.after_embedding(chains, ks, values.metrics or list(evaluation.DEFAULT_METRICS))
     if values.generalisation:
         result["generalisation"] = split.generalisation()
     size = f"{len(split.embeddings):,} images of {len(np.unique(split.images.labels)):,} classes"
@@ -187,9 +174,9 @@ def _checked_ks(values: Flags) -> tuple[int, ...]:
             require_writable(path, name)
             sweep(os.path.dirname(os.path.realpath(path)))
     if values.target:
-        target_of(values.target)
+        evaluation.target_of(values.target)
     if values.metrics:
-        requested(ks, values.metrics, METRICS)
+        requested(ks, values.metrics, evaluation.METRICS)
         if values.after and (ranked := [name for name in values.metrics if name in WHOLE_RANKING_METRICS]):
             raise UserError(
                 f"--metrics={ranked[0]} ranks the whole gallery, which --after does not: name map@r or map@K"
@@ -313,7 +300,9 @@ class EmbeddedSplit:
         train = self._train_side()
         if train[0] is None:
             logging.warning("no embeddings of training classes: some measures are left out (tfdml embed --split=all)")
-        return evaluate_generalisation(self.embeddings, self.images.labels, *train, distance=self.values.distance)
+        return evaluation.evaluate_generalisation(
+            self.embeddings, self.images.labels, *train, distance=self.values.distance
+        )
 
     def after_embedding(
         self, chains: Sequence[Sequence[Step]], ks: Sequence[int], metrics: Sequence[str]
@@ -335,10 +324,10 @@ class EmbeddedSplit:
             protocol = dataset_protocol(self._embed(self.dataset, views), self.images)
             return protocol["embeddings"], protocol.get("gallery")
 
-        return measure_chains(
+        return evaluation.measure_chains(
             **dataset_protocol(self.embeddings, self.images),
             chains=chains,
-            sources=Sources(train, embed if self.source is not None else None),
+            sources=evaluation.Sources(train, embed if self.source is not None else None),
             ks=ks,
             metrics=[name for name in metrics if name not in CLUSTERING_METRICS] or ["recall"],
             distance=self.values.distance,
@@ -347,7 +336,7 @@ class EmbeddedSplit:
     def verification(self) -> dict[str, Any]:
         """Print verification over all pairs of the split, and with `--target` the threshold; return both for JSON."""
         labels, distance = self.images.labels, self.values.distance
-        measured = verification(self.embeddings, labels, distance=distance)
+        measured = evaluation.verification(self.embeddings, labels, distance=distance)
         size = f"{len(labels):,} images of {measured.num_classes:,} classes"
         print(f"{as_named(self.values.model)} on {self.name}: {size}")
         print(
@@ -361,7 +350,9 @@ class EmbeddedSplit:
         result = measured.to_dict()
         result["intervals"] = {f"tar@far={far:g}": point.tar for far, point in measured.points.items()}
         if self.values.target:
-            calibration = calibrate(self.embeddings, labels, distance=distance, **target_of(self.values.target))
+            calibration = evaluation.calibrate(
+                self.embeddings, labels, distance=distance, **evaluation.target_of(self.values.target)
+            )
             print(f"  the same, with {calibration.target}: at a distance of at most {calibration.threshold:.6g}")
             print("  to expect of as many other classes, with 95 % intervals:")
             for name in ("far", "tar", "precision"):
@@ -376,10 +367,10 @@ class EmbeddedSplit:
         classes, in_gallery = np.unique(labels), np.zeros(len(labels), bool)
         for label in classes[: -(-len(classes) // 2)]:
             in_gallery[np.flatnonzero(labels == label)[::2]] = True
-        classifier = KNNClassifier(
+        classifier = evaluation.KNNClassifier(
             self.embeddings[in_gallery], labels[in_gallery], k=self.values.neighbors, distance=self.values.distance
         )
-        measured = evaluate_classification(classifier, self.embeddings[~in_gallery], labels[~in_gallery])
+        measured = evaluation.evaluate_classification(classifier, self.embeddings[~in_gallery], labels[~in_gallery])
         print(
             f"{as_named(self.values.model)} on {self.name}: a gallery of {in_gallery.sum():,} images of "
             f"{len(classifier.classes):,} classes; {measured['num_known']:,} queries of these, "
@@ -400,7 +391,7 @@ class EmbeddedSplit:
             result = {name: result[name] for name in shown}
         options: dict[str, Any] = {"distance": values.distance, "held_out": held_out}
         if values.target:
-            options["target"] = target_of(values.target)
+            options["target"] = evaluation.target_of(values.target)
         if values.heat_maps:
             options["embedder"] = getattr(self.source, "embedder", None)
             if not isinstance(options["embedder"], keras.Model):

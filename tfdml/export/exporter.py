@@ -24,17 +24,8 @@ from tfdml.embeddings.backends import encoded_image, load_embedder
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, steps_of, target_of
+from tfdml.export import saved_model
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
-from tfdml.export.saved_model import (
-    SIGNATURES,
-    check_backend,
-    in_float32,
-    model_files,
-    new_version,
-    read_calibration,
-    write_saved_model,
-    write_warm_up,
-)
 from tfdml.io.files import is_remote, scratch_folder, unwritable, write_json
 from tfdml.io.manifests import parse_flags, read_json
 from tfdml.models import AnyEmbedder, TruncatedEmbedder, WhitenedEmbedder, stack, with_whitening
@@ -389,20 +380,20 @@ def export_model(
         >>> export_model(embedder, "models/cars", test, train, options)
         PosixPath('models/cars/1')
     """
-    check_backend()
+    saved_model.check_backend()
     options = options or ExportOptions()
     if "onnx" in options.formats:
         check_onnx()
     if "litert_int8" in options.formats and train is None:
         raise UserError("litert_int8 needs representative images: pass the training images as train")
-    embedder = in_float32(embedder)
+    embedder = saved_model.in_float32(embedder)
     measured_on = whole_classes(test, options.images)
     resize = EvaluationTransform.of(embedder).resize
     of_vectors = len(embedder.view_shape) == 1
     if "saved_model" in options.formats and options.max_pixels < resize**2:
         raise UserError(f"`max_pixels={options.max_pixels}`: images are resized to {resize} x {resize} pixels")
     size = sum(_BYTES_PER_WEIGHT.get(name, 4) * embedder.count_params() for name in options.formats)
-    with new_version(folder, size) as version:
+    with saved_model.new_version(folder, size) as version:
         verifier = ExportVerifier(embedder, measured_on)
         calibration, calibrated_on = _calibrated(options.calibrate, verifier, train, report)
         paths = {name: _write(name, embedder, version.folder, train, options, calibration) for name in options.formats}
@@ -411,7 +402,7 @@ def export_model(
             vectors, tolerance = verifier.exported_vectors(name, path), options.tolerance(name)
             compared = verifier.compare(vectors)
             faults = compared.faults(tolerance)
-            files = describe_files(version.folder, model_files(path) if name == "saved_model" else [path])
+            files = describe_files(version.folder, saved_model.model_files(path) if name == "saved_model" else [path])
             size_text = f"{files['bytes'] / 1e6:,.2f} MB"
             report(f"{name:<21} {size_text:>9}  {compared}" + ("  REFUSED" if faults else ""))
             refused += [f"{name}: {'; '.join(faults)}"] if faults else []
@@ -425,9 +416,9 @@ def export_model(
                 "`min_cosine` or `max_recall_drop`"
             )
         if "saved_model" in paths and not of_vectors:
-            write_warm_up(version.folder, resize, calibration is not None)
-        of_images = (*SIGNATURES, *(() if calibration is None else ("same",)))
-        signatures = () if "saved_model" not in paths else SIGNATURES[:1] if of_vectors else of_images
+            saved_model.write_warm_up(version.folder, resize, calibration is not None)
+        of_images = (*saved_model.SIGNATURES, *(() if calibration is None else ("same",)))
+        signatures = () if "saved_model" not in paths else saved_model.SIGNATURES[:1] if of_vectors else of_images
         about = {**(about or {}), "calibration": calibration and calibration.to_dict(), "calibrated_on": calibrated_on}
         card = model_card(embedder, artefacts, signatures, options.max_pixels, about)
         write_json(version.folder / CARD, card)
@@ -452,7 +443,7 @@ def _calibrated(
                 "`task=verification`, `target=far=0.001`, `distance=euclidean`"
             )
         data = {name: file.get(name) for name in ("model", "dataset", "split")}
-        calibration = read_calibration(file["calibration"], wanted)
+        calibration = saved_model.read_calibration(file["calibration"], wanted)
     else:
         dataset = verifier.dataset
         trained_on = set(train.class_names.values()) if train is not None else set()
@@ -507,7 +498,7 @@ def _write(
 ) -> Path:
     """Write one format; returns its file, or the SavedModel's folder."""
     if name == "saved_model":
-        write_saved_model(embedder, folder, options.max_pixels, calibration)
+        saved_model.write_saved_model(embedder, folder, options.max_pixels, calibration)
         return folder
     if name == "onnx":
         path, data = folder / "onnx" / "model.onnx", convert_onnx(embedder)
