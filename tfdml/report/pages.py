@@ -43,10 +43,6 @@ if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does n
     from tfdml.training import RunFolder
 
 
-if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
-    from tfdml.data.dataset import ImageDataset
-
-
 #: What the threshold is calibrated to.
 TARGET = {"far": 0.01}
 _IN_WORDS = {"far": "a false accept rate of at most {:g} %", "precision": "a precision of at least {:g} %"}
