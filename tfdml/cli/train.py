@@ -32,53 +32,40 @@ from tfdml.effects import Effect, either, needs
 from tfdml.errors import UserError
 from tfdml.io.files import as_named
 from tfdml.report import write_run_report
-from tfdml.training import RunFolder
+from tfdml.training import RunFolder, settings
 from tfdml.training.distributed import rank_and_count
 from tfdml.training.run import trainer
 from tfdml.training.run.dry_run import describe, write_preview
 from tfdml.training.run.interruption import Interrupted
-from tfdml.training.settings import EFFECTS as SETTINGS
-from tfdml.training.settings import (
-    RECIPES,
-    DataSettings,
-    EvaluationSettings,
-    Experiment,
-    ModelSettings,
-    OptimizationSettings,
-    RunSettings,
-    as_text,
-    recipe_for,
-    with_recipe,
-)
 from tfdml.training.watching import Halted
 
 _STAGES = {
-    "Data: images, views and batches": DataSettings,
-    "Model": ModelSettings,
-    "Objectives and optimisation": OptimizationSettings,
-    "Evaluation": EvaluationSettings,
-    "Run": RunSettings,
+    "Data: images, views and batches": settings.DataSettings,
+    "Model": settings.ModelSettings,
+    "Objectives and optimisation": settings.OptimizationSettings,
+    "Evaluation": settings.EvaluationSettings,
+    "Run": settings.RunSettings,
 }
 
 
 def given_settings(values: Flags) -> dict[str, Any]:
     """Return the settings of an experiment that the command line or a flag file sets."""
-    names = [field.name for field in dataclasses.fields(Experiment)]
+    names = [field.name for field in dataclasses.fields(settings.Experiment)]
     return {name: values[name].value for name in names if values[name].present}
 
 
 def _new_settings(values: Flags) -> dict[str, Any]:
     """Return the settings of a new run that are given, and those of its recipe."""
-    return with_recipe(values.recipe, given_settings(values))
+    return settings.with_recipe(values.recipe, given_settings(values))
 
 
 FLAGS = Flags()
-FLAGS.define_settings(Experiment)
+FLAGS.define_settings(settings.Experiment)
 flags.DEFINE_alias("dim", "embedding_dim", flag_values=FLAGS)
 _RECIPE = """The settings that are not given: auto is frozen with --features or --backbone_rate=0, scratch without
 pretrained weights, else finetune. A length in epochs or steps replaces that of the recipe. none: the defaults listed
 here."""
-FLAGS.define("recipe", "auto", " ".join(_RECIPE.split()), choices=("auto", *RECIPES, "none"))
+FLAGS.define("recipe", "auto", " ".join(_RECIPE.split()), choices=("auto", *settings.RECIPES, "none"))
 FLAGS.define("resume", False, "Continue the run in --run_dir from its newest checkpoint.")
 FLAGS.define("dry_run", False, "Print images, parameters, rates, steps, memory and flags; write nothing.")
 FLAGS.define("probe", False, "With --dry_run: run a few steps, and print speed, hours, bottleneck and memory.")
@@ -107,12 +94,12 @@ def train(values: Flags) -> None:
         experiment = dataclasses.replace(folder.load_experiment(), **given)
     else:
         # A preview writes nothing there.
-        settings = _new_settings(values)
-        if added := {name: value for name, value in settings.items() if name not in given}:
-            recipe = recipe_for(given) if values.recipe == "auto" else values.recipe
-            written = " ".join(f"--{name}={as_text(value)}" for name, value in added.items())
+        chosen = _new_settings(values)
+        if added := {name: value for name, value in chosen.items() if name not in given}:
+            recipe = settings.recipe_for(given) if values.recipe == "auto" else values.recipe
+            written = " ".join(f"--{name}={settings.as_text(value)}" for name, value in added.items())
             logging.info("recipe %s: %s", recipe, written)
-        experiment = Experiment(**{**({"run_dir": "unused"} if values.preview else {}), **settings})
+        experiment = settings.Experiment(**{**({"run_dir": "unused"} if values.preview else {}), **chosen})
     if values.preview:
         print(write_preview(experiment, experiment.seed, values.preview))
         return
@@ -169,7 +156,7 @@ def _interval(ends: Sequence[float] | None, over: str, indent: int) -> str:
     return f"{'':{indent}}(95 % interval over {over} {100 * ends[1]:.1f} .. {100 * ends[2]:.1f})" if ends else ""
 
 
-def _sweep(experiment: Experiment, values: Flags) -> None:
+def _sweep(experiment: settings.Experiment, values: Flags) -> None:
     rows = sweep(experiment, values.sweep, values.settings(ClusterSettings), values.sweep_samples, values.resume)
     print(f"\n{experiment.selection_metric} on held-out classes:")
     for row in rows:
@@ -186,7 +173,7 @@ COMMAND = Command(
     FLAGS,
     __doc__,
     effects={
-        **SETTINGS,
+        **settings.EFFECTS,
         "probe": needs("dry_run"),
         "workers": _OF_WORKERS,
         "gpus_per_worker": _OF_WORKERS,
