@@ -9,9 +9,9 @@ name of `SETS`. `python -m benchmarks.defaults_data` makes those of free images,
 official layouts, and glyphs needs none. Each run is a process of its own. Its row is written to --results when it ends.
 The same command resumes: finished runs are skipped, an interrupted one continues, and one with other flags is repeated.
 
-A gain is Recall@1 on the unseen classes minus that of the same network before its first step. A run that collapses or
-diverges has a Recall@1 of 0. One that the data does not suit, such as too few classes for a batch, is refused: it has
-no gain, is left out of means, and is the worst.
+A gain is Recall@1 on the unseen classes minus that of the default's network before its first step. A run that
+collapses or diverges has a Recall@1 of 0. One that the data does not suit, such as too few classes for a batch, is
+refused: it has no gain, is left out of means, and is the worst.
 """
 
 import dataclasses
@@ -44,20 +44,28 @@ SETS = {
 }
 # What the weights of a run begin with, and the flag that its data sets have.
 KINDS = {"ImageNet": PRETRAINED[0], "random": CHARACTERS[0]}
+WHITENED = "--head=whitened(power=0.5, shrinkage=0.1)"
 RECIPES = {
     "default": (),
     # What the default was: one rate of 1e-4 for all parts, 12 passes over the images.
     "before": ("--recipe=none",),
     "jrs": ("--objectives=am_softmax + jrs",),
     "contrastive": ("--objectives=contrastive",),
+    # Of the backbone.
+    "gentle": ("--learning_rate=3e-5",),
     "fast": ("--learning_rate=3e-4",),
-    "long": ("--min_steps=960",),
+    "short": ("--epochs=6", "--min_steps=240"),
+    "long": ("--epochs=24", "--min_steps=960"),
     "crops": ("--augmentation=random_resized_crop",),
     "wide": ("--embedding_dim=512",),
     # Lower rates of the parts that start from random weights.
     "slow_objective": ("--objective_rate=1e-3",),
     "slow_projection": ("--projection_rate=1e-4",),
+    "crops_slow": ("--augmentation=random_resized_crop", "--projection_rate=1e-4"),
     "one_rate": ("--projection_rate=1e-4", "--objective_rate=1e-4"),
+    # A projection that starts from the principal components of the training images' features.
+    "whitened": (WHITENED,),
+    "whitened_one_rate": (WHITENED, "--projection_rate=1e-4", "--objective_rate=1e-4"),
     "frozen": ("--recipe=frozen",),
     # The rates and batches of configs/small/cars_am_softmax.flags.
     "cars_rates": (
@@ -76,12 +84,17 @@ CANDIDATES = (
     "default",
     "jrs",
     "contrastive",
+    "gentle",
     "fast",
+    "short",
     "long",
     "crops",
     "wide",
+    "whitened",
+    "whitened_one_rate",
     "slow_objective",
     "slow_projection",
+    "crops_slow",
     "one_rate",
 )
 METRICS = ("recall@1", "map@r")
@@ -161,17 +174,19 @@ def _kept(metrics):
     return {name: metrics[name] for name in METRICS}
 
 
-def gain(row, metric="recall@1"):
-    """How much better the embedder that a run keeps is than the untrained one, in points."""
-    return 100 * (row["selected"][metric] - row["before"][metric])
+def gain(row, untrained=None, metric="recall@1"):
+    """How much better the embedder that a run keeps is than an untrained one, by default its own, in points."""
+    return 100 * (row["selected"][metric] - (untrained or row)["before"][metric])
 
 
 def gains(rows, recipe, metric="recall@1"):
-    """Data set to seed to gain, of a recipe."""
+    """Data set to seed to gain, of a recipe, over the untrained network of the default with the same seed."""
+    default = {(row["dataset"], row["seed"]): row for row in rows if row["recipe"] == "default" and "before" in row}
     found = {}
     for row in rows:
         if row["recipe"] == recipe and "refused" not in row:
-            found.setdefault(row["dataset"], {})[row["seed"]] = gain(row, metric)
+            untrained = default.get((row["dataset"], row["seed"]))
+            found.setdefault(row["dataset"], {})[row["seed"]] = gain(row, untrained, metric)
     return found
 
 
@@ -224,7 +239,7 @@ def left_out(rows):
             if (own := gains(rows, recipe)).keys() & {*datasets}
         }
         shared = [dataset for dataset in datasets if all(dataset in own for own in means.values())]
-        for dataset in shared if len(shared) > 1 else ():
+        for dataset in shared if means and len(shared) > 1 else ():
             others = [other for other in shared if other != dataset]
             score = {recipe: np.mean([own[other] for other in others]) for recipe, own in means.items()}
             found[dataset] = max(score, key=score.__getitem__), {recipe: own[dataset] for recipe, own in means.items()}
@@ -249,8 +264,8 @@ def selections(rows):
         if "epochs" in row:
             add("held out, last", row, row["epochs"][-1]["test"])
             for metric in METRICS:
-                # The first of the best, as a run keeps it.
-                best = max(row["epochs"], key=lambda epoch: epoch["validation"][metric])
+                # The last of the best, as a run keeps it where the rate falls.
+                best = max(reversed(row["epochs"]), key=lambda epoch: epoch["validation"][metric])
                 add(f"held out, best {metric.replace('recall', 'Recall').replace('map@r', 'MAP@R')}", row, best["test"])
         if "together" in row:
             add("4 folds, mean", row, row["selected"])
@@ -284,7 +299,8 @@ def tables(rows, recipes, results):
         about = [""] * 4
         if trained:
             # The seed draws the projection, so untrained networks differ.
-            untrained = np.mean([row["before"]["recall@1"] for row in trained])
+            default = [row for row in trained if row["recipe"] == "default"] or trained
+            untrained = np.mean([row["before"]["recall@1"] for row in default])
             sizes = [trained[0]["sizes"][part] for part in ("train", "test")]
             about = [f"{size['classes']:,}, {size['images']:,}" for size in sizes]
             steps = [row["steps"] for row in trained if row["recipe"] == "default" and "steps" in row]

@@ -119,7 +119,7 @@ def test_a_recipe_is_judged_by_its_mean_over_data_sets_and_by_its_worst(tmp_path
         a_default_run("grocery", "default", 1, 0.7, 0.9),
         a_default_run("emoji", "default", 0, 0.5, 0.45),
         # Of a seed that emoji does not have yet, and a data set that the default does not have.
-        a_default_run("grocery", "long", 1, 0.7, 0.95),
+        a_default_run("grocery", "long", 1, 0.75, 0.95),  # over the default's untrained network, not its own
         a_default_run("icons", "long", 0, 0.4, 0.6),
         {"dataset": "clothing", "recipe": "long", "seed": 0, "refused": "--classes_per_batch=20: of 12"},
     ]
@@ -140,7 +140,7 @@ def test_a_recipe_is_judged_by_its_mean_over_data_sets_and_by_its_worst(tmp_path
     assert (default["from"], long["from"], default["recipe"]) == ("ImageNet", "ImageNet", "default")
     assert (default["mean gain"], default["worst data set"], default["data sets"]) == ("+5.0", "emoji -5.0", "2")
     assert default["95 %, data sets"] == "-122.1 to +132.1"
-    assert (long["next to default"], long["flags"]) == ("+5.0", "`--min_steps=960`")
+    assert (long["next to default"], long["flags"]) == ("+5.0", "`--epochs=24` `--min_steps=960`")
     assert (long["mean gain"], long["worst data set"], long["data sets"]) == ("+22.5", "clothing refused", "2")
     grocery, clothing, emoji, _, _ = (
         dict(zip(stored["sets"]["columns"], row, strict=True)) for row in stored["sets"]["rows"]
@@ -180,7 +180,7 @@ def test_what_each_selection_keeps_is_read_from_the_same_runs():
         "all classes, last": [pytest.approx(15)],
         "all classes, average": [pytest.approx(16)],
         "held out, last": [pytest.approx(20)],
-        "held out, best Recall@1": [pytest.approx(10)],  # the first of two
+        "held out, best Recall@1": [pytest.approx(2)],  # the last of two
         "held out, best MAP@R": [pytest.approx(5)],
         "4 folds, mean": [pytest.approx(10)],
         "4 folds, together": [pytest.approx(30)],

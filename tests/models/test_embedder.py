@@ -411,3 +411,27 @@ def test_a_head_is_a_dense_layer_and_a_division_by_the_length(tmp_path):
 def test_a_head_refuses_what_are_no_vectors_of_its_size(shape):
     with pytest.raises(ValueError, match=r"this head takes \(B, 6\), not .*tfdml.models.stack"):
         Head(6, embedding_dim=4).represent(np.ones(shape, "float32"))
+
+
+def test_a_whitened_projection_has_uncorrelated_components_of_equal_variance():
+    rng = np.random.default_rng(0)
+    vectors = (rng.normal(size=(200, 6)) @ rng.normal(size=(6, 6)) + 3).astype("float32")
+    head = Head(6, embedding_dim=4)
+    head.whiten(vectors)
+    projected = np.array(head.represent(vectors)["projection"])
+    np.testing.assert_allclose(projected.mean(axis=0), 0, atol=1e-4)
+    np.testing.assert_allclose(np.cov(projected.T), np.eye(4), atol=1e-3)
+    whole = Head(6, embedding_dim=6)
+    whole.whiten(vectors, power=0)
+    rotated = np.array(whole.represent(vectors)["projection"])
+    np.testing.assert_allclose(np.var(rotated, axis=0).sum(), np.var(vectors, axis=0).sum(), rtol=1e-4)
+
+
+def test_what_cannot_be_whitened_is_refused():
+    vectors = np.random.default_rng(0).normal(size=(20, 6)).astype("float32")
+    with pytest.raises(ValueError, match="projection with a bias"):
+        Head(6, embedding_dim=4, projection_bias=False).whiten(vectors)
+    with pytest.raises(ValueError, match="of one dense layer"):
+        Head(6, head=keras.Sequential([keras.layers.Dense(5), keras.layers.Dense(4)])).whiten(vectors)
+    with pytest.raises(ValueError, match="more than 4 vectors"):
+        Head(6, embedding_dim=4).whiten(vectors[:4])

@@ -12,7 +12,13 @@ from keras import ops
 
 from tfdml import backbones, workarounds
 from tfdml.arguments import integer, number, one_of
-from tfdml.layers import AttentionPooling2D, GeneralizedMeanPooling2D, InputScaling, L2Normalize
+from tfdml.layers import (
+    AttentionPooling2D,
+    GeneralizedMeanPooling2D,
+    InputScaling,
+    L2Normalize,
+    PrincipalComponents,
+)
 from tfdml.saving import SavedByArguments, restore
 
 BATCH_NORM_MODES = ("frozen", "statistics", "train")
@@ -357,6 +363,33 @@ class Embedder(SavedByArguments, keras.Model):
     def freeze_backbone(self) -> None:
         """Keep the backbone as it is; the dense layer trains."""
         self.backbone.trainable = False
+
+    def whiten(self, pooled: np.ndarray, power: float = 1.0, shrinkage: float = 0.0) -> None:
+        """Start the projection as the PCA whitening of pooled features, before the first step.
+
+        Its output is z = C (x - mean), as that of `tfdml.layers.PrincipalComponents`: of what the backbone knows
+        already it keeps the directions in which the training images differ, where random weights keep any.
+
+        Args:
+            pooled: (N, D), what `represent` calls `pooled`, of N > d training images.
+            power: 1: all components vary alike; 0: as if not whitened.
+            shrinkage: 0 .. 1: how far the variances are drawn to their mean.
+
+        Raises:
+            ValueError: The projection is not a dense layer with a bias; N or D is too small, a number is not finite, or
+                an argument is out of range.
+
+        Example:
+            >>> embedder.whiten(np.random.default_rng(0).normal(size=(100, 64)), power=0.5)
+        """
+        if not isinstance(self.dense, keras.layers.Dense) or not self.dense.use_bias:
+            raise ValueError("whitening needs a projection with a bias, of one dense layer")
+        build_once(self, (None, *self.view_shape))
+        whitening = PrincipalComponents(self.embedding_dim, True, power, shrinkage)
+        whitening.adapt(pooled)
+        mean, components = map(ops.convert_to_numpy, whitening.weights)
+        self.dense.kernel.assign(components)
+        self.dense.bias.assign(-mean @ components)
 
     def enable_lora(self, rank: int) -> None:
         """Freeze the backbone but for trained changes of its attention, of rank `rank`: see `backbones.enable_lora`.

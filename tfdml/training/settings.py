@@ -306,8 +306,8 @@ class ModelSettings(Settings):
             by name or folder: hub:dinov2_small.
         weights: Backbone weights: none, imagenet, or the path of a .weights.h5 file.
         head: What projects the pooled features, or --features, to the embedding: linear; mlp, e.g. 'mlp(hidden=512)',
-            with one hidden layer of ReLU; or whitened, linear from the PCA whitening of the training features, e.g.
-            'whitened(power=0.5, shrinkage=0.1)'.
+            with one hidden layer of ReLU; or whitened, linear, at first the PCA whitening of the training images'
+            features, e.g. 'whitened(power=0.5, shrinkage=0.1)'.
         embedding_dim: Size of the embedding; 0: that of the pooled features, which the untrained embedding then is.
             Also --dim.
         projection_bias: Give the projection to the embedding a bias.
@@ -352,6 +352,8 @@ class ModelSettings(Settings):
         if self.ensemble_heads and (not self.embedding_dim or self.embedding_dim % self.ensemble_heads):
             raise UserError(f"--embedding_dim={self.embedding_dim} is no multiple of --ensemble_heads")
         self.backbone_call()
+        if self.head_call().name == "whitened" and not self.projection_bias:
+            raise UserError(f"--head={self.head}: it has a bias; leave out --projection_bias=false")
         if self.head_call().name != "linear" and self.ensemble_heads:
             raise UserError(f"--head={self.head}: the heads of --ensemble_heads are linear; leave one of them out")
 

@@ -382,7 +382,7 @@ def test_a_head_trains_as_behind_a_frozen_backbone_to_the_last_bit(head, terms):
     whole = Embedder(exact_backbone(), image_size=8, scaling="none", **components._projection(settings.head_call(), 4))
     whole.freeze_backbone()
     vectors = np.array(whole.represent(images)["pooled"])
-    alone = components.make_embedder(settings, EvaluationTransform(8, 8), vectors)
+    alone = components.make_embedder(settings, EvaluationTransform(8, 8), vectors.shape[1])
     start, ends = [], []
     for embedder, dataset in (
         (whole, ImageDataset(images=images, labels=train.labels)),
@@ -409,21 +409,6 @@ def test_a_head_trains_as_behind_a_frozen_backbone_to_the_last_bit(head, terms):
     np.testing.assert_array_equal(stack(whole, alone, "pooled")(images), whole(images))
 
 
-def test_a_whitened_head_starts_from_uncorrelated_components_of_its_vectors():
-    rng = np.random.default_rng(0)
-    vectors = (rng.normal(size=(200, 6)) @ rng.normal(size=(6, 6)) + 3).astype("float32")
-    settings = ModelSettings(head="whitened", embedding_dim=4)
-    head = components.make_embedder(settings, EvaluationTransform(1, 1), vectors)
-    projected = np.array(head.represent(vectors)["projection"])
-    np.testing.assert_allclose(projected.mean(axis=0), 0, atol=1e-4)
-    np.testing.assert_allclose(np.cov(projected.T), np.eye(4), atol=1e-3)
-    plain = components.make_embedder(
-        ModelSettings(head="whitened(power=0)", embedding_dim=0), EvaluationTransform(1, 1), vectors
-    )
-    rotated = np.array(plain.represent(vectors)["projection"])
-    np.testing.assert_allclose(np.var(rotated, axis=0).sum(), np.var(vectors, axis=0).sum(), rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -432,7 +417,6 @@ def test_a_whitened_head_starts_from_uncorrelated_components_of_its_vectors():
         ({"head": "mlp(hidden=0)"}, "hidden"),
         ({"head": "mlp", "embedding_dim": 0}, "it needs an --embedding_dim"),
         ({"head": "mlp", "projection_bias": False}, "projection_bias=False"),
-        ({"head": "whitened", "embedding_dim": 7}, "7 components"),
         ({"head": "whitened", "projection_bias": False}, "leave out --projection_bias=false"),
         ({"head": "whitened(power=2)"}, "power"),
         ({"head": "mlp", "ensemble_heads": 2}, "the heads of --ensemble_heads are linear"),
@@ -441,20 +425,18 @@ def test_a_whitened_head_starts_from_uncorrelated_components_of_its_vectors():
 def test_heads_that_cannot_be_are_refused(changes, says):
     def make():
         settings = ModelSettings(**{"embedding_dim": 4, **changes})
-        return components.make_embedder(settings, EvaluationTransform(1, 1), np.eye(9, 6, dtype=np.float32))
+        return components.make_embedder(settings, EvaluationTransform(1, 1), 6)
 
     with pytest.raises(UserError, match=says):
         make()
 
 
-def test_a_head_of_images_may_have_a_layer_and_does_not_whiten():
+def test_a_head_of_images_may_have_a_layer():
     network = {"backbone": "conv4(width=4)", "embedding_dim": 4}
     view = EvaluationTransform(16, 16)
     made = components.make_embedder(ModelSettings(head="mlp(hidden=3)", **network), view)
     made.build((None, *made.view_shape))
     assert [tuple(weight.shape) for weight in made.head.weights] == [(4, 3), (3,), (3, 4), (4,)]
-    with pytest.raises(UserError, match="--head=whitened: it starts from stored vectors: add --features"):
-        components.make_embedder(ModelSettings(head="whitened", **network), view)
 
 
 def test_terms_of_feature_maps_need_a_backbone(tmp_path):
@@ -631,3 +613,28 @@ def test_nothing_is_measured_where_no_objective_asks():
     learner = learner_with(ContrastiveLoss())
     learner.calibrate = None
     calibrate(learner, train_split(), TRANSFORM, 4)
+
+
+def projection_of(learner, train):
+    return np.asarray(learner.embedder.represent(train.images.data, training=False)["projection"])
+
+
+def test_the_projection_is_whitened_by_the_training_images_before_objectives_measure_them():
+    train, objective = train_split(), ClassMeans()
+    objective.calibrates_on = "projection"
+    objective.build_from = lambda _: setattr(objective, "means", objective.add_weight(shape=(3, 5), trainable=False))
+    learner = learner_with(MetricLoss(ContrastiveLoss()), objective)
+    calibrate(learner, train, TRANSFORM, 4, whitening={"power": 1.0, "shrinkage": 0.0})
+    found = projection_of(learner, train)
+    np.testing.assert_allclose(np.cov(found.T), np.eye(5), atol=1e-2)
+    expected = np.stack([found[train.labels == c].mean(0) for c in range(3)])
+    np.testing.assert_allclose(np.asarray(objective.means), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_projection_stays_random_where_images_are_too_few_to_whiten_it(caplog):
+    train = train_split().take(np.arange(5))
+    learner = learner_with(ContrastiveLoss())
+    before = projection_of(learner, train)
+    calibrate(learner, train, TRANSFORM, 4, whitening={})
+    np.testing.assert_array_equal(projection_of(learner, train), before)
+    assert "64 pooled features of 5 images are too few for 5 dimensions" in caplog.text

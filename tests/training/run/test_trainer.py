@@ -461,6 +461,14 @@ def test_neighbors_are_searched_once_where_the_epochs_end_before_the_next_search
     assert [path.name for path in (tmp_path / "run" / "neighbors").iterdir()] == ["epoch-0000.npy"]
 
 
+def test_a_run_starts_from_a_whitened_projection_or_from_that_of_an_old_run(tmp_path):
+    settings = {"embedding_dim": 4, "epochs": 1, "evaluate_every": 1}
+    whitened, old = (train(tmp_path / head, head=head, **settings) for head in ("whitened", "linear"))
+    assert whitened["metrics_before"]["map@r"] != old["metrics_before"]["map@r"]
+    new = train(tmp_path / "new", head="whitened", start_from=str(tmp_path / "linear"), **settings)
+    assert new["metrics_before"]["map@r"] == old["metrics"]["map@r"]
+
+
 def test_a_head_resumes_to_the_same_bits_and_has_a_report(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(16), 4)

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tfdml.io.copies import local_copy
 from tfdml.layers import PrincipalComponents
 from tfdml.memory import require_memory
 from tfdml.models import AttentionEnsemble, Embedder, Head, MetricLearner
+from tfdml.models.inference import represent_batches
 from tfdml.objectives import Calibrated, HighOrderMomentLoss, Objective, Stateful
 from tfdml.training import checkpoints, distributed
 from tfdml.training.build.images import (
@@ -162,13 +163,13 @@ def _size(layer: keras.layers.Layer) -> int:
     return sum(math.prod(shape) for shape in shapes if None not in shape)
 
 
-def make_embedder(settings: ModelSettings, view: EvaluationTransform, vectors: np.ndarray | None = None) -> Embedder:
+def make_embedder(settings: ModelSettings, view: EvaluationTransform, dimension: int = 0) -> Embedder:
     """Return the embedder, its backbone with its weights.
 
     Args:
         settings: The network.
         view: How it sees images in evaluation and serving.
-        vectors: (N, D) stored features of the training images, for a head of its own; None for images.
+        dimension: D, the size of stored features, for a head of its own; 0 for images.
 
     Raises:
         UserError: The backbone cannot be built, not be made an ensemble of, or not be adapted; or the head cannot be.
@@ -177,13 +178,10 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform, vectors: n
     with user_errors(ValueError, f"--head={settings.head}: {REASON}"):
         given: dict[str, Any] = {"dropout": settings.dropout, "projection_bias": settings.projection_bias}
         given |= _projection(head, settings.embedding_dim)
-        if vectors is not None:
-            embedder = Head(vectors.shape[1], **given)
-            if head.name == "whitened":
-                _whiten(embedder, vectors, **head.arguments)
-            return embedder
         if head.name == "whitened":
-            raise ValueError("it starts from stored vectors: add --features")
+            PrincipalComponents(1, True, **head.arguments)  # refuses options before the images are read
+        if dimension:
+            return Head(dimension, **given)
     call = settings.backbone_call()
     backbone = backbones.resolve(call.name, view.image_size, settings.weights, **call.arguments)
     cut = [name.strip() for name in settings.ensemble_cut.split(",") if name.strip()]
@@ -217,18 +215,6 @@ def _projection(head: Call, dim: int) -> dict[str, Any]:
     return {"head": keras.Sequential([hidden, keras.layers.Dense(dim)], name="projection")}
 
 
-def _whiten(head: Head, vectors: np.ndarray, power: float = 1.0, shrinkage: float = 0.0) -> None:
-    """Start a linear head as the PCA whitening of its training vectors."""
-    head.build((None, *head.view_shape))
-    if not head.dense.use_bias:
-        raise ValueError("it has a bias: leave out --projection_bias=false")
-    whitening = PrincipalComponents(head.embedding_dim, True, power, shrinkage)
-    whitening.adapt(vectors)
-    mean, components = map(keras.ops.convert_to_numpy, whitening.weights)
-    head.dense.kernel.assign(components)
-    head.dense.bias.assign(-mean @ components)
-
-
 def make_learner(
     experiment: Experiment,
     view: EvaluationTransform,
@@ -257,7 +243,7 @@ def make_learner(
     too_large = "the network does not fit the device's memory: lower --embedding_dim and the like"
     with user_errors(tf.errors.ResourceExhaustedError, too_large), contextlib.ExitStack() as stack:
         stack.callback(keras.config.set_dtype_policy, "float32")
-        stored = train.images.pixels() if experiment.features and train is not None else None
+        stored = train.images.pixels().shape[1] if experiment.features and train is not None else 0
         embedder = make_embedder(experiment, view, stored)
         if experiment.backbone_rate == 0:
             embedder.freeze_backbone()
@@ -435,6 +421,10 @@ def check_names(experiment: Experiment) -> None:
     check_objectives(experiment.objectives)
 
 
+# Images that show how pooled features vary.
+_MOST_WHITENED = 4096
+
+
 def start_from(path: str, learner: MetricLearner) -> None:
     """Take over weights: the backbone's, and those of the projection and of each objective that are alike.
 
@@ -526,8 +516,9 @@ def calibrate(
     transform: EvaluationTransform,
     batch_size: int,
     processes: distributed.Processes | None = None,
+    whitening: Mapping[str, Any] | None = None,
 ) -> None:
-    """Calibrate every objective that asks for it, by one pass over the training images.
+    """Start the projection of a whitened head, then calibrate the objectives, by a pass over training images each.
 
     Args:
         learner: A built learner, untrained.
@@ -535,13 +526,21 @@ def calibrate(
         transform: The view in which they are measured.
         batch_size: Images per batch.
         processes: Who trains: the chief measures for all.
+        whitening: Options of `Embedder.whiten`, of at most 4,096 images; None for a projection as it is.
+
+    Raises:
+        UserError: The projection cannot be whitened.
     """
     calibrated = [o for o in learner.objectives if isinstance(o, Calibrated) and o.calibrates_on]
-    if not calibrated:
+    if not calibrated and whitening is None:
         return
     processes = processes or distributed.Processes()
 
     def measure() -> None:
+        if whitening is not None:
+            _whiten(learner.embedder, train, transform, batch_size, whitening)
+        if not calibrated:
+            return
         wanted = ", ".join(sorted({str(objective.calibrates_on) for objective in calibrated}))
         names = ", ".join(objective.name for objective in calibrated)
         logging.info("measuring %s of %d training images for %s", wanted, len(train), names)
@@ -552,3 +551,17 @@ def calibrate(
     else:
         processes.of_chief(measure)
     checkpoints.share_weights(processes, learner)
+
+
+def _whiten(embedder: Embedder, train: ImageDataset, transform: EvaluationTransform, size: int, options: Any) -> None:
+    rows = np.unique(np.linspace(0, len(train) - 1, min(len(train), _MOST_WHITENED)).astype(int))
+    features, _ = represent_batches(embedder, ["pooled"], evaluation_batches(train.take(rows), transform, size))
+    pooled, dim = features["pooled"], embedder.embedding_dim
+    if dim >= len(pooled) or dim > pooled.shape[1]:
+        of = f"{pooled.shape[1]} pooled features of {len(pooled)} images"
+        logging.warning(
+            "--head=whitened: %s are too few for %d dimensions, so the projection starts at random", of, dim
+        )
+        return
+    with user_errors(ValueError, f"--head=whitened: {REASON}"):
+        embedder.whiten(pooled, **options)

@@ -338,10 +338,12 @@ class Run:
         return state is not None
 
     def calibrate(self) -> None:
-        """Let the objectives measure the training images that ask for it."""
-        size = self.experiment.evaluation_batch_size
+        """Whiten the projection where that is asked for and it is new; let objectives measure the training images."""
+        experiment, head = self.experiment, self.experiment.head_call()
+        whitening = head.arguments if head.name == "whitened" and not experiment.start_from else None
+        train, view, size = self.splits.train, self.evaluator.transform, experiment.evaluation_batch_size
         with self._naming_bad_images():
-            calibrate(self.learner, self.splits.train, self.evaluator.transform, size, self.processes)
+            calibrate(self.learner, train, view, size, self.processes, whitening)
 
     def fit(self) -> None:
         """Train to the last epoch."""
