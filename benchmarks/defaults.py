@@ -44,28 +44,33 @@ SETS = {
 }
 # What the weights of a run begin with, and the flag that its data sets have.
 KINDS = {"ImageNet": PRETRAINED[0], "random": CHARACTERS[0]}
+# The views of the default before random resized crops.
+PLAIN = "--augmentation=random_crop"
 WHITENED = "--head=whitened(power=0.5, shrinkage=0.1)"
-RECIPES = {
+# Those that the default is chosen among.
+CANDIDATES = {
     "default": (),
-    # What the default was: one rate of 1e-4 for all parts, 12 passes over the images.
-    "before": ("--recipe=none",),
     "jrs": ("--objectives=am_softmax + jrs",),
     "contrastive": ("--objectives=contrastive",),
-    # Of the backbone.
-    "gentle": ("--learning_rate=3e-5",),
     "fast": ("--learning_rate=3e-4",),
     "short": ("--epochs=6", "--min_steps=240"),
     "long": ("--epochs=24", "--min_steps=960"),
-    "crops": ("--augmentation=random_resized_crop",),
     "wide": ("--embedding_dim=512",),
     # Lower rates of the parts that start from random weights.
-    "slow_objective": ("--objective_rate=1e-3",),
     "slow_projection": ("--projection_rate=1e-4",),
-    "crops_slow": ("--augmentation=random_resized_crop", "--projection_rate=1e-4"),
-    "one_rate": ("--projection_rate=1e-4", "--objective_rate=1e-4"),
     # A projection that starts from the principal components of the training images' features.
     "whitened": (WHITENED,),
-    "whitened_one_rate": (WHITENED, "--projection_rate=1e-4", "--objective_rate=1e-4"),
+    "plain": (PLAIN,),
+    "plain, slow_backbone": (PLAIN, "--learning_rate=3e-5"),
+    "plain, slow_projection": (PLAIN, "--projection_rate=1e-4"),
+    "plain, slow_objective": (PLAIN, "--objective_rate=1e-3"),
+    "plain, one_rate": (PLAIN, "--projection_rate=1e-4", "--objective_rate=1e-4"),
+    "plain, whitened": (PLAIN, WHITENED),
+}
+RECIPES = {
+    **CANDIDATES,
+    # What the default was: one rate of 1e-4 for all parts, 12 passes over the images.
+    "before": ("--recipe=none",),
     "frozen": ("--recipe=frozen",),
     # The rates and batches of configs/small/cars_am_softmax.flags.
     "cars_rates": (
@@ -79,24 +84,6 @@ RECIPES = {
     ),
     "folds": ("--folds=4",),
 }
-# Those that the default is chosen among.
-CANDIDATES = (
-    "default",
-    "jrs",
-    "contrastive",
-    "gentle",
-    "fast",
-    "short",
-    "long",
-    "crops",
-    "wide",
-    "whitened",
-    "whitened_one_rate",
-    "slow_objective",
-    "slow_projection",
-    "crops_slow",
-    "one_rate",
-)
 METRICS = ("recall@1", "map@r")
 _COLLAPSED = dict.fromkeys(METRICS, 0.0)
 # What begins the message where a data set does not suit a recipe.
@@ -225,7 +212,8 @@ def summary(rows, recipe):
 def left_out(rows):
     """What leave-one-data-set-out chooses: for each data set the candidate with the best mean gain on the others.
 
-    Fine-tuning and random weights are chosen apart. Of each kind those data sets count that all candidates have.
+    Fine-tuning and random weights are chosen apart. Of each kind the candidates with three data sets count, on the
+    data sets that all of these have.
 
     Returns:
         Data set to the chosen recipe and to the gain of every candidate there, in points.
@@ -233,13 +221,13 @@ def left_out(rows):
     found = {}
     for kind in KINDS.values():
         datasets = [dataset for dataset, words in SETS.items() if kind in words]
-        means = {
-            recipe: {dataset: np.mean([*seeds.values()]) for dataset, seeds in own.items() if dataset in datasets}
-            for recipe in CANDIDATES
-            if (own := gains(rows, recipe)).keys() & {*datasets}
-        }
-        shared = [dataset for dataset in datasets if all(dataset in own for own in means.values())]
-        for dataset in shared if means and len(shared) > 1 else ():
+        means = {}
+        for recipe in CANDIDATES:
+            by_set = gains([row for row in rows if row["dataset"] in datasets], recipe)
+            if len(by_set) >= min(3, len(datasets)):
+                means[recipe] = {dataset: np.mean(list(seeds.values())) for dataset, seeds in by_set.items()}
+        shared = [dataset for dataset in datasets if means and all(dataset in own for own in means.values())]
+        for dataset in shared if len(shared) > 1 else ():
             others = [other for other in shared if other != dataset]
             score = {recipe: np.mean([own[other] for other in others]) for recipe, own in means.items()}
             found[dataset] = max(score, key=score.__getitem__), {recipe: own[dataset] for recipe, own in means.items()}

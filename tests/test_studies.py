@@ -154,8 +154,9 @@ def test_a_recipe_is_chosen_for_a_data_set_by_the_others_alone():
     rows = [a_default_run(name, "default", 0, 0.5, 0.6) for name in ("grocery", "emoji", "icons", "clothing")]
     reached = {"grocery": 0.9, "emoji": 0.55, "icons": 0.55}
     rows += [a_default_run(name, "long", 0, 0.5, after) for name, after in reached.items()]
-    # Not a candidate, and a kind of network of which one data set alone is there.
-    rows += [a_default_run("emoji", "before", 0, 0.5, 0.99), a_default_run("glyphs", "default", 0, 0.1, 0.2)]
+    # Not a candidate, one with a single data set, and a kind of network of which one data set alone is there.
+    rows += [a_default_run("emoji", name, 0, 0.5, 0.99) for name in ("before", "jrs")]
+    rows += [a_default_run("glyphs", "default", 0, 0.1, 0.2)]
     found = defaults.left_out(rows)
     # The gains of long are 40, 5 and 5, those of the default 10 each: without grocery the default is better.
     assert {name: chosen for name, (chosen, _) in found.items()} == {
