@@ -380,7 +380,12 @@ class Embedder(SavedByArguments, keras.Model):
                 an argument is out of range.
 
         Example:
-            >>> embedder.whiten(np.random.default_rng(0).normal(size=(100, 64)), power=0.5)
+            >>> pooled = np.random.default_rng(0).normal(size=(100, 64)).astype("float32")
+            >>> head = Head(64, embedding_dim=8)
+            >>> head.whiten(pooled)
+            >>> projected = np.asarray(head.represent(pooled)["projection"])
+            >>> bool(np.allclose(np.cov(projected.T), np.eye(8), atol=1e-3))
+            True
         """
         if not isinstance(self.dense, keras.layers.Dense) or not self.dense.use_bias:
             raise ValueError("whitening needs a projection with a bias, of one dense layer")
