@@ -44,28 +44,27 @@ SETS = {
 }
 # What the weights of a run begin with, and the flag that its data sets have.
 KINDS = {"ImageNet": PRETRAINED[0], "random": CHARACTERS[0]}
-# The views of the default before random resized crops.
-PLAIN = "--augmentation=random_crop"
+CROPS = "--augmentation=random_resized_crop"
 WHITENED = "--head=whitened(power=0.5, shrinkage=0.1)"
 # Those that the default is chosen among.
 CANDIDATES = {
     "default": (),
     "jrs": ("--objectives=am_softmax + jrs",),
     "contrastive": ("--objectives=contrastive",),
-    "fast": ("--learning_rate=3e-4",),
     "short": ("--epochs=6", "--min_steps=240"),
     "long": ("--epochs=24", "--min_steps=960"),
     "wide": ("--embedding_dim=512",),
+    "crops": (CROPS,),
+    "mild_crops": (CROPS, "--min_scale=0.4"),
+    "slow_backbone": ("--learning_rate=3e-5",),
+    "fast_backbone": ("--learning_rate=3e-4",),
     # Lower rates of the parts that start from random weights.
     "slow_projection": ("--projection_rate=1e-4",),
+    "slow_objective": ("--objective_rate=1e-3",),
+    "one_rate": ("--projection_rate=1e-4", "--objective_rate=1e-4"),
     # A projection that starts from the principal components of the training images' features.
     "whitened": (WHITENED,),
-    "plain": (PLAIN,),
-    "plain, slow_backbone": (PLAIN, "--learning_rate=3e-5"),
-    "plain, slow_projection": (PLAIN, "--projection_rate=1e-4"),
-    "plain, slow_objective": (PLAIN, "--objective_rate=1e-3"),
-    "plain, one_rate": (PLAIN, "--projection_rate=1e-4", "--objective_rate=1e-4"),
-    "plain, whitened": (PLAIN, WHITENED),
+    "whitened_crops": (WHITENED, CROPS),
 }
 RECIPES = {
     **CANDIDATES,
@@ -212,23 +211,22 @@ def summary(rows, recipe):
 def left_out(rows):
     """What leave-one-data-set-out chooses: for each data set the candidate with the best mean gain on the others.
 
-    Fine-tuning and random weights are chosen apart. Of each kind the candidates with three data sets count, on the
-    data sets that all of these have.
+    Fine-tuning and random weights are chosen apart. Of each kind the candidates count that have all data sets which the
+    default has.
 
     Returns:
         Data set to the chosen recipe and to the gain of every candidate there, in points.
     """
     found = {}
     for kind in KINDS.values():
-        datasets = [dataset for dataset, words in SETS.items() if kind in words]
         means = {}
         for recipe in CANDIDATES:
-            by_set = gains([row for row in rows if row["dataset"] in datasets], recipe)
-            if len(by_set) >= min(3, len(datasets)):
-                means[recipe] = {dataset: np.mean(list(seeds.values())) for dataset, seeds in by_set.items()}
-        shared = [dataset for dataset in datasets if means and all(dataset in own for own in means.values())]
-        for dataset in shared if len(shared) > 1 else ():
-            others = [other for other in shared if other != dataset]
+            by_set = gains([row for row in rows if kind in SETS[row["dataset"]]], recipe)
+            means[recipe] = {dataset: np.mean(list(seeds.values())) for dataset, seeds in by_set.items()}
+        datasets = means["default"]
+        means = {recipe: own for recipe, own in means.items() if own.keys() >= datasets.keys()}
+        for dataset in datasets if len(datasets) > 1 else ():
+            others = [other for other in datasets if other != dataset]
             score = {recipe: np.mean([own[other] for other in others]) for recipe, own in means.items()}
             found[dataset] = max(score, key=score.__getitem__), {recipe: own[dataset] for recipe, own in means.items()}
     return found
