@@ -275,13 +275,10 @@ def tables(rows, recipes, results):
         parts = [_points(found["gain"]), worst, _interval(found["gain"]), _interval(found["over seeds"])]
         written = " ".join(f"`{flag}`" for flag in RECIPES[recipe])
         add(kind, recipe, *parts, _points(found["map@r"]), paired, found["sets"], found["runs"], written)
-    columns = ("data set", "training classes, images", "test classes, images", "steps", "untrained Recall@1")
-    add = results.table("sets", *columns, *(f"gain, {recipe}" for recipe in recipes))
-    for dataset in SETS:
-        own = [row for row in rows if row["dataset"] == dataset]
-        trained = [row for row in own if "refused" not in row]
-        if not own:
-            continue
+    datasets = [dataset for dataset in SETS if any(row["dataset"] == dataset for row in rows)]
+    add = results.table("sets", "data set", "training classes, images", "test classes, images", "steps", "untrained")
+    for dataset in datasets:
+        trained = [row for row in rows if row["dataset"] == dataset and "refused" not in row]
         about = [""] * 4
         if trained:
             # The seed draws the projection, so untrained networks differ.
@@ -291,12 +288,14 @@ def tables(rows, recipes, results):
             about = [f"{size['classes']:,}, {size['images']:,}" for size in sizes]
             steps = [row["steps"] for row in trained if row["recipe"] == "default" and "steps" in row]
             about += [f"{steps[0]:,}" if steps else "", f"{100 * untrained:.1f}"]
-        cells = []
-        for recipe in recipes:
-            values = list(gains(rows, recipe).get(dataset, {}).values())
-            refused = any(row["recipe"] == recipe and "refused" in row for row in own)
-            cells.append("refused" if refused else _with_interval(values))
-        add(dataset, *about, *cells)
+        add(dataset, *about)
+    add = results.table("gains", "gain in Recall@1", *datasets)
+    for recipe in recipes:
+        refused = {row["dataset"] for row in rows if row["recipe"] == recipe and "refused" in row}
+        by_set = gains(rows, recipe)
+        add(
+            recipe, *("refused" if of in refused else _with_interval([*by_set.get(of, {}).values()]) for of in datasets)
+        )
     if chosen := left_out(rows):
         add = results.table("left out", "data set", "chosen on the others", "its gain", "of the best there", "default")
         for dataset, (recipe, gained) in chosen.items():
