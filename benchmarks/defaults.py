@@ -9,7 +9,7 @@ name of `SETS`. `python -m benchmarks.defaults_data` makes those of free images,
 official layouts, and glyphs needs none. Each run is a process of its own. Its row is written to --results when it ends.
 The same command resumes: finished runs are skipped, an interrupted one continues, and one with other flags is repeated.
 
-A gain is Recall@1 on the unseen classes minus that of the default's network before its first step. A run that
+A gain is Recall@1 on the unseen classes minus that of the untrained network with a random projection. A run that
 collapses or diverges has a Recall@1 of 0. One that the data does not suit, such as too few classes for a batch, is
 refused: it has no gain, is left out of means, and is the worst.
 """
@@ -45,7 +45,8 @@ SETS = {
 # What the weights of a run begin with, and the flag that its data sets have.
 KINDS = {"ImageNet": PRETRAINED[0], "random": CHARACTERS[0]}
 CROPS = "--augmentation=random_resized_crop"
-WHITENED = "--head=whitened(power=0.5, shrinkage=0.1)"
+# A projection that starts from random weights, as that of the default did before.
+LINEAR = "--head=linear"
 # Those that the default is chosen among.
 CANDIDATES = {
     "default": (),
@@ -56,15 +57,13 @@ CANDIDATES = {
     "wide": ("--embedding_dim=512",),
     "crops": (CROPS,),
     "mild_crops": (CROPS, "--min_scale=0.4"),
-    "slow_backbone": ("--learning_rate=3e-5",),
-    "fast_backbone": ("--learning_rate=3e-4",),
-    # Lower rates of the parts that start from random weights.
     "slow_projection": ("--projection_rate=1e-4",),
-    "slow_objective": ("--objective_rate=1e-3",),
-    "one_rate": ("--projection_rate=1e-4", "--objective_rate=1e-4"),
-    # A projection that starts from the principal components of the training images' features.
-    "whitened": (WHITENED,),
-    "whitened_crops": (WHITENED, CROPS),
+    "linear": (LINEAR,),
+    "linear, crops": (LINEAR, CROPS),
+    "linear, slow_backbone": (LINEAR, "--learning_rate=3e-5"),
+    "linear, slow_projection": (LINEAR, "--projection_rate=1e-4"),
+    "linear, slow_objective": (LINEAR, "--objective_rate=1e-3"),
+    "linear, one_rate": (LINEAR, "--projection_rate=1e-4", "--objective_rate=1e-4"),
 }
 RECIPES = {
     **CANDIDATES,
@@ -166,12 +165,12 @@ def gain(row, untrained=None, metric="recall@1"):
 
 
 def gains(rows, recipe, metric="recall@1"):
-    """Data set to seed to gain, of a recipe, over the untrained network of the default with the same seed."""
-    default = {(row["dataset"], row["seed"]): row for row in rows if row["recipe"] == "default" and "before" in row}
+    """Data set to seed to gain, of a recipe, over the untrained network with a random projection of the same seed."""
+    random = {(row["dataset"], row["seed"]): row for row in rows if row["recipe"] == "linear" and "before" in row}
     found = {}
     for row in rows:
         if row["recipe"] == recipe and "refused" not in row:
-            untrained = default.get((row["dataset"], row["seed"]))
+            untrained = random.get((row["dataset"], row["seed"]))
             found.setdefault(row["dataset"], {})[row["seed"]] = gain(row, untrained, metric)
     return found
 
@@ -282,8 +281,8 @@ def tables(rows, recipes, results):
         about = [""] * 4
         if trained:
             # The seed draws the projection, so untrained networks differ.
-            default = [row for row in trained if row["recipe"] == "default"] or trained
-            untrained = np.mean([row["before"]["recall@1"] for row in default])
+            random = [row for row in trained if row["recipe"] == "linear"] or trained
+            untrained = np.mean([row["before"]["recall@1"] for row in random])
             sizes = [trained[0]["sizes"][part] for part in ("train", "test")]
             about = [f"{size['classes']:,}, {size['images']:,}" for size in sizes]
             steps = [row["steps"] for row in trained if row["recipe"] == "default" and "steps" in row]

@@ -392,7 +392,7 @@ def test_a_run_says_which_recipe_it_takes(commands, tmp_path, caplog):
     commands.run("train", *given, "--recipe=none")
     assert "recipe" not in caplog.text
     commands.run("train", *given, "--weights=imagenet", "--learning_rate=0.5")
-    assert "recipe finetune: --objectives=am_softmax --epochs=12 --min_steps=480 --projection_rate=" in caplog.text
+    assert "recipe finetune: '--head=whitened(power=0.5, shrinkage=0.1)' --objectives=am_softmax" in caplog.text
 
 
 def test_a_flag_in_vain_in_a_flag_file_is_a_warning(commands, tmp_path):

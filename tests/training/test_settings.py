@@ -114,6 +114,9 @@ def test_what_a_recipe_sets_in_vain_is_left_out():
     assert "backbone_rate" not in with_recipe("frozen", {"features": "vectors.npz"})
     assert with_recipe("none", {"seed": 1}) == {"seed": 1}
     assert "schedule" not in with_recipe("finetune", {"drop_epochs": "8"})
+    for given in ({"ensemble_heads": 8}, {"projection_bias": False}):
+        assert "head" not in with_recipe("finetune", given)
+        Experiment.of_recipe("finetune", run_dir="a", **given)
 
 
 def test_the_settings_of_a_run_are_those_of_its_flag_file_whatever_the_recipes_are():

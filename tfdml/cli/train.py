@@ -20,6 +20,7 @@ tensorboard/ and report/index.html; with rank_mi statistics_network.keras too.
 """
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -97,7 +98,7 @@ def train(values: Flags) -> None:
         chosen = _new_settings(values)
         if added := {name: value for name, value in chosen.items() if name not in given}:
             recipe = settings.recipe_for(given) if values.recipe == "auto" else values.recipe
-            written = " ".join(f"--{name}={settings.as_text(value)}" for name, value in added.items())
+            written = shlex.join(f"--{name}={settings.as_text(value)}" for name, value in added.items())
             logging.info("recipe %s: %s", recipe, written)
         experiment = settings.Experiment(**{**({"run_dir": "unused"} if values.preview else {}), **chosen})
     if values.preview:

@@ -764,7 +764,11 @@ ALWAYS = frozenset(field.name for field in dataclasses.fields(Experiment)) - EFF
 #: How to train where nothing is known but the data: the names of the flag files in `configs/recipes`.
 RECIPES = ("finetune", "frozen", "scratch")
 # Where one of these is given, the recipe has a say in none of its group.
-_GROUPS = (frozenset({"epochs", "steps_per_epoch", "min_steps"}), frozenset({"schedule", "drop_epochs"}))
+_GROUPS = (
+    frozenset({"epochs", "steps_per_epoch", "min_steps"}),
+    frozenset({"schedule", "drop_epochs"}),
+    frozenset({"head", "ensemble_heads", "projection_bias"}),
+)
 
 
 def recipe_for(given: Mapping[str, Any]) -> str:
@@ -785,8 +789,8 @@ def with_recipe(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         recipe: One of `RECIPES`; auto: that of `recipe_for`; none: only what is given.
-        given: Settings, by name. With `epochs`, `steps_per_epoch` or `min_steps` the length is not the recipe's, and
-            with `drop_epochs` the schedule is not.
+        given: Settings, by name. With `epochs`, `steps_per_epoch` or `min_steps` the length is not the recipe's, with
+            `drop_epochs` the schedule, and with `ensemble_heads` or `projection_bias` the head.
 
     Example:
         >>> with_recipe("none", {"epochs": 1})
