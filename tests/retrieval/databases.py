@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import itertools
 import shutil
+import subprocess
 import warnings
 from collections.abc import Iterator
 
@@ -31,7 +32,11 @@ def postgres(folder) -> Iterator[dict[str, str]]:
         warnings.simplefilter("ignore")
         import pgserver
 
-    server = pgserver.get_server(folder, cleanup_mode="stop")
+    try:
+        server = pgserver.get_server(folder, cleanup_mode="stop")
+    except subprocess.TimeoutExpired:
+        # The server is up, but pg_ctl has not seen it in its ten seconds; the second call finds it.
+        server = pgserver.get_server(folder, cleanup_mode="stop")
     try:
         yield {"host": str(folder), "user": "postgres", "dbname": "postgres"}
     finally:
