@@ -240,8 +240,7 @@ def selections(rows):
     found = {}
 
     def add(name, row, metrics):
-        gained = 100 * (metrics["recall@1"] - row["before"]["recall@1"])
-        found.setdefault(name, {}).setdefault(row["dataset"], []).append(gained)
+        found.setdefault(name, {}).setdefault(row["dataset"], []).append(gain(row | {"selected": metrics}))
 
     for row in rows:
         if row["recipe"] in ("default", "ema") and "refused" not in row:
@@ -270,7 +269,7 @@ def tables(rows, recipes, results):
         name, least = found["worst"]
         worst = [f"{name} {least:+.1f}"] if name else []
         worst = ", ".join([f"{dataset} refused" for dataset in found["refused"]] or worst)
-        paired = "" if recipe == "default" else _with_interval(found["next to default"])
+        paired = "" if recipe == "default" else with_interval(found["next to default"])
         parts = [_points(found["gain"]), worst, _interval(found["gain"]), _interval(found["over seeds"])]
         written = " ".join(f"`{flag}`" for flag in RECIPES[recipe])
         add(kind, recipe, *parts, _points(found["map@r"]), paired, found["sets"], found["runs"], written)
@@ -292,9 +291,7 @@ def tables(rows, recipes, results):
     for recipe in recipes:
         refused = {row["dataset"] for row in rows if row["recipe"] == recipe and "refused" in row}
         by_set = gains(rows, recipe)
-        add(
-            recipe, *("refused" if of in refused else _with_interval([*by_set.get(of, {}).values()]) for of in datasets)
-        )
+        add(recipe, *("refused" if of in refused else with_interval([*by_set.get(of, {}).values()]) for of in datasets))
     if chosen := left_out(rows):
         add = results.table("left out", "data set", "chosen on the others", "its gain", "of the best there", "default")
         for dataset, (recipe, gained) in chosen.items():
@@ -322,7 +319,8 @@ def _interval(values):
     return f"{found.low:+.1f} to {found.high:+.1f}"
 
 
-def _with_interval(values):
+def with_interval(values):
+    """The mean of gains in points, with Student's interval where there are several; empty without any."""
     return f"{_points(values)} ({_interval(values)})" if len(values) > 1 else _points(values)
 
 

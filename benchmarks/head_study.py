@@ -19,7 +19,7 @@ import pathlib
 
 import numpy as np
 
-from benchmarks.defaults import METRICS, SETS
+from benchmarks.defaults import METRICS, SETS, with_interval
 from benchmarks.study import write_results
 from benchmarks.study_rows import AM_SOFTMAX, CONTRASTIVE, SHARES, TERMS
 from tfdml.data.sampling import ClassBalancedSampler
@@ -166,17 +166,10 @@ def tables(runs, results):
         if not found:
             continue
         precision = [np.mean(paired(runs, dataset, head, "map@r")) for dataset in found]
-        cells = [_with_interval(found.get(dataset, [])) for dataset in datasets]
-        mean = _with_interval([np.mean(gains) for gains in found.values()])
+        cells = [with_interval(found.get(dataset, [])) for dataset in datasets]
+        mean = with_interval([np.mean(gains) for gains in found.values()])
         seeds = min(map(len, found.values()))
         add(head, HEADS[head].base, *cells, mean, f"{np.mean(precision):+.1f}", seeds)
-
-
-def _with_interval(values):
-    if len(values) < 2:
-        return f"{values[0]:+.1f}" if values else ""
-    found = student_interval(values)
-    return f"{np.mean(values):+.1f} ({found.low:+.1f} to {found.high:+.1f})"
 
 
 def draw(runs, path):
