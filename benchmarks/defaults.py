@@ -85,7 +85,9 @@ RECIPES = {
 METRICS = ("recall@1", "map@r")
 _COLLAPSED = dict.fromkeys(METRICS, 0.0)
 # What begins the message where a data set does not suit a recipe.
-_UNSUITED = ("--classes_per_batch=", "--images_per_class=", "--batch_size=", "--holdout_classes=", "--ks=")
+_UNSUITED = (
+    *("--classes_per_batch=", "--images_per_class=", "--batch_size=", "--holdout_classes=", "--selection=", "--ks="),
+)
 
 
 def flags(dataset, recipe, seed):
@@ -159,20 +161,25 @@ def _kept(metrics):
     return {name: metrics[name] for name in METRICS}
 
 
-def gain(row, untrained=None, metric="recall@1"):
+def gain(row, other=None, metric="recall@1"):
     """How much better the embedder that a run keeps is than an untrained one, by default its own, in points."""
-    return 100 * (row["selected"][metric] - (untrained or row)["before"][metric])
+    return 100 * (row["selected"][metric] - (other or row)["before"][metric])
 
 
 def gains(rows, recipe, metric="recall@1"):
-    """Data set to seed to gain, of a recipe, over the untrained network with a random projection of the same seed."""
-    random = {(row["dataset"], row["seed"]): row for row in rows if row["recipe"] == "linear" and "before" in row}
+    """Data set to seed to gain, of a recipe, over the mean of the untrained networks with a random projection."""
     found = {}
     for row in rows:
         if row["recipe"] == recipe and "refused" not in row:
-            untrained = random.get((row["dataset"], row["seed"]))
-            found.setdefault(row["dataset"], {})[row["seed"]] = gain(row, untrained, metric)
+            random = {metric: np.mean([other["before"][metric] for other in untrained(rows, row["dataset"])])}
+            found.setdefault(row["dataset"], {})[row["seed"]] = gain(row, {"before": random}, metric)
     return found
+
+
+def untrained(rows, dataset):
+    """The runs on a data set that began with a random projection; all runs where none did."""
+    own = [row for row in rows if row["dataset"] == dataset and "refused" not in row]
+    return [row for row in own if not any(flag.startswith("--head=") for flag in row["flags"])] or own
 
 
 def summary(rows, recipe):
@@ -279,13 +286,11 @@ def tables(rows, recipes, results):
         trained = [row for row in rows if row["dataset"] == dataset and "refused" not in row]
         about = [""] * 4
         if trained:
-            # The seed draws the projection, so untrained networks differ.
-            random = [row for row in trained if row["recipe"] == "linear"] or trained
-            untrained = np.mean([row["before"]["recall@1"] for row in random])
+            random = np.mean([row["before"]["recall@1"] for row in untrained(rows, dataset)])
             sizes = [trained[0]["sizes"][part] for part in ("train", "test")]
             about = [f"{size['classes']:,}, {size['images']:,}" for size in sizes]
             steps = [row["steps"] for row in trained if row["recipe"] == "default" and "steps" in row]
-            about += [f"{steps[0]:,}" if steps else "", f"{100 * untrained:.1f}"]
+            about += [f"{steps[0]:,}" if steps else "", f"{100 * random:.1f}"]
         add(dataset, *about)
     add = results.table("gains", "gain in Recall@1", *datasets)
     for recipe in recipes:

@@ -7,10 +7,10 @@
 Features are the last map of MobileNetV2 1.0 from ImageNet weights at 224 px, averaged over the four quadrants of the
 image, which share their middle row and column. A head is a residual adapter of rank 32, by which a method can change
 the features that HORDE takes its moments of, and a projection of the mean of the four to 128 dimensions. Each method
-and its base have the same first weights and the same batches of 20 classes of 5 images, Adam, and its rates: 1e-3 for
+and its base have the same first weights and the same batches of 10 classes of 5 images, Adam, and its rates: 1e-3 for
 the head, 1e-2 for the objective, falling to zero as a cosine. --updates is the number of steps of the head: 8,000 as
-in the papers of JRD (50 epochs of Cars-196) and HORDE (40 epochs of 200). Nothing is chosen: the last step counts, and
-the unseen classes are also measured on the way.
+in the papers of JRD (50 epochs of Cars-196 in batches of 50) and HORDE (40 epochs of 200 batches of 40). Nothing is
+chosen: the last step counts, and the unseen classes are also measured on the way.
 """
 
 import dataclasses
@@ -48,8 +48,8 @@ HEADS = {
         name: Head(f"{CONTRASTIVE} + {METHODS[name[2:]].format(f'auto(share={share})')}", "contrastive")
         for name, share in SHARES.items()
     },
-    "margin": Head("margin"),
-    "RankMI": Head("rank_mi", "margin"),
+    "margin": Head("margin(beta=0.6)"),
+    "RankMI": Head("rank_mi(initial_beta=0.9)", "margin"),
 }
 
 
@@ -109,7 +109,7 @@ def train(data, objectives, seed, updates):
     learner.build((None, *x.shape[1:]))
     # RankMI has a step of its statistics after each of the projection.
     per_update = 2 if learner.statistics_variables else 1
-    sampler = ClassBalancedSampler(labels, min(20, num_classes), 5, seed=seed)
+    sampler = ClassBalancedSampler(labels, min(10, num_classes), 5, seed=seed)
     schedule = keras.optimizers.schedules.CosineDecay(1e-3, updates)
     learner.compile(build_optimizer("adam", learner, schedule, {"objectives": 1e-2}, weight_decay=1e-4))
 

@@ -236,19 +236,31 @@ SECOND_LEVEL = (
 )
 
 # Ten seeds of the methods and their bases: docs/ten_seeds.md. Nothing is held out, and the last epoch counts.
-_LAST = ("--selection=last", "--holdout_classes=0", "--evaluate_every=24")
+_LAST = ("--selection=last", "--holdout_classes=0", "--evaluate_every=0")
 TEN_CARS196 = tuple(
-    dataclasses.replace(row, flags=(*row.flags, *_LAST))
-    for row in CARS196[:7]  # JRS, HORDE, ECAML and DML-DA, and their bases
+    Row(name, f"cars_{flagfile}", base, ("--epochs=6", "--drop_epochs=4", *_LAST))
+    for name, flagfile, base in (
+        ("AMSoftmax", "am_softmax", ""),
+        ("+ JRS", "jrd", "AMSoftmax"),
+        ("contrastive", "contrastive", ""),
+        ("+ HORDE", "horde", "contrastive"),
+        ("+ ECAML", "ecaml", "contrastive"),
+        ("+ DML-DA", "dmlda", "contrastive"),
+        ("margin", "margin", ""),
+        ("RankMI", "rankmi", "margin"),
+    )
 )
+_NINE = ("--epochs=9", "--drop_epochs=6", *_LAST)
 TEN_OMNIGLOT = (
-    Row("AMSoftmax", "omniglot_contrastive", "", (*_with(AM_SOFTMAX), *_LAST)),
-    Row("+ JRS", "omniglot_contrastive", "AMSoftmax", (*_with(f"{AM_SOFTMAX} + jrs"), *_LAST)),
-    Row("contrastive", "omniglot_contrastive", "", _LAST),
+    Row("AMSoftmax", "omniglot_contrastive", "", (*_with(AM_SOFTMAX), *_NINE)),
+    Row("+ JRS", "omniglot_contrastive", "AMSoftmax", (*_with(f"{AM_SOFTMAX} + jrs"), *_NINE)),
+    Row("contrastive", "omniglot_contrastive", "", _NINE),
     *(
-        Row(name, *OMNIGLOT_CONTRASTIVE, (*_with(CONTRASTIVE, TERMS[name[2:]].format(f"auto(share={share})")), *_LAST))
+        Row(name, *OMNIGLOT_CONTRASTIVE, (*_with(CONTRASTIVE, TERMS[name[2:]].format(f"auto(share={share})")), *_NINE))
         for name, share in SHARES.items()
     ),
+    Row("margin", "omniglot_contrastive", "", (*_with("margin"), *_NINE)),
+    Row("RankMI", "omniglot_contrastive", "margin", (*_with(RANK_MI), *ALTERNATING, *_NINE)),
 )
 
 STUDIES = {"cars196": CARS196, "omniglot": OMNIGLOT, "ten_cars196": TEN_CARS196, "ten_omniglot": TEN_OMNIGLOT}

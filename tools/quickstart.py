@@ -41,11 +41,8 @@ Done. On {result["protocol"].split("on ")[-1]}:
   SavedModel      {newest}   (image bytes -> embedding; needs TensorFlow only)
   metrics, log    {ROOT / run}/result.json, metrics.jsonl, tensorboard/
 
-Next, on your own images, one folder per class (half of the classes, by name, are kept unseen to measure on, and a tenth
-of the others is held out to choose the epoch on):
-  tfdml train --dataset=folder --data_dir=PATH/TO/PHOTOS --backbone=mobilenetv2 --weights=imagenet \\
-              --objectives='am_softmax + jrs' --run_dir=runs/photos \\
-              --holdout_classes=0.1 --holdout_sampling=stratified --selection=validation
+Next, on your own images, one folder per class (half of the classes, by name, are kept unseen to measure on):
+  tfdml train --dataset=folder --data_dir=PATH/TO/PHOTOS --backbone=mobilenetv2 --weights=imagenet --run_dir=runs/photos
 """)
 
 

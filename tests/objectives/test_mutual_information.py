@@ -273,6 +273,18 @@ def test_defaults_are_the_papers():
     assert config["negatives"] == "distance_weighted"
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("beta", [0.5, 0.9, 1.4])
+def test_training_starts_with_a_boundary_near_the_one_given(beta, seed):
+    keras.utils.set_random_seed(seed)
+    objective = RankMI(initial_beta=beta)
+    objective.build_from({})
+    assert beta_of(objective) == pytest.approx(beta, rel=0.3)
+    # A positive costs more the further it is, a negative the nearer.
+    near, far = np.asarray(objective.network(np.array([0.5 * beta, 1.5 * beta])))
+    assert near > 0 > far
+
+
 @pytest.mark.parametrize("base", [2**24, 2**53])
 def test_large_ids_do_not_collide(base):
     labels, x = random_batch(3, 10, 3, 4)

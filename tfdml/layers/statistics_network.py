@@ -20,8 +20,8 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
     """V(d) = MLP(d) - d, a learned scalar function of a distance.
 
     d -> Dense(H) -> LeakyReLU(0.1) -> (Dense(H) -> LeakyReLU(0.1)) x L -> Dense(1), minus d itself. Kernels start
-    Glorot-uniform and biases at 0, so that V starts as a straight line through 0 with a slope near -1. Weights and
-    arithmetic are float32 under every dtype policy.
+    Glorot-uniform and biases at 0, the last at `initial_root`, so that V starts as a straight line with a slope near -1
+    and its root near there. Weights and arithmetic are float32 under every dtype policy.
 
     Many distances are worked through in chunks whose activations are computed again for the gradient: memory is that
     of the distances, not H times as much.
@@ -30,6 +30,7 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         hidden: H, the width of each hidden layer.
         depth: L, the number of H x H layers; 0 leaves one hidden layer.
         negative_slope: Of the LeakyReLU.
+        initial_root: V(0) at the start.
 
     Raises:
         ValueError: `hidden` is not positive, or `depth` is negative.
@@ -42,11 +43,12 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
     Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, eq. 10 and 14.
     """
 
-    def __init__(self, hidden=128, depth=2, negative_slope=0.1, **kwargs):
+    def __init__(self, hidden=128, depth=2, negative_slope=0.1, initial_root=0.0, **kwargs):
         super().__init__(**{**kwargs, "dtype": "float32"})
         self.hidden = integer("hidden", hidden, at_least=1)
         self.depth = integer("depth", depth, at_least=0)
         self.negative_slope = number("negative_slope", negative_slope, at_least=0)
+        self.initial_root = number("initial_root", initial_root)
 
     def build(self, input_shape=None):
         """Create the weights, which depend on no shape."""
@@ -54,7 +56,8 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         self.kernels, self.biases = [], []
         for i, shape in enumerate(itertools.pairwise(sizes)):
             self.kernels.append(self.add_weight(name=f"kernel_{i}", shape=shape, initializer="glorot_uniform"))
-            self.biases.append(self.add_weight(name=f"bias_{i}", shape=shape[1:], initializer="zeros"))
+            start = keras.initializers.Constant(self.initial_root if i == self.depth + 1 else 0.0)
+            self.biases.append(self.add_weight(name=f"bias_{i}", shape=shape[1:], initializer=start))
 
     def call(self, distances, frozen=False):
         """V of each distance, in the same shape; `frozen` stops the gradient to the weights, not to the distances."""

@@ -65,7 +65,8 @@ class RankMI(WithStatistics):
 
     Args:
         margin: alpha, how far beyond beta a pair still counts.
-        initial_beta: Where the first search for a root starts.
+        initial_beta: About where V's root starts: best between the distances of positive and of negative pairs. From 0
+            the embedder first pulls all pairs together, as hardly a negative is within the margin.
         statistics_steps: k, the steps of V for each step of the embedder.
         hidden: Width of V's layers.
         depth: V's number of square layers.
@@ -119,7 +120,7 @@ class RankMI(WithStatistics):
         self.seed = seed
         if not self.cutoff < self.nonzero_loss_cutoff < 2:
             raise ValueError(f"{self.name}: 0 < cutoff < nonzero_loss_cutoff < 2 must hold")
-        self.network = StatisticsNetwork(hidden, depth, name="statistics_network")
+        self.network = StatisticsNetwork(hidden, depth, initial_root=self.initial_beta, name="statistics_network")
         self.hidden, self.depth = self.network.hidden, self.network.depth
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.trackers = {key: keras.metrics.Mean(name=f"{self.name}_{key}") for key in ("jsd", "beta", "no_root")}
