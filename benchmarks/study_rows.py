@@ -262,8 +262,8 @@ TEN_OMNIGLOT = (
         Row(name, *OMNIGLOT_CONTRASTIVE, (*_with(CONTRASTIVE, TERMS[name[2:]].format(f"auto(share={share})")), *_NINE))
         for name, share in SHARES.items()
     ),
-    Row("margin", "omniglot_contrastive", "", (*_with("margin"), *_NINE)),
-    Row("RankMI", "omniglot_contrastive", "margin", (*_with(RANK_MI), *ALTERNATING, *_NINE)),
+    Row("margin", "omniglot_contrastive", "", (*_with("margin(beta=0.6)"), *_NINE)),
+    Row("RankMI", "omniglot_contrastive", "margin", (*_with("rank_mi(negatives=all)"), *ALTERNATING, *_NINE)),
 )
 
 STUDIES = {"cars196": CARS196, "omniglot": OMNIGLOT, "ten_cars196": TEN_CARS196, "ten_omniglot": TEN_OMNIGLOT}
