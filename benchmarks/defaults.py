@@ -161,25 +161,21 @@ def _kept(metrics):
     return {name: metrics[name] for name in METRICS}
 
 
-def gain(row, other=None, metric="recall@1"):
-    """How much better the embedder that a run keeps is than an untrained one, by default its own, in points."""
-    return 100 * (row["selected"][metric] - (other or row)["before"][metric])
+def untrained(rows, dataset, metric="recall@1"):
+    """The mean metric of untrained networks with a random projection; of all where no run began with one."""
+    own = [row for row in rows if row["dataset"] == dataset and "refused" not in row]
+    random = [row for row in own if not any(flag.startswith("--head=") for flag in row["flags"])]
+    return np.mean([row["before"][metric] for row in random or own])
 
 
 def gains(rows, recipe, metric="recall@1"):
-    """Data set to seed to gain, of a recipe, over the mean of the untrained networks with a random projection."""
+    """Data set to seed to gain, of a recipe, over the untrained networks, in points."""
     found = {}
     for row in rows:
         if row["recipe"] == recipe and "refused" not in row:
-            random = {metric: np.mean([other["before"][metric] for other in untrained(rows, row["dataset"])])}
-            found.setdefault(row["dataset"], {})[row["seed"]] = gain(row, {"before": random}, metric)
+            gained = 100 * (row["selected"][metric] - untrained(rows, row["dataset"], metric))
+            found.setdefault(row["dataset"], {})[row["seed"]] = gained
     return found
-
-
-def untrained(rows, dataset):
-    """The runs on a data set that began with a random projection; all runs where none did."""
-    own = [row for row in rows if row["dataset"] == dataset and "refused" not in row]
-    return [row for row in own if not any(flag.startswith("--head=") for flag in row["flags"])] or own
 
 
 def summary(rows, recipe):
@@ -247,7 +243,8 @@ def selections(rows):
     found = {}
 
     def add(name, row, metrics):
-        found.setdefault(name, {}).setdefault(row["dataset"], []).append(gain(row | {"selected": metrics}))
+        gained = 100 * (metrics["recall@1"] - untrained(rows, row["dataset"]))
+        found.setdefault(name, {}).setdefault(row["dataset"], []).append(gained)
 
     for row in rows:
         if row["recipe"] in ("default", "ema") and "refused" not in row:
@@ -286,11 +283,10 @@ def tables(rows, recipes, results):
         trained = [row for row in rows if row["dataset"] == dataset and "refused" not in row]
         about = [""] * 4
         if trained:
-            random = np.mean([row["before"]["recall@1"] for row in untrained(rows, dataset)])
             sizes = [trained[0]["sizes"][part] for part in ("train", "test")]
             about = [f"{size['classes']:,}, {size['images']:,}" for size in sizes]
             steps = [row["steps"] for row in trained if row["recipe"] == "default" and "steps" in row]
-            about += [f"{steps[0]:,}" if steps else "", f"{100 * random:.1f}"]
+            about += [f"{steps[0]:,}" if steps else "", f"{100 * untrained(rows, dataset):.1f}"]
         add(dataset, *about)
     add = results.table("gains", "gain in Recall@1", *datasets)
     for recipe in recipes:
@@ -359,7 +355,8 @@ def main():
                     row = train(dataset, recipe, seed, arguments)
                     rows = [*(other for other in rows if other not in same), row]
                     write_results({"runs": rows}, arguments.results)
-                    print(f"{dataset}, {recipe}, seed {seed}: {row.get('refused') or f'{gain(row):+.1f}'}", flush=True)
+                    found = row.get("refused") or f"{row['selected']['recall@1']:.2%}"
+                    print(f"{dataset}, {recipe}, seed {seed}: {found}", flush=True)
     tables([row for row in rows if row["dataset"] in datasets], recipes, Results(arguments.json))
 
 
