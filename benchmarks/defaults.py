@@ -265,7 +265,7 @@ def tables(rows, recipes, results):
     """Print and write the tables: of recipes, of data sets, of the choice among candidates and of selections."""
     recipes = [recipe for recipe in recipes if any(row["recipe"] == recipe for row in rows)]
     columns = ("from", "recipe", "mean gain", "worst data set", "95 %, data sets", "95 %, seeds", "gain in MAP@R")
-    add = results.table("recipes", *columns, "next to default", "data sets", "runs", "flags")
+    add = results.table("recipes", *columns, "next to default", "data sets, runs")
     for kind, recipe in itertools.product(KINDS, recipes):
         found = summary([row for row in rows if KINDS[kind] in SETS[row["dataset"]]], recipe)
         if not found["sets"] and not found["refused"]:
@@ -275,8 +275,10 @@ def tables(rows, recipes, results):
         worst = ", ".join([f"{dataset} refused" for dataset in found["refused"]] or worst)
         paired = "" if recipe == "default" else with_interval(found["next to default"])
         parts = [_points(found["gain"]), worst, _interval(found["gain"]), _interval(found["over seeds"])]
-        written = " ".join(f"`{flag}`" for flag in RECIPES[recipe])
-        add(kind, recipe, *parts, _points(found["map@r"]), paired, found["sets"], found["runs"], written)
+        add(kind, recipe, *parts, _points(found["map@r"]), paired, f"{found['sets']}, {found['runs']}")
+    add = results.table("flags", "recipe", "flags")
+    for recipe in recipes:
+        add(recipe, " ".join(f"`{flag}`" for flag in RECIPES[recipe]))
     datasets = [dataset for dataset in SETS if any(row["dataset"] == dataset for row in rows)]
     add = results.table("sets", "data set", "training classes, images", "test classes, images", "steps", "untrained")
     for dataset in datasets:

@@ -140,10 +140,11 @@ def test_a_recipe_is_judged_by_its_mean_over_data_sets_and_by_its_worst(tmp_path
     )
     assert (random["from"], random["mean gain"], random["worst data set"]) == ("random", "+40.0", "glyphs +40.0")
     assert (default["from"], long["from"], default["recipe"]) == ("ImageNet", "ImageNet", "default")
-    assert (default["mean gain"], default["worst data set"], default["data sets"]) == ("+5.0", "emoji -5.0", "2")
-    assert default["95 %, data sets"] == "-122.1 to +132.1"
-    assert (long["next to default"], long["flags"]) == ("+5.0", "`--epochs=24` `--min_steps=960`")
-    assert (long["mean gain"], long["worst data set"], long["data sets"]) == ("+22.5", "clothing refused", "2")
+    assert (default["mean gain"], default["worst data set"]) == ("+5.0", "emoji -5.0")
+    assert (default["data sets, runs"], default["95 %, data sets"]) == ("2, 3", "-122.1 to +132.1")
+    assert (long["mean gain"], long["worst data set"], long["data sets, runs"]) == ("+22.5", "clothing refused", "2, 2")
+    assert long["next to default"] == "+5.0"
+    assert dict(stored["flags"]["rows"])["long"] == "`--epochs=24` `--min_steps=960`"
     assert [row[0] for row in stored["sets"]["rows"]] == ["grocery", "clothing", "emoji", "icons", "glyphs"]
     default, long, _ = (dict(zip(stored["gains"]["columns"], row, strict=True)) for row in stored["gains"]["rows"])
     assert default["grocery"] == "+15.0 (-48.5 to +78.5)"
