@@ -15,6 +15,7 @@ refused: it has no gain, is left out of means, and is the worst.
 """
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import pathlib
@@ -118,14 +119,17 @@ def places(dataset, arguments):
 
 def train(dataset, recipe, seed, arguments):
     """Train a run, or continue it, and return its row."""
-    folder = (arguments.runs / f"{dataset}-{recipe}-{seed}").resolve()
+    chosen = settings(dataset, recipe, seed)
+    # Other flags have another folder, so only the same run is continued.
+    key = hashlib.sha256("\n".join(chosen).encode()).hexdigest()[:12]
+    folder = (arguments.runs / f"{dataset}-{recipe}-{seed}-{key}").resolve()
     command = [sys.executable, "bin/train", *flags(dataset, recipe, seed), *places(dataset, arguments)]
     command += ["--report=false", f"--run_dir={folder}", *(["--resume"] if (folder / "flags.txt").exists() else [])]
     before = _cpu_seconds()
     done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
     sys.stderr.write(done.stderr)
     seconds = _cpu_seconds() - before
-    row = {"dataset": dataset, "recipe": recipe, "seed": seed, "flags": settings(dataset, recipe, seed)}
+    row = {"dataset": dataset, "recipe": recipe, "seed": seed, "flags": chosen}
     if done.returncode:
         last = done.stderr.splitlines()[-1].partition("error: ")[2]
         if last.startswith(_UNSUITED):

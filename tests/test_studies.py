@@ -227,14 +227,16 @@ def test_runs_of_the_defaults_are_measured_once_and_again_with_other_flags(tmp_p
         assert row["last"] == row["selected"]  # of one epoch
     assert rows[1]["sizes"]["train"]["classes"] < rows[0]["sizes"]["train"]["classes"]
     capfd.readouterr()
+    train = defaults.train
     monkeypatch.setattr(defaults, "train", lambda *_: pytest.fail("trained again"))
     defaults.main()
     assert "| default |" in capfd.readouterr().out
     recipes["default"] = ("--flip=false",)
-    monkeypatch.setattr(defaults, "train", lambda *_: {**rows[0], "flags": defaults.settings("grocery", "default", 0)})
+    monkeypatch.setattr(defaults, "train", train)
     defaults.main()
-    again = {row["recipe"]: row["flags"] for row in json.loads(path.read_text())["runs"]}
-    assert "--flip=false" in again["default"]
+    again = {row["recipe"]: row for row in json.loads(path.read_text())["runs"]}
+    assert "--flip=false" in again["default"]["flags"]
+    assert again["default"]["selected"] != rows[0]["selected"]  # of a run of its own
     assert len(again) == 3
 
 
