@@ -239,7 +239,7 @@ def left_out(rows):
 
 
 def selections(rows):
-    """What each choice of an embedder gains in Recall@1, in points: its name to data set to gains by seed.
+    """What each choice of an embedder gains in Recall@1, in points: its name to data set to seed to gain.
 
     The epochs of a run that holds classes out are one run for three choices: its last epoch, and the best by a metric
     on the held-out classes.
@@ -248,7 +248,7 @@ def selections(rows):
 
     def add(name, row, metrics):
         gained = 100 * (metrics["recall@1"] - untrained(rows, row["dataset"]))
-        found.setdefault(name, {}).setdefault(row["dataset"], []).append(gained)
+        found.setdefault(name, {}).setdefault(row["dataset"], {})[row["seed"]] = gained
 
     for row in rows:
         if row["recipe"] in ("default", "ema") and "refused" not in row:
@@ -308,8 +308,11 @@ def tables(rows, recipes, results):
     if len(found) > 1:
         add = results.table("selections", "data set", *found)
         for dataset in SETS:
-            if sum(dataset in by_set for by_set in found.values()) > 1:
-                add(dataset, *(_points(by_set.get(dataset, [])) for by_set in found.values()))
+            own = [by_set.get(dataset, {}) for by_set in found.values()]
+            # Means over the seeds that all choices have.
+            seeds = set.intersection(*(set(gained) for gained in own if gained)) if any(own) else set()
+            if seeds and sum(map(bool, own)) > 1:
+                add(dataset, *(_points([gained[seed] for seed in seeds if gained]) for gained in own))
     for row in rows:
         if row["recipe"] in recipes and ("ended" in row or "refused" in row):
             print(f"{row['dataset']}, {row['recipe']}, seed {row['seed']}: {row.get('ended') or row['refused']}")
