@@ -177,7 +177,7 @@ def test_what_each_selection_keeps_is_read_from_the_same_runs():
     held_out = a_default_run("emoji", "selection", 0, 0.5, 0.6)
     held_out["epochs"] = [epoch(0.7, 0.55), epoch(0.9, 0.6), epoch(0.9, 0.52), epoch(0.8, 0.7)]
     folds = {**a_default_run("emoji", "folds", 0, 0.5, 0.6), "together": {"recall@1": 0.8, "map@r": 0.2}}
-    rows = [a_default_run("emoji", "default", 0, 0.5, 0.65), a_default_run("emoji", "ema", 0, 0.5, 0.66)]
+    rows = [a_default_run("emoji", "fast_projection", 0, 0.5, 0.65), a_default_run("emoji", "ema", 0, 0.5, 0.66)]
     gained = {name: by_set["emoji"] for name, by_set in defaults.selections([*rows, held_out, folds]).items()}
     assert gained == {
         "all classes, last": {0: pytest.approx(15)},
@@ -196,7 +196,7 @@ def test_each_recipe_is_an_experiment_and_the_default_has_no_flag_of_its_own():
             assert ("--evaluate_every=0" in defaults.settings(dataset, recipe, 0)) == (recipe != "selection")
     assert defaults.flags("grocery", "default", 2) == [*defaults.SETS["grocery"], "--evaluate_every=0", "--seed=2"]
     # A run is repeated when its recipe has changed.
-    assert {"--min_steps=480", "--projection_rate=0.001"} <= set(defaults.settings("grocery", "default", 0))
+    assert {"--min_steps=480", "--objective_rate=0.01"} <= set(defaults.settings("grocery", "default", 0))
     assert "--min_steps=1200" in defaults.settings("glyphs", "default", 0)
 
 
