@@ -49,6 +49,7 @@ CROPS = "--augmentation=random_resized_crop"
 # What the default had before: a projection that learned ten times as fast, and before that one from random weights.
 FAST = "--projection_rate=1e-3"
 LINEAR = ("--head=linear", FAST)
+WHITENED = "--head=whitened(power=0.5, shrinkage=0.1)"
 # Those that the default is chosen among.
 CANDIDATES = {
     "default": (),
@@ -73,6 +74,8 @@ RECIPES = {
     # What the default was: one rate of 1e-4 for all parts, 12 passes over the images.
     "before": ("--recipe=none",),
     "frozen": ("--recipe=frozen",),
+    "frozen, whitened": ("--recipe=frozen", WHITENED),
+    "frozen, whitened, slow": ("--recipe=frozen", WHITENED, "--learning_rate=1e-4"),
     # The rates and batches of configs/small/cars_am_softmax.flags.
     "cars_rates": (
         *("--recipe=none", "--learning_rate=3e-4", "--projection_rate=0.01", "--objective_rate=0.01"),
