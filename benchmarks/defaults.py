@@ -92,8 +92,9 @@ RECIPES = {
 METRICS = ("recall@1", "map@r")
 _COLLAPSED = dict.fromkeys(METRICS, 0.0)
 # What begins the message where a data set does not suit a recipe.
-_UNSUITED = (
-    *("--classes_per_batch=", "--images_per_class=", "--batch_size=", "--holdout_classes=", "--selection=", "--ks="),
+_UNSUITED = tuple(
+    f"--{flag}="
+    for flag in ("classes_per_batch", "images_per_class", "batch_size", "holdout_classes", "selection", "ks")
 )
 
 
