@@ -26,6 +26,7 @@ import sys
 import numpy as np
 
 from benchmarks.study import write_results
+from benchmarks.study_rows import WHITENED
 from tfdml.evaluation import student_interval
 from tfdml.training.settings import Experiment, as_text
 from tools.numbers import Results, command_line
@@ -49,7 +50,6 @@ CROPS = "--augmentation=random_resized_crop"
 # What the default had before: a projection that learned ten times as fast, and before that one from random weights.
 FAST = "--projection_rate=1e-3"
 LINEAR = ("--head=linear", FAST)
-WHITENED = "--head=whitened(power=0.5, shrinkage=0.1)"
 # Those that the default is chosen among.
 CANDIDATES = {
     "default": (),

@@ -7,6 +7,7 @@ import itertools
 
 CONTRASTIVE = "contrastive(margin=1, distance=sqeuclidean, reduction=sum)"
 AM_SOFTMAX = "am_softmax(scale=20, margin=0.1)"
+WHITENED = "--head=whitened(power=0.5, shrinkage=0.1)"
 # V's root at 0, from which it began when these runs were made, and what else its flag file had then.
 RANK_MI = "rank_mi(margin=0.2, negatives=all, initial_beta=0)"
 AS_BEFORE = ("--head=linear", "--learning_rate=0.0001", "--projection_rate=0.001")
@@ -249,7 +250,7 @@ TEN_CARS196 = tuple(
         ("+ ECAML", "ecaml", "contrastive"),
         ("+ DML-DA", "dmlda", "contrastive"),
         # From the projection that RankMI begins with the boundary of its authors fits.
-        ("margin", "margin", "", "--head=whitened(power=0.5, shrinkage=0.1)", *_with("margin")),
+        ("margin", "margin", "", WHITENED, *_with("margin")),
         ("RankMI", "rankmi", "margin"),
     )
 )
