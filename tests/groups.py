@@ -1,4 +1,4 @@
-"""Runs the tests by folder, each in a process of its own, two at a time and the longest first.
+"""Runs the tests by folder, each in a process of its own, two or three at a time and the longest first.
 
     python -m tests.groups "not slow" [GROUP ...]
 
@@ -19,6 +19,14 @@ GROUPS = (
     *("cluster", "training/distributed", "backbones", "evaluation", "report", "training/build", "data/readers"),
     *("retrieval", "embeddings", "tools", "mining", "layers"),
 )
+# Those whose processes mostly wait for one another: two of them take the place of one, and one is a third process.
+WAITING = ("hosts", "cluster", "training/distributed")
+_PLACES = 5
+
+
+def places(group):
+    """Return how many of the places a group takes."""
+    return 1 if group in WAITING else 2
 
 
 def arguments(group):
@@ -48,14 +56,18 @@ def main(marks, groups):
     import_all()
     gc.collect()
     gc.freeze()
-    waiting, running, failed = list(groups), {}, False
+    left, running, failed = list(groups), {}, False
     with contextlib.ExitStack() as logs:
-        while waiting or running:
-            while waiting and len(running) < 2:
+        while left or running:
+            free = _PLACES - sum(places(group) for group, _ in running.values())
+            following = next((group for group in left if places(group) <= free), None)
+            if following is not None:
+                left.remove(following)
                 log = logs.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
-                running[start(waiting.pop(0), marks, log)] = log
+                running[start(following, marks, log)] = following, log
+                continue
             pid, status = os.wait()
-            log = running.pop(pid)
+            _, log = running.pop(pid)
             log.seek(0)
             print(log.read(), flush=True)
             failed |= os.waitstatus_to_exitcode(status) not in (0, 5)  # 5: there are no such tests

@@ -268,6 +268,7 @@ def test_a_search_before_every_other_epoch_decides_the_batches():
             assert others == np.lexsort((np.arange(12), -votes))[:3].tolist()
 
 
+@pytest.mark.slow
 def test_training_by_neighbors_resumes_with_the_batches_of_an_uninterrupted_one():
     x, y = clusters(3, 12)
     uninterrupted, _, _ = trained_by_neighbors(x, y, (0, 4))

@@ -252,6 +252,7 @@ def batch_shapes(trees, characters):
     return lambda experiment: read(*(getattr(experiment, name) for name in OF_BATCHES))
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("path", [some_slow(path) for path in CONFIGS], ids=config_name)
 def test_an_experiment_is_resolved_on_files_in_the_data_sets_layout(path, trees, batch_shapes):
     written = written_in(path, run_dir="unused")

@@ -112,6 +112,7 @@ def test_trained_positions_of_dinov2_are_saved(presets, sign, tmp_path):
     np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "e.keras")(x), embedder(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SIZED)
 def test_another_size_keeps_every_weight_but_the_positions(presets, family):
     name, network = presets(family)
@@ -280,6 +281,7 @@ def test_lora_trains_small_changes_and_nothing_else(presets, tmp_path):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_lora_of_swin_changes_queries_keys_and_values_together():
     embedder = Embedder(TokenBackbone(network("swin")), embedding_dim=8, image_size=SIZE, scaling="unit")
     embedder.build((None, SIZE, SIZE, 3))

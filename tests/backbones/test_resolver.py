@@ -170,6 +170,7 @@ def test_good_weights_file_comes_back(tmp_path, mobilenet):
         np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.slow
 def test_weights_fit_whatever_the_image_size(tmp_path, mobilenet):
     path = str(tmp_path / "good.weights.h5")
     mobilenet.save_weights(path)
@@ -177,6 +178,7 @@ def test_weights_fit_whatever_the_image_size(tmp_path, mobilenet):
     np.testing.assert_array_equal(weights_of(loaded)[-1], weights_of(mobilenet)[-1])
 
 
+@pytest.mark.slow
 def test_file_of_a_compiled_model_fits(tmp_path):
     model = backbones.resolve("conv4", 32, width=4).model
     model.compile(optimizer="adam", loss="mse")

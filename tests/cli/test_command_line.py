@@ -377,12 +377,12 @@ def test_a_flag_has_its_effect_beside_the_others_that_it_needs(command, flag):
 
 
 def in_a_file(commands, tmp_path, lines, *arguments):
-    """What a preview, which writes and trains nothing, says of a flag file; the flags after it are the command's."""
+    """What a plan, which finds no data set, says of a flag file; the flags after it are the command's."""
     file = tmp_path / "x.flags"
-    file.write_text("\n".join([*lines, "--dataset_options=images_per_class=4, size=32", "--image_size=28"]))
-    flags = ["--resize=32", f"--preview={tmp_path / 'batch.png'}", *arguments]
-    status, _, errors = commands.run("train", f"--flagfile={file}", *flags)
-    assert status == 0, errors
+    file.write_text("\n".join([*lines, "--image_size=28"]))
+    flags = [f"--flagfile={file}", "--resize=32", "--dataset=none", f"--run_dir={tmp_path}/x", "--dry_run"]
+    status, _, errors = commands.run("train", *flags, *arguments)
+    assert (status, "error: unknown data set 'none'" in errors) == (2, True), errors
     return errors
 
 

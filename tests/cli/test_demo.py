@@ -41,6 +41,7 @@ def served(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
     flags = [f"--model={folder}/model.keras", f"--gallery={folder}/photos", f"--cache={folder}/cache", "--host=0.0.0.0"]
     status, printed, errors = commands.run("demo", *flags, "--calibration=far=0.2", "--port=0")

@@ -288,6 +288,7 @@ def untrained(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_reidentification_from_files_to_cmc(commands, untrained, tmp_path):
     """A tree of pictures in the layout of Market-1501, embedded and measured by its protocol, with no further flag."""
     market = write_tree("market1501", tmp_path / "market", train_classes=2, test_classes=9, images_per_class=6)
@@ -334,6 +335,7 @@ def test_reidentification_from_files_to_cmc(commands, untrained, tmp_path):
     assert json.loads(measured.read_text())["minp"] == pytest.approx(found["minp"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_revisited_oxford_from_files_to_its_three_settings(commands, untrained, tmp_path):
     """Queries cut out of larger pictures find what they show, by the protocol of the data set, with no further flag."""
     rng = np.random.default_rng(0)

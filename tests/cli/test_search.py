@@ -30,6 +30,7 @@ def nearest(commands, folder, gallery, *flags):
     return RetrievalResults.read(path), said
 
 
+@pytest.mark.slow
 def test_stored_embeddings_and_a_database_find_the_same(commands, folder):
     points = np.load(folder / "gallery.npz")["embeddings"]
     rows, distances = nearest_neighbours(np.load(folder / "queries.npz")["embeddings"], points, k=4)

@@ -162,6 +162,7 @@ def good():
     return [number for number in range(COUNT) if number not in (*BROKEN, MISSING)]
 
 
+@pytest.mark.slow
 def test_a_folder_that_was_begun_with_another_view_is_refused(models, photos, tmp_path):
     asked = []
     for resize in (40, 48):
@@ -215,6 +216,7 @@ def test_stopped_and_continued_does_nothing_twice(models, photos, tmp_path):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_folders_of_something_else_are_refused(models, photos, tmp_path):
     asked = request(models, photos, tmp_path / "out")
     in_this_process(asked, stop_after=1)

@@ -53,6 +53,7 @@ def arguments(name):
     return {"embeddings": sides[0], "gallery": sides[1], "relevance": relevance}
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("name", "distance"), [*((name, "euclidean") for name in relevances()), ("cameras", "cosine"), ("cameras", "dot")]
 )

@@ -192,6 +192,7 @@ def failure_of(run):
     return caught.value
 
 
+@pytest.mark.slow
 def test_images_that_cannot_be_decoded_are_named(equal, tmp_path):
     files = as_files(equal, tmp_path)
     damaged, page, missing = (files.images.paths[i] for i in (3, 8, 14))
@@ -370,6 +371,7 @@ def test_half_of_the_free_memory_is_the_most(monkeypatch):
     assert memory_to_spare(100) == 100 * 2**20
 
 
+@pytest.mark.slow
 def test_two_views_of_each_image_are_cut_as_the_seed_says():
     whole = dataset_of(ArrayImages(np.stack(pictures([(20, 20)] * 7)))).without_labels()
     twice = whole.take(np.repeat(np.arange(7), 2))

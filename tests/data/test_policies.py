@@ -100,6 +100,7 @@ def test_a_policy_leaves_the_crops_where_they_are_and_draws_by_itself(kind):
     assert not np.isin(draws[:, width:], expected).any()
 
 
+@pytest.mark.slow
 def test_a_half_precision_policy_of_the_process_changes_no_bit():
     def jittered():
         return Policy((Step("color_jitter"),))(IMAGE, keys(1)[0]).numpy()

@@ -137,6 +137,7 @@ def test_other_tools_read_the_shards_and_the_table(source, folder):
     assert table["is_query"] == source.is_query.tolist()
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("held", ["encoded", "arrays"])
 def test_images_held_in_memory(held, tmp_path):
     arrays = np.random.default_rng(0).integers(0, 256, (8, 30, 26, 3), np.uint8)

@@ -114,6 +114,7 @@ def test_a_pass_uses_every_class_at_most_once_and_leaves_out_others_each_time():
     assert left_out == set(labels)
 
 
+@pytest.mark.slow
 def test_images_of_a_class_are_drawn_evenly_and_in_new_company():
     sampler = ClassBalancedSampler(labels_of_of_class_balanced([6, 6]), 2, 2, seed=0)
     batches = np.array([sampler.batch(step) for step in range(3000)])

@@ -134,6 +134,7 @@ def test_the_last_draw_below_one_stays_inside():
     assert transform.vary(wide, tf.fill((3,), largest)).shape == (57, 57, 3)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_of_the_images_are_mirrored_and_nothing_else_changes(kind):
     image = tf.constant(picture(60, 80))
@@ -367,6 +368,7 @@ def test_a_view_of_a_part_has_the_bits_of_a_view_of_the_whole(transform):
         np.testing.assert_array_equal(found, whole(file.getvalue(), draws))
 
 
+@pytest.mark.slow
 @given(EDGES, EDGES, st.floats(0, 1, width=32, exclude_max=True), st.floats(0, 1, width=32), st.floats(0, 1, width=32))
 @example(90, 1, 0.0, 0.0, 0.0)
 @settings(max_examples=60, deadline=None)

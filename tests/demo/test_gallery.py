@@ -88,6 +88,7 @@ def test_columns_of_stored_embeddings_are_attributes(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_database_finds_what_memory_finds(tmp_path, monkeypatch):
     pytest.importorskip("lancedb")
     from tfdml.demo import gallery as module

@@ -87,6 +87,7 @@ def of_data(words, trees):
 
 
 # What is not there: a run to resume, networks of KerasHub, records.
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("words", lines_of("train", ("--resume", "--pooling", "--preview", "--drop")))
 def test_a_training_command_is_planned(words, run, trees, tmp_path):
     data = of_data(words, trees)

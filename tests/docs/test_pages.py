@@ -52,6 +52,7 @@ def _run(page, names, folder, monkeypatch):
                 exec(code, shared)  # the pages are ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", QUICK)
 def test_python_of_pages_without_files(page, names, tmp_path, monkeypatch):
     _run(page, names, tmp_path, monkeypatch)

@@ -65,6 +65,7 @@ def test_every_loss_and_objective_has_a_row_in_the_table_of_choices():
     assert not [cls.__name__ for name, cls in known().items() if issubclass(cls, Loss) and cls.__name__ not in text]
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_code_map_shows_the_imports_of_today():
     drawn = set(re.findall(r'data-imports="(\w+) (\w+)"', code_map.PICTURE.read_text()))
     assert drawn == code_map.reduced(code_map.imports()), "draw it again: make code-map"

@@ -64,6 +64,7 @@ def test_an_image_that_cannot_be_decoded_is_named(form, sources):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("form", FORMS)
 def test_the_checksum_goes_with_the_content_not_the_place(form, models, sources, other, tmp_path):
@@ -244,6 +245,7 @@ def test_crops_are_cut_from_the_resized_image(mode):
         np.testing.assert_array_equal(view.finish(image[y : y + h, x : x + w], window, size), expected)
 
 
+@pytest.mark.slow
 def test_embeddings_are_averaged(tmp_path):
     embedder = tiny_embedder(resize=14, resize_mode="squash")
     embedder.build((None, embedder.image_size, embedder.image_size, 3))
@@ -270,6 +272,7 @@ def test_what_cannot_be_is_refused():
         embed_views(type("Served", (), {"address": "grpc://x"})(), None, 1, Views())
 
 
+@pytest.mark.slow
 def test_a_backend_is_cut_to_the_first_dimensions_and_is_another_model(tmp_path):
     embedder = tiny_embedder(resize=14)
     embedder.build((None, embedder.image_size, embedder.image_size, 3))

@@ -53,6 +53,7 @@ def test_the_embedders_own_vectors_from_any_batch_on(exported, expected):
     np.testing.assert_allclose(np.concatenate(vectors), np.delete(expected, 6, axis=0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_file_of_one_image_at_a_time_and_without_a_card(exported, expected, tmp_path):
     model = onnx.load(exported[1])
     for value in (model.graph.input[0], model.graph.output[0]):

@@ -64,6 +64,7 @@ def coverage(over, class_effect, trials=200):
     return inside / trials
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_as_often_as_they_claim():
     # 200 trials leave a standard error of 1.5 points; 40 classes cost the percentile bootstrap about two.
     assert 0.91 <= coverage("classes", class_effect=1.0) <= 0.98

@@ -42,6 +42,7 @@ def cosines(ours, theirs):
     return [float(np.dot(f, g) / np.linalg.norm(f) / np.linalg.norm(g)) for f, g in zip(ours, theirs, strict=True)]
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("precision", NEAREST)
 def test_vectors_are_of_length_1_and_near_the_embedders(precision, embedder, views):
     made, run = runner(convert_litert(embedder, precision, views))
@@ -59,6 +60,7 @@ def test_vectors_are_of_length_1_and_near_the_embedders(precision, embedder, vie
     assert given["quantization"] in ((0.0, 0), (1.0, 0))
 
 
+@pytest.mark.slow
 def test_files_shrink_with_their_precision(views):
     wide = Embedder(backbones.resolve("conv4", 32, width=64), embedding_dim=64, image_size=32)
     wide.build((None, 32, 32, 3))
@@ -125,6 +127,7 @@ def test_an_ensemble_is_converted(views):
         convert_litert(ensemble, "int8", views)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("precision", [precision for precision in NEAREST if precision != "int8"])
 def test_an_embedder_with_all_moments_is_converted_without_its_loop(precision, views):
     keras.utils.set_random_seed(0)

@@ -285,6 +285,7 @@ def test_differences_count_only_where_they_have_a_bound():
     assert "a component differs" in FINE.faults(dataclasses.replace(TOLERANCE, max_difference=0.0099))[0]
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_a_loop_over_the_images(tmp_path):
     embedder, other = small_embedder(), small_embedder(1)
     dataset = small_dataset("test")

@@ -77,6 +77,7 @@ def test_images_of_any_size_through_the_second_signature(embedder, version):
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize(("mode", "color"), [("squash", (0, 0, 0)), ("pad", (0, 0, 0)), ("pad", (255, 255, 255))])
 def test_every_form_of_the_evaluation_view_is_in_the_export(mode, color, tmp_path):

@@ -36,6 +36,7 @@ def bucket(s3):
     return objects
 
 
+@pytest.mark.slow
 def test_listed_and_read(bucket):
     found = images_of("s3://photos/a/**/*.jpg")["path"].to_pylist()
     assert found == ["s3://photos/a/0.jpg", "s3://photos/a/b/1 %20#.jpg", "s3://photos/a/b/2.jpg"]

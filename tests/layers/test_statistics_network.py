@@ -85,6 +85,7 @@ def test_starts_as_a_falling_line_through_zero():
     assert values[-1] < 0
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("chunk", [4, 2**17])
 @pytest.mark.parametrize("frozen", [False, True])
@@ -184,6 +185,7 @@ def test_root_of_hand_made_functions(name, mode):
     assert float(beta) == pytest.approx(expected, abs=2e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -161,6 +161,7 @@ def test_randomised_components_catch_the_variance_of_the_exact_ones(shape, white
     check_leading(vectors(*shape), 6, whiten)
 
 
+@pytest.mark.slow
 def test_many_vectors_of_many_dimensions_need_no_covariance():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(4100, 3)).astype("float32") @ generator.normal(size=(3, 4100)).astype("float32")

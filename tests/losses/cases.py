@@ -158,13 +158,25 @@ SUMS = {
 }
 CASES = {**MEANS, **dict(SUMS.values())}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+#: Of each class and mining the first mean; other arguments take the same path.
+FIRST = set({(type(case.loss), case.loss.mining): name for name, case in reversed(MEANS.items())}.values())
+
+
+def _marks(name):
+    return [] if name in FIRST else pytest.mark.slow
+
+
+def by_class(chosen):
+    """Each case, of which the first of each class and mining are quick."""
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, marks=_marks(name), id=name) for name, case in chosen.items()]
+    )
 
 
 def by_mode(chosen):
-    """Each case eagerly, and by XLA the first of each class and mining; other arguments take the same path."""
-    first = {(type(case.loss), case.loss.mining): name for name, case in reversed(MEANS.items())}
-    rows = [("eager", name) for name in chosen] + [("xla", name) for name in first.values() if name in chosen]
-    parameters = [pytest.param(chosen[name], mode, id=f"{mode} {name}") for mode, name in rows]
+    """Each case eagerly, of which the first of each class and mining are quick, and those by XLA."""
+    rows = [("eager", name) for name in chosen] + [("xla", name) for name in chosen if name in FIRST]
+    parameters = [pytest.param(chosen[name], mode, id=f"{mode} {name}", marks=_marks(name)) for mode, name in rows]
     return pytest.mark.parametrize(("case", "mode"), parameters)
 
 

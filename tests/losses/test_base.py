@@ -95,7 +95,7 @@ def test_a_batch_without_the_pairs_of_a_loss_teaches_nothing(loss, batches):
         np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
 
 
-@cases.every_case
+@cases.by_class(cases.CASES)
 def test_contract(case):
     cases.check_contract(case.loss)
 
@@ -229,6 +229,7 @@ def with_every_mining(name):
 every_name = pytest.mark.parametrize("name", public_classes(losses))
 
 
+@pytest.mark.one_quick_case
 @every_name
 def test_a_nan_is_not_hidden(name):
     for key, loss in with_every_mining(name).items():
@@ -249,6 +250,7 @@ def test_a_batch_without_images_costs_nothing_and_has_no_gradient(name):
         assert gradient.shape == (0, 5), key
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("key", ["TripletLoss hard", "QuadrupletLoss", *(f"NTXentLoss {m}" for m in named_miners())])
 def test_a_batch_of_unknown_size_may_turn_out_to_be_empty(key):
     loss = with_every_mining(key.split()[0])[key]
@@ -305,6 +307,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("mode", ["graph", "xla"])
@@ -427,6 +430,7 @@ def test_a_relation_is_saved_with_its_loss():
     assert "positives" not in losses.TripletLoss().get_config()
 
 
+@pytest.mark.slow
 def test_a_learner_trains_on_two_levels_of_a_hierarchy(tmp_path):
     labels, images = coloured_batch()
     rows = np.stack([labels, labels // 2], axis=1)
@@ -532,7 +536,7 @@ def given_pairs(labels, share, ids=IDS):
     return GivenPairs([(ids[i], ids[j], labels[i] == labels[j]) for i, j in pairs]), {frozenset(pair) for pair in pairs}
 
 
-@pytest.mark.parametrize("case", cases.MEANS.values(), ids=cases.MEANS)
+@cases.by_class(cases.MEANS)
 def test_pairs_that_are_not_given_are_neither_positive_nor_negative(case, monkeypatch):
     labels, x = random_batch(3, 10, 3, 5)
     relation, known = given_pairs(labels, 0.6)
@@ -554,7 +558,7 @@ def test_pairs_that_are_not_given_are_neither_positive_nor_negative(case, monkey
         np.testing.assert_array_equal(gradient[-1], 0.0)
 
 
-@pytest.mark.parametrize("case", cases.MEANS.values(), ids=cases.MEANS)
+@cases.by_class(cases.MEANS)
 def test_complete_pairs_are_class_labels(case):
     labels, x = random_batch(3, 10, 3, 5)
     expected, (expected_gradient,) = value_and_gradients(lambda e: case.loss(labels, e), x)
@@ -564,6 +568,7 @@ def test_complete_pairs_are_class_labels(case):
     np.testing.assert_array_equal(gradient, expected_gradient)
 
 
+@pytest.mark.slow
 def test_an_update_by_complete_pairs_is_that_by_class_labels():
     labels, images = coloured_batch()
     ids = np.random.default_rng(0).permutation(len(labels))

@@ -52,6 +52,7 @@ def test_averages_over_active_or_over_all_triplets():
     assert_close(TripletLoss(1.0, distance="euclidean", reduction="sum")(labels, x), 2.0)
 
 
+@pytest.mark.slow
 def test_distance_weighted_is_the_mean_of_many_draws():
     labels, x = random_batch(1, 8, 3, 4)
     probabilities = negative_probabilities(Pairs.of_batch(x, labels))

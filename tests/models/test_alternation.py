@@ -49,6 +49,7 @@ def changed(before, after):
     return {name for name in before if any(np.any(a != b) for a, b in zip(before[name], after[name], strict=True))}
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("k", first_quick([1, 3]))
 @pytest.mark.parametrize("built", [True, False])
 def test_each_phase_changes_its_own_variables_only(k, built):
@@ -63,6 +64,7 @@ def test_each_phase_changes_its_own_variables_only(k, built):
     assert phases == (expected if built else expected[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("optimizer", first_quick(["adamw", "sgd", "rmsprop"]))
 def test_momentum_and_decay_do_not_move_the_other_phase(optimizer):
@@ -128,6 +130,7 @@ def test_loss_and_terms_are_those_of_the_embedders_steps():
     assert history["loss"][0] == pytest.approx(0.5 * history["rank_mi"][0] + history["contrastive_loss"][0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_evaluation_reports_nothing_of_the_statistics():
     labels, x = coloured_batch()
     learner = make([rank_mi()])
@@ -213,6 +216,7 @@ def test_each_part_and_phase_has_its_rate():
             np.testing.assert_allclose(old - new, rates[part], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_schedules_go_by_the_steps_of_both_phases():
     learner = make([rank_mi()])
     optimizer = build_optimizer("sgd", learner, step_schedule(1.0, [3], 0.1), {}, momentum=0.0)

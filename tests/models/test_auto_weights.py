@@ -210,6 +210,7 @@ def test_measured_steps_are_a_tenth_apart_and_the_weights_stay_after_the_last():
     assert not measurement.due
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_does_not_count_steps_twice():
     class Interrupting(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -295,6 +296,7 @@ def test_goes_on_after_loading_in_the_midst_as_if_never_saved(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_frozen_weight_stays_with_a_new_optimiser(tmp_path):
     learner = made(terms(steps=2))
     train(learner, 2)
@@ -368,6 +370,7 @@ def test_a_term_without_a_gradient_has_weight_0_and_stops_the_training_after_its
         train(learner, 1, size=4)
 
 
+@pytest.mark.slow
 def test_batches_in_which_a_term_has_no_gradient_do_not_count():
     learner = made([MetricLoss(losses.ContrastiveLoss()), EnergyConfusion(weight=AutoWeight(steps=3))], rate=0.0)
     train(learner, 1)

@@ -118,6 +118,7 @@ NOT_BUILT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_quick(NOT_BUILT))
 def test_a_learner_is_built_by_its_first_step(name):
     labels, x = coloured_batch()
@@ -168,6 +169,7 @@ def by_one_tape(model, x, labels):
     return [v.value if g is None else tf.convert_to_tensor(g) for v, g in zip(variables, through, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", first_quick(["eager", "graph of unknown size", "xla"]))
 def test_random_layers_draw_the_same_in_both_passes_and_chunks_are_virtual_batches(mode):
     labels, x = coloured_batch()
@@ -219,6 +221,7 @@ def test_alternating_phases_with_all_that_a_runs_optimiser_has():
         assert_close(one, other, 1e-5, floor=1e-6)
 
 
+@pytest.mark.slow
 def test_mixed_precision_scales_the_loss_and_leaves_out_a_step_that_overflows():
     def made(chunk, scale):
         keras.config.set_dtype_policy("mixed_float16")

@@ -223,6 +223,7 @@ DEGENERATE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("policy", "batch_norm"), [("float32", "frozen"), ("mixed_bfloat16", "train"), ("mixed_float16", "frozen")]
@@ -376,6 +377,7 @@ def warned(call):
     return [warning for warning in caught if "0 to 255" in str(warning.message)]
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("form", FORMS_OF_DATA)
 def test_fit_warns_once_of_images_in_the_unit_range(form):
     made = small_learner()
@@ -631,6 +633,7 @@ def test_the_gradient_is_that_of_one_device(name):
     assert_close(reported, terms)
 
 
+@pytest.mark.slow
 def test_what_objectives_observe_is_that_of_the_global_batch():
     terms = [objectives.DensityAdaptivity(3, constraint=None), objectives.EnergyConfusion()]
     model = learner(terms)

@@ -126,6 +126,7 @@ def test_random_moments_need_no_dense_layer():
     assert model(images()).shape == (8, 5)
 
 
+@pytest.mark.slow
 def test_on_an_ensemble(tmp_path):
     trained = ensemble_learner()
     trained.build((None, SIZE, SIZE, 3))

@@ -370,7 +370,8 @@ def as_dataset(*arrays):
     return tf.data.Dataset.from_tensor_slices(arrays).batch(4)
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True])
 def test_a_learner_refuses_labels_without_a_proxy_in_the_batches_of_a_data_set(compiled):
     """Also where XLA compiles the steps, which leaves assertions out."""
     x, right = images(1, 4, "uint8"), np.array([0, 1, 2, 0])

@@ -392,6 +392,7 @@ def test_the_instance_loss_of_unit_vectors_is_the_normalised_softmax():
     assert_close(objective({"embedding": x}, labels), NormSoftmaxLoss(20.0)(labels, x @ head.T))
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("text", "make", "state"),
     [

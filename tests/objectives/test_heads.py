@@ -52,6 +52,7 @@ def test_divergence_equals_the_paper(pairs, average, margin):
         assert np.all(np.isfinite(gradient))
 
 
+@pytest.mark.one_quick_case
 @every_choice
 @pytest.mark.parametrize("mode", MODES)
 def test_divergence_has_the_gradient_of_the_formula(pairs, average, mode):

@@ -416,6 +416,7 @@ def test_classes_that_all_but_coincide_are_apart(squared):
     assert_close(JointMMD("embedding", squared=squared)({"embedding": both}, labels), expected, 0.02)
 
 
+@pytest.mark.one_quick_case
 @every_squared
 def test_symmetries(kind, squared):
     objective = KINDS[kind]("embedding", squared=squared)

@@ -179,6 +179,7 @@ def rounds(seed):
         yield np.where(wrong, (of + 1) % CLASSES, of), unit(x).astype("float32")
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("of_anchors", [contrastive, multi_similarity], ids=["contrastive", "multi similarity"])
 @pytest.mark.parametrize(
     ("noise_rate", "window", "start", "pairs"),
@@ -224,7 +225,8 @@ def test_equals_the_procedure_image_by_image(of_anchors, noise_rate, window, sta
     assert (dropped > 5) == (noise_rate > 0)
 
 
-@pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_a_step_in_a_graph_is_the_eager_one(mode):
     def run(wrap):
         objective = Prism(losses.MultiSimilarityLoss(2.0, 10.0), CLASSES, 0.3, size=15)
@@ -321,6 +323,7 @@ def prism_fit(model, steps):
     return [history["clean_kept"][0] for history in logs]
 
 
+@pytest.mark.slow
 def test_a_run_reports_what_counts_and_resumes_bit_for_bit(tmp_path):
     uninterrupted, halfway = learner(), learner()
     first, *others = prism_fit(uninterrupted, range(4))

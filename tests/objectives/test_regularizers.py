@@ -130,6 +130,7 @@ def test_gradient_equals_finite_differences(objective, reference, mode):
     check_gradient(of(objective), reference, mode)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", [name for name in ALL if "sum" not in name and "eta" not in name] + ["penalty sum"])
 @every_mode
 def test_degenerate_batches(name, mode):
@@ -137,6 +138,7 @@ def test_degenerate_batches(name, mode):
     check_degenerate(of(objective), reference, mode)
 
 
+@pytest.mark.one_quick_case
 @every_default
 def test_symmetries_and_labels(name):
     function = of(ALL[name][0])

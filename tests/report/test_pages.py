@@ -234,6 +234,7 @@ def test_a_page_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["index.html"]
 
 
+@pytest.mark.slow
 def test_the_same_arguments_give_the_same_page(tmp_path):
     embeddings, labels = embedded(classes=20)
     pages = []
@@ -253,6 +254,7 @@ def test_classes_of_one_image_give_a_page_that_says_so(tmp_path):
     assert "class 0" in page.section("classes")
 
 
+@pytest.mark.slow
 def test_one_image_one_class_and_equal_images_give_pages(tmp_path):
     for embeddings, labels in (
         (np.ones((1, 3)), np.zeros(1, int)),

@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pytest
 
 from tests.report.pages import EVIL, Page, check_page, embedded, made, rows_of
 from tfdml.evaluation import evaluate_retrieval
@@ -144,6 +145,7 @@ def test_what_a_run_has_not_is_not_drawn():
     assert [e["text"] for e in Page(text).all("h3")] == ["Density of the classes, all images"]
 
 
+@pytest.mark.slow
 def test_they_are_on_the_page_of_a_run(tmp_path):
     embeddings, labels = embedded()
     after = evaluate_retrieval(embeddings, labels)

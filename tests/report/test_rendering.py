@@ -70,6 +70,7 @@ SHOWN = ("run", "dataset", "protocol", "value")
 IMAGES = ("class 11", "file")
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("kind", PAGES)
 def test_hostile_names_are_text_on_every_page(kind, tmp_path):
     path = tmp_path / "page.html"

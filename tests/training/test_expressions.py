@@ -91,6 +91,7 @@ def test_what_cannot_be_read_is_one_line_that_names_the_flag(text):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40))
 def test_any_text_either_parses_or_is_a_user_error(text):
     try:

@@ -131,6 +131,7 @@ def trained_on(learner, steps):
     return [keras.ops.convert_to_numpy(variable) for variable in learner.trainable_variables], means
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("name", "form"),
     [
@@ -177,6 +178,7 @@ def test_a_learner_is_loaded_with_its_optimizer_and_continues(tmp_path):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_learner_with_two_phases_is_loaded_with_both_optimizers(tmp_path):
     keras.utils.set_random_seed(0)
     learner = MetricLearner(make_embedder(), [RankMI(1.5, statistics_steps=1, hidden=8, depth=1, seed=7)])
@@ -264,6 +266,7 @@ def test_nothing_changes_before_the_first_step_or_without_averages(ema):
             np.testing.assert_array_equal(value, before)
 
 
+@pytest.mark.slow
 def test_fit_leaves_the_weights_as_it_trained_them_and_averages_do_not_change_training():
     x = images(1, 6, "uint8")
     plain, kept = (made(ContrastiveLoss(1.3, "euclidean"), "adam", ema=ema) for ema in (0.0, 0.99))
@@ -297,6 +300,7 @@ def average_of(history, share):
     return average
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("selection", ["last", "validation"])
 def test_a_run_measures_selects_and_reports_the_averages(selection, tmp_path, monkeypatch):
     make_quick(monkeypatch)

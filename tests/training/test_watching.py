@@ -55,6 +55,7 @@ def after_step(monkeypatch, step, change):
     monkeypatch.setattr(TrainingMonitor, "on_train_batch_end", hook)
 
 
+@pytest.mark.slow
 def test_looks_are_written_for_tensorboard_and_kept(watched):
     found = told(watched)
     assert [sample["step"] for sample in found["samples"]] == [2, 4]
@@ -85,6 +86,7 @@ def test_looks_are_written_for_tensorboard_and_kept(watched):
     assert (pairs[:, 0] * pairs[:, 2]).sum() / 4 <= sample["d_pos"] <= (pairs[:, 1] * pairs[:, 2]).sum() / 4
 
 
+@pytest.mark.slow
 def test_the_steps_are_those_of_a_run_that_nobody_watches(watched, tmp_path):
     train(tmp_path / "run", objectives=OBJECTIVES, watch_every=0)
     one, other = (runs.arrays(run / "checkpoints" / f"step-{TOTAL:08d}.npz") for run in (watched, tmp_path / "run"))
@@ -408,6 +410,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("case", CASES)
 def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
     plain = {"optimizer": "sgd", "learning_rate": 1.0, "momentum": 0.0, "batch_norm": "statistics"}
@@ -517,6 +520,7 @@ def wandb(monkeypatch):
     return told
 
 
+@pytest.mark.slow
 def test_a_run_tells_of_every_epoch_and_closes(wandb, tmp_path, monkeypatch):
     make_quick(monkeypatch)
     result = runs.train(tmp_path / "run", log_to="wandb:glyphs")

@@ -370,7 +370,7 @@ def exact_backbone():
     ("head", "terms"),
     [
         ("linear", "am_softmax(margin=0.1) + 0.4 * jrs(levels=[pooled, embedding])"),
-        ("mlp(hidden=5)", "cross_batch_memory(loss=contrastive, size=24)"),
+        pytest.param("mlp(hidden=5)", "cross_batch_memory(loss=contrastive, size=24)", marks=pytest.mark.slow),
         pytest.param("linear", "rank_mi", marks=pytest.mark.slow),
     ],
 )

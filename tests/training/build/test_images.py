@@ -123,6 +123,7 @@ def test_images_of_a_run_are_told_from_others():
         assert [key for key in now["test"] if now["test"][key] != before["test"][key]] == [name]
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     "objectives",
     [
@@ -143,6 +144,7 @@ def test_objectives_are_tried_without_a_trace(objectives):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("objectives", "says"),
@@ -487,6 +489,7 @@ def test_pairs_and_label_rows_decide_what_belongs_together():
     assert "pairs" not in described["test"]
 
 
+@pytest.mark.slow
 def test_images_that_a_file_says_to_drop_are_left_out_and_recorded(tmp_path):
     few = DataSettings(dataset="glyphs", dataset_options="images_per_class=2")
     whole = load_splits(few, seed=0)

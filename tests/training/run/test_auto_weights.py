@@ -35,6 +35,7 @@ def history(folder):
     return [{name: logs[f"{name}_weight"] for name in ("density", "gor")} for logs in epochs]
 
 
+@pytest.mark.slow
 def test_a_run_tells_the_weights_that_it_found(uninterrupted):
     weights = found(uninterrupted)
     assert {name: (of["share"], of["steps"]) for name, of in weights.items()} == {"density": (0.2, 4), "gor": (0.03, 4)}

@@ -96,6 +96,7 @@ def test_the_memory_of_the_cache_and_whether_it_is_on(said, changes, kept):
     assert line.endswith(f"MB may be used: {kept}")
 
 
+@pytest.mark.slow
 def test_a_doubt_stands_first(said):
     lines = said(backbone="mobilenetv2(alpha=0.35)", batch_norm="frozen", image_size=32, resize=32)
     assert lines[0].startswith("WARNING: batch_norm='frozen' keeps the BatchNorm statistics of mobilenetv2")
@@ -164,6 +165,7 @@ def chosen(**settings):
     return DataSettings(**{**tiny, "classes_per_batch": 4, "images_per_class": 2, **settings})
 
 
+@pytest.mark.slow
 def test_the_first_batch_is_drawn_and_nothing_else_written(tmp_path):
     settings = chosen(augmentation="multi_resolution", policy="erasing")
     said = write_preview(settings, 0, str(tmp_path / "batch.png"))

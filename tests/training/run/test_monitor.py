@@ -40,6 +40,7 @@ from tfdml.training.run.monitor import (
 )
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(("objectives", "compiling"), [("contrastive", 1), ("rank_mi(statistics_steps=1)", 2)])
 def test_throughput_leaves_out_images_and_seconds_of_steps_that_compile(objectives, compiling, tmp_path, monkeypatch):
     make_quick(monkeypatch)
@@ -114,6 +115,7 @@ def test_a_saturated_metric_is_warned_of(metric, advice):
     assert saturation_warnings(records(0.99, 0.99), "last", metric) == []
 
 
+@pytest.mark.slow
 def test_a_run_warns_of_a_saturated_metric_and_of_few_classes(tmp_path, monkeypatch, caplog):
     make_quick(monkeypatch)
     monkeypatch.setattr(Evaluator, "measure", perfect(Evaluator.measure))

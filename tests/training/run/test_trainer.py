@@ -71,6 +71,7 @@ def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(uninterrupted, tmp
     assert not list(folder.rglob(".*"))
 
 
+@pytest.mark.slow
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, uninterrupted, tmp_path, monkeypatch):
@@ -387,6 +388,7 @@ def test_a_disk_that_is_really_full(share, uninterrupted, small_disk):
     assert_alike(folder, uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_diverged_run_tells_how_to_start_again_and_that_works(uninterrupted, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     with pytest.raises(UserError, match="the run diverged at step") as diverged:
@@ -456,11 +458,13 @@ def test_a_run_by_neighbors_killed_at_any_moment_sees_the_batches_of_one_that_wa
         train(tmp_path / "without", resume=True, **NEIGHBORS)
 
 
+@pytest.mark.slow
 def test_neighbors_are_searched_once_where_the_epochs_end_before_the_next_search(tmp_path):
     train(tmp_path / "run", **NEIGHBORS, neighbors_every=EPOCHS + 3)
     assert [path.name for path in (tmp_path / "run" / "neighbors").iterdir()] == ["epoch-0000.npy"]
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_whitened_projection_or_from_that_of_an_old_run(tmp_path):
     settings = {"embedding_dim": 4, "epochs": 1, "evaluate_every": 1}
     whitened, old = (train(tmp_path / head, head=head, **settings) for head in ("whitened", "linear"))
@@ -469,6 +473,7 @@ def test_a_run_starts_from_a_whitened_projection_or_from_that_of_an_old_run(tmp_
     assert new["metrics_before"]["map@r"] == old["metrics"]["map@r"]
 
 
+@pytest.mark.slow
 def test_a_head_resumes_to_the_same_bits_and_has_a_report(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(16), 4)
