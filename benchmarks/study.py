@@ -19,7 +19,7 @@ import sys
 import numpy as np
 
 from benchmarks.study_rows import STUDIES
-from benchmarks.study_table import COLUMNS, KEPT, draw, tables
+from benchmarks.study_table import COLUMNS, KEPT, PAIRED_COLUMNS, draw, pairs_seeds, tables
 from tfdml.evaluation import QueryValues
 from tfdml.io.files import write_whole
 from tools.numbers import Results, command_line
@@ -110,7 +110,8 @@ def main():
     results = Results(arguments.json)
     for key, rows in tables(study, arguments.beside).items():
         chosen = [row for row in rows if not arguments.rows or row[0] in arguments.rows]
-        add = results.table(key, *COLUMNS) if chosen else None
+        columns = PAIRED_COLUMNS if key == "table" and pairs_seeds(study) else COLUMNS
+        add = results.table(key, *columns) if chosen else None
         for row in chosen:
             add(*row)
     if arguments.plot:

@@ -8,6 +8,8 @@ from tfdml.evaluation import paired_differences, seed_difference, student_interv
 
 KEPT = ("recall@1", "map@r")
 COLUMNS = ("row", "base", "Recall@1, by seed", "of the base", "gain", "over classes", "over seeds", "gain in MAP@R")
+# Of ten seeds: means of them, and intervals over them alone.
+PAIRED_COLUMNS = ("row", "base", "Recall@1", "of the base", "gain", "over seeds", "better with", "gain in MAP@R")
 # The plot's limit in points. A mean beyond it is printed, so that gains of a point stay visible.
 LOWEST = -4.0
 
@@ -20,10 +22,15 @@ def per_query(study, run):
     return {name: np.repeat(run["by_class"][name], study["queries"]) for name in KEPT}
 
 
-def gains(study, beside=""):
-    """Yield for each row with a base its name, both means, and the gain in Recall@1 with its intervals.
+def pairs_seeds(study):
+    """Whether the runs of one seed are paired, as docs/ten_seeds.md says."""
+    return study.get("study", "").startswith("ten_")
 
-    The interval over seeds pairs runs of the same seed in the studies of docs/ten_seeds.md, and in no other.
+
+def gains(study, beside=""):
+    """Yield for each row with a base its name, the metrics of both by seed, and the gains with their intervals.
+
+    The intervals over seeds pair runs of the same seed if `pairs_seeds(study)`.
 
     Args:
         study: What the JSON file holds.
@@ -43,24 +50,30 @@ def gains(study, beside=""):
             continue
         own, others = ([side["seeds"][seed] for seed in seeds] for side in (row, base))
         sides = [[per_query(study, run) for run in runs] for runs in (own, others)]
-        recalls = np.array([[run["metrics"]["recall@1"] for run in runs] for runs in (own, others)])
-        over_seeds = None
+        values = {key: np.array([[run["metrics"][key] for run in runs] for runs in (own, others)]) for key in KEPT}
+        over_seeds = {}
         if len(seeds) > 1:
-            paired = study.get("study", "").startswith("ten_")
-            over_seeds = student_interval(recalls[0] - recalls[1]) if paired else seed_difference(*recalls)
+            over_seeds = {
+                key: student_interval(first - second) if pairs_seeds(study) else seed_difference(first, second)
+                for key, (first, second) in values.items()
+            }
         yield {
             "name": name,
             "base": of,
-            "seeds": recalls.T.tolist(),
+            "seeds": values["recall@1"].T.tolist(),
             "gain": paired_differences(*sides, labels),
             "over_seeds": over_seeds,
         }
 
 
 def tables(study, beside=""):
-    """Rows of two tables: of what has several seeds, and of the others; see `gains`."""
+    """Rows of two tables: of what has several seeds, and of the others; see `gains`.
+
+    The columns of the first are `PAIRED_COLUMNS` if `pairs_seeds(study)`, and else `COLUMNS`.
+    """
     found = list(gains(study, beside))
-    several, one = ([_cells(row) for row in found if bool(row["over_seeds"]) == many] for many in (True, False))
+    several = [_paired_cells(row) if pairs_seeds(study) else _cells(row) for row in found if row["over_seeds"]]
+    one = [_cells(row) for row in found if not row["over_seeds"]]
     for name, row in study["rows"].items():
         ended = [f"seed {seed}: {run['ended']}" for seed, run in row["seeds"].items() if "ended" in run]
         if ended:
@@ -72,8 +85,17 @@ def _cells(row):
     """A row: percent, on the unseen classes."""
     recall, precision = row["gain"]["recall@1"], row["gain"]["map@r"]
     own, others = (" / ".join(f"{100 * pair[i]:.1f}" for pair in row["seeds"]) for i in (0, 1))
-    seeds = _interval(row["over_seeds"]) if row["over_seeds"] else ""
+    seeds = _interval(row["over_seeds"]["recall@1"]) if row["over_seeds"] else ""
     cells = (row["name"], row["base"], own, others, f"{100 * recall.mean:+.1f}", _interval(recall), seeds)
+    return *cells, f"{100 * precision.mean:+.1f} ({_interval(precision)})"
+
+
+def _paired_cells(row):
+    """A row of means over seeds: percent, on the unseen classes."""
+    recall, precision = (row["over_seeds"][name] for name in KEPT)
+    own, others = (f"{100 * mean:.1f}" for mean in np.mean(row["seeds"], axis=0))
+    better = f"{sum(a > b for a, b in row['seeds'])} of {len(row['seeds'])}"
+    cells = (row["name"], row["base"], own, others, f"{100 * recall.mean:+.1f}", _interval(recall), better)
     return *cells, f"{100 * precision.mean:+.1f} ({_interval(precision)})"
 
 
@@ -82,7 +104,7 @@ def _interval(found):
 
 
 def draw(study, path):
-    """The gains in Recall@1 as a PNG: a point a row, its interval over classes, and each seed."""
+    """The gains in Recall@1 as a PNG: a point a row, its interval over classes or paired seeds, and each seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -91,7 +113,8 @@ def draw(study, path):
     rows = list(gains(study))
     figure, axes = pyplot.subplots(figsize=(8, 1 + 0.3 * len(rows)))
     for place, row in enumerate(reversed(rows)):
-        found = row["gain"]["recall@1"]
+        gain = row["over_seeds"] if pairs_seeds(study) and row["over_seeds"] else row["gain"]
+        found = gain["recall@1"]
         if 100 * found.mean < LOWEST:
             label, left = f" \u2190 {100 * found.mean:+.1f}", axes.get_yaxis_transform()
             axes.text(0, place, label, transform=left, color="tab:blue", va="center", fontsize=9)
@@ -103,6 +126,7 @@ def draw(study, path):
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.grid(axis="x", alpha=0.3)
     axes.set_yticks(range(len(rows)), [f"{row['name']}  ({row['base']})" for row in reversed(rows)], fontsize=9)
-    axes.set_xlabel("gain in Recall@1 on unseen classes, points\nmean, 95 % over classes; strokes: seeds")
+    over = "paired seeds" if pairs_seeds(study) else "classes"
+    axes.set_xlabel(f"gain in Recall@1 on unseen classes, points\nmean, 95 % over {over}; strokes: seeds")
     figure.savefig(path, dpi=120, bbox_inches="tight")
     pyplot.close(figure)

@@ -78,8 +78,8 @@ def test_the_published_table_has_the_rows_and_their_bases(study):
         )
         return
     bases = {row.name: row.base for row in ROWS[study]}
-    published = [row for part in ("table", "one seed") for row in lookup(f"{study}/{part}")["rows"]]
-    assert len(published) > 20
+    published = [row for part in ("table", "one seed") for row in lookup(study).get(part, {"rows": []})["rows"]]
+    assert len(published) > 20 or {row[0] for row in published} == {name for name, base in bases.items() if base}
     assert all(bases[row[0]] == row[1] for row in published)
 
 
@@ -95,16 +95,17 @@ def test_the_table_of_a_study(tmp_path):
     study = {"classes": [4, 7], "queries": [3, 3], "rows": {"base": base, "+ term": better, "+ other": failed}}
     [row] = gains(study)
     assert row["gain"]["recall@1"].mean == pytest.approx(0.1)
-    assert row["over_seeds"].high > 0.101
-    [paired] = gains({**study, "study": "ten_cars196"})
-    assert paired["over_seeds"][:3] == pytest.approx([0.1, 0.1, 0.1])
+    assert row["over_seeds"]["recall@1"].high > 0.101
+    [paired] = tables({**study, "study": "ten_cars196"})["table"]
+    assert paired[2:] == ("40.5", "30.5", "+10.0", "+10.0 to +10.0", "2 of 2", "+10.0 (+10.0 to +10.0)")
     study["rows"]["+ once"] = {**better, "seeds": {"0": better["seeds"]["0"]}}
     several, once = tables(study).values()
     assert [row[0] for row in several] == ["+ term"]
     assert [row[0] for row in once] == ["+ once", "+ other"]
     assert list(several[0][2:5]) == ["40.0 / 41.0", "30.0 / 31.0", "+10.0"]
-    draw(study, tmp_path / "gains.png")
-    assert (tmp_path / "gains.png").stat().st_size
+    for name in ("omniglot", "ten_omniglot"):
+        draw({**study, "study": name}, tmp_path / f"{name}.png")
+    assert (tmp_path / "omniglot.png").read_bytes() != (tmp_path / "ten_omniglot.png").read_bytes()
 
 
 def a_default_run(dataset, recipe, seed, before, after, *flags):
