@@ -17,6 +17,7 @@ import pytest
 
 from tests.cli import commands
 from tests.cli.commands import NAMES, load
+from tests.docs.files import write_photos
 from tests.experiments import ROOT, experiment_of
 from tfdml.cli import command_line
 from tfdml.cli.command_line import Command, Flags, Formatter, as_flags, read_flag_files
@@ -377,12 +378,13 @@ def test_a_flag_has_its_effect_beside_the_others_that_it_needs(command, flag):
 
 
 def in_a_file(commands, tmp_path, lines, *arguments):
-    """What a plan, which finds no data set, says of a flag file; the flags after it are the command's."""
-    file = tmp_path / "x.flags"
-    file.write_text("\n".join([*lines, "--image_size=28"]))
-    flags = [f"--flagfile={file}", "--resize=32", "--dataset=none", f"--run_dir={tmp_path}/x", "--dry_run"]
-    status, _, errors = commands.run("train", *flags, *arguments)
-    assert (status, "error: unknown data set 'none'" in errors) == (2, True), errors
+    """What a preview, which writes and trains nothing, says of a flag file; the flags after it are the command's."""
+    photos, file = tmp_path / "photos", tmp_path / "x.flags"
+    write_photos(photos)
+    file.write_text("\n".join([*lines, "--dataset=folder", "--image_size=28"]))
+    flags = ["--resize=32", f"--data_dir={photos}", f"--preview={tmp_path / 'batch.png'}", *arguments]
+    status, _, errors = commands.run("train", f"--flagfile={file}", *flags)
+    assert status == 0, errors
     return errors
 
 

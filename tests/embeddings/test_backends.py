@@ -65,7 +65,6 @@ def test_an_image_that_cannot_be_decoded_is_named(form, sources):
 
 
 @pytest.mark.slow
-@pytest.mark.one_quick_case
 @pytest.mark.parametrize("form", FORMS)
 def test_the_checksum_goes_with_the_content_not_the_place(form, models, sources, other, tmp_path):
     path = getattr(models, form)

@@ -78,7 +78,6 @@ def test_images_of_any_size_through_the_second_signature(embedder, version):
 
 
 @pytest.mark.slow
-@pytest.mark.one_quick_case
 @pytest.mark.parametrize(("mode", "color"), [("squash", (0, 0, 0)), ("pad", (0, 0, 0)), ("pad", (255, 255, 255))])
 def test_every_form_of_the_evaluation_view_is_in_the_export(mode, color, tmp_path):
     shaped = Embedder("conv4", embedding_dim=8, image_size=28, resize=32, resize_mode=mode, pad_color=color)

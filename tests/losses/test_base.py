@@ -308,7 +308,6 @@ LOSSES = {
 
 
 @pytest.mark.slow
-@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_a_batch_of_unknown_size(name, mode):

@@ -65,7 +65,6 @@ def test_each_phase_changes_its_own_variables_only(k, built):
 
 
 @pytest.mark.slow
-@pytest.mark.one_quick_case
 @pytest.mark.parametrize("optimizer", first_quick(["adamw", "sgd", "rmsprop"]))
 def test_momentum_and_decay_do_not_move_the_other_phase(optimizer):
     learner = make(optimizer="adam")

@@ -224,7 +224,6 @@ DEGENERATE = {
 
 
 @pytest.mark.slow
-@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("policy", "batch_norm"), [("float32", "frozen"), ("mixed_bfloat16", "train"), ("mixed_float16", "frozen")]
 )

@@ -145,7 +145,6 @@ def test_objectives_are_tried_without_a_trace(objectives):
 
 
 @pytest.mark.slow
-@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("objectives", "says"),
     [

@@ -72,7 +72,6 @@ def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(uninterrupted, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.one_quick_case
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, uninterrupted, tmp_path, monkeypatch):
     # A step within an epoch, the last step of one, and the last step of all.
