@@ -7,7 +7,7 @@ from tests.retrieval.databases import Databases, postgres
 @pytest.fixture(scope="package")
 def databases(tmp_path_factory):
     folder = tmp_path_factory.mktemp("galleries")
-    with postgres(folder / "pg") as server:
+    with postgres() as server:
         yield Databases(folder, server.get("host", ""))
 
 

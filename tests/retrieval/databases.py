@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import pathlib
 import shutil
 import subprocess
+import tempfile
 import warnings
 from collections.abc import Iterator
 
@@ -23,8 +25,8 @@ _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def postgres(folder) -> Iterator[dict[str, str]]:
-    """A PostgreSQL server in a folder; what `psycopg.connect` takes to reach it. Empty where there is none."""
+def postgres() -> Iterator[dict[str, str]]:
+    """A PostgreSQL server; what `psycopg.connect` takes to reach it. Empty where there is none."""
     if importlib.util.find_spec("pgserver") is None:
         yield {}
         return
@@ -32,15 +34,18 @@ def postgres(folder) -> Iterator[dict[str, str]]:
         warnings.simplefilter("ignore")
         import pgserver
 
-    try:
-        server = pgserver.get_server(folder, cleanup_mode="stop")
-    except subprocess.TimeoutExpired:
-        # The server is up, but pg_ctl has not seen it in its ten seconds; the second call finds it.
-        server = pgserver.get_server(folder, cleanup_mode="stop")
-    try:
-        yield {"host": str(folder), "user": "postgres", "dbname": "postgres"}
-    finally:
-        server.cleanup()
+    # Not in pytest's folder: the server runs as another user, whom every pytest that starts shuts out of that folder.
+    with tempfile.TemporaryDirectory(prefix="postgres-") as place:
+        folder = pathlib.Path(place) / "pg"
+        try:
+            server = pgserver.get_server(folder, cleanup_mode="stop")
+        except subprocess.TimeoutExpired:
+            # The server is up, but pg_ctl has not seen it in its ten seconds; the second call finds it.
+            server = pgserver.get_server(folder, cleanup_mode="stop")
+        try:
+            yield {"host": str(folder), "user": "postgres", "dbname": "postgres"}
+        finally:
+            server.cleanup()
 
 
 class Databases:

@@ -10,7 +10,6 @@ import socket
 import ssl
 import struct
 import subprocess
-import tempfile
 import threading
 import time
 
@@ -53,13 +52,10 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server():
-    # Another user, as who PostgreSQL runs where we are root, must reach it, which pytest's folders forbid.
-    with tempfile.TemporaryDirectory(prefix="pg") as place:
-        os.chmod(place, 0o755)
-        with postgres(pathlib.Path(place) / "pg") as reached:
-            if not reached:
-                pytest.skip("no pgserver here: it has no wheel for Python 3.13")
-            yield Server(pathlib.Path(place) / "pg")
+    with postgres() as reached:
+        if not reached:
+            pytest.skip("no pgserver here: it has no wheel for Python 3.13")
+        yield Server(pathlib.Path(reached["host"]))
 
 
 @pytest.fixture(scope="module")
