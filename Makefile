@@ -46,6 +46,10 @@ install: $(STAMP)
 quickstart: $(STAMP)
 	$(BIN)/python -m tools.quickstart
 
+# Memory that a step frees stays with its process, where that is glibc's: a tenth of the time.
+test test-slow: export MALLOC_MMAP_THRESHOLD_ := 2000000000
+test test-slow: export MALLOC_TRIM_THRESHOLD_ := 8000000000
+test test-slow: export MALLOC_TOP_PAD_ := 67108864
 test: $(STAMP)
 	$(BIN)/python -m tests.groups "not slow"
 
