@@ -92,6 +92,7 @@ def write_features(arguments):
 def train(data, objectives, seed, updates):
     """Train a head; the metrics on the unseen classes by the number of updates so far, from 0 on."""
     import keras
+    import tensorflow as tf
 
     from benchmarks.learners import Adapter, FeatureEmbedder
     from tfdml.callbacks import AutoWeights
@@ -100,7 +101,7 @@ def train(data, objectives, seed, updates):
     from tfdml.training.optimizers import build_optimizer
     from tfdml.training.terms import build_objectives
 
-    x, labels = data["train"].astype("float32"), np.unique(data["train_labels"], return_inverse=True)[1]
+    x, labels = tf.constant(data["train"], "float32"), np.unique(data["train_labels"], return_inverse=True)[1]
     unseen, unseen_labels = data["test"].astype("float32"), data["test_labels"]
     num_classes = labels.max() + 1
     keras.utils.set_random_seed(seed)
@@ -114,10 +115,10 @@ def train(data, objectives, seed, updates):
     learner.compile(build_optimizer("adam", learner, schedule, {"objectives": 1e-2}, weight_decay=1e-4))
 
     def batches(first, until):
-        for step in range(first * per_update, until * per_update):
-            # The batches of the statistics are others, so those of the projection are the same for every head.
-            rows = sampler.batch(step // per_update + step % per_update * updates)
-            yield x[rows], labels[rows]
+        # The batches of the statistics are others, so those of the projection are the same for every head.
+        steps = range(first * per_update, until * per_update)
+        rows = [sampler.batch(step // per_update + step % per_update * updates) for step in steps]
+        return tf.data.Dataset.from_tensor_slices(rows).map(lambda one: (tf.gather(x, one), tf.gather(labels, one)))
 
     def measure():
         found = retrieval_per_query(
@@ -129,8 +130,7 @@ def train(data, objectives, seed, updates):
     learner.calibrate((x[rows : rows + 500], labels[rows : rows + 500]) for rows in range(0, len(x), 500))
     course, done = {0: measure()}, 0
     for until in sorted({*(n for n in ON_THE_WAY if n < updates), updates}):
-        steps = (until - done) * per_update
-        learner.fit(batches(done, until), steps_per_epoch=steps, verbose=0, callbacks=AutoWeights.of(learner))
+        learner.fit(batches(done, until), verbose=0, callbacks=AutoWeights.of(learner))
         course[until], done = measure(), until
     return course
 
