@@ -135,15 +135,15 @@ def train(data, objectives, seed, updates):
     return course
 
 
-def last(runs, dataset, head, metric="recall@1"):
-    """Seed to what a head reached at its last update, in percent."""
+def reached(runs, dataset, head, metric="recall@1", after=None):
+    """Seed to what a head reached in percent, at its last update or after so many."""
     own = (run for run in runs if (run["dataset"], run["head"]) == (dataset, head))
-    return {run["seed"]: 100 * run["course"][str(run["updates"])][metric] for run in own}
+    return {run["seed"]: 100 * run["course"][str(run["updates"] if after is None else after)][metric] for run in own}
 
 
-def paired(runs, dataset, head, metric="recall@1"):
+def paired(runs, dataset, head, metric="recall@1", after=None):
     """The gains of a head over its base in points, seed by seed."""
-    own, base = (last(runs, dataset, name, metric) for name in (head, HEADS[head].base))
+    own, base = (reached(runs, dataset, name, metric, after) for name in (head, HEADS[head].base))
     return [own[seed] - base[seed] for seed in sorted(own.keys() & base.keys())]
 
 
@@ -157,7 +157,7 @@ def tables(runs, results):
     }
     add("untrained", *(f"{np.mean(untrained[dataset]):.1f}" for dataset in datasets))
     for head in HEADS:
-        found = [list(last(runs, dataset, head).values()) for dataset in datasets]
+        found = [list(reached(runs, dataset, head).values()) for dataset in datasets]
         if any(found):
             add(head, *(f"{np.mean(values):.1f}" if values else "" for values in found))
     add = results.table("gains", "method", "base", *datasets, "mean, 95 % over data sets", "in MAP@R", "seeds")
@@ -170,6 +170,19 @@ def tables(runs, results):
         mean = with_interval([np.mean(gains) for gains in found.values()])
         seeds = min(map(len, found.values()))
         add(head, HEADS[head].base, *cells, mean, f"{np.mean(precision):+.1f}", seeds)
+    steps = sorted({int(step) for run in runs for step in run["course"]})
+    add = results.table("course", "mean Recall@1 (and gain) after", *(f"{step:,} updates" for step in steps))
+    for head in HEADS:
+        cells = []
+        for step in steps:
+            found = [list(reached(runs, dataset, head, after=step).values()) for dataset in datasets]
+            cell = f"{np.mean([np.mean(values) for values in found]):.1f}" if all(found) else ""
+            if cell and HEADS[head].base:
+                gained = [paired(runs, dataset, head, after=step) for dataset in datasets]
+                cell += f" ({np.mean([np.mean(values) for values in gained]):+.1f})" if all(gained) else ""
+            cells.append(cell)
+        if any(cells):
+            add(head, *cells)
 
 
 def draw(runs, path):

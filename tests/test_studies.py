@@ -270,6 +270,7 @@ def test_a_head_gains_over_its_base_with_the_same_seed(tmp_path):
         ["contrastive", "70.0", "60.0"],
         ["+ HORDE", "66.0", "67.0"],
     ]
+    assert stored["course"]["rows"] == [["contrastive", "40.0", "65.0"], ["+ HORDE", "40.0 (+0.0)", "66.5 (-1.0)"]]
     head_study.draw(runs, tmp_path / "heads.png")
     assert Image.open(tmp_path / "heads.png").size[0] > 500
 
