@@ -80,7 +80,7 @@ def faults() -> Iterator[str]:
                 yield f"{page.relative_to(ROOT)}: differs from docs/numbers; run python -m tools.numbers"
         except KeyError as error:
             yield f"{page.relative_to(ROOT)}: {error.args[0]}"
-        for line in re.findall(r"^<!--=[^>]+-->[^\n]+", text, re.MULTILINE):
+        for line in re.findall(r"^ {0,3}<!--=[^>]+-->[^\n]+", text, re.MULTILINE):
             yield f"{page.relative_to(ROOT)}: a paragraph ends before a line that begins with a number: {line[:60]}"
     yield from (f"docs/numbers/{path.name}: on no page" for path in NUMBERS.glob("*.json") if path.stem not in used)
 

@@ -25,7 +25,7 @@ def test_a_number_that_would_end_its_paragraph_is_refused(tmp_path, monkeypatch)
     page = tmp_path / "page.md"
     monkeypatch.setattr(numbers, "ROOT", tmp_path)
     monkeypatch.setattr(numbers, "pages", lambda: [page])
-    for before, faults in [("It has ", 0), ("It has\n", 1)]:
+    for before, faults in [("It has ", 0), ("It has\n", 1), ("- It has\n  ", 1)]:
         page.write_text(numbers.filled(f"{before}<!--=audit/identical--><!--=--> of\n\n<!--=audit/labels--><!--=-->\n"))
         assert sum("a paragraph ends before" in fault for fault in numbers.faults()) == faults
 
