@@ -136,9 +136,10 @@ def train(data, objectives, seed, updates):
 
 
 def reached(runs, dataset, head, metric="recall@1", after=None):
-    """Seed to what a head reached in percent, at its last update or after so many."""
+    """Seed to what a head reached in percent, at its last update or after so many, where a run was measured then."""
     own = (run for run in runs if (run["dataset"], run["head"]) == (dataset, head))
-    return {run["seed"]: 100 * run["course"][str(run["updates"] if after is None else after)][metric] for run in own}
+    measured = {run["seed"]: run["course"].get(str(run["updates"] if after is None else after)) for run in own}
+    return {seed: 100 * metrics[metric] for seed, metrics in measured.items() if metrics}
 
 
 def paired(runs, dataset, head, metric="recall@1", after=None):
@@ -172,15 +173,19 @@ def tables(runs, results):
         add(head, HEADS[head].base, *cells, mean, f"{np.mean(precision):+.1f}", seeds)
     steps = sorted({int(step) for run in runs for step in run["course"]})
     add = results.table("course", "mean Recall@1 (and gain) after", *(f"{step:,} updates" for step in steps))
+
+    def mean(by_dataset):
+        """Over the data sets, of the means over seeds; NaN where a data set has none."""
+        return np.mean([np.mean(values) if values else np.nan for values in by_dataset])
+
     for head in HEADS:
         cells = []
         for step in steps:
-            found = [list(reached(runs, dataset, head, after=step).values()) for dataset in datasets]
-            cell = f"{np.mean([np.mean(values) for values in found]):.1f}" if all(found) else ""
-            if cell and HEADS[head].base:
-                gained = [paired(runs, dataset, head, after=step) for dataset in datasets]
-                cell += f" ({np.mean([np.mean(values) for values in gained]):+.1f})" if all(gained) else ""
-            cells.append(cell)
+            value = mean([*reached(runs, dataset, head, after=step).values()] for dataset in datasets)
+            base = HEADS[head].base
+            gain = mean(paired(runs, dataset, head, after=step) for dataset in datasets) if base else np.nan
+            cell = "" if np.isnan(value) else f"{value:.1f}"
+            cells.append(cell if np.isnan(gain) else f"{cell} ({gain:+.1f})")
         if any(cells):
             add(head, *cells)
 

@@ -271,6 +271,11 @@ def test_a_head_gains_over_its_base_with_the_same_seed(tmp_path):
         ["+ HORDE", "66.0", "67.0"],
     ]
     assert stored["course"]["rows"] == [["contrastive", "40.0", "65.0"], ["+ HORDE", "40.0 (+0.0)", "66.5 (-1.0)"]]
+    # A run of another length was not measured after as many updates.
+    short = a_head("icons", "margin", 0, 0.5) | {"updates": 0}
+    short["course"].pop("8")
+    head_study.tables([*runs, short], Results(str(path)))
+    assert json.loads(path.read_text())["recalls"]["rows"][-1] == ["margin", "", "40.0"]
     head_study.draw(runs, tmp_path / "heads.png")
     assert Image.open(tmp_path / "heads.png").size[0] > 500
 
