@@ -30,7 +30,7 @@ def pairs_seeds(study):
 def gains(study, beside=""):
     """Yield for each row with a base its name, the metrics of both by seed, and the gains with their intervals.
 
-    The intervals over seeds pair runs of the same seed if `pairs_seeds(study)`.
+    The intervals over seeds pair runs of the same seed if `pairs_seeds(study)`, and then there are no others.
 
     Args:
         study: What the JSON file holds.
@@ -49,7 +49,6 @@ def gains(study, beside=""):
         if not seeds:
             continue
         own, others = ([side["seeds"][seed] for seed in seeds] for side in (row, base))
-        sides = [[per_query(study, run) for run in runs] for runs in (own, others)]
         values = {key: np.array([[run["metrics"][key] for run in runs] for runs in (own, others)]) for key in KEPT}
         over_seeds = {}
         if len(seeds) > 1:
@@ -57,13 +56,12 @@ def gains(study, beside=""):
                 key: student_interval(first - second) if pairs_seeds(study) else seed_difference(first, second)
                 for key, (first, second) in values.items()
             }
-        yield {
-            "name": name,
-            "base": of,
-            "seeds": values["recall@1"].T.tolist(),
-            "gain": paired_differences(*sides, labels),
-            "over_seeds": over_seeds,
-        }
+        found = {"name": name, "base": of, "seeds": values["recall@1"].T.tolist(), "over_seeds": over_seeds}
+        if not pairs_seeds(study):
+            sides = [[per_query(study, run) for run in runs] for runs in (own, others)]
+            yield {**found, "gain": paired_differences(*sides, labels)}
+        elif over_seeds:
+            yield {**found, "gain": over_seeds}
 
 
 def tables(study, beside=""):
@@ -92,7 +90,7 @@ def _cells(row):
 
 def _paired_cells(row):
     """A row of means over seeds: percent, on the unseen classes."""
-    recall, precision = (row["over_seeds"][name] for name in KEPT)
+    recall, precision = (row["gain"][name] for name in KEPT)
     own, others = (f"{100 * mean:.1f}" for mean in np.mean(row["seeds"], axis=0))
     better = f"{sum(a > b for a, b in row['seeds'])} of {len(row['seeds'])}"
     cells = (row["name"], row["base"], own, others, f"{100 * recall.mean:+.1f}", _interval(recall), better)
@@ -113,8 +111,7 @@ def draw(study, path):
     rows = list(gains(study))
     figure, axes = pyplot.subplots(figsize=(8, 1 + 0.3 * len(rows)))
     for place, row in enumerate(reversed(rows)):
-        gain = row["over_seeds"] if pairs_seeds(study) and row["over_seeds"] else row["gain"]
-        found = gain["recall@1"]
+        found = row["gain"]["recall@1"]
         if 100 * found.mean < LOWEST:
             label, left = f" \u2190 {100 * found.mean:+.1f}", axes.get_yaxis_transform()
             axes.text(0, place, label, transform=left, color="tab:blue", va="center", fontsize=9)
