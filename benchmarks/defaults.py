@@ -81,13 +81,13 @@ RECIPES = {
         *("--recipe=none", "--learning_rate=3e-4", "--projection_rate=0.01", "--objective_rate=0.01"),
         *("--sampling=shuffle", "--batch_size=100", "--drop_epochs=8"),
     ),
-    # Which embedder is kept. Averages change no step, so theirs are the steps of fast_projection.
-    "ema": (FAST, "--ema=0.99"),
+    # Which embedder is kept. Averages change no step, so theirs are the steps of the default.
+    "ema": ("--ema=0.99",),
     "selection": (
-        *(FAST, "--holdout_classes=0.1", "--holdout_sampling=stratified"),
+        *("--holdout_classes=0.1", "--holdout_sampling=stratified"),
         *("--selection=validation", "--evaluate_every=1"),
     ),
-    "folds": (FAST, "--folds=4"),
+    "folds": ("--folds=4",),
 }
 METRICS = ("recall@1", "map@r")
 _COLLAPSED = dict.fromkeys(METRICS, 0.0)
@@ -258,8 +258,8 @@ def selections(rows):
         found.setdefault(name, {}).setdefault(row["dataset"], {})[row["seed"]] = gained
 
     for row in rows:
-        if row["recipe"] in ("fast_projection", "ema") and "refused" not in row:
-            add("all classes, " + {"fast_projection": "last", "ema": "average"}[row["recipe"]], row, row["selected"])
+        if row["recipe"] in ("default", "ema") and "refused" not in row:
+            add("all classes, " + {"default": "last", "ema": "average"}[row["recipe"]], row, row["selected"])
         if "epochs" in row:
             add("held out, last", row, row["epochs"][-1]["test"])
             for metric in METRICS:

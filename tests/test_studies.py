@@ -187,7 +187,7 @@ def test_what_each_selection_keeps_is_read_from_the_same_runs():
     held_out = a_default_run("emoji", "selection", 0, 0.5, 0.6)
     held_out["epochs"] = [epoch(0.7, 0.55), epoch(0.9, 0.6), epoch(0.9, 0.52), epoch(0.8, 0.7)]
     folds = {**a_default_run("emoji", "folds", 0, 0.5, 0.6), "together": {"recall@1": 0.8, "map@r": 0.2}}
-    rows = [a_default_run("emoji", "fast_projection", 0, 0.5, 0.65), a_default_run("emoji", "ema", 0, 0.5, 0.66)]
+    rows = [a_default_run("emoji", "default", 0, 0.5, 0.65), a_default_run("emoji", "ema", 0, 0.5, 0.66)]
     gained = {name: by_set["emoji"] for name, by_set in defaults.selections([*rows, held_out, folds]).items()}
     assert gained == {
         "all classes, last": {0: pytest.approx(15)},
