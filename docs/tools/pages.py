@@ -36,8 +36,14 @@ def on_page_markdown(markdown: str, **_) -> str:
 
 
 def on_page_content(html: str, **_) -> str:
-    """Keep the name of a flag on one line: browsers break lines after hyphens."""
+    """Keep the name of a flag on one line, as browsers break after hyphens; break code in tables between its words."""
+    html = re.sub(r"<td.*?</td>", lambda cell: re.sub(r"<code>.*?</code>", _breakable, cell[0]), html, flags=re.DOTALL)
     return re.sub(r"(<code>|&quot;|[ '])(--[a-z_]+=?)", r'\1<span class="flag">\2</span>', html)
+
+
+def _breakable(code: re.Match) -> str:
+    """Name the places of code where a narrow column may break it."""
+    return re.sub(r"(?<=[(_])(?=\w)|(?<=[a-z]\.)(?=[a-z])|(?<=[a-z])(?=[A-Z])", "<wbr>", code[0])
 
 
 def markdown_of(notebook: dict) -> str:
