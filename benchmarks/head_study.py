@@ -113,7 +113,8 @@ def train(data, objectives, seed, updates):
     sampler = ClassBalancedSampler(labels, min(10, num_classes), 5, seed=seed)
     schedule = keras.optimizers.schedules.CosineDecay(1e-3, updates)
     optimizer = build_optimizer("adam", learner, schedule, {"objectives": 1e-2}, weight_decay=1e-4)
-    learner.compile(optimizer)
+    # Several steps at once take half the time. Weights that are measured and RankMI need single ones.
+    learner.compile(optimizer, steps_per_execution=1 if learner.auto_weights or per_update == 2 else 25)
 
     def batches(first, until):
         # The batches of the statistics are others, so those of the projection are the same for every head.
@@ -131,10 +132,10 @@ def train(data, objectives, seed, updates):
     learner.calibrate((x[rows : rows + 500], labels[rows : rows + 500]) for rows in range(0, len(x), 500))
     course, done = {0: measure()}, 0
     for until in sorted({*(n for n in ON_THE_WAY if n < updates), updates}):
-        learner.fit(batches(done, until), verbose=0, callbacks=[] if done else AutoWeights.of(learner))
+        measuring = learner.auto_weights is not None and not learner.auto_weights.done
+        learner.fit(batches(done, until), verbose=0, callbacks=[AutoWeights()] if measuring else [])
         course[until], done = measure(), until
-        if per_update == 1:
-            # Measured weights and RankMI have single steps; all others take half the time so.
+        if measuring and learner.auto_weights.done:
             learner.compile(optimizer, steps_per_execution=25)
     return course
 
@@ -173,7 +174,8 @@ def tables(runs, results):
         precision = [np.mean(paired(runs, dataset, head, "map@r")) for dataset in found]
         cells = [with_interval(found.get(dataset, [])) for dataset in datasets]
         mean = with_interval([np.mean(gains) for gains in found.values()])
-        seeds = min(map(len, found.values()))
+        counts = sorted({len(gains) for gains in found.values()})
+        seeds = " to ".join(str(count) for count in (counts[0], counts[-1])[: len(counts)])
         add(head, HEADS[head].base, *cells, mean, f"{np.mean(precision):+.1f}", seeds)
     steps = sorted({int(step) for run in runs for step in run["course"]})
     add = results.table("course", "mean Recall@1 (and gain) after", *(f"{step:,} updates" for step in steps))

@@ -264,7 +264,7 @@ def test_a_head_gains_over_its_base_with_the_same_seed(tmp_path):
     head_study.tables(runs, Results(str(path)))
     stored = json.loads(path.read_text())
     (gained,) = (dict(zip(stored["gains"]["columns"], row, strict=True)) for row in stored["gains"]["rows"])
-    assert (gained["method"], gained["base"], gained["seeds"]) == ("+ HORDE", "contrastive", "1")
+    assert (gained["method"], gained["base"], gained["seeds"]) == ("+ HORDE", "contrastive", "1 to 2")
     assert (gained["icons"], gained["emoji"]) == ("+2.0 (+2.0 to +2.0)", "-4.0")
     assert gained["mean, 95 % over data sets"].startswith("-1.0 (")
     assert stored["recalls"]["rows"] == [
