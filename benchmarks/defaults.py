@@ -257,7 +257,7 @@ def selections(rows):
         gained = 100 * (metrics["recall@1"] - untrained(rows, row["dataset"]))
         found.setdefault(name, {}).setdefault(row["dataset"], {})[row["seed"]] = gained
 
-    for row in sorted(rows, key=lambda row: list(RECIPES).index(row["recipe"])):
+    for row in (row for recipe in RECIPES for row in rows if row["recipe"] == recipe):
         if row["recipe"] in ("default", "ema") and "refused" not in row:
             add("all classes, " + {"default": "last", "ema": "average"}[row["recipe"]], row, row["selected"])
         if "epochs" in row:

@@ -113,7 +113,7 @@ def train(data, objectives, seed, updates):
     sampler = ClassBalancedSampler(labels, min(10, num_classes), 5, seed=seed)
     schedule = keras.optimizers.schedules.CosineDecay(1e-3, updates)
     optimizer = build_optimizer("adam", learner, schedule, {"objectives": 1e-2}, weight_decay=1e-4)
-    # Several steps at once take half the time. Weights that are measured and RankMI need single ones.
+    # Several steps at once take less time. Weights that are measured and RankMI need single ones.
     learner.compile(optimizer, steps_per_execution=1 if learner.auto_weights or per_update == 2 else 25)
 
     def batches(first, until):

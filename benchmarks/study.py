@@ -46,16 +46,16 @@ def train(row, seed, study, folder, flags):
             return {"ended": last.partition(";")[0]}
         raise SystemExit(f"{row.name}, seed {seed}: {last}")
     result = json.loads((folder / "result.json").read_text())
-    if pairs_seeds(study):
-        # Few enough numbers to be kept in the repository, so that any machine can go on.
-        return {"metrics": {name: result["metrics"][name] for name in KEPT}, "train_seconds": result["train_seconds"]}
     queries = QueryValues.read(folder / "queries.npz")
-    by_class = {name: class_means(queries.values[name], queries.labels) for name in KEPT}
     classes, counts = np.unique(queries.labels, return_counts=True)
     known = {"classes": classes.tolist(), "queries": counts.tolist()}
     for name, value in known.items():
         if study.setdefault(name, value) != value:
             raise SystemExit(f"{folder}: other test images than those of the runs before it")
+    if pairs_seeds(study):
+        # Few enough numbers to be kept in the repository, so that any machine can go on.
+        return {"metrics": {name: result["metrics"][name] for name in KEPT}, "train_seconds": result["train_seconds"]}
+    by_class = {name: class_means(queries.values[name], queries.labels) for name in KEPT}
     entry = ("epoch", "metrics", "metrics_before", "train_seconds")
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     # What the epoch was chosen by.
