@@ -4,12 +4,14 @@
     python -m benchmarks.losses
     python -m benchmarks.losses --batches 128 --losses TripletMarginLoss --rounds=3
     python -m benchmarks.losses --backend=torch --torch_python=PYTHON --json=losses.json     both on PyTorch's tensors
+    python -m benchmarks.losses --backend=jax --torch_python=PYTHON --device=cuda            on a GPU, by JAX
 
 Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's loss is what
-`benchmarks.pml_names` makes of the name, in a graph as `model.fit` runs it (--xla: compiled by XLA), or with
---backend=torch on PyTorch's tensors as theirs, by the same PYTHON, which then needs tfdml too. A line states
-the median of the rounds and the most memory that a process has taken for it, graph and smaller batches included, and
-ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes more than --limit seconds or --memory
+`benchmarks.pml_names` makes of the name, in a graph as `model.fit` runs it (--xla: compiled by XLA), with
+--backend=torch on PyTorch's tensors as theirs, by the same PYTHON, which then needs tfdml too, or with --backend=jax
+compiled by JAX, which takes the GPU where it has one. A line states
+the median of the rounds and the most memory that a process has taken for it (not that of a GPU), graph and smaller
+batches included, and ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes more than --limit seconds or --memory
 GiB is stopped, and its cell shows that. A second table has the least and the largest share at each batch.
 """
 
@@ -62,15 +64,17 @@ CASES = [
 class Side:
     """A process that answers requests; it is started again after a stop."""
 
-    def __init__(self, command, limit, memory):
-        self.command, self.limit, self.memory = command, limit, memory
+    def __init__(self, command, threads, limit, memory):
+        self.command, self.threads, self.limit, self.memory = command, threads, limit, memory
         self.process = None
 
     def ask(self, request):
         """The answer, or {"error"}."""
         if self.process is None:
-            backend = {"KERAS_BACKEND": "torch"} if "--serve_torch" in self.command else {}
-            environment = {**os.environ, **backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": self.command[-1]}
+            backend = {"KERAS_BACKEND": name for name in ("torch", "jax") if f"--serve_{name}" in self.command}
+            # Both sides share the GPU.
+            shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
+            environment = {**os.environ, **backend, **shared, "OMP_NUM_THREADS": self.threads}
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(
                 self.command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
@@ -104,7 +108,7 @@ def resident_memory(pid):
 
 
 def ours(request):
-    """Labels, vectors, tfdml's loss as a function of vectors and labels, and the proxies that it trains."""
+    """Labels, vectors, tfdml's loss as a function of vectors and labels, and the variables of the proxies that it trains."""
     from benchmarks.pml_names import from_pml
 
     options = request["case"]
@@ -117,7 +121,7 @@ def ours(request):
     proxies = loss.class_proxies.proxies
     start = centres if len(proxies.shape) == 2 else centres[:, None].repeat(proxies.shape[1], axis=1)
     proxies.assign(start)
-    return labels, vectors, lambda x, y: loss({"embedding": x}, y), [proxies.value]
+    return labels, vectors, lambda x, y: loss({"embedding": x}, y), [proxies]
 
 
 def serve_on_torch(threads):
@@ -130,8 +134,9 @@ def serve_on_torch(threads):
     torch.set_num_threads(threads)
 
     def prepare(request):
-        labels, vectors, loss, watched = ours(request)
+        labels, vectors, loss, proxies = ours(request)
         labels, vectors = torch.tensor(labels), torch.tensor(vectors, requires_grad=True)
+        watched = [variable.value for variable in proxies]
 
         def run():
             for tensor in (vectors, *watched):
@@ -139,6 +144,35 @@ def serve_on_torch(threads):
             value = loss(vectors, labels)
             value.backward()
             return value.item()
+
+        return run
+
+    serve(prepare)
+
+
+def serve_on_jax():
+    """Answer requests with tfdml's losses on Keras's JAX backend."""
+    import jax
+    import keras
+
+    from benchmarks import pml_names  # noqa: F401  (imported before memory is counted)
+    from tfdml import losses, mining  # noqa: F401
+
+    def prepare(request):
+        labels, vectors, loss, proxies = ours(request)
+        labels = jax.numpy.asarray(labels.astype("int32"))
+        arrays = jax.device_put((vectors, [variable.value for variable in proxies]))
+
+        def value(arrays):
+            with keras.StatelessScope(state_mapping=list(zip(proxies, arrays[1], strict=True))):
+                return loss(arrays[0], labels)
+
+        step = jax.jit(jax.value_and_grad(value))
+
+        def run():
+            found, gradients = step(arrays)
+            jax.block_until_ready(gradients)
+            return float(found)
 
         return run
 
@@ -155,8 +189,9 @@ def serve_ours(threads, xla):
     tf.config.threading.set_intra_op_parallelism_threads(threads)
 
     def prepare(request):
-        labels, vectors, loss, watched = ours(request)
+        labels, vectors, loss, proxies = ours(request)
         labels, vectors = tf.constant(labels), tf.constant(vectors)
+        watched = [variable.value for variable in proxies]
 
         @tf.function(jit_compile=xla)
         def step(labels, vectors):
@@ -195,17 +230,19 @@ def main():
     parser.add_argument("--limit", type=float, default=60, help="seconds that a pass may take")
     parser.add_argument("--memory", type=float, default=12, help="GiB that a side may hold")
     parser.add_argument("--xla", action="store_true")
-    parser.add_argument("--backend", choices=("tensorflow", "torch"), default="tensorflow")
+    parser.add_argument("--backend", choices=("tensorflow", "torch", "jax"), default="tensorflow")
+    parser.add_argument("--device", default="cpu", help="of the other side: cpu or cuda")
     arguments = parser.parse_args()
     threads = str(arguments.threads)
-    on_torch = arguments.backend == "torch"
-    flags = [*["--serve_xla"] * arguments.xla, *["--serve_torch"] * on_torch]
-    python = arguments.torch_python if on_torch else sys.executable
+    chosen = "" if arguments.backend == "tensorflow" else arguments.backend
+    flags = [*["--serve_xla"] * arguments.xla, *[f"--serve_{chosen}"] * bool(chosen)]
+    python = arguments.torch_python if chosen == "torch" else sys.executable
     own = [python, "-m", "benchmarks.losses", *flags, "--serve", threads]
-    peer = [arguments.torch_python, str(ROOT / "benchmarks" / "losses_peer.py"), threads]
-    sides = [Side(command, arguments.limit, arguments.memory) for command in (own, peer)]
+    peer = [arguments.torch_python, str(ROOT / "benchmarks" / "losses_peer.py"), threads, arguments.device]
+    sides = [Side(command, threads, arguments.limit, arguments.memory) for command in (own, peer)]
     results = Results(arguments.json)
-    columns = [*(f"{batch:,}" for batch in arguments.batches), f"MiB at {arguments.batches[-1]:,}"]
+    on_gpu = arguments.device != "cpu"
+    columns = [*(f"{batch:,}" for batch in arguments.batches), *[f"MiB at {arguments.batches[-1]:,}"] * (not on_gpu)]
     row = results.table("table", "loss", *columns)
     shares = {batch: [] for batch in arguments.batches}
     try:
@@ -228,10 +265,11 @@ def main():
                 sides_found = [column(found) for found in answers]
                 cells.append(beside(sides_found, answers, 0, ",.1f"))
                 shares[batch] += [sides_found[0][0] / sides_found[1][0]] if all(sides_found) else []
-            row(*cells, beside(sides_found, answers, 1, ",.0f"))
-            # The next loss begins with the memory of a new process.
-            for side in sides:
-                side.close()
+            row(*cells, *[beside(sides_found, answers, 1, ",.0f")] * (not on_gpu))
+            if not on_gpu:
+                # The next loss begins with the memory of a new process.
+                for side in sides:
+                    side.close()
     finally:
         for side in sides:
             side.close()
@@ -255,6 +293,8 @@ if __name__ == "__main__":
         threads_of_side = int(sys.argv[-1])
         if "--serve_torch" in sys.argv:
             serve_on_torch(threads_of_side)
+        elif "--serve_jax" in sys.argv:
+            serve_on_jax()
         else:
             serve_ours(threads_of_side, "--serve_xla" in sys.argv)
     else:

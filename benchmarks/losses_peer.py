@@ -1,6 +1,6 @@
 """pytorch-metric-learning's side of `benchmarks.losses`: it runs in that library's environment, and imports no tfdml.
 
-    python losses_peer.py THREADS
+    python losses_peer.py THREADS DEVICE
 
 Reads a line of JSON for each request, {"case", "batch", "dim", "per_class"}, and answers with one: the value of the
 loss, the seconds of its forward and backward pass, and the MiB that the process has held at most beyond what it did
@@ -49,8 +49,8 @@ def serve(prepare):
         print(json.dumps(answer), flush=True)
 
 
-def main(threads):
-    """Serve with pytorch-metric-learning."""
+def main(threads, device):
+    """Serve with pytorch-metric-learning, on `device`: cpu or cuda."""
     import torch
     from pytorch_metric_learning import losses, miners
 
@@ -63,17 +63,20 @@ def main(threads):
         if case["proxies"]:
             arguments |= {"num_classes": len(centres), "embedding_size": request["dim"]}
         loss = getattr(losses, case["name"])(**arguments)
+        loss.to(device)
         miner = getattr(miners, case["miner"])() if case["miner"] else None
         for weight in loss.parameters():
             # Either a row or some columns for each class.
             columns = centres.repeat(weight.shape[1] // len(centres), axis=0).T.copy()
-            weight.data = torch.tensor(centres if weight.shape[0] == len(centres) else columns)
-        labels, vectors = torch.tensor(labels), torch.tensor(vectors, requires_grad=True)
+            weight.data = torch.tensor(centres if weight.shape[0] == len(centres) else columns, device=device)
+        labels = torch.tensor(labels, device=device)
+        vectors = torch.tensor(vectors, device=device, requires_grad=True)
 
         def run():
             vectors.grad = None
             value = loss(vectors, labels, miner(vectors, labels) if miner else None)
             value.backward()
+            # On a GPU it waits for the gradients too, which come before it.
             return value.item()
 
         return run
@@ -82,4 +85,4 @@ def main(threads):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

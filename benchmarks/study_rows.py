@@ -267,4 +267,27 @@ TEN_OMNIGLOT = (
     Row("RankMI", "omniglot_contrastive", "margin", (*_with("rank_mi(negatives=all)"), *ALTERNATING, *_NINE)),
 )
 
-STUDIES = {"cars196": CARS196, "omniglot": OMNIGLOT, "ten_cars196": TEN_CARS196, "ten_omniglot": TEN_OMNIGLOT}
+# As many images as in the paper of JRD, with a larger network and larger images, for a GPU: docs/long_runs.md.
+_LONGER = (
+    "--backbone=mobilenetv2",
+    "--image_size=192",
+    "--resize=220",
+    "--epochs=50",
+    "--drop_epochs=33",
+    "--evaluate_every=10",
+    "--deterministic=true",
+)
+LONG_CARS196 = tuple(
+    dataclasses.replace(
+        row, flags=(*row.flags, *_LONGER, f"--steps_per_epoch={160 if row.name == 'RankMI' else 80}")
+    )
+    for row in TEN_CARS196
+)
+
+STUDIES = {
+    "cars196": CARS196,
+    "omniglot": OMNIGLOT,
+    "ten_cars196": TEN_CARS196,
+    "ten_omniglot": TEN_OMNIGLOT,
+    "long_cars196": LONG_CARS196,
+}

@@ -2,7 +2,7 @@
 
 KERAS_BACKEND=jax python -m tests.jax_values IN.npz OUT.npz
 
-IN holds labels, embedding, pooled and class; OUT, per name of `cases`, "name|value" and "name|gradient".
+IN holds labels, embedding, pooled and class; OUT, per name of `cases`, "name|value" and "name|gradient"; and "name|rounded", how many products of the program are not of float32 proper.
 """
 
 import functools
@@ -180,8 +180,11 @@ def main(source, target):
     arrays = {"version": np.array(tfdml.__version__)}
     for name, (by, function) in cases().items():
         labels = given["labels"]
-        value, gradient = jax.jit(jax.value_and_grad(lambda x, f=function, y=labels: f(y, x)))(given[by])
+        program = jax.value_and_grad(lambda x, f=function, y=labels: f(y, x))
+        value, gradient = jax.jit(program)(given[by])
         arrays[f"{name}|value"], arrays[f"{name}|gradient"] = np.asarray(value), np.asarray(gradient)
+        written = str(jax.make_jaxpr(program)(given[by]))
+        arrays[f"{name}|rounded"] = np.array(written.count("dot_general[") - written.count("(Precision.HIGHEST, "))
     for name, x in (("identical", np.ones((6, 4), "float32")), ("zero", np.zeros((6, 4), "float32"))):
         for loss in ("contrastive", "binomial", "gaussian", "laplace", *objectives_over_classes()):
             function = cases()[loss][1]

@@ -12,6 +12,7 @@ from tests.losses.references import draw_probabilities
 from tests.marks import JAX
 from tests.mathematics import assert_close, finite_differences, random_batch
 from tests.objectives import references_classes, references_memory, references_rankmi
+from tfdml.layers.moments import MODES
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.slow
@@ -130,6 +131,12 @@ def test_learned_margin_equals_its_reference_without_a_gradient_through_its_nega
 
     assert_close(outputs["learned margin|value"], reference(x))
     assert_close(outputs["learned margin|gradient"], finite_differences(reference, x)[0])
+
+
+def test_products_of_pairs_are_of_full_precision_on_any_device(outputs):
+    rounded = {key: int(value) for key, value in outputs.items() if key.endswith("|rounded")}
+    # The projections of HORDE are as large as a network's layers, and rounded as these are.
+    assert {key for key, count in rounded.items() if count} == {f"horde {mode}|rounded" for mode in MODES}
 
 
 @pytest.mark.parametrize("mode", ["cascaded", "independent", "random"])

@@ -109,6 +109,38 @@ def test_a_shared_offset_does_not_cost_digits():
     )
 
 
+def rounded_to_ten_bits(x):
+    """What a GPU makes of a factor where TF32 is allowed."""
+    bits = tf.bitcast(tf.convert_to_tensor(x), tf.int32) + 2**12
+    return tf.bitcast(tf.bitwise.bitwise_and(bits, -(2**13)), tf.float32)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_products_are_of_float32_on_a_gpu_that_rounds_factors(monkeypatch, allowed):
+    labels, x = random_batch(0, 40, 8, 64)
+    exact = x.astype("float64")
+    matmul = ops.matmul
+    monkeypatch.setattr(pairwise.ops, "matmul", lambda a, b: matmul(rounded_to_ten_bits(a), rounded_to_ten_bits(b)))
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["GPU"] * (kind == "GPU"))
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(allowed)
+    try:
+        variable = tf.Variable(x)
+        with tf.GradientTape() as tape:
+            products = pairwise.dot_products(variable)
+            value = tf.reduce_sum(tf.sin(3.0 * products))
+        gradient = tape.gradient(value, variable)
+        between = pairwise.dot_products(x[:7], x[7:])
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+    errors = np.abs(products - exact @ exact.T).max(), np.abs(between - exact[:7] @ exact[7:].T).max()
+    if allowed:
+        expected = 6 * np.cos(3 * exact @ exact.T) @ exact
+        assert max(*errors, np.abs(gradient - expected).max() / np.abs(expected).max()) < 2e-6
+    else:  # where a GPU would not round, so that nothing is done against it, and what is planted shows
+        assert min(errors) > 2e-5
+
+
 def test_rounding_never_makes_a_squared_distance_negative():
     x = random_batch(0, 64, 1, 512)[1]
     near = x + np.float32(1e-6)

@@ -1,6 +1,6 @@
 """Distances and similarities between vectors, masks and masked reductions.
 
-Everything is computed in float32 whatever the dtype policy, costs O(B^2) memory for B images, and has finite
+Everything is computed in float32 whatever the dtype policy, also on GPUs that round factors otherwise, costs O(B^2) memory for B images, and has finite
 values and gradients for duplicates, zero vectors and empty masks.
 """
 
@@ -164,11 +164,61 @@ def safe_sqrt(x):
     return ops.where(zero, 0.0, ops.sqrt(ops.where(zero, 1.0, x)))
 
 
+def matmul(x, y):
+    """Compute the product of matrices in float32 proper: (..., N, D), (..., D, M) -> (..., N, M).
+
+    GPUs round the factors to 10 bits (TF32) where they are allowed to, as TensorFlow and JAX allow by default: squared
+    distances between unit vectors are then off by up to 1e-3, however near the vectors are.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        with jax.default_matmul_precision("highest"):
+            return ops.matmul(x, y)
+    if keras.backend.backend() == "tensorflow" and _tensorflow_rounds_factors():
+        return _matmul_in_parts(ops.copy(x), ops.copy(y))
+    return ops.matmul(x, y)
+
+
+def _tensorflow_rounds_factors() -> bool:
+    import tensorflow as tf
+
+    allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+    return allowed and bool(tf.config.list_physical_devices("GPU"))
+
+
+@ops.custom_gradient
+def _matmul_in_parts(x, y):
+    """Compute x @ y from factors of 10 bits; the product of the last bits of both is below float32's rounding.
+
+    TensorFlow allows or forbids TF32 for the process as a whole, the network included.
+    """
+    (x_high, x_low), (y_high, y_low) = _parts(x), _parts(y)
+    small = ops.matmul(x_high, y_low) + ops.matmul(x_low, y_high)
+
+    def grad(upstream):
+        return _matmul_in_parts(upstream, _transposed(y)), _matmul_in_parts(_transposed(x), upstream)
+
+    return small + ops.matmul(x_high, y_high), grad
+
+
+def _parts(x):
+    """Return x in two parts: its first 10 bits, and the rest."""
+    import tensorflow as tf
+
+    high = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32), -(2**13)), tf.float32)
+    return high, x - high
+
+
+def _transposed(x):
+    return ops.swapaxes(x, -1, -2)
+
+
 def dot_products(x, y=None):
     """Compute the matrix of x_i . y_j: (B, D), (B', D) -> (B, B'); `y` defaults to `x`."""
     x = ops.cast(x, "float32")
     y = x if y is None else ops.cast(y, "float32")
-    return ops.matmul(x, ops.transpose(y))
+    return matmul(x, ops.transpose(y))
 
 
 def cosine_similarities(x, y=None):
@@ -243,8 +293,8 @@ def _absolute_distances(x, y):
     def grad(*args, upstream=None):
         if upstream is None:
             (upstream,) = args
-        grad_x = ops.map(lambda r: ops.matmul(r[1], ops.sign(r[0][None, :] - y)), (x, upstream))
-        grad_y = ops.map(lambda r: ops.matmul(r[1], ops.sign(r[0][None, :] - x)), (y, ops.transpose(upstream)))
+        grad_x = ops.map(lambda r: matmul(r[1][None, :], ops.sign(r[0][None, :] - y))[0], (x, upstream))
+        grad_y = ops.map(lambda r: matmul(r[1][None, :], ops.sign(r[0][None, :] - x))[0], (y, ops.transpose(upstream)))
         return grad_x, grad_y
 
     return value, grad

@@ -5,6 +5,7 @@ import itertools
 import keras
 from keras import ops
 
+from tfdml import pairwise
 from tfdml.arguments import integer, number
 from tfdml.saving import SavedByArguments
 
@@ -140,7 +141,7 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
     def _values(self, flat, *weights):
         x = flat[:, None]
         for i in range(0, len(weights), 2):
-            x = ops.matmul(x, weights[i]) + weights[i + 1]
+            x = pairwise.matmul(x, weights[i]) + weights[i + 1]
             if i + 2 < len(weights):
                 x = ops.leaky_relu(x, self.negative_slope)
         return x[:, 0] - flat
@@ -148,7 +149,7 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
     def _value_and_slope(self, flat, weights):
         x, slope = flat[:, None], ops.ones_like(flat)[:, None]
         for i in range(0, len(weights), 2):
-            x, slope = ops.matmul(x, weights[i]) + weights[i + 1], ops.matmul(slope, weights[i])
+            x, slope = pairwise.matmul(x, weights[i]) + weights[i + 1], pairwise.matmul(slope, weights[i])
             if i + 2 < len(weights):
                 slope = ops.where(x > 0, slope, self.negative_slope * slope)
                 x = ops.leaky_relu(x, self.negative_slope)

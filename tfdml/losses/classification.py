@@ -18,11 +18,11 @@ def target_mask(labels, num_classes):
 
 
 def refuse_unknown_classes(labels, num_classes, name):
-    """Refuse labels outside 0 .. C - 1: at once where their values are known, else when the graph or program runs.
+    """Refuse labels outside 0 .. C - 1: at once where their values are known, else when the graph runs.
 
     The value is NaN where neither is possible: with `jit_compile=True`, as XLA leaves TensorFlow's assertions out, and
-    with a `keras.distribution` on JAX, as the other devices would wait. `MetricLearner.fit` and `evaluate` refuse
-    labels there too, of arrays and of a `tf.data.Dataset`.
+    in a program of JAX, where a check would have every step wait for the host. `MetricLearner.fit` and `evaluate`
+    refuse labels there too, of arrays and of a `tf.data.Dataset`.
 
     Args:
         labels: (B,) integers.
@@ -30,8 +30,7 @@ def refuse_unknown_classes(labels, num_classes, name):
         name: The name of the loss or objective, for the message.
 
     Raises:
-        UserError: A label is out of range. (With the same message, `tf.errors.InvalidArgumentError` in a graph and
-            `jax.errors.JaxRuntimeError` in a program of JAX.)
+        UserError: A label is out of range. (With the same message, `tf.errors.InvalidArgumentError` in a graph.)
     """
     message = (
         f"{name}: labels must be classes 0 .. {num_classes - 1}, as there are similarities to {num_classes} classes. "
@@ -55,11 +54,6 @@ def refuse_unknown_classes(labels, num_classes, name):
 
             inside = tf.logical_and(labels >= 0, labels < num_classes)
             tf.debugging.Assert(tf.reduce_all(inside), [message, "Labels:", labels], summarize=8)
-        elif keras.backend.backend() == "jax" and keras.distribution.distribution() is None:
-            import jax
-
-            outside = ((labels < 0) | (labels >= num_classes)).any()
-            jax.lax.cond(outside, lambda labels: jax.debug.callback(check, labels), lambda labels: None, labels)
     else:
         check(known)
 

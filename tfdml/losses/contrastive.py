@@ -376,7 +376,7 @@ class VICRegLoss(PairLoss):
         size, dim = (ops.cast(length, "float32") for length in ops.shape(pairs.references))
         pull = self.over_pairs(pairs, pairs.distances("sqeuclidean") / dim, pairs.positives)
         centred = pairs.references - ops.mean(pairs.references, axis=0, keepdims=True)
-        covariances = ops.matmul(ops.transpose(centred), centred) / ops.maximum(size - 1.0, 1.0)
+        covariances = pairwise.matmul(ops.transpose(centred), centred) / ops.maximum(size - 1.0, 1.0)
         variances = ops.diagonal(covariances)
         shortfall = ops.mean(ops.relu(self.deviation - ops.sqrt(variances + _EPSILON)))
         between = ops.sum(ops.square(covariances - ops.diag(variances))) / dim

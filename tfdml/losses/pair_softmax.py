@@ -109,7 +109,7 @@ class AngularLoss(PairLoss):
         largest = ops.stop_gradient(ops.max(ops.where(negatives, scaled, -1e30), axis=1, keepdims=True, initial=-1e30))
         # Masked and not clipped at 0: fused arithmetic may put the largest a hair above itself, and lose its gradient.
         relative = ops.where(negatives, ops.exp(ops.where(negatives, scaled - largest, 0.0)), 0.0)
-        summed = ops.matmul(relative, ops.transpose(relative))
+        summed = pairwise.matmul(relative, ops.transpose(relative))
         # Where labels are sets, the two may have no negative in common.
         positives = ops.logical_and(positives, summed > 0)
         summed = ops.where(positives, summed, 1.0)

@@ -71,7 +71,7 @@ class HistogramLoss(PairLoss):
         positive_nodes = ops.sum(soft_histograms(positions, positives, self.bins), axis=0)
         num_positives = pairwise.masked_count(positives)
         cumulative = ops.cumsum(positive_nodes) / ops.maximum(num_positives, 1.0)
-        rows = ops.matmul(soft_histograms(positions, negatives, self.bins), cumulative)
+        rows = pairwise.matmul(soft_histograms(positions, negatives, self.bins), cumulative[:, None])[:, 0]
         if not self.averages_pairs:
             return rows
         return pairs.scale_to_mean(rows, pairwise.masked_count(negatives))

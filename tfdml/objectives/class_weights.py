@@ -191,7 +191,7 @@ class RegularizedSoftTriple(ProxyLoss):
         if centres == 1:
             return ops.zeros((), "float32")
         unit = pairwise.l2_normalize(self.class_proxies.proxies)
-        products = ops.matmul(unit, ops.transpose(unit, (0, 2, 1)))
+        products = pairwise.matmul(unit, ops.transpose(unit, (0, 2, 1)))
         # Lengths from the same product, so that centres that coincide are at a distance of exactly 0.
         lengths = ops.diagonal(products, axis1=1, axis2=2)
         squared = ops.maximum(lengths[:, :, None] + lengths[:, None, :] - 2.0 * products, 0.0)

@@ -183,7 +183,7 @@ class _NormObjective(JointKernelObjective):
     def between(self, gram, labels):
         """Return the value of the two classes at each pair of their images."""
         averaging = averaging_matrix(labels)
-        products = ops.matmul(ops.matmul(averaging, gram), ops.transpose(averaging))
+        products = pairwise.matmul(pairwise.matmul(averaging, gram), ops.transpose(averaging))
         return self.of_classes(products, ops.diagonal(products))
 
     def of_classes(self, products, squared_norms):

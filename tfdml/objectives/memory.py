@@ -216,7 +216,7 @@ class Prism(Observed, CrossBatchMemory):
         counts = ops.segment_sum(there, index, self.num_classes)
         held = counts > 0
         means = sums / ops.where(held, counts, 1.0)[:, None]
-        similarities = ops.matmul(pairwise.l2_normalize(ops.stop_gradient(x)), ops.transpose(means))
+        similarities = pairwise.dot_products(pairwise.l2_normalize(ops.stop_gradient(x)), means)
         logits = ops.where(held[None, :], similarities, -1e30)
         own = ops.logical_and(target_mask(labels, self.num_classes), held[None, :])
         return ops.where(ops.any(own, axis=1), pairwise.masked_sum(ops.softmax(logits, axis=1), own, axis=1), 1.0)
