@@ -4,15 +4,16 @@
     python -m benchmarks.losses
     python -m benchmarks.losses --batches 128 --losses TripletMarginLoss --rounds=3
     python -m benchmarks.losses --backend=torch --torch_python=PYTHON --json=losses.json     both on PyTorch's tensors
-    python -m benchmarks.losses --backend=jax --torch_python=PYTHON --device=cuda            on a GPU, by JAX
+    python -m benchmarks.losses --backend=jax --device=cuda --torch_python=PYTHON            on a GPU, by JAX
 
 Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's loss is what
 `benchmarks.pml_names` makes of the name, in a graph as `model.fit` runs it (--xla: compiled by XLA), with
 --backend=torch on PyTorch's tensors as theirs, by the same PYTHON, which then needs tfdml too, or with --backend=jax
 compiled by JAX, which takes the GPU where it has one. A line states
 the median of the rounds and the most memory that a process has taken for it (not that of a GPU), graph and smaller
-batches included, and ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes more than --limit seconds or --memory
-GiB is stopped, and its cell shows that. A second table has the least and the largest share at each batch.
+batches included, and ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes more than --limit
+seconds or --memory GiB is stopped, and its cell shows that. A second table has the least and the largest share at each
+batch.
 """
 
 import json
@@ -64,17 +65,14 @@ CASES = [
 class Side:
     """A process that answers requests; it is started again after a stop."""
 
-    def __init__(self, command, threads, limit, memory):
-        self.command, self.threads, self.limit, self.memory = command, threads, limit, memory
+    def __init__(self, command, variables, limit, memory):
+        self.command, self.variables, self.limit, self.memory = command, variables, limit, memory
         self.process = None
 
     def ask(self, request):
         """The answer, or {"error"}."""
         if self.process is None:
-            backend = {"KERAS_BACKEND": name for name in ("torch", "jax") if f"--serve_{name}" in self.command}
-            # Both sides share the GPU.
-            shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
-            environment = {**os.environ, **backend, **shared, "OMP_NUM_THREADS": self.threads}
+            environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **self.variables}
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(
                 self.command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
@@ -108,7 +106,7 @@ def resident_memory(pid):
 
 
 def ours(request):
-    """Labels, vectors, tfdml's loss as a function of vectors and labels, and the variables of the proxies that it trains."""
+    """Labels, vectors, tfdml's loss as a function of vectors and labels, and the variables that it trains."""
     from benchmarks.pml_names import from_pml
 
     options = request["case"]
@@ -239,7 +237,13 @@ def main():
     python = arguments.torch_python if chosen == "torch" else sys.executable
     own = [python, "-m", "benchmarks.losses", *flags, "--serve", threads]
     peer = [arguments.torch_python, str(ROOT / "benchmarks" / "losses_peer.py"), threads, arguments.device]
-    sides = [Side(command, threads, arguments.limit, arguments.memory) for command in (own, peer)]
+    # Both sides share the GPU.
+    variables = {"OMP_NUM_THREADS": threads, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    backend = {"KERAS_BACKEND": arguments.backend}
+    sides = [
+        Side(command, {**variables, **of_side}, arguments.limit, arguments.memory)
+        for command, of_side in ((own, backend), (peer, {}))
+    ]
     results = Results(arguments.json)
     on_gpu = arguments.device != "cpu"
     columns = [*(f"{batch:,}" for batch in arguments.batches), *[f"MiB at {arguments.batches[-1]:,}"] * (not on_gpu)]

@@ -19,7 +19,7 @@ import sys
 import numpy as np
 
 from benchmarks.study_rows import STUDIES
-from benchmarks.study_table import COLUMNS, KEPT, PAIRED_COLUMNS, draw, pairs_seeds, tables
+from benchmarks.study_table import KEPT, draw, pairs_seeds, tables
 from tfdml.evaluation import QueryValues
 from tfdml.io.files import write_whole
 from tools.numbers import Results, command_line
@@ -61,7 +61,13 @@ def train(row, seed, study, folder, flags):
     # What the epoch was chosen by.
     chosen = next((record.get("validation") for record in records if record["epoch"] == result["epoch"]), None)
     validation = {name: chosen[name] for name in KEPT} if chosen else None
-    return {**{name: result.get(name) for name in entry}, "validation": validation, "by_class": by_class}
+    found = {**{name: result.get(name) for name in entry}, "validation": validation, "by_class": by_class}
+    return {**found, "tests": tests_of(records)}
+
+
+def tests_of(records):
+    """The metrics on the unseen classes after each epoch that was followed by such a test."""
+    return {str(r["epoch"]): {name: r["test"][name] for name in KEPT} for r in records if "test" in r}
 
 
 def class_means(values, labels):
@@ -96,7 +102,7 @@ def main():
         if not arguments.data_dir:
             parser.error("--data_dir: name the folder of the images")
         flags = [f"--data_dir={pathlib.Path(arguments.data_dir).resolve()}"]
-        flags += [] if arguments.study.startswith("ten_") else ["--selection_metric=recall@1"]
+        flags += ["--selection_metric=recall@1"] if arguments.study in ("cars196", "omniglot") else []
         flags += [f"--weights={pathlib.Path(arguments.weights).resolve()}"] if arguments.weights else []
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             for row in STUDIES[arguments.study]:
@@ -111,9 +117,8 @@ def main():
                 found = entry.get("ended") or f"{entry['metrics']['recall@1']:.2%}"
                 print(f"{row.name}, seed {seed}: {found}", flush=True)
     results = Results(arguments.json)
-    for key, rows in tables(study, arguments.beside).items():
+    for key, (columns, rows) in tables(study, arguments.beside).items():
         chosen = [row for row in rows if not arguments.rows or row[0] in arguments.rows]
-        columns = PAIRED_COLUMNS if key == "table" and pairs_seeds(study) else COLUMNS
         add = results.table(key, *columns) if chosen else None
         for row in chosen:
             add(*row)

@@ -267,7 +267,7 @@ TEN_OMNIGLOT = (
     Row("RankMI", "omniglot_contrastive", "margin", (*_with("rank_mi(negatives=all)"), *ALTERNATING, *_NINE)),
 )
 
-# As many images as in the paper of JRD, with a larger network and larger images, for a GPU: docs/long_runs.md.
+# As many images as in the paper of JRD, with a larger network and larger images, for a GPU: docs/study.md.
 _LONGER = (
     "--backbone=mobilenetv2",
     "--image_size=192",
@@ -278,9 +278,7 @@ _LONGER = (
     "--deterministic=true",
 )
 LONG_CARS196 = tuple(
-    dataclasses.replace(
-        row, flags=(*row.flags, *_LONGER, f"--steps_per_epoch={160 if row.name == 'RankMI' else 80}")
-    )
+    dataclasses.replace(row, flags=(*row.flags, *_LONGER, f"--steps_per_epoch={160 if row.name == 'RankMI' else 80}"))
     for row in TEN_CARS196
 )
 

@@ -65,10 +65,7 @@ def gains(study, beside=""):
 
 
 def tables(study, beside=""):
-    """Rows of two tables: of what has several seeds, and of the others; see `gains`.
-
-    The columns of the first are `PAIRED_COLUMNS` if `pairs_seeds(study)`, and else `COLUMNS`.
-    """
+    """Return columns and rows of tables: of what has several seeds, of the others, and of tests on the way."""
     found = list(gains(study, beside))
     several = [_paired_cells(row) if pairs_seeds(study) else _cells(row) for row in found if row["over_seeds"]]
     one = [_cells(row) for row in found if not row["over_seeds"]]
@@ -76,7 +73,23 @@ def tables(study, beside=""):
         ended = [f"seed {seed}: {run['ended']}" for seed, run in row["seeds"].items() if "ended" in run]
         if ended:
             one.append((name, row["base"], "; ".join(ended), *[""] * (len(COLUMNS) - 3)))
-    return {"table": several, "one seed": one}
+    columns = PAIRED_COLUMNS if pairs_seeds(study) else COLUMNS
+    return {"table": (columns, several), "one seed": (COLUMNS, one), "on the way": _on_the_way(study)}
+
+
+def _on_the_way(study):
+    """Recall@1 (MAP@R) after each test that a run made during training, as the mean of the seeds that made it."""
+    found = {name: [run.get("tests", {}) for run in row["seeds"].values()] for name, row in study["rows"].items()}
+    # Those before and after training are in the other tables.
+    found = {name: tests for name, tests in found.items() if max(map(len, tests), default=0) > 2}
+    epochs = sorted({int(epoch) for tests in found.values() for of_seed in tests for epoch in of_seed})
+
+    def cell(tests, epoch):
+        values = [[of_seed[epoch][name] for name in KEPT] for of_seed in tests if epoch in of_seed]
+        return "{:.1f} ({:.1f})".format(*100 * np.mean(values, axis=0)) if values else ""
+
+    rows = [(name, *(cell(tests, str(epoch)) for epoch in epochs)) for name, tests in found.items()]
+    return ("row", *(f"{epoch} epochs" for epoch in epochs)), rows
 
 
 def _cells(row):

@@ -102,19 +102,43 @@ def test_the_table_of_a_study(tmp_path):
     assert row["over_seeds"]["recall@1"].high > 0.101
     [paired] = gains({**study, "study": "ten_cars196"})
     assert paired["gain"]["recall@1"][:3] == pytest.approx([0.1, 0.1, 0.1])
-    [paired] = tables({**study, "study": "ten_cars196"})["table"]
+    [paired] = tables({**study, "study": "ten_cars196"})["table"][1]
     assert paired[2:] == ("40.5", "30.5", "+10.0", "+10.0 to +10.0", "2 of 2", "+10.0 (+10.0 to +10.0)")
     study["rows"]["+ once"] = {**better, "seeds": {"0": better["seeds"]["0"]}}
-    several, once = tables(study).values()
+    (_, several), (_, once), (_, on_the_way) = tables(study).values()
+    assert not on_the_way
     assert [row[0] for row in several] == ["+ term"]
     assert [row[0] for row in once] == ["+ once", "+ other"]
     assert list(several[0][2:5]) == ["40.0 / 41.0", "30.0 / 31.0", "+10.0"]
     paired = tables({**study, "study": "ten_cars196"})
-    assert [[row[0] for row in rows] for rows in paired.values()] == [["+ term"], ["+ other"]]
+    assert [[row[0] for row in rows] for _, rows in paired.values()] == [["+ term"], ["+ other"], []]
     for name in ("omniglot", "ten_omniglot"):
         draw({**study, "study": name}, tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").stat().st_size
     assert (tmp_path / "omniglot.png").read_bytes() != (tmp_path / "ten_omniglot.png").read_bytes()
+
+
+def test_a_study_shows_what_is_reached_on_the_way():
+    tested = {str(epoch): {"recall@1": 0.1 * epoch, "map@r": 0.02 * epoch} for epoch in (0, 2, 4)}
+    ended = {"base": "", "seeds": {str(seed): {**a_run([0.2, 0.4], seed), "tests": tested} for seed in (0, 1)}}
+    stopped = {
+        "base": "ended",
+        "seeds": {"0": {"tests": {key: tested[key] for key in ("0", "2")}}, "1": ended["seeds"]["1"]},
+    }
+    study = {
+        "classes": [4, 7],
+        "queries": [3, 3],
+        "rows": {"ended": ended, "stopped": stopped, "brief": {**ended, "seeds": {}}},
+    }
+    columns, rows = tables(study)["on the way"]
+    assert columns == ("row", "0 epochs", "2 epochs", "4 epochs")
+    assert rows == [
+        ("ended", "0.0 (0.0)", "20.0 (4.0)", "40.0 (8.0)"),
+        ("stopped", "0.0 (0.0)", "20.0 (4.0)", "40.0 (8.0)"),
+    ]
+    del stopped["seeds"]["1"]
+    stopped["seeds"]["0"]["tests"]["3"] = tested["2"]
+    assert tables(study)["on the way"][1][1] == ("stopped", "0.0 (0.0)", "20.0 (4.0)", "20.0 (4.0)", "")
 
 
 def a_default_run(dataset, recipe, seed, before, after, *flags):

@@ -1,7 +1,7 @@
 """Distances and similarities between vectors, masks and masked reductions.
 
-Everything is computed in float32 whatever the dtype policy, also on GPUs that round factors otherwise, costs O(B^2) memory for B images, and has finite
-values and gradients for duplicates, zero vectors and empty masks.
+Everything is computed in float32 whatever the dtype policy, on GPUs too, costs O(B^2) memory for B images, and has
+finite values and gradients for duplicates, zero vectors and empty masks.
 """
 
 from collections.abc import Callable

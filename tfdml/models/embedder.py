@@ -79,7 +79,9 @@ def untrained_batch_norm(embedder: Embedder) -> str:
     layers = [layer for layer in norms if layer.built]
     if embedder.batch_norm == "train" or len(layers) <= _SHALLOW:
         return ""
-    if np.any(ops.convert_to_numpy(layers[-1].moving_mean)):
+    # Statistics that were folded into the layers before leave their shift behind.
+    last = [layers[-1].moving_mean, *([layers[-1].beta] if layers[-1].center else [])]
+    if any(np.any(ops.convert_to_numpy(values)) for values in last):
         return ""
     return (
         f"batch_norm={embedder.batch_norm!r} keeps the BatchNorm statistics of {embedder.backbone.name}, which are of "

@@ -26,7 +26,6 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.training.settings import RunSettings
 from tfdml.workarounds import bound_waiting, forget_layout, multi_worker_strategy
 
 BACKENDS = ("tensorflow", "jax")
@@ -517,17 +516,14 @@ def device_names(strategy: Any, processes: Processes | None = None) -> list[str]
     return [device.name for device in gpus or tf.config.list_logical_devices("CPU")]
 
 
-def check_backend(run: RunSettings) -> None:
-    """Refuse a backend that does not train, and settings that mean nothing on the one that is set.
-
-    Args:
-        run: The devices.
+def check_backend() -> None:
+    """Refuse a backend that does not train, and variables that mean nothing on the one that is set.
 
     Raises:
-        UserError: `KERAS_BACKEND` names another backend; or a flag or variable belongs to the other one.
+        UserError: `KERAS_BACKEND` names another backend; or a variable belongs to the other one.
 
     Example:
-        >>> check_backend(RunSettings(run_dir="runs/first"))
+        >>> check_backend()
     """
     backend = keras.backend.backend()
     if backend not in BACKENDS:
@@ -538,8 +534,6 @@ def check_backend(run: RunSettings) -> None:
         return
     if os.environ.get("TF_CONFIG"):
         raise UserError("TF_CONFIG is for TensorFlow, and KERAS_BACKEND is jax: name processes as Keras does")
-    if not run.deterministic:
-        raise UserError("--nodeterministic is for TensorFlow; on JAX a step gives the same bits as it is: leave it out")
 
 
 def check_same_backend(recorded: str | None) -> None:

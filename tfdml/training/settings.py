@@ -596,7 +596,8 @@ class RunSettings(Settings):
         folds: Train a run for each of this many parts of the training classes, with that part held out, in fold_N of
             --run_dir, and report their mean, and what their embeddings side by side reach.
         deterministic: On a CPU, run one operation at a time (each on all cores), so that the same run gives the same
-            bits. Without it training is up to a fifth faster, and runs may differ in the last digits.
+            bits. Without it training is up to a fifth faster, and runs may differ in the last digits. On JAX a CPU
+            gives the same bits either way.
         logical_devices: Split the CPU into this many logical devices and train on all; 0: the GPUs there are.
         checkpoint_steps: Checkpoint every this many steps, besides each epoch.
         keep_checkpoints: Number of checkpoints to keep.

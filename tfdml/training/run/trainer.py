@@ -63,7 +63,7 @@ def train(
         Interrupted: A signal asked for it.
         Halted: An alarm of `stop_on` did; a `UserError` too.
     """
-    distributed.check_backend(experiment)
+    distributed.check_backend()
     if experiment.seeds or experiment.folds:
         one = functools.partial(train, saved=saved, write_report=write_report)
         return train_several(experiment, one, resume, write_report)
