@@ -392,6 +392,9 @@ def test_fit_does_not_warn_where_statistics_are_trained_or_loaded_or_the_network
     loaded = Embedder(deep_backbone(), 4, image_size=12)
     loaded.backbone.layers[-1].moving_mean.assign([0.5, -0.5])
     assert warnings_of_fit(loaded) == []
+    folded = Embedder(deep_backbone(), 4, image_size=12)
+    folded.backbone.layers[-1].beta.assign([0.5, -0.5])
+    assert warnings_of_fit(folded) == []
 
 
 def test_a_head_is_a_dense_layer_and_a_division_by_the_length(tmp_path):
