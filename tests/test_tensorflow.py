@@ -21,6 +21,7 @@ PORTABLE = (
 )
 # These have a path for TensorFlow alone.
 WITH_TENSORFLOW = {
+    "pairwise",
     "replicas",
     "layers/moments",
     "losses/classification",
