@@ -9,11 +9,10 @@
 Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's loss is what
 `benchmarks.pml_names` makes of the name, in a graph as `model.fit` runs it (--xla: compiled by XLA), with
 --backend=torch on PyTorch's tensors as theirs, by the same PYTHON, which then needs tfdml too, or with --backend=jax
-compiled by JAX, which takes the GPU where it has one. A line states
-the median of the rounds and the most memory that a process has taken for it (not that of a GPU), graph and smaller
-batches included, and ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes more than --limit
-seconds or --memory GiB is stopped, and its cell shows that. A second table has the least and the largest share at each
-batch.
+compiled by JAX, which takes the GPU where there is one. A line states the median of the rounds and the most memory that
+a process has taken for it (none with --device=cuda), graph and smaller batches included, and ours divided by theirs:
+below 1 ours is quicker, or smaller. A side that takes more than --limit seconds or --memory GiB is stopped, and its
+cell shows that. A second table has the least and the largest share at each batch.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What TF32 does to losses and gradients, on JAX: products of pairs rounded, and in float32 proper.
+"""What TF32 does to losses and gradients, on JAX: products of pairs rounded, and in full float32.
 
     KERAS_BACKEND=jax python -m benchmarks.rounding
 

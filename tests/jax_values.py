@@ -3,7 +3,7 @@
 KERAS_BACKEND=jax python -m tests.jax_values IN.npz OUT.npz
 
 IN holds labels, embedding, pooled and class; OUT, per name of `cases`, "name|value" and "name|gradient"; and
-"name|rounded", how many products of the program are not of float32 proper.
+"name|rounded", how many products of the program are not in full float32.
 """
 
 import functools

@@ -165,10 +165,10 @@ def safe_sqrt(x):
 
 
 def matmul(x, y):
-    """Compute the product of matrices in float32 proper: (..., N, D), (..., D, M) -> (..., N, M).
+    """Compute the product of matrices in full float32: (..., N, D), (..., D, M) -> (..., N, M).
 
-    GPUs round the factors to 10 bits (TF32) where they are allowed to, as TensorFlow and JAX allow by default: squared
-    distances between unit vectors are then off by up to 1e-3, however near the vectors are.
+    By default TensorFlow and JAX let a GPU round the factors to 10 bits (TF32). What that does to losses:
+    docs/backends.md.
     """
     if keras.backend.backend() == "jax":
         import jax
