@@ -277,11 +277,15 @@ def test_training_by_neighbors_resumes_with_the_batches_of_an_uninterrupted_one(
     np.testing.assert_array_equal(first + rest, uninterrupted)
 
 
-def test_plain_fit_refuses_labels_without_a_proxy():
+def test_plain_fit_hides_no_label_without_a_proxy():
     x, y = clusters(0, 3)
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
     model.compile("sgd", loss=tfdml.losses.AMSoftmaxLoss())
     model.fit(x, y, verbose=0)
+    wrong = np.where(y == 1, 7, y)
+    if keras.backend.backend() == "jax":  # whose compiled steps cannot raise
+        assert np.isnan(model.fit(x, wrong, verbose=0).history["loss"][0])
+        return
     with pytest.raises(Exception, match=r"labels must be classes 0 \.\. 2") as refused:
-        model.fit(x, np.where(y == 1, 7, y), verbose=0)
+        model.fit(x, wrong, verbose=0)
     assert "7" in str(refused.value)
