@@ -102,16 +102,17 @@ _UNSUITED = tuple(
 )
 
 
-def flags(dataset, recipe, seed):
-    """The flags of a run, without those of places."""
+def flags(dataset, recipe, seed, backbone=PRETRAINED[0]):
+    """The flags of a run, without those of places. `backbone` takes the place of the pretrained one."""
+    own = [backbone if flag == PRETRAINED[0] else flag for flag in SETS[dataset]]
     # The unseen classes are measured before the first step and after the last alone, unless the recipe asks for more.
-    return [*SETS[dataset], "--evaluate_every=0", *RECIPES[recipe], f"--seed={seed}"]
+    return [*own, "--evaluate_every=0", *RECIPES[recipe], f"--seed={seed}"]
 
 
-def settings(dataset, recipe, seed):
+def settings(dataset, recipe, seed, backbone=PRETRAINED[0]):
     """The settings of a run that are not the defaults of all runs, as flags; those of its recipe are among them."""
     weights = ["--weights=pretrained"] if PRETRAINED[0] in SETS[dataset] else []
-    text = "\n".join([*flags(dataset, recipe, seed), *weights, "--data_dir=sets", "--run_dir=runs"])
+    text = "\n".join([*flags(dataset, recipe, seed, backbone), *weights, "--data_dir=sets", "--run_dir=runs"])
     experiment, places_alone = Experiment.from_flags(text), ("weights", "data_dir", "run_dir")
     chosen = {
         field.name: getattr(experiment, field.name)
@@ -130,11 +131,12 @@ def places(dataset, arguments):
 
 def train(dataset, recipe, seed, arguments):
     """Train a run, or continue it, and return its row."""
-    chosen = settings(dataset, recipe, seed)
+    chosen = settings(dataset, recipe, seed, f"--backbone={arguments.backbone}")
     # Other flags have another folder, so only the same run is continued.
     key = hashlib.sha256("\n".join(chosen).encode()).hexdigest()[:12]
     folder = (arguments.runs / f"{dataset}-{recipe}-{seed}-{key}").resolve()
-    command = [sys.executable, "bin/train", *flags(dataset, recipe, seed), *places(dataset, arguments)]
+    given = flags(dataset, recipe, seed, f"--backbone={arguments.backbone}")
+    command = [sys.executable, "bin/train", *given, *places(dataset, arguments)]
     command += ["--report=false", f"--run_dir={folder}", *(["--resume"] if (folder / "flags.txt").exists() else [])]
     before = _cpu_seconds()
     done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
@@ -350,7 +352,8 @@ def main():
     parser = command_line(__doc__)
     parser.add_argument("--results", type=pathlib.Path, required=True, help="the JSON file of the runs")
     parser.add_argument("--sets", type=pathlib.Path, help="the folder of the data sets; without it nothing is trained")
-    parser.add_argument("--weights", type=pathlib.Path, help="of MobileNetV2 0.35: a .weights.h5 file")
+    parser.add_argument("--weights", type=pathlib.Path, help="of the backbone: a .weights.h5 file")
+    parser.add_argument("--backbone", default="mobilenetv2(alpha=0.35)", help="the pretrained one")
     parser.add_argument("--only", nargs="*", default=[], help="names of data sets, of recipes, or of both")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--first_seed", type=int, default=0)
@@ -363,14 +366,14 @@ def main():
     datasets, recipes = ([name for name in names if name in arguments.only] or list(names) for names in (SETS, RECIPES))
     if arguments.sets:
         if not arguments.weights and any(PRETRAINED[0] in SETS[dataset] for dataset in datasets):
-            parser.error("--weights: name those of MobileNetV2 0.35")
+            parser.error("--weights: name those of the backbone")
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             for recipe in recipes:
                 for dataset in datasets:
                     same = [
                         row for row in rows if (row["dataset"], row["recipe"], row["seed"]) == (dataset, recipe, seed)
                     ]
-                    if same and same[0]["flags"] == settings(dataset, recipe, seed):
+                    if same and same[0]["flags"] == settings(dataset, recipe, seed, f"--backbone={arguments.backbone}"):
                         continue
                     row = train(dataset, recipe, seed, arguments)
                     rows = [*(other for other in rows if other not in same), row]
