@@ -195,6 +195,16 @@ def gains(rows, recipe, metric="recall@1"):
     return found
 
 
+def differences(rows, recipe):
+    """Data set to the mean difference in gain of a recipe from `default`, in points, over the seeds that both have."""
+    base, found = gains(rows, "default"), {}
+    for dataset, seeds in gains(rows, recipe).items():
+        both = set(seeds) & set(base.get(dataset, {}))
+        if both:
+            found[dataset] = float(np.mean([seeds[seed] - base[dataset][seed] for seed in both]))
+    return found
+
+
 def summary(rows, recipe):
     """What is reported of a recipe, in points.
 
@@ -207,11 +217,6 @@ def summary(rows, recipe):
     means = {dataset: float(np.mean(list(seeds.values()))) for dataset, seeds in found.items()}
     everywhere = sorted(set.intersection(*(set(seeds) for seeds in found.values()))) if found else []
     by_seed = [np.mean([seeds[seed] for seeds in found.values()]) for seed in everywhere]
-    base, paired = gains(rows, "default"), []
-    for dataset, seeds in found.items():
-        both = set(seeds) & set(base.get(dataset, {}))
-        if both:
-            paired.append(np.mean([seeds[seed] - base[dataset][seed] for seed in both]))
     worst = min(means, key=means.get, default="")
     precision = [np.mean(list(seeds.values())) for seeds in gains(rows, recipe, "map@r").values()]
     return {
@@ -223,31 +228,33 @@ def summary(rows, recipe):
         "refused": sorted({row["dataset"] for row in rows if row["recipe"] == recipe and "refused" in row}),
         "over seeds": by_seed,
         "map@r": precision,
-        "next to default": paired,
+        "next to default": list(differences(rows, recipe).values()),
     }
 
 
 def left_out(rows):
-    """What leave-one-data-set-out chooses: for each data set the candidate with the best mean gain on the others.
+    """What leave-one-data-set-out chooses: for each data set the candidate that is best on the others.
 
-    Fine-tuning and random weights are chosen apart. Of each kind the candidates count that have all data sets which the
-    default has.
+    Candidates are compared by their mean difference from `default`, over the other data sets that both have. Those
+    count that have the data set and at least half of the others. Fine-tuning and random weights are chosen apart.
 
     Returns:
-        Data set to the chosen recipe and to the gain of every candidate there, in points.
+        Data set to the chosen recipe and to the gain of every candidate there, in points: that of the default plus the
+        difference from it.
     """
     found = {}
     for kind in KINDS.values():
-        means = {}
-        for recipe in CANDIDATES:
-            by_set = gains([row for row in rows if kind in SETS[row["dataset"]]], recipe)
-            means[recipe] = {dataset: np.mean(list(seeds.values())) for dataset, seeds in by_set.items()}
-        datasets = means["default"]
-        means = {recipe: own for recipe, own in means.items() if own.keys() >= datasets.keys()}
-        for dataset in datasets if len(datasets) > 1 else ():
-            others = [other for other in datasets if other != dataset]
-            score = {recipe: np.mean([own[other] for other in others]) for recipe, own in means.items()}
-            found[dataset] = max(score, key=score.__getitem__), {recipe: own[dataset] for recipe, own in means.items()}
+        own = [row for row in rows if kind in SETS[row["dataset"]]]
+        base = {dataset: np.mean(list(seeds.values())) for dataset, seeds in gains(own, "default").items()}
+        paired = {recipe: differences(own, recipe) for recipe in CANDIDATES}
+        for dataset in base if len(base) > 1 else ():
+            elsewhere = {}
+            for recipe, by_set in paired.items():
+                others = [difference for name, difference in by_set.items() if name != dataset]
+                if dataset in by_set and 2 * len(others) >= len(base) - 1:
+                    elsewhere[recipe] = np.mean(others)
+            there = {recipe: base[dataset] + paired[recipe][dataset] for recipe in elsewhere}
+            found[dataset] = max(elsewhere, key=elsewhere.get), there
     return found
 
 

@@ -191,17 +191,22 @@ def test_a_recipe_is_chosen_for_a_data_set_by_the_others_alone():
     rows = [a_default_run(name, "default", 0, 0.5, 0.6) for name in ("grocery", "emoji", "icons")]
     reached = {"grocery": 0.9, "emoji": 0.55, "icons": 0.55}
     rows += [a_default_run(name, "long", 0, 0.5, after) for name, after in reached.items()]
+    # One with half of the data sets, by a seed of which the default is worse.
+    rows += [a_default_run(name, "default", 1, 0.5, 0.5) for name in ("grocery", "emoji")]
+    rows += [a_default_run(name, "wide", 1, 0.5, 0.58) for name in ("grocery", "emoji")]
     # Not a candidate, one with a single data set, and a kind of network of which one data set alone is there.
     rows += [a_default_run("emoji", name, 0, 0.5, 0.99) for name in ("before", "jrs")]
     rows += [a_default_run("glyphs", "default", 0, 0.1, 0.2)]
     found = defaults.left_out(rows)
-    # The gains of long are 40, 5 and 5, those of the default 10 each: without grocery the default is better.
+    # Differences from the default: 30, -5 and -5 of long, 8 and 8 of wide.
     assert {name: chosen for name, (chosen, _) in found.items()} == {
-        "grocery": "default",
+        "grocery": "wide",
         "emoji": "long",
         "icons": "long",
     }
-    assert found["emoji"][1] == pytest.approx({"default": 10, "long": 5})
+    # The default gains 5 there over its two seeds.
+    assert found["emoji"][1] == pytest.approx({"default": 5, "long": 0, "wide": 13})
+    assert found["icons"][1] == pytest.approx({"default": 10, "long": 5})
 
 
 def test_what_each_selection_keeps_is_read_from_the_same_runs():
