@@ -85,7 +85,9 @@ RECIPES = {
         *("--recipe=none", "--learning_rate=3e-4", "--projection_rate=0.01", "--objective_rate=0.01"),
         *("--sampling=shuffle", "--batch_size=100", "--drop_epochs=8"),
     ),
-    # Which embedder is kept. Averages change no step, so theirs are the steps of the default.
+}
+# Which embedder is kept. Averages change no step, so theirs are the steps of the default.
+SELECTIONS = {
     "ema": ("--ema=0.99",),
     "selection": (
         *("--holdout_classes=0.1", "--holdout_sampling=stratified"),
@@ -93,6 +95,7 @@ RECIPES = {
     ),
     "folds": ("--folds=4",),
 }
+RECIPES |= SELECTIONS
 METRICS = ("recall@1", "map@r")
 _COLLAPSED = dict.fromkeys(METRICS, 0.0)
 # What begins the message where a data set does not suit a recipe.
@@ -287,7 +290,7 @@ def selections(rows):
 
 def tables(rows, recipes, results):
     """Print and write the tables: of recipes, of data sets, of the choice among candidates and of selections."""
-    recipes = [recipe for recipe in recipes if any(row["recipe"] == recipe for row in rows)]
+    recipes = [name for name in recipes if name not in SELECTIONS and any(row["recipe"] == name for row in rows)]
     columns = ("from", "recipe", "mean gain", "worst data set", "95 %, data sets", "95 %, seeds", "gain in MAP@R")
     add = results.table("recipes", *columns, "next to default", "data sets, runs")
     for kind, recipe in itertools.product(KINDS, recipes):
@@ -334,7 +337,7 @@ def tables(rows, recipes, results):
             if seeds and sum(map(bool, own)) > 1:
                 add(dataset, *(_points([gained[seed] for seed in seeds if gained]) for gained in own))
     for row in rows:
-        if row["recipe"] in recipes and ("ended" in row or "refused" in row):
+        if "ended" in row or "refused" in row:
             print(f"{row['dataset']}, {row['recipe']}, seed {row['seed']}: {row.get('ended') or row['refused']}")
 
 
