@@ -55,6 +55,7 @@ CANDIDATES = {
     "default": (),
     "jrs": ("--objectives=am_softmax + jrs",),
     "jrs, auto": ("--objectives=am_softmax + auto(share=0.3) * jrs",),
+    "am_softmax": ("--objectives=am_softmax",),
     "contrastive": ("--objectives=contrastive",),
     "short": ("--epochs=6", "--min_steps=240"),
     "long": ("--epochs=24", "--min_steps=960"),
