@@ -33,7 +33,8 @@ from tools.numbers import Results, command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The network that a data set asks for: a pretrained one at a size for one core, or the one for characters.
-PRETRAINED = ("--backbone=mobilenetv2(alpha=0.35)", "--image_size=96", "--resize=112")
+BACKBONE = "mobilenetv2(alpha=0.35)"
+PRETRAINED = (f"--backbone={BACKBONE}", "--image_size=96", "--resize=112")
 CHARACTERS = ("--backbone=conv4", "--batch_norm=train", "--image_size=28", "--resize=32")
 SETS = {
     "cars196": ("--dataset=cars196", *PRETRAINED),
@@ -106,14 +107,14 @@ _UNSUITED = tuple(
 )
 
 
-def flags(dataset, recipe, seed, backbone=PRETRAINED[0]):
+def flags(dataset, recipe, seed, backbone=BACKBONE):
     """The flags of a run, without those of places. `backbone` takes the place of the pretrained one."""
-    own = [backbone if flag == PRETRAINED[0] else flag for flag in SETS[dataset]]
+    own = [f"--backbone={backbone}" if flag == PRETRAINED[0] else flag for flag in SETS[dataset]]
     # The unseen classes are measured before the first step and after the last alone, unless the recipe asks for more.
     return [*own, "--evaluate_every=0", *RECIPES[recipe], f"--seed={seed}"]
 
 
-def settings(dataset, recipe, seed, backbone=PRETRAINED[0]):
+def settings(dataset, recipe, seed, backbone=BACKBONE):
     """The settings of a run that are not the defaults of all runs, as flags; those of its recipe are among them."""
     weights = ["--weights=pretrained"] if PRETRAINED[0] in SETS[dataset] else []
     text = "\n".join([*flags(dataset, recipe, seed, backbone), *weights, "--data_dir=sets", "--run_dir=runs"])
@@ -135,11 +136,11 @@ def places(dataset, arguments):
 
 def train(dataset, recipe, seed, arguments):
     """Train a run, or continue it, and return its row."""
-    chosen = settings(dataset, recipe, seed, f"--backbone={arguments.backbone}")
+    chosen = settings(dataset, recipe, seed, arguments.backbone)
     # Other flags have another folder, so only the same run is continued.
     key = hashlib.sha256("\n".join(chosen).encode()).hexdigest()[:12]
     folder = (arguments.runs / f"{dataset}-{recipe}-{seed}-{key}").resolve()
-    given = flags(dataset, recipe, seed, f"--backbone={arguments.backbone}")
+    given = flags(dataset, recipe, seed, arguments.backbone)
     command = [sys.executable, "bin/train", *given, *places(dataset, arguments)]
     command += ["--report=false", f"--run_dir={folder}", *(["--resume"] if (folder / "flags.txt").exists() else [])]
     before = _cpu_seconds()
@@ -364,7 +365,7 @@ def main():
     parser.add_argument("--results", type=pathlib.Path, required=True, help="the JSON file of the runs")
     parser.add_argument("--sets", type=pathlib.Path, help="the folder of the data sets; without it nothing is trained")
     parser.add_argument("--weights", type=pathlib.Path, help="of the backbone: a .weights.h5 file")
-    parser.add_argument("--backbone", default="mobilenetv2(alpha=0.35)", help="the pretrained one")
+    parser.add_argument("--backbone", default=BACKBONE, help="the pretrained one")
     parser.add_argument("--only", nargs="*", default=[], help="names of data sets, of recipes, or of both")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--first_seed", type=int, default=0)
@@ -384,7 +385,7 @@ def main():
                     same = [
                         row for row in rows if (row["dataset"], row["recipe"], row["seed"]) == (dataset, recipe, seed)
                     ]
-                    if same and same[0]["flags"] == settings(dataset, recipe, seed, f"--backbone={arguments.backbone}"):
+                    if same and same[0]["flags"] == settings(dataset, recipe, seed, arguments.backbone):
                         continue
                     row = train(dataset, recipe, seed, arguments)
                     rows = [*(other for other in rows if other not in same), row]

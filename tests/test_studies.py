@@ -235,8 +235,8 @@ def test_each_recipe_is_an_experiment_and_the_default_has_no_flag_of_its_own():
         for recipe in defaults.RECIPES:
             assert ("--evaluate_every=0" in defaults.settings(dataset, recipe, 0)) == (recipe != "selection")
     assert defaults.flags("grocery", "default", 2) == [*defaults.SETS["grocery"], "--evaluate_every=0", "--seed=2"]
-    assert "--backbone=resnet50" in defaults.settings("grocery", "default", 0, "--backbone=resnet50")
-    assert defaults.flags("glyphs", "default", 0, "--backbone=resnet50") == defaults.flags("glyphs", "default", 0)
+    assert "--backbone=resnet50" in defaults.settings("grocery", "default", 0, "resnet50")
+    assert defaults.flags("glyphs", "default", 0, "resnet50") == defaults.flags("glyphs", "default", 0)
     # A run is repeated when its recipe has changed.
     assert {"--min_steps=480", "--objective_rate=0.01"} <= set(defaults.settings("grocery", "default", 0))
     assert "--min_steps=1200" in defaults.settings("glyphs", "default", 0)
