@@ -47,10 +47,8 @@ SETS = {
 }
 # What the weights of a run begin with, and the flag that its data sets have.
 KINDS = {"ImageNet": PRETRAINED[0], "random": CHARACTERS[0]}
-CROPS = "--augmentation=random_resized_crop"
 # What the default had before: a projection that learned ten times as fast, and before that one from random weights.
 FAST = "--projection_rate=1e-3"
-LINEAR = ("--head=linear", FAST)
 # Those that the default is chosen among.
 CANDIDATES = {
     "default": (),
@@ -64,16 +62,11 @@ CANDIDATES = {
     "gem": ("--pooling=gem",),
     "decay": ("--weight_decay=5e-4",),
     "shuffled": ("--sampling=shuffle",),
-    "crops": (CROPS,),
+    "crops": ("--augmentation=random_resized_crop",),
     "slow_objective": ("--objective_rate=1e-3",),
     "fast_backbone": ("--learning_rate=3e-4",),
     "fast_projection": (FAST,),
-    "linear": LINEAR,
-    "linear, crops": (*LINEAR, CROPS),
-    "linear, slow_backbone": (*LINEAR, "--learning_rate=3e-5"),
-    "linear, slow_projection": (LINEAR[0],),
-    "linear, slow_objective": (*LINEAR, "--objective_rate=1e-3"),
-    "linear, one_rate": (LINEAR[0], "--objective_rate=1e-4"),
+    "linear": ("--head=linear", FAST),
 }
 RECIPES = {
     **CANDIDATES,
@@ -81,7 +74,6 @@ RECIPES = {
     "before": ("--recipe=none",),
     "frozen": ("--recipe=frozen",),
     "frozen, whitened": ("--recipe=frozen", WHITENED),
-    "frozen, whitened, slow": ("--recipe=frozen", WHITENED, "--learning_rate=1e-4"),
     # The rates and batches of configs/small/cars_am_softmax.flags.
     "cars_rates": (
         *("--recipe=none", "--learning_rate=3e-4", "--projection_rate=0.01", "--objective_rate=0.01"),

@@ -428,6 +428,7 @@ def test_remote_file_system():
     assert [(fault.index, fault.reason) for fault in find_faults(images)] == expected
 
 
+@pytest.mark.slow
 def test_the_real_images_are_sound(shared_data):
     for split in ("train", "test"):
         dataset = official_archives.read_cars196(os.path.join(shared_data, "data", "cars196"), split)
