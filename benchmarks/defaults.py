@@ -58,6 +58,7 @@ CANDIDATES = {
     "contrastive": ("--objectives=contrastive",),
     "short": ("--epochs=6", "--min_steps=240"),
     "long": ("--epochs=24", "--min_steps=960"),
+    "more_steps": ("--min_steps=960",),
     "wide": ("--embedding_dim=512",),
     "gem": ("--pooling=gem",),
     "decay": ("--weight_decay=5e-4",),
