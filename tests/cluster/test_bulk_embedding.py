@@ -178,7 +178,7 @@ def test_a_folder_that_was_begun_with_another_view_is_refused(models, photos, tm
         in_this_process(asked[1])
 
 
-@pytest.mark.one_quick_case
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["saved_model", "litert", "keras"])
 def test_each_readable_image_has_its_vector(form, models, photos, tmp_path):
     asked = request(models, photos, tmp_path / "out", model=str(getattr(models, form)))

@@ -41,6 +41,7 @@ def expected(exported):
     return embed(lambda images: embedder(images, training=False), evaluation_batches(DATASET, view, 11))
 
 
+@pytest.mark.slow
 def test_the_embedders_own_vectors_from_any_batch_on(exported, expected):
     backend = load_backend(exported[1], threads=1)
     assert (backend.kind, backend.view) == ("onnx", models_on_disk.VIEW)

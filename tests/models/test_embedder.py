@@ -386,6 +386,7 @@ def test_fit_warns_of_random_weights_behind_batch_norm_that_is_not_trained(batch
     assert line.startswith(f"batch_norm='{batch_norm}' keeps the BatchNorm statistics of deep")
 
 
+@pytest.mark.slow
 def test_fit_does_not_warn_where_statistics_are_trained_or_loaded_or_the_network_is_shallow():
     assert warnings_of_fit(Embedder(deep_backbone(), 4, image_size=12, batch_norm="train")) == []
     assert warnings_of_fit(Embedder(deep_backbone(4), 4, image_size=12)) == []

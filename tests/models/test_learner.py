@@ -686,6 +686,7 @@ def test_a_replica_makes_no_more_than_its_own_rows(name, monkeypatch):
     assert (12, 12) not in made
 
 
+@pytest.mark.slow
 def test_two_logical_devices_make_the_step_of_one(tmp_path):
     """By chunks, and with weights that are measured: what replicas played in one process cannot do."""
     path, cases = str(tmp_path / "steps.npz"), ("metric cached/10", "auto/10")

@@ -299,6 +299,7 @@ def test_bad_arguments(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs the browser chromium")
 def test_script_runs_in_a_browser(report, tmp_path):
     """The page's policy lets its own script run: heads become buttons, the map gets its controls."""

@@ -300,7 +300,7 @@ def average_of(history, share):
     return average
 
 
-@pytest.mark.one_quick_case
+@pytest.mark.slow
 @pytest.mark.parametrize("selection", ["last", "validation"])
 def test_a_run_measures_selects_and_reports_the_averages(selection, tmp_path, monkeypatch):
     make_quick(monkeypatch)

@@ -127,6 +127,7 @@ def test_table_without_labels_is_refused(two_tables):
         official_archives.read_cars196(two_tables)
 
 
+@pytest.mark.slow
 def test_the_real_data_set_of_cars196(shared_data):
     train = official_archives.read_cars196(shared_data / "data" / "cars196", "train")
     test = official_archives.read_cars196(shared_data / "data" / "cars196", "test")
