@@ -82,7 +82,7 @@ test-required test-lowest: test-%: .venv-%/.installed
 
 test-images: $(STAMP)
 	@test -d "$(TFDML_TEST_DATA)/data" || { echo "no data/ in TFDML_TEST_DATA=$(TFDML_TEST_DATA): CONTRIBUTING.md"; exit 1; }
-	TFDML_TEST_DATA="$(TFDML_TEST_DATA)" $(BIN)/python -m pytest -n 2 --dist loadfile -m shared_data
+	TFDML_TEST_DATA="$(TFDML_TEST_DATA)" $(BIN)/python -m tests.groups shared_data
 
 # The libraries themselves, in an environment of its own; make test has stand-ins for them.
 $(LOGGERS)/.installed: setup.cfg constraints.txt

@@ -12,17 +12,34 @@ import os
 import sys
 import tempfile
 
+import hypothesis  # noqa: F401 the forks need not import it again
+import pytest
+
 from tests.fork_server import ROOT, ForkedServer, fork_server, hear_signals, import_all
 
 # The folders that are processes of their own, the longest first: a folder without those in it that are named as well.
 GROUPS = (
-    *("", "docs", "training/run", "models", "training", "data", "cli", "export", "objectives", "losses", "hosts"),
-    *("cluster", "training/distributed", "backbones", "evaluation", "report", "training/build", "data/readers"),
-    *("retrieval", "embeddings", "tools", "mining", "layers"),
+    *(
+        "objectives",
+        "",
+        "models",
+        "losses",
+        "data",
+        "export",
+        "docs",
+        "retrieval",
+        "layers",
+        "training/run",
+        "training",
+    ),
+    *("training/build", "backbones", "report", "embeddings", "data/readers", "cli", "evaluation", "mining", "tools"),
+    *("cluster", "training/distributed", "hosts"),
 )
 # Those whose processes mostly wait for one another: two of them take the place of one, and one is a third process.
 WAITING = ("hosts", "cluster", "training/distributed")
 _PLACES = 5
+# A plugin that pytest finds by itself it rewrites with all of its package, in each process: two seconds of Hypothesis.
+_PLUGINS = ("--disable-plugin-autoload", "-p", "_hypothesis_pytestplugin")
 
 
 def places(group):
@@ -34,7 +51,7 @@ def arguments(group):
     """Return the arguments of pytest for a group."""
     inside = f"tests/{group}".rstrip("/")
     others = (f"tests/{other}".rstrip("/") for other in GROUPS if other != group)
-    return [inside, *(f"--ignore={other}" for other in others if other.startswith(f"{inside}/"))]
+    return [inside, *(f"--ignore={other}" for other in others if other.startswith(f"{inside}/")), *_PLUGINS]
 
 
 def start(group, marks, log):
@@ -46,8 +63,6 @@ def start(group, marks, log):
         os.dup2(log.fileno(), descriptor)
     hear_signals()
     fork_server(ForkedServer)
-    import pytest
-
     sys.argv = ["pytest", "-m", marks, *arguments(group)]
     status = pytest.main(sys.argv[1:])
     atexit._run_exitfuncs()
