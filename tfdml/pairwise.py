@@ -11,7 +11,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfdml.arguments import one_of
 from tfdml.errors import REASON, UserError, user_errors
 
 DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
@@ -221,11 +220,6 @@ def dot_products(x, y=None):
     return matmul(x, ops.transpose(y))
 
 
-def cosine_similarities(x, y=None):
-    """Compute the matrix of cosines: (B, D), (B', D) -> (B, B'); a zero vector has cosine 0 with everything."""
-    return dot_products(l2_normalize(x), None if y is None else l2_normalize(y))
-
-
 def squared_distances(x, y=None):
     """Compute the matrix of |x_i - y_j|^2: (B, D), (B', D) -> (B, B'); `y` defaults to `x`.
 
@@ -252,27 +246,6 @@ def squared_distances(x, y=None):
     if y is None:
         zero = ops.logical_or(zero, identity_mask(ops.shape(x)[0]))
     return ops.where(zero, 0.0, squared)
-
-
-def distances(x, y=None, distance="euclidean"):
-    """Compute the matrix of dissimilarities: (B, D), (B', D) -> (B, B').
-
-    Args:
-        x: (B, D).
-        y: (B', D); defaults to `x`.
-        distance: `"euclidean"`: |x - y|; `"sqeuclidean"`: |x - y|^2; `"cosine"`: 1 - cos(x, y);
-            `"dot"`: -x.y (smaller is more alike, and it may be negative).
-
-    Raises:
-        ValueError: `distance` is none of these.
-    """
-    one_of("distance", distance, DISTANCES)
-    if distance == "cosine":
-        return 1.0 - cosine_similarities(x, y)
-    if distance == "dot":
-        return -dot_products(x, y)
-    squared = squared_distances(x, y)
-    return squared if distance == "sqeuclidean" else safe_sqrt(squared)
 
 
 def absolute_distances(x, y=None):

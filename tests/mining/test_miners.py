@@ -50,7 +50,7 @@ def run(distances, labels, mode):
 @pytest.mark.parametrize(("size", "classes"), [(12, 3), (25, 10), (4, 2)])
 def test_is_the_nearest_beyond_the_positive_or_the_furthest(mode, size, classes):
     labels, x = random_batch(size, size, classes, 3)
-    distances = np.asarray(pairwise.distances(x))
+    distances = np.asarray(Pairs.of_batch(x).distances())
     chosen = run(distances, labels, mode)
     for a in range(size):
         far = np.flatnonzero(labels != labels[a])
@@ -91,7 +91,7 @@ def expected_masks(similarities, labels, epsilon):
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_keeps_the_violating_pairs(epsilon, mode):
     labels, x = random_batch(3, 12, 4, 5)
-    similarities = np.asarray(pairwise.cosine_similarities(x))
+    similarities = np.asarray(Pairs.of_batch(x).cosines())
 
     def kept(x):
         pairs = multi_similarity_pairs(Pairs.of_batch(x, labels), epsilon)
@@ -225,7 +225,7 @@ def test_keeps_what_the_strategies_say(positives, negatives):
     dropped = 0
     for seed, (size, classes) in enumerate([(14, 4), (9, 8), (6, 1), (1, 1)]):
         labels, x = random_batch(seed, size, classes, 2)
-        distances = np.asarray(pairwise.distances(x))
+        distances = np.asarray(Pairs.of_batch(x).distances())
         kept = masks(BatchEasyHardMiner(positives, negatives)(pairs_at(distances, labels)))
         for a in range(size):
             near = [j for j in range(size) if labels[j] == labels[a] and j != a]
@@ -278,7 +278,7 @@ def kept_pairs(mask):
 @pytest.mark.parametrize("fraction", [0.01, 0.3, 1.0])
 def test_hard_aware_keeps_the_hardest_share(fraction):
     labels, x = random_batch(5, 11, 4, 3)
-    distances = np.asarray(pairwise.distances(x))
+    distances = np.asarray(Pairs.of_batch(x).distances())
     # Pairs at one distance, such as those from both ends, are kept together.
     kept = HardAwareMiner(fraction)(pairs_at(distances, labels))
     for mask, same, sign in zip(masks(kept), (True, False), (-1, 1), strict=True):

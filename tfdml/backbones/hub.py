@@ -3,7 +3,6 @@
 Of vision transformers the patch tokens are a feature map.
 """
 
-import dataclasses
 import importlib
 import json
 import math
@@ -170,21 +169,6 @@ _TWO_TOWERS = ("CLIPBackbone", "SigLIPBackbone")
 _POSITIONS = ("position_embedding", "position_embeddings", "interpolated_position_embeddings")
 
 
-@dataclasses.dataclass(frozen=True)
-class Preset:
-    """A network of KerasHub with its weights.
-
-    Args:
-        model: (B, S, S, 3) -> (B, h, w, c).
-        scaling: `scale` and `offset`: pixels 0-255 times the one plus the other are what `model` expects.
-        ensemble_cut: Where an attention ensemble can cut it.
-    """
-
-    model: keras.Model
-    scaling: dict[str, list[float]]
-    ensemble_cut: tuple[str, ...] | None
-
-
 def check_preset(name: str) -> None:
     """Refuse a preset that `load_preset` would not know; nothing is fetched.
 
@@ -205,7 +189,7 @@ def check_preset(name: str) -> None:
             raise UserError(f"backbone 'hub:{name}': the folder has no {file}; KerasHub's `save_to_preset` writes it")
 
 
-def load_preset(name: str, image_size: int) -> Preset:
+def load_preset(name: str, image_size: int) -> tuple[keras.Model, dict[str, list[float]], tuple[str, ...] | None]:
     """Return a preset's network for images of a size, with its weights.
 
     At another size than the preset's own, learned positions are interpolated (see `resized`); DINOv3 has rotary
@@ -215,6 +199,10 @@ def load_preset(name: str, image_size: int) -> Preset:
         name: A preset of KerasHub, such as `dinov2_small`; a handle, `kaggle://...` or `hf://...`; or a folder that
             `save_to_preset` wrote.
         image_size: S, height and width of the images in pixels.
+
+    Returns:
+        The network, (B, S, S, 3) -> (B, h, w, c); the `scale` and `offset` that turn pixels 0-255 into what it
+        expects; and where an attention ensemble can cut it.
 
     Raises:
         UserError: It cannot be fetched or read, is of no family that is known here, or cannot take the size.
@@ -238,10 +226,10 @@ def load_preset(name: str, image_size: int) -> Preset:
     with user_errors(Exception, f"cannot build backbone 'hub:{name}' at {image_size} px: {REASON}"):
         network = resized(network, image_size)
     if type(network).__name__ in families():
-        return Preset(TokenBackbone(network), scaling, (PATCH_MAP,))
+        return TokenBackbone(network), scaling, (PATCH_MAP,)
     if len(network.inputs) != 1 or not hasattr(network.output, "shape") or len(network.output.shape) != 4:
         raise UserError(f"backbone 'hub:{name}' is a {type(network).__name__}; known are {', '.join(families())}")
-    return Preset(network, scaling, None)
+    return network, scaling, None
 
 
 def _scaling(hub: Any, path: str) -> dict[str, list[float]]:

@@ -48,16 +48,7 @@ class _Inception:
 
     def unit(self, x, prefix: str, suffix: str, filters: int, size: int, strides: int = 1):
         """Convolution of odd size, padded by half of it on every side, [normalisation,] ReLU."""
-        name = f"{prefix}_{suffix}"
-        if strides > 1:
-            # "same" pads unevenly where the stride meets an even size.
-            x = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
-        padding = "valid" if strides > 1 else "same"
-        convolution = keras.layers.Conv2D(filters, size, strides, padding, use_bias=self.use_bias, name=name)
-        x = convolution(x)
-        if self.epsilon is not None:
-            # PyTorch's default momentum, 0.1, counts the other way round.
-            x = keras.layers.BatchNormalization(epsilon=self.epsilon, momentum=0.9, name=f"{name}_bn")(x)
+        x = _convolution(x, f"{prefix}_{suffix}", filters, size, strides, self.epsilon, self.use_bias, ending="")
         return keras.layers.ReLU(name=f"{prefix}_relu_{suffix.removesuffix('_s2')}")(x)
 
     def chain(self, x, prefix: str, *units: tuple):
@@ -234,7 +225,7 @@ def resnet50_v1_5(input_shape=(None, None, 3), name: str = "resnet50_v1_5") -> k
     Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, table 1, with the stride moved.
     """
     x = inputs = keras.Input(input_shape, name="images")
-    x = _convolution(x, "conv1", 64, 7, 2, ending="")
+    x = _convolution(x, "conv1", 64, 7, 2)
     x = keras.layers.ReLU(name="conv1_relu")(x)
     # Zeros outside change no maximum of what a ReLU gives.
     x = keras.layers.ZeroPadding2D(1, name="pool1_pad")(x)
@@ -247,17 +238,22 @@ def resnet50_v1_5(input_shape=(None, None, 3), name: str = "resnet50_v1_5") -> k
 
 
 def _bottleneck(x, name: str, channels: int, strides: int, project: bool):
-    shortcut = _convolution(x, name, 4 * channels, 1, strides, ending="_0") if project else x
-    x = keras.layers.ReLU(name=f"{name}_1_relu")(_convolution(x, name, channels, 1, 1, ending="_1"))
-    x = keras.layers.ReLU(name=f"{name}_2_relu")(_convolution(x, name, channels, 3, strides, ending="_2"))
-    x = _convolution(x, name, 4 * channels, 1, 1, ending="_3")
+    shortcut = _convolution(x, f"{name}_0", 4 * channels, 1, strides) if project else x
+    x = keras.layers.ReLU(name=f"{name}_1_relu")(_convolution(x, f"{name}_1", channels, 1))
+    x = keras.layers.ReLU(name=f"{name}_2_relu")(_convolution(x, f"{name}_2", channels, 3, strides))
+    x = _convolution(x, f"{name}_3", 4 * channels, 1)
     x = keras.layers.Add(name=f"{name}_add")([shortcut, x])
     return keras.layers.ReLU(name=f"{name}_out")(x)
 
 
-def _convolution(x, name: str, filters: int, size: int, strides: int, ending: str):
+def _convolution(x, name, filters, size, strides=1, epsilon=1e-5, use_bias=False, ending="_conv"):
+    """Convolution of odd size, padded by half of it on every side, and normalisation unless `epsilon` is None."""
     if size > 1 and strides > 1:
-        x = keras.layers.ZeroPadding2D(size // 2, name=f"{name}{ending}_pad")(x)
+        # "same" pads unevenly where the stride meets an even size.
+        x = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
     padding = "same" if strides == 1 else "valid"
-    x = keras.layers.Conv2D(filters, size, strides, padding, use_bias=False, name=f"{name}{ending}_conv")(x)
-    return keras.layers.BatchNormalization(epsilon=1e-5, momentum=0.9, name=f"{name}{ending}_bn")(x)
+    x = keras.layers.Conv2D(filters, size, strides, padding, use_bias=use_bias, name=f"{name}{ending}")(x)
+    if epsilon is None:
+        return x
+    # PyTorch's default momentum, 0.1, counts the other way round.
+    return keras.layers.BatchNormalization(epsilon=epsilon, momentum=0.9, name=f"{name}_bn")(x)

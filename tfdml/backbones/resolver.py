@@ -136,8 +136,7 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
     """
     if name.startswith(PREFIX):
         _check_hub_options(name, weights, options)
-        preset = load_preset(name.removeprefix(PREFIX), image_size)
-        return Backbone(preset.model, preset.scaling, preset.ensemble_cut)
+        return Backbone(*load_preset(name.removeprefix(PREFIX), image_size))
     entry = _find(name, weights, options)
     weights = None if weights in _NO_WEIGHTS else local_copy(weights)
     hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""

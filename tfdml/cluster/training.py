@@ -318,16 +318,10 @@ def sweep(
         for _ in range(draws):
             study.enqueue_trial(values)
     _train(study, axes, experiment, settings)
-    rows = [
-        {
-            "trial": trial.number,
-            metric: trial.value,
-            "state": trial.state.name.lower(),
-            **trial.user_attrs,
-            **trial.params,
-        }
-        for trial in study.trials
-    ]
+    rows = []
+    for trial in study.trials:
+        result = {"trial": trial.number, metric: trial.value, "state": trial.state.name.lower()}
+        rows.append(result | trial.user_attrs | trial.params)
     rows.sort(key=lambda row: (row["state"] != "complete", -(row[metric] or 0.0)))
     with atomic_write(folder / "sweep.csv") as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, ["trial", metric, "state", *axes, "error"])
@@ -350,13 +344,10 @@ def open_study(experiment: Experiment) -> Any:
         import optuna
         from optuna.storages.journal import JournalFileBackend
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    backend = JournalFileBackend(f"{experiment.run_dir}/optuna.journal")
+    storage = optuna.storages.JournalStorage(JournalFileBackend(f"{experiment.run_dir}/optuna.journal"))
+    pruner = optuna.pruners.MedianPruner(n_warmup_steps=experiment.epochs // 3)
     study = optuna.create_study(
-        study_name="sweep",
-        storage=optuna.storages.JournalStorage(backend),
-        pruner=optuna.pruners.MedianPruner(n_warmup_steps=experiment.epochs // 3),
-        direction="maximize",
-        load_if_exists=True,
+        study_name="sweep", storage=storage, pruner=pruner, direction="maximize", load_if_exists=True
     )
     # A sweep that resumes continues with other draws than those that it began with.
     asked = sum(trial.state != optuna.trial.TrialState.WAITING for trial in study.trials)

@@ -170,12 +170,7 @@ class FileImages(Images):
         """See `Images.lookup`."""
         if any(map(files.is_remote, self.paths)):
             return _source_read_here(self)
-        return Source(
-            lambda indices: [strings(os.fsencode(self.paths[i]) for i in indices)],
-            (tf.string,),
-            lambda path: decode_image(tf.io.read_file(path)),
-            decode_part=lambda choose, path: decode_part(tf.io.read_file(path), choose),
-        )
+        return source_of_encoded(lambda indices: (os.fsencode(self.paths[i]) for i in indices), tf.io.read_file)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -407,7 +402,6 @@ class VectorImages(Images):
         return Source(
             lambda indices: [self.vectors[indices].astype(np.float32, copy=False)],
             (tf.float32,),
-            lambda vector: vector,
             dimension=self.vectors.shape[1],
         )
 
@@ -423,28 +417,18 @@ class Source:
 
     columns: Callable[[np.ndarray], list[np.ndarray]]  # of (n,) indices: arrays of n rows
     dtypes: tuple[tf.DType, ...]  # of these arrays
-    read: Callable[..., tf.Tensor]  # one row of each to (H, W, 3) uint8
+    # Of a choice and one row of each: see `decode_part`; None for vectors.
+    read_part: Any = None
     size: tuple[int, int] | None = None  # (H, W) where the single column is the (n, H, W, 3) images themselves
     dimension: int = 0  # D where the single column is (n, D) vectors, of which there are no views
-    # Of a choice and one row of each: see `decode_part`; None where images are not encoded.
-    decode_part: Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]] | None = None
-
-    def read_part(
-        self, choose: Callable[[tf.Tensor], tf.Tensor], *row: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return the part of an image that `choose` names, given its size; what it named; and that size."""
-        if self.decode_part is not None:
-            return self.decode_part(choose, *row)
-        return chosen_part(self.read(*row), choose)
 
 
-def source_of_encoded(read: Callable[[np.ndarray], Iterable[bytes]]) -> Source:
-    """Return encoded images, whose bytes `read` returns for (n,) indices."""
+def source_of_encoded(
+    read: Callable[[np.ndarray], Iterable[bytes]], load: Callable[[tf.Tensor], tf.Tensor] = lambda encoded: encoded
+) -> Source:
+    """Return encoded images. `read` returns for (n,) indices their bytes, or the texts that `load` reads them from."""
     return Source(
-        lambda indices: [strings(read(indices))],
-        (tf.string,),
-        decode_image,
-        decode_part=lambda choose, encoded: decode_part(encoded, choose),
+        lambda indices: [strings(read(indices))], (tf.string,), lambda choose, row: decode_part(load(row), choose)
     )
 
 
@@ -454,7 +438,7 @@ def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
         return Source(
             lambda indices: [np.stack([arrays[i] for i in indices])],
             (tf.uint8,),
-            lambda image: tf.ensure_shape(image, arrays[0].shape),
+            lambda choose, image: chosen_part(tf.ensure_shape(image, arrays[0].shape), choose),
             arrays[0].shape[:2],
         )
     # Only strings may differ in length within a batch.
@@ -464,7 +448,7 @@ def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
             np.array([arrays[i].shape for i in indices], np.int32),
         ],
         (tf.string, tf.int32),
-        lambda pixels, shape: tf.ensure_shape(tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape), (None, None, 3)),
+        lambda choose, pixels, shape: chosen_part(tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape), choose),
     )
 
 

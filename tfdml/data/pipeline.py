@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset, explain_failure
-from tfdml.data.decoding import decode_part
+from tfdml.data.decoding import decode_part, whole
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
 from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -305,7 +305,7 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
     indices_of = _in_order(len(dataset), _PER_TASK)
     columns_of = as_written(lambda step: look_up(dataset.labels, source, indices_of, step, None)[1:])
     images = tf.data.Dataset.range(-(-len(dataset) // _PER_TASK)).map(columns_of).unbatch()
-    prepare = as_written(lambda *row: transform.prepare(source.read(*row)))
+    prepare = as_written(lambda *row: transform.prepare(source.read_part(whole, *row)[0]))
     images = images.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
     try:
         for image in images.as_numpy_iterator():

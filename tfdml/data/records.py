@@ -50,7 +50,8 @@ VERSION = 4
 REMEDY = "copy the folder again from its source, or prepare it again with tfdml prepare"
 _FILE: Kinds = {"bytes": int, "sha256": str}
 _SPLIT: Kinds = {"images": int, "table": str, "shards": list}
-_OPTIONAL = ("super_label", "is_query", "group")
+# Columns that a table may lack, and what they are in a data set.
+_OPTIONAL = {"super_label": "super_labels", "is_query": "is_query", "group": "groups"}
 # The columns of a table.
 COLUMNS = {
     "shard": "int32",
@@ -86,16 +87,10 @@ def read(data_dir: str | os.PathLike, split: str = "train") -> ImageDataset:
     paths, columns = _read_split(folder, manifest["splits"][split], manifest["files"])
     classes, rows = np.unique(columns["label"], return_index=True)
     names = columns["class"].take(rows).to_pylist()
-    return ImageDataset(
-        name=manifest["dataset"],
-        split=split,
-        images=RecordImages(paths, *(columns[name] for name in ("shard", "offset", "size", "name"))),
-        labels=columns["label"],
-        class_names=dict(zip(classes.tolist(), map(os.fsdecode, names), strict=True)),
-        super_labels=columns.get("super_label"),
-        is_query=columns.get("is_query"),
-        groups=columns.get("group"),
-    )
+    class_names = dict(zip(classes.tolist(), map(os.fsdecode, names), strict=True))
+    images = RecordImages(paths, *(columns[name] for name in ("shard", "offset", "size", "name")))
+    optional = {field: columns.get(column) for column, field in _OPTIONAL.items()}
+    return ImageDataset(manifest["dataset"], split, images, columns["label"], class_names, **optional)
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
@@ -613,6 +608,7 @@ def _write_table(found: SplitReport, split: str, out: str) -> dict[str, Any]:
     if not len(kept):
         raise UserError(f"{dataset.name}: no image of the {split} split is left")
     offsets, sizes = zip(*itertools.chain(*found.places), strict=True)
+    optional = {column: getattr(dataset, field) for column, field in _OPTIONAL.items()}
     columns = {
         "shard": np.repeat(np.arange(len(found.places)), list(map(len, found.places))),
         "offset": offsets,
@@ -620,11 +616,9 @@ def _write_table(found: SplitReport, split: str, out: str) -> dict[str, Any]:
         "label": dataset.labels[kept],
         "class": [os.fsencode(dataset.class_names[label]) for label in dataset.labels[kept].tolist()],
         "name": [os.fsencode(dataset.images.name(index)) for index in kept],
-        "super_label": None if dataset.super_labels is None else dataset.super_labels[kept],
-        "is_query": None if dataset.is_query is None else dataset.is_query[kept],
-        "group": None if dataset.groups is None else dataset.groups[kept],
+        **{column: values[kept] for column, values in optional.items() if values is not None},
     }
-    arrays = {name: pa.array(column, COLUMNS[name]) for name, column in columns.items() if column is not None}
+    arrays = {name: pa.array(column, COLUMNS[name]) for name, column in columns.items()}
     buffer = pa.BufferOutputStream()
     pa.parquet.write_table(pa.table(arrays), buffer, compression="zstd")
     table = buffer.getvalue().to_pybytes()

@@ -162,31 +162,12 @@ class ClassIndex:
         """Return some of the classes, by position or by a mask."""
         return dataclasses.replace(self, starts=self.starts[classes], counts=self.counts[classes])
 
-    def draw(self, classes: np.ndarray, images_per_class: int, seed: int, step: int) -> np.ndarray:
-        """K images of each class without replacement; a class of fewer gives all of them before any comes again.
+    def draw(self, classes: np.ndarray, numbers: int | np.ndarray, seed: int, step: int) -> np.ndarray:
+        """Return images of each class without replacement; a class of fewer gives all of them before any comes again.
 
         Args:
             classes: (P,) positions of classes.
-            images_per_class: K.
-            seed: A non-negative integer.
-            step: The training step.
-
-        Returns:
-            (P * K,) int64 image indices, grouped by class.
-        """
-        counts = self.counts[classes].astype(np.int64)[:, None]
-        # Image k of a class is place k mod n of the order drawn for its turn, k div n.
-        turn, place = np.divmod(np.arange(images_per_class)[None, :], counts)
-        keys = round_keys(seed, IMAGE_STREAM, step, shape=(len(classes), 1)) + mix(turn.astype(np.uint64))
-        places = permute(place, np.broadcast_to(counts, place.shape), keys)
-        return self.order[(self.starts[classes][:, None] + places).reshape(-1)].astype(np.int64)
-
-    def draw_some(self, classes: np.ndarray, numbers: np.ndarray, seed: int, step: int) -> np.ndarray:
-        """Return a number of images of each class, at most as many as it has, without replacement.
-
-        Args:
-            classes: (P,) positions of classes.
-            numbers: (P,) how many images of each.
+            numbers: How many images of each; one number, or (P,).
             seed: A non-negative integer.
             step: The training step.
 
@@ -194,9 +175,11 @@ class ClassIndex:
             (sum of `numbers`,) int64 image indices, grouped by class.
         """
         owner = np.repeat(np.arange(len(classes)), numbers)
-        place = np.arange(len(owner)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
-        keys = round_keys(seed, IMAGE_STREAM, step, shape=(len(classes),))[:, owner]
-        places = permute(place, self.counts[classes][owner], keys)
+        counts = self.counts[classes][owner]
+        # Image k of a class is place k mod n of the order drawn for its turn, k div n.
+        turn, place = np.divmod(np.arange(len(owner)) - np.searchsorted(owner, owner), counts)
+        keys = round_keys(seed, IMAGE_STREAM, step, shape=(len(classes),))[:, owner] + mix(turn.astype(np.uint64))
+        places = permute(place, counts, keys)
         return self.order[self.starts[classes][owner] + places].astype(np.int64)
 
 
@@ -563,21 +546,16 @@ def _kind_of_classes(classes: ClassIndex, labels: np.ndarray, super_labels: np.n
 
 def _members(kinds: np.ndarray, at_least: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Group the classes by super-class: where each super-class that has enough begins, and how many it has."""
-    _, kinds = np.unique(kinds, return_inverse=True)
+    _, kinds, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+    # Those that are too small make one more, the last. If it is still too small, it is cut off.
+    kinds = np.where(counts[kinds] < at_least, len(counts), kinds)
     counts = np.bincount(kinds)
-    short = counts < at_least
-    if short.any():
-        kinds = np.where(short[kinds], len(counts), kinds)
-        counts = np.bincount(kinds)
-    order = np.argsort(kinds, kind="stable").astype(np.int32)
-    keep = counts >= at_least
-    never = int(counts[~keep].sum())
-    if never:
+    counts = counts[counts >= at_least]
+    sampled = int(counts.sum())
+    if sampled < len(kinds):
         text = "%d of %d classes are never sampled: their super-classes have fewer than %d classes"
-        logging.warning(text, never, len(kinds), at_least)
-    # Grouped again without those that are never sampled.
-    order = order[np.repeat(keep, counts)]
-    counts = counts[keep]
+        logging.warning(text, len(kinds) - sampled, len(kinds), at_least)
+    order = np.argsort(kinds, kind="stable").astype(np.int32)[:sampled]
     return order, np.cumsum(counts) - counts, counts
 
 
@@ -647,7 +625,7 @@ class WholeClassSampler:
         classes = order[first[place] : first[place + 1]]
         numbers = self._classes.counts[classes].astype(np.int64)
         numbers[-1] = self.batch_size - numbers[:-1].sum()
-        return self._classes.draw_some(classes, numbers, self._seed, int(step))
+        return self._classes.draw(classes, numbers, self._seed, int(step))
 
     def _sizes(self) -> np.ndarray:
         return np.minimum(self._classes.counts, self.batch_size)

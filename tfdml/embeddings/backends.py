@@ -125,68 +125,6 @@ class TruncatedBackend(EmbeddingBackend):
         return ((rows, truncate(vectors, self.dim)) for rows, vectors in found)
 
 
-class ImageRefused(Exception):
-    """The model cannot take the images of a request; the message says why."""
-
-
-class EncodedImagesBackend(EmbeddingBackend):
-    """A backend that takes encoded images, as a client would send them."""
-
-    @abc.abstractmethod
-    def request(self, encoded_images: list[bytes]) -> np.ndarray:
-        """(B, d) embeddings of B encoded images.
-
-        Raises:
-            ImageRefused: One of the images cannot be decoded.
-            UserError: The model is not available.
-        """
-
-    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
-        """See `EmbeddingBackend.stream`."""
-        self.check_input(dataset)
-        images = dataset.images
-        for start in range(first, len(images), batch_size):
-            rows = range(start, min(start + batch_size, len(images)))
-            batch = [encoded_image(images, row) for row in rows]
-            try:
-                vectors = self.request(batch)
-            except ImageRefused as error:
-                raise self._blamed(error, images, rows, batch) from error
-            yield checked_vectors(vectors, len(batch), self.address)
-
-    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `EmbeddingBackend.stream_readable`."""
-        for rows, batch in readable_batches(dataset.images, batch_size, bytes):
-            vectors, accepted = self.request_each(batch)
-            if accepted.any():
-                yield rows[accepted], checked_vectors(vectors[accepted], accepted.sum(), self.address)
-
-    def request_each(self, encoded_images: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """(B, d) embeddings of B encoded images, anything where there is none, and (B,) bool whether there is one.
-
-        Raises:
-            UserError: The model is not available.
-        """
-        try:
-            return self.request(encoded_images), np.ones(len(encoded_images), bool)
-        except ImageRefused:
-            if len(encoded_images) == 1:
-                return np.zeros((1, 0), np.float32), np.zeros(1, bool)
-        each = [self.request_each([image]) for image in encoded_images]
-        dimension = max(vectors.shape[1] for vectors, _ in each)
-        rows = [vectors if vectors.size else np.zeros((1, dimension), np.float32) for vectors, _ in each]
-        return np.concatenate(rows), np.concatenate([accepted for _, accepted in each])
-
-    def _blamed(self, error: ImageRefused, images: Images, rows: range, batch: list[bytes]) -> UserError:
-        """Which image of a refused batch it was, by sending each alone."""
-        for row, image in zip(rows, batch, strict=True):
-            try:
-                self.request([image])
-            except ImageRefused as refused:
-                return UserError(f"{self.address} refuses {images.place(row)}: {refused}")
-        return UserError(f"{self.address} refuses the batch of {images.place(rows[0])}: {error}")
-
-
 def checked_vectors(vectors: np.ndarray, count: int, address: str) -> np.ndarray:
     """Return what a model answered, as (count, d) float32.
 
@@ -429,14 +367,6 @@ def _file(path: str | os.PathLike) -> Path:
     return path / "embedder.keras" if path.is_dir() else path
 
 
-def _check_archive(path: Path) -> None:
-    """Refuse what is no .keras archive, such as a legacy HDF5 model, or is damaged, for which Keras does not look."""
-    with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    if damaged:
-        raise ValueError(f"{damaged} in it is damaged")
-
-
 def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
     """Return the Keras embedder of a run folder or a .keras file.
 
@@ -451,7 +381,10 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
     compare_with_card(path)
     # Unknown layers, and whatever else Keras raises on a foreign file.
     with user_errors(Exception, f"{path} cannot be loaded: {REASON}", named=True):
-        _check_archive(path)
+        # Keras looks neither for damage nor for what is no archive, such as a legacy HDF5 model.
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} in it is damaged")
         # Code in the file, such as that of a Lambda layer, is refused; `safe_mode` is Keras's default.
         embedder = keras.saving.load_model(path, compile=False, safe_mode=True)
     if not isinstance(embedder, AnyEmbedder):
@@ -459,7 +392,7 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
     return embedder
 
 
-class SavedModelEmbedder(EncodedImagesBackend):
+class SavedModelEmbedder(EmbeddingBackend):
     """A SavedModel whose signature `serving_default` takes `image_bytes` (B,) and gives `embedding` (B, d).
 
     Args:
@@ -487,19 +420,57 @@ class SavedModelEmbedder(EncodedImagesBackend):
         if list(inputs) != ["image_bytes"] or "embedding" not in outputs:
             raise UserError(f"`model={path}`: serving_default takes {', '.join(inputs)} and gives {', '.join(outputs)}")
 
+    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
+        """See `EmbeddingBackend.stream`."""
+        self.check_input(dataset)
+        images = dataset.images
+        for start in range(first, len(images), batch_size):
+            rows = range(start, min(start + batch_size, len(images)))
+            batch = [encoded_image(images, row) for row in rows]
+            try:
+                vectors = self.request(batch)
+            except tf.errors.InvalidArgumentError as error:
+                raise self._blamed(error, images, rows, batch) from error
+            yield checked_vectors(vectors, len(batch), self.address)
+
+    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `EmbeddingBackend.stream_readable`."""
+        for rows, batch in readable_batches(dataset.images, batch_size, bytes):
+            vectors, accepted = self.request_each(batch)
+            if accepted.any():
+                yield rows[accepted], checked_vectors(vectors[accepted], accepted.sum(), self.address)
+
     def request(self, encoded_images: list[bytes]) -> np.ndarray:
-        """See `EncodedImagesBackend.request`."""
-        try:
-            return self.serve(image_bytes=tf.constant(encoded_images))["embedding"].numpy()
-        except tf.errors.InvalidArgumentError as error:
-            raise ImageRefused(short_message(error, "last")) from error
+        """(B, d) embeddings of B encoded images.
+
+        Raises:
+            tf.errors.InvalidArgumentError: One of the images cannot be decoded.
+        """
+        return self.serve(image_bytes=tf.constant(encoded_images))["embedding"].numpy()
 
     def request_each(self, encoded_images: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """See `EncodedImagesBackend.request_each`; by the signature `embed_each`, where there is one."""
-        if "embed_each" not in self.loaded.signatures:
-            return super().request_each(encoded_images)
-        found = self.loaded.signatures["embed_each"](image_bytes=tf.constant(encoded_images))
-        return found["embedding"].numpy(), found["error"].numpy() == b""
+        """(B, d) embeddings of B encoded images, anything where there is none, and (B,) bool whether there is one."""
+        if "embed_each" in self.loaded.signatures:
+            found = self.loaded.signatures["embed_each"](image_bytes=tf.constant(encoded_images))
+            return found["embedding"].numpy(), found["error"].numpy() == b""
+        try:
+            return self.request(encoded_images), np.ones(len(encoded_images), bool)
+        except tf.errors.InvalidArgumentError:
+            if len(encoded_images) == 1:
+                return np.zeros((1, 0), np.float32), np.zeros(1, bool)
+        each = [self.request_each([image]) for image in encoded_images]
+        dimension = max(vectors.shape[1] for vectors, _ in each)
+        rows = [vectors if vectors.size else np.zeros((1, dimension), np.float32) for vectors, _ in each]
+        return np.concatenate(rows), np.concatenate([accepted for _, accepted in each])
+
+    def _blamed(self, error: tf.errors.OpError, images: Images, rows: range, batch: list[bytes]) -> UserError:
+        """Which image of a refused batch it was, by sending each alone."""
+        for row, image in zip(rows, batch, strict=True):
+            try:
+                self.request([image])
+            except tf.errors.InvalidArgumentError as refused:
+                return UserError(f"{self.address} refuses {images.place(row)}: {short_message(refused, 'last')}")
+        return UserError(f"{self.address} refuses the batch of {images.place(rows[0])}: {short_message(error, 'last')}")
 
 
 class ViewFileEmbedder(ViewBackend):

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy.stats import entropy, hypergeom
+from sklearn import metrics as sk
 
 from tfdml.errors import UserError, check_positive
 from tfdml.retrieval.exact import check_embeddings, unit_rows
@@ -72,9 +74,7 @@ def pairwise_f1(labels: Any, clusters: Any) -> float:
         >>> pairwise_f1([0, 0, 1, 1], [5, 5, 5, 7])
         0.4
     """
-    from sklearn.metrics.cluster import pair_confusion_matrix
-
-    (_, wrong), (missed, right) = pair_confusion_matrix(labels, clusters).tolist()
+    (_, wrong), (missed, right) = sk.cluster.pair_confusion_matrix(labels, clusters).tolist()
     return 2 * right / (2 * right + wrong + missed) if right + wrong + missed else 1.0
 
 
@@ -92,8 +92,6 @@ def clustering_agreement(labels: Any, clusters: Any, metrics: Sequence[str] = CL
     Returns:
         The metrics by name, as fractions (AMI may be slightly negative).
     """
-    from sklearn import metrics as sk
-
     # scikit-learn warns that so many classes look like regression targets; class ids they are.
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         compute = {
@@ -137,9 +135,7 @@ def evaluate_clustering(
     labels = np.asarray(labels)
     if labels.shape != (len(embeddings),):
         raise UserError(f"{len(embeddings)} embeddings but labels of shape {labels.shape}; one label per embedding")
-    num_classes = len(np.unique(labels))
-    options: dict[str, Any] = {"distance": distance, "iterations": iterations, "seed": seed}
-    clusters = kmeans(embeddings, num_classes, **options)
+    clusters = kmeans(embeddings, len(np.unique(labels)), distance=distance, iterations=iterations, seed=seed)
     return clustering_agreement(labels, clusters, metrics)
 
 
@@ -162,8 +158,6 @@ def expected_mutual_information(class_sizes: Any, cluster_sizes: Any) -> float:
         >>> round(expected_mutual_information([1, 1], [1, 1]), 6)  # always matched one to one
         0.693147
     """
-    from scipy.stats import hypergeom
-
     a_sizes, a_times = np.unique(np.asarray(class_sizes, np.int64), return_counts=True)
     b_sizes, b_times = np.unique(np.asarray(cluster_sizes, np.int64), return_counts=True)
     total = int(a_sizes @ a_times)
@@ -202,8 +196,6 @@ def adjusted_mutual_information(labels: Any, clusters: Any) -> float:
         return 1.0
     if len(class_sizes) == 1 or len(cluster_sizes) == 1:
         return 0.0
-    from scipy.stats import entropy
-
     together = np.unique(labels.astype(np.int64) * len(cluster_sizes) + clusters, return_counts=True)[1]
     h_labels, h_clusters = float(entropy(class_sizes)), float(entropy(cluster_sizes))
     information = h_labels + h_clusters - float(entropy(together))

@@ -88,7 +88,6 @@ class AllPairs:
     """All pairs of images, sorted by class, with their distances tile by tile of the matrix.
 
     Attributes:
-        order: (N,) the row of each image, as they are sorted here.
         classes: (N,) the place of each image's class in `sizes`, ascending.
         sizes: (C,) the number of images of each class.
         scale: What the distances of the tiles are multiplied by.
@@ -104,16 +103,25 @@ class AllPairs:
     """
 
     def __init__(self, embeddings: Any, labels: Any, distance: str):
-        embeddings, labels = _checked(embeddings, labels, distance)
+        check_choice("distance", distance, DISTANCES)
+        embeddings = check_embeddings(embeddings)
+        labels = check_labels(labels, len(embeddings))
         # Sorted by class, the pairs of one class lie in few tiles.
-        self.order = order = np.argsort(labels, kind="stable")
+        order = np.argsort(labels, kind="stable")
         _, self.classes, self.sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
+        classes = len(self.sizes)
+        if not 1 < classes < len(labels):
+            missing = "of one class" if classes == len(labels) else "of different classes"
+            raise UserError(f"there is no pair of images {missing}: {len(labels)} images of {classes} classes")
         points = embeddings[order]
         space = placed_together(points, points, distance)
         self._points, unit = space.gallery, space.unit
         self._squares = np.einsum("nd,nd->n", self._points, self._points)
         self._distance = distance
-        self._low, self._high = _range(float(self._squares.max()), distance)
+        # All distances lie between bounds that the largest squared length gives.
+        largest = float(self._squares.max()) or 1.0
+        bounds = {"euclidean": (0.0, 2 * largest**0.5), "sqeuclidean": (0.0, 4 * largest), "cosine": (0.0, 2.0)}
+        self._low, self._high = bounds.get(distance, (-largest, largest))
         self.scale = {"euclidean": unit, "cosine": 1.0}.get(distance, unit**2)
 
     def edges(self, bins: int) -> np.ndarray:
@@ -170,28 +178,6 @@ class AllPairs:
         if self.classes[rows.stop - 1] < self.classes[columns.start]:
             return None
         return self.classes[rows, None] == self.classes[columns]
-
-
-def _checked(embeddings: Any, labels: Any, distance: str) -> tuple[np.ndarray, np.ndarray]:
-    check_choice("distance", distance, DISTANCES)
-    embeddings = check_embeddings(embeddings)
-    labels = check_labels(labels, len(embeddings))
-    classes = len(np.unique(labels))
-    if not 1 < classes < len(labels):
-        missing = "of one class" if classes == len(labels) else "of different classes"
-        raise UserError(f"there is no pair of images {missing}: {len(labels)} images of {classes} classes")
-    return embeddings, labels
-
-
-def _range(largest_square: float, distance: str) -> tuple[float, float]:
-    """Between what bounds all distances lie, given the largest squared length."""
-    largest_square = largest_square or 1.0
-    return {
-        "euclidean": (0.0, 2 * largest_square**0.5),
-        "sqeuclidean": (0.0, 4 * largest_square),
-        "cosine": (0.0, 2.0),
-        "dot": (-largest_square, largest_square),
-    }[distance]
 
 
 def _from_products(products: np.ndarray, left: np.ndarray, right: np.ndarray, distance: str) -> np.ndarray:

@@ -107,7 +107,7 @@ class RetrievalTask:
             return {"": self}
         return {end: dataclasses.replace(self, relevance=one, labels=one.labels) for end, one in levels.items()}
 
-    def part(self, block: slice) -> RetrievalTask:
+    def part(self, block: slice | np.ndarray) -> RetrievalTask:
         """Return the task of a block of the queries, searched in the same gallery."""
         return RetrievalTask(
             self.queries[block],
@@ -597,12 +597,8 @@ def _images_before(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
     """(R,) how many images come before each of `relevant`: better score, or the same and a lower row."""
     wanted = scores[relevant]
     if len(relevant) <= _COUNTED:
-        return np.array(
-            [
-                np.count_nonzero(scores[:row] >= score) + np.count_nonzero(scores[row:] > score)
-                for row, score in zip(relevant, wanted, strict=True)
-            ]
-        )
+        pairs = zip(relevant, wanted, strict=True)
+        return np.array([np.count_nonzero(scores[:row] >= x) + np.count_nonzero(scores[row:] > x) for row, x in pairs])
     ascending = np.sort(scores)
     not_better = np.searchsorted(ascending, wanted, "right")
     before = len(scores) - not_better

@@ -68,7 +68,7 @@ class _Shared:
             return self.keys @ np.diff(self.images.indptr).astype(np.int64)
         return np.array([len(self.rows(query)) for query in range(self.keys.shape[0])])
 
-    def part(self, block: slice) -> _Shared:
+    def part(self, block: slice | np.ndarray) -> _Shared:
         return _Shared(self.keys[block], self.images)
 
     def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
@@ -264,7 +264,7 @@ class Relevance:
         """See the class."""
         return {f"/{level}": part for level, part in enumerate(self._levels)} or {"": self}
 
-    def part(self, block: slice) -> Relevance:
+    def part(self, block: slice | np.ndarray) -> Relevance:
         """Return the relevance of a block of the queries, whose search goes as deep as that of all."""
         return dataclasses.replace(
             self,

@@ -139,13 +139,8 @@ def verification(
     # FNMR - FAR falls along the bins; it becomes 0 or negative within this one.
     crossing = int(np.argmax((1 - accepted_same / num_same) - accepted / num_different <= 0))
     thresholds, within = pairs.thresholds(different, [int(np.floor(far * num_different)) for far in fars], {crossing})
-    eer, eer_threshold = _equal_error(
-        *within[crossing],
-        int(accepted_same[crossing] - same[crossing]),
-        int(accepted[crossing] - different[crossing]),
-        num_same,
-        num_different,
-    )
+    before = int(accepted_same[crossing] - same[crossing]), int(accepted[crossing] - different[crossing])
+    eer, eer_threshold = _equal_error(*within[crossing], *before, num_same, num_different)
     points = pairs.operating_points(thresholds, level, new_classes=False)
     chosen = _spread(accepted_same + accepted, 2000)
     return Verification(
@@ -518,11 +513,10 @@ class _CountedPairs(AllPairs):
         """Return the rates at each threshold (before `scale`), with intervals over classes or for as many new ones."""
         order = np.argsort(thresholds)
         counts = self._accepted_by_class(np.asarray(thresholds, np.float32)[order])
-        points = [OperatingPoint(float("nan"), *_NO_RATES)] * len(thresholds)
-        for place, k in enumerate(order):
-            of_threshold = [part[..., place] for part in counts]
-            rates = _rates(self.sizes.astype(np.float64), of_threshold, level, new_classes)
-            points[k] = OperatingPoint(float(thresholds[k]) * self.scale, *rates)
+        sizes, points = self.sizes.astype(np.float64), []
+        for threshold, place in zip(thresholds, np.argsort(order), strict=True):
+            rates = _rates(sizes, [part[..., place] for part in counts], level, new_classes)
+            points.append(OperatingPoint(float(threshold) * self.scale, *rates))
         return points
 
     def _accepted_by_class(self, thresholds: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -540,10 +534,8 @@ class _CountedPairs(AllPairs):
             for rows, columns, distances, kept in self.tiles(int(starts[first]), int(starts[last])):
                 accepted = distances <= (thresholds[-1] if kinds else -np.inf)
                 row, column = np.nonzero(accepted if kept is ... else accepted & kept)
-                low, wide = (
-                    self.classes[columns.start],
-                    self.classes[columns.stop - 1] + 1 - self.classes[columns.start],
-                )
+                low = self.classes[columns.start]
+                wide = self.classes[columns.stop - 1] + 1 - low
                 cell = (self.classes[rows][row] - first) * wide + self.classes[columns][column] - low
                 from_kind = np.searchsorted(thresholds, distances[row, column], side="left")
                 found = np.bincount(cell * kinds + from_kind, minlength=len(strip) * wide * kinds)
@@ -558,9 +550,6 @@ class _CountedPairs(AllPairs):
             products += np.einsum("cd,cdt->t", sizes, strip)
             first = last
         return same, rows_of, squares, products
-
-
-_NO_RATES = (Interval(float("nan"), float("nan"), float("nan"), float("nan")),) * 3
 
 
 def _rates(sizes: np.ndarray, accepted: Sequence, level: float, new_classes: bool) -> tuple[Interval, ...]:
@@ -586,7 +575,7 @@ def _rates(sizes: np.ndarray, accepted: Sequence, level: float, new_classes: boo
     of_far = interval(far, max(shared - alone, alone), num, num / 2)
     total = hits + false
     if not total:
-        return of_tar, of_far, _NO_RATES[0]
+        return of_tar, of_far, Interval(*[float("nan")] * 4)
     precision = hits / total
     shared = float(np.square((same * (1 - precision) - precision * others) / total).sum())
     alone = precision**2 * float(squares) / total**2

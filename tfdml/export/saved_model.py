@@ -209,7 +209,7 @@ def in_float32(embedder: AnyEmbedder) -> AnyEmbedder:
         'float32'
     """
     config = keras.saving.serialize_keras_object(embedder)
-    plain = _plain(config)
+    plain = keras.tree.traverse(_plain, config)
     if plain == config:
         return embedder
     made = keras.saving.deserialize_keras_object(plain)
@@ -218,18 +218,11 @@ def in_float32(embedder: AnyEmbedder) -> AnyEmbedder:
     return made
 
 
-def _plain(config: Any) -> Any:
-    """Return a configuration with every mixed policy replaced."""
-    if isinstance(config, dict):
-        if config.get("class_name") == "DTypePolicy":
-            return {**config, "config": {"name": "float32"}}
-        return {
-            key: "float32" if key == "dtype" and str(value).startswith("mixed_") else _plain(value)
-            for key, value in config.items()
-        }
-    if isinstance(config, (list, tuple)):
-        return type(config)(_plain(item) for item in config)
-    return config
+def _plain(node: Any) -> Any:
+    """Return what takes the place of a mixed policy in a configuration; None for all else."""
+    if isinstance(node, dict) and node.get("class_name") == "DTypePolicy":
+        return {**node, "config": {"name": "float32"}}
+    return "float32" if isinstance(node, str) and node in ("mixed_float16", "mixed_bfloat16") else None
 
 
 @contextlib.contextmanager

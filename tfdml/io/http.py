@@ -42,20 +42,17 @@ def address_of(opened: socket.socket, host: str = "") -> str:
 async def read_body(request: Request, most: int, dropped: int = 1) -> bytes:
     """Return the body of a request, or answer 413: of a larger one, `dropped` times `most` bytes are read."""
     # A client that is still sending reads no refusal.
-    parts: list[bytes] = []
-    size = 0
+    body, size = bytearray(), 0
     async for part in request.stream():
         size += len(part)
         if size <= most:
-            parts.append(part)
-            continue
-        parts.clear()
-        if size > dropped * most:
+            body += part
+        elif size > dropped * most:
             break
     if size > most:
         limit = f"{most / 2**20:g} MB"
         raise HTTPException(413, f"the request is larger than the limit of {limit}: send fewer or smaller images")
-    return b"".join(parts)
+    return bytes(body)
 
 
 @contextlib.contextmanager

@@ -192,10 +192,9 @@ class PairLoss(LabelledLoss):
         """Compute one value per anchor: (b,)."""
         raise TypeError(f"{type(self).__name__} must define anchor_losses()")
 
-    @property
-    def averages_pairs(self) -> bool:
-        """Whether values are scaled so that their mean is a mean over pairs (else their sum is a sum over pairs)."""
-        return self.reduction != "sum"
+    def mean_over(self, pairs: Pairs, rows, counted):
+        """Scale sums of the anchors, (b,), so that their mean is that over `counted`; as they are under `"sum"`."""
+        return rows if self.reduction == "sum" else pairs.scale_to_mean(rows, counted)
 
     def over_pairs(self, pairs: Pairs, values, mask):
         """Compute one value per anchor, whose mean over anchors is the mean of `values` over the pairs of `mask`.
@@ -207,8 +206,7 @@ class PairLoss(LabelledLoss):
             values: (b, B), one for each pair; or (b, 1), one for each anchor.
             mask: Booleans of the same shape, the pairs that count.
         """
-        rows = pairwise.masked_sum(values, mask, axis=1)
-        return pairs.scale_to_mean(rows, pairwise.masked_count(mask)) if self.averages_pairs else rows
+        return self.mean_over(pairs, pairwise.masked_sum(values, mask, axis=1), pairwise.masked_count(mask))
 
 
 def nan_if_any(x, axis=None):

@@ -223,7 +223,7 @@ class MarginLoss(PairLoss):
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
         rows, active = margin_hinges(pairs, self.alpha, self.beta)
-        return pairs.scale_to_mean(rows, active) if self.averages_pairs else rows
+        return self.mean_over(pairs, rows, active)
 
 
 def margin_hinges(pairs, alpha, beta):

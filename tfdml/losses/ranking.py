@@ -72,9 +72,7 @@ class HistogramLoss(PairLoss):
         num_positives = pairwise.masked_count(positives)
         cumulative = ops.cumsum(positive_nodes) / ops.maximum(num_positives, 1.0)
         rows = pairwise.matmul(soft_histograms(positions, negatives, self.bins), cumulative[:, None])[:, 0]
-        if not self.averages_pairs:
-            return rows
-        return pairs.scale_to_mean(rows, pairwise.masked_count(negatives))
+        return self.mean_over(pairs, rows, pairwise.masked_count(negatives))
 
 
 class FastAPLoss(PairLoss):

@@ -134,9 +134,7 @@ class TripletLoss(PairLoss):
                 weights = negative_probabilities(pairs)
             weighted = _softly_weighted if soft else functools.partial(_weighted, margin=self.margin)
             rows, active, mined = weighted(distances, positives, weights)
-        if not self.averages_pairs:
-            return rows
-        return pairs.scale_to_mean(rows, ops.sum(active if self.average == "active" and not soft else mined))
+        return self.mean_over(pairs, rows, ops.sum(active if self.average == "active" and not soft else mined))
 
     def _cost(self, differences):
         """Return what a triplet costs, from d_ap - d_an."""

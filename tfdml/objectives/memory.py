@@ -113,7 +113,7 @@ class CrossBatchMemory(Stateful):
     def remember(self, representations, labels):
         """Put the batch into the memory, in the place of the oldest."""
         known = self.filled + ops.shape(labels)[0]
-        labels, x = self._with_memory(labels, ops.stop_gradient(representations[self.representation]), batch_last=True)
+        labels, x = self._with_batch(labels, ops.stop_gradient(representations[self.representation]))
         self._memorise(labels[-self.size :], x[-self.size :], known)
 
     def _memorise(self, labels, x, known):
@@ -125,19 +125,18 @@ class CrossBatchMemory(Stateful):
         self.steps.assign(ops.minimum(self.steps + 1, self.start))
 
     def forget(self):
-        """Empty the memory."""
-        for variable in (self.memory, self.memory_labels, self.filled, self.steps):
+        """Empty the memory, and forget what came of it."""
+        for variable in self.non_trainable_variables:
             variable.assign(ops.zeros_like(variable))
 
     def _there(self):
         """(size,) boolean: what of the memory is filled."""
         return ops.arange(self.size) >= self.size - self.filled
 
-    def _with_memory(self, labels, x, batch_last=False):
-        memory = (ops.convert_to_tensor(self.memory_labels), ops.convert_to_tensor(self.memory))
-        batch = (ops.cast(labels, self.memory_labels.dtype), ops.cast(x, "float32"))
-        pairs = zip(memory, batch, strict=True) if batch_last else zip(batch, memory, strict=True)
-        return tuple(ops.concatenate(pair, axis=0) for pair in pairs)
+    def _with_batch(self, labels, x):
+        """Return the labels and the vectors of the memory and, last, of a batch."""
+        labels = ops.concatenate([self.memory_labels, ops.cast(labels, self.memory_labels.dtype)], axis=0)
+        return labels, ops.concatenate([self.memory, ops.cast(x, "float32")], axis=0)
 
 
 class Prism(Observed, CrossBatchMemory):
@@ -257,19 +256,13 @@ class Prism(Observed, CrossBatchMemory):
         """Put the images that count into the memory, in the place of the oldest."""
         x = ops.stop_gradient(representations[self.representation])
         kept = self.kept(labels, x)
-        labels, x = self._with_memory(labels, x, batch_last=True)
+        labels, x = self._with_batch(labels, x)
         there = ops.concatenate([self._there(), kept], axis=0)
         # Those that are there stand last, as old as they are.
         places = ops.arange(ops.shape(there)[0])
         order = ops.argsort(places + ops.cast(there, places.dtype) * ops.shape(there)[0])[-self.size :]
         known = self.filled + ops.sum(ops.cast(kept, "int32"))
         self._memorise(ops.take(labels, order, axis=0), ops.take(x, order, axis=0), known)
-
-    def forget(self):
-        """Empty the memory and the window."""
-        super().forget()
-        for variable in (self.thresholds, self.known):
-            variable.assign(ops.zeros_like(variable))
 
     def observe(self, pairs):
         """Count the anchors whose images count."""

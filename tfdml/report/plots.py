@@ -27,16 +27,7 @@ _Figure = tuple[str, str, Records, Mapping[str, str]]
 # Kinds of points and lines, distinguished by colour, shape and dashes.
 STYLES = 8
 MARKS = "os^vDPX*"
-_DASHES = (
-    "-",
-    (0, (4, 2)),
-    (0, (1, 2)),
-    (0, (5, 2, 1, 2)),
-    (0, (2, 2)),
-    (0, (7, 2)),
-    (0, (1, 1, 3, 1)),
-    (0, (3, 1, 1, 1)),
-)
+_DASHES = ("-", *((0, dash) for dash in ((4, 2), (1, 2), (5, 2, 1, 2), (2, 2), (7, 2), (1, 1, 3, 1), (3, 1, 1, 1))))
 # Colours are drawn as #000001, #000002 ... and become the style sheet's variables of these names, so that a figure is
 # light or dark as the report is.
 _COLOURS = ("", "ink", "soft", "line", "card", "dot", *(f"s{style}" for style in range(STYLES)))

@@ -14,7 +14,6 @@ from tfdml.evaluation.per_query import nearest_left, precision_sums, retrieval_t
 from tfdml.evaluation.relevance import Relevance
 from tfdml.evaluation.results import spread_over_classes
 from tfdml.report.rendering import render
-from tfdml.retrieval.exact import neighbour_blocks
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
     from tfdml.data.dataset import ImageDataset
@@ -123,11 +122,9 @@ def rank_queries(
         kept.append([values[:, :_KEPT].copy() for values in (rows, distances, hits)])
     late = np.flatnonzero((first_hit == 0) & (matches > 0))
     if len(late) and shallow < depth:
-        options: dict[str, Any] = {"k": depth, "distance": distance, "most_ignored": task.relevance.most_ignored}
-        options |= {"ignored": lambda block, rows: task.relevance.ignored(late[block], rows)}
-        own_rows = None if task.own is None else task.own[late]
-        for block, rows, _ in neighbour_blocks(task.queries[late], task.searched, own_rows=own_rows, **options):
-            first_hit[late[block]] = _first(task.relevance.of(late[block], rows))
+        part = task.part(late)
+        for block, rows, _ in nearest_left(part, depth, distance):
+            first_hit[late[block]] = _first(part.relevance.of(block, rows))
     nearest = (np.concatenate(values) for values in zip(*kept, strict=True))
     return RankedQueries(depth, matches, first_hit, wrong, average_precision, *nearest)
 

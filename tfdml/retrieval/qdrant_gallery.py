@@ -67,11 +67,8 @@ class QdrantGallery(GalleryDatabase):
         )
 
     def _upsert(self, rows: Rows) -> None:
-        names = list(rows.attributes)
-        payloads = [
-            {"id": name, **dict(zip(names, values, strict=True))}
-            for name, *values in zip(rows.ids, *rows.attributes.values(), strict=True)
-        ]
+        columns = {"id": rows.ids, **rows.attributes}
+        payloads = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         points = models.Batch(ids=[_key(name) for name in rows.ids], vectors=rows.vectors.tolist(), payloads=payloads)
         self._client.upsert(self.address.table, points, wait=True)
 

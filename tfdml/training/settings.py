@@ -154,6 +154,18 @@ def _names_horde(given: Mapping[str, Any]) -> bool:
     return any(name in ("horde", "high_order_moment") for name in names)
 
 
+_WITH_FILES = Effect(lambda given: given["dataset"] != "glyphs", "another --dataset than glyphs, which has no files")
+_SHARED_RATE = Effect(
+    lambda given: any(given[rate] < 0 for rate in _RATES),
+    "a part without a rate of its own (--backbone_rate, --projection_rate or --objective_rate of -1)",
+)
+_EPOCHS_OF_PASSES = both(needs("epochs"), Effect(lambda given: not given["steps_per_epoch"], "no --steps_per_epoch"))
+_DROPS_IN_TIME = both(needs("schedule", "step"), Effect(_drops, "an epoch in it that is below --epochs"))
+_LARGER_BATCH = Effect(lambda given: given["gradient_cache"] < _batch_size(given), "a batch of more images than that")
+_HORDE = Effect(_names_horde, "horde(...) in --objectives")
+_NO_LIST = Effect(lambda given: "," not in given["seeds"], "--seeds without a list, which names the seeds itself")
+
+
 @dataclasses.dataclass(frozen=True)
 class DataSettings(Settings):
     """Which images a run sees, in which views, and which of them form a batch.
@@ -220,13 +232,7 @@ class DataSettings(Settings):
     """
 
     dataset: str = "glyphs"
-    data_dir: str = choice(
-        "",
-        effect=either(
-            Effect(lambda given: given["dataset"] != "glyphs", "another --dataset than glyphs, which has no files"),
-            needs("features"),
-        ),
-    )
+    data_dir: str = choice("", effect=either(_WITH_FILES, needs("features")))
     features: str = ""
     dataset_options: str = ""
     bad_images: str = choice("error", choices=("error", "skip"))
@@ -433,30 +439,17 @@ class OptimizationSettings(Settings):
     objectives: str = "am_softmax"
     epochs: int = choice(12, check=not_negative)
     steps_per_epoch: int = choice(0, check=not_negative)
-    min_steps: int = choice(
-        0,
-        check=not_negative,
-        effect=both(needs("epochs"), Effect(lambda given: not given["steps_per_epoch"], "no --steps_per_epoch")),
-    )
+    min_steps: int = choice(0, check=not_negative, effect=_EPOCHS_OF_PASSES)
     optimizer: str = choice("adam", choices=OPTIMIZERS)
     optimizer_form: str = choice("keras", choices=FORMS)
-    learning_rate: float = choice(
-        1e-4,
-        check=positive,
-        effect=Effect(
-            lambda given: any(given[rate] < 0 for rate in _RATES),
-            "a part without a rate of its own (--backbone_rate, --projection_rate or --objective_rate of -1)",
-        ),
-    )
+    learning_rate: float = choice(1e-4, check=positive, effect=_SHARED_RATE)
     backbone_rate: float = choice(-1.0, check=_rate)
     projection_rate: float = choice(-1.0, check=_rate)
     objective_rate: float = choice(-1.0, check=_rate)
     schedule: str = choice("step", choices=SCHEDULES)
     warm_up_epochs: float = choice(0.0, check=not_negative)
     final_rate: float = choice(0.0, check=fraction, effect=needs("schedule", "cosine", "linear"))
-    drop_epochs: str = choice(
-        "", effect=both(needs("schedule", "step"), Effect(_drops, "an epoch in it that is below --epochs"))
-    )
+    drop_epochs: str = choice("", effect=_DROPS_IN_TIME)
     drop_factor: float = choice(0.1, check=positive, effect=both(needs("schedule", "step"), needs("drop_epochs")))
     layer_decay: float = choice(1.0, check=lambda value: 0 < value <= 1, effect=_TRAINED_BACKBONE)
     weight_decay: float = choice(0.0, check=not_negative)
@@ -464,11 +457,7 @@ class OptimizationSettings(Settings):
     momentum: float = choice(0.9, check=fraction, effect=needs("optimizer", "sgd"))
     clip_norm: float = choice(0.0, check=not_negative)
     ema: float = choice(0.0, check=fraction)
-    gradient_cache: int = choice(
-        0,
-        check=not_negative,
-        effect=Effect(lambda given: given["gradient_cache"] < _batch_size(given), "a batch of more images than that"),
-    )
+    gradient_cache: int = choice(0, check=not_negative, effect=_LARGER_BATCH)
 
     def __post_init__(self):
         super().__post_init__()
@@ -560,10 +549,8 @@ class EvaluationSettings(Settings):
     selection_metric: str = choice(
         "map@r", choices=("map@r", "recall@1", *PAIR_METRICS), effect=needs("selection", "validation", "test")
     )
-    moment_embedder: bool = choice(False, effect=Effect(_names_horde, "horde(...) in --objectives"))
-    evaluate_orders: str = choice(
-        "end", choices=("end", "epochs", "never"), effect=Effect(_names_horde, "horde(...) in --objectives")
-    )
+    moment_embedder: bool = choice(False, effect=_HORDE)
+    evaluate_orders: str = choice("end", choices=("end", "epochs", "never"), effect=_HORDE)
     report: bool = True
     heat_maps: bool = choice(False, effect=needs("report"))
 
@@ -616,11 +603,7 @@ class RunSettings(Settings):
     """
 
     run_dir: str = ""
-    seed: int = choice(
-        0,
-        check=not_negative,
-        effect=Effect(lambda given: "," not in given["seeds"], "--seeds without a list, which names the seeds itself"),
-    )
+    seed: int = choice(0, check=not_negative, effect=_NO_LIST)
     seeds: str = ""
     folds: int = choice(0, check=lambda value: value == 0 or value >= 2)
     deterministic: bool = True

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import dataclasses
+import functools
 import io
 import os
 import re
@@ -125,16 +126,14 @@ def require_files(name: str, paths: Sequence[str], advice: str = _UNPACK, origin
     Example:
         >>> require_files("cub200", ["photos/bus/0.jpg", "photos/bus/1.jpg"])
     """
-    present: dict[str, set[str]] = {}
-    missing = []
-    for index, path in enumerate(paths):
-        folder, file = os.path.split(path)
-        if folder not in present:
-            present[folder] = set()
-            with contextlib.suppress(Exception):  # no permission, or a name that no file system takes
-                present[folder] = set(files.listing(folder or "."))
-        if file not in present[folder]:
-            missing.append(index)
+
+    @functools.cache
+    def names_in(folder: str) -> set[str]:
+        with contextlib.suppress(Exception):  # no permission, or a name that no file system takes
+            return set(files.listing(folder or "."))
+        return set()
+
+    missing = [i for i, (folder, file) in enumerate(map(os.path.split, paths)) if file not in names_in(folder)]
     if missing:
         first = repr(paths[missing[0]])[1:-1]  # whole, but on one line whatever is in it
         origin = f" ({origins[missing[0]]})" if origins is not None else ""

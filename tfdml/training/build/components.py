@@ -189,16 +189,8 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform, dimension:
     make = functools.partial(AttentionEnsemble, cut=cut or None, heads=heads) if heads else Embedder
     flag = f"--ensemble_cut={settings.ensemble_cut}" if heads else f"--backbone={settings.backbone}"
     with user_errors(ValueError, f"{flag}: {REASON}"):
-        embedder = make(
-            backbone,
-            image_size=view.image_size,
-            resize=view.resize,
-            resize_mode=view.resize_mode,
-            pad_color=view.pad_color,
-            pooling=settings.pooling,
-            batch_norm=settings.batch_norm,
-            **given,
-        )
+        given |= {"pooling": settings.pooling, "batch_norm": settings.batch_norm}
+        embedder = make(backbone, **dataclasses.asdict(view), **given)
     if settings.lora_rank:
         with user_errors(ValueError, f"--lora_rank={settings.lora_rank}: {REASON}"):
             embedder.enable_lora(settings.lora_rank)

@@ -168,37 +168,32 @@ def vector_splits(
         check_share(test_fraction=test_fraction)
     path = os.path.expanduser(path)
     stored = read_embeddings(path)
-    names = stored.names or _names_of(path) or tuple(map(str, range(len(stored))))
-    stored, labels = dataclasses.replace(stored, names=tuple(map(str, names))), stored.labels
-    given, protocol = None, None
+    names = tuple(map(str, stored.names or _names_of(path) or range(len(stored))))
+    labels, roles, given, protocol = stored.labels, stored.roles, None, None
     if pairs:
-        table = Table("features", path, range(1, len(names) + 1), {"path": list(stored.names or ())})
+        table = Table("features", path, range(1, len(names) + 1), {"path": list(names)})
         given = read_pairs(os.path.join(os.path.dirname(path), pairs), table, similar_from)
-        protocol = similar_images(given, len(names)) if labels is None else None
-        labels = linked_classes(given, len(names)) if labels is None else labels
-        stored = dataclasses.replace(stored, labels=labels)
+        if labels is None:
+            labels, protocol = linked_classes(given, len(names)), similar_images(given, len(names))
     if test_fraction is None:
         labels = np.arange(len(stored)) if labels is None else labels
-        roles = np.full(len(stored), "test") if stored.roles is None else stored.roles
-        stored = dataclasses.replace(stored, labels=labels, roles=roles)
+        roles = np.full(len(stored), "test") if roles is None else roles
     if labels is None:
         raise UserError(f"--features={path} has no labels: put the class of each vector there, as `label` or `labels`")
     bad = np.flatnonzero(~np.isfinite(stored.embeddings).all(axis=1))
     if len(bad):
         raise UserError(f"--features={path}: {len(bad):,} vectors are not finite, the first in row {bad[0]:,}")
-    if stored.roles is None:
+    if roles is None:
         assert test_fraction is not None
         classes = split_classes("features", path, np.unique(labels).tolist(), test_fraction, "a column role")
         roles = np.where(np.isin(labels, classes["train"]), "train", "test")
-        stored = dataclasses.replace(stored, roles=roles)
-    assert stored.roles is not None
+    stored = dataclasses.replace(stored, names=names, labels=labels, roles=roles)
     splits = {}
     for split in ("train", "test"):
-        rows = np.flatnonzero((stored.roles == "train") == (split == "train"))
+        rows = np.flatnonzero((roles == "train") == (split == "train"))
         if len(rows) or test_fraction is not None:
-            own: dict[str, Any] = {} if given is None else {"pairs": given.take(rows, len(names))}
-            own |= {"protocol": protocol.take(rows)} if protocol else {}
-            splits[split] = dataclasses.replace(_vectors_of(stored.split(split), split, folder), **own)
+            own = {"pairs": given and given.take(rows, len(names)), "protocol": protocol and protocol.take(rows)}
+            splits[split] = _vectors_of(stored.split(split), split, folder, **own)
     if len(splits) == 2:
         shared = np.intersect1d(splits["train"].classes, splits["test"].classes)
         warn_shared_classes("features", path, shared.tolist())
@@ -212,19 +207,12 @@ def _names_of(path: str) -> tuple[str, ...]:
         return ()  # there is no column path
 
 
-def _vectors_of(stored: StoredEmbeddings, split: str, folder: str) -> ImageDataset:
+def _vectors_of(stored: StoredEmbeddings, split: str, folder: str, **columns: Any) -> ImageDataset:
     images = VectorImages(stored.embeddings, stored.names or (), folder)
     assert stored.labels is not None
     class_names = {label: stored.class_names.get(label, str(label)) for label in np.unique(stored.labels).tolist()}
-    return ImageDataset(
-        Path(stored.source).stem,
-        split,
-        images,
-        stored.labels,
-        class_names=class_names,
-        is_query=stored.is_query,
-        groups=stored.groups,
-    )
+    columns |= {"is_query": stored.is_query, "groups": stored.groups}
+    return ImageDataset(Path(stored.source).stem, split, images, stored.labels, class_names, **columns)
 
 
 def split_training_classes(

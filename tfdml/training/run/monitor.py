@@ -507,10 +507,11 @@ class Evaluator:
         Of several processes all embed, and the chief measures; the others get no metrics.
         """
         settings, measured = self.settings, {}
-        every, seen = settings.generalisation_every, self.splits.seen
-        compared = every > 0 and seen is not None and is_due(epoch, every, settings.epochs)
+        every = settings.generalisation_every
+        # Compared with the unseen ones, where that is due.
+        seen = self.splits.seen if every > 0 and is_due(epoch, every, settings.epochs) else None
         evaluated = is_due(epoch, settings.evaluate_every, settings.epochs)
-        names = self.batches if evaluated else ("test", "seen") if compared else ()
+        names = self.batches if evaluated else () if seen is None else ("test", "seen")
         embeddings = {name: self.embed_together(learner.embedder, name) for name in names}
         if not self.processes.is_chief:
             return {}
@@ -520,52 +521,28 @@ class Evaluator:
                 logging.info("epoch %d, %s: %s", epoch, name, format_metrics(metrics))
             if settings.evaluate_orders == "epochs" or (settings.evaluate_orders == "end" and epoch == settings.epochs):
                 measured.update(self.orders(learner))
-        if compared:
-            measured["generalisation"] = self._generalisation(embeddings)
+        if seen is not None:
+            sides = embeddings["test"], self.splits.test.labels, embeddings["seen"], seen.labels
+            measured["generalisation"] = evaluate_generalisation(*sides, measures=("density", "divergence"))
         return measured
 
-    def _generalisation(self, embeddings: dict[str, np.ndarray]) -> dict[str, float | int | bool]:
-        """How the unseen classes lie compared with the seen ones; see `evaluate_generalisation`."""
-        assert self.splits.seen is not None
-        return evaluate_generalisation(
-            embeddings["test"],
-            self.splits.test.labels,
-            embeddings["seen"],
-            self.splits.seen.labels,
-            measures=("density", "divergence"),
-        )
-
     def orders(self, learner: MetricLearner) -> dict[str, dict]:
-        """Return Recall@K of each order of HORDE's moments on unseen classes, as `orders`; empty without one horde."""
+        """Return Recall@K of the embedding of each order of HORDE's moments on unseen classes, as `orders`.
+
+        They are `"1"` (the embedding itself), `"2"` ... and `"all"` of them side by side; empty without one horde.
+        """
         if not has_orders(learner):
             return {}
-        batches = self.batches["test"]
-        return {"orders": measure_orders(learner, batches, lambda part: self.measure(part, "test", ("recall",)))}
+        model = MomentEmbedder.from_learner(learner)
+        features = embed(compiled(model, model.features), self.batches["test"])
+        parts = {str(order): part for order, part in model.by_order(features).items()} | {"all": features}
+        return {"orders": {order: self.measure(part, "test", ("recall",)) for order, part in parts.items()}}
 
 
 def format_metrics(metrics: dict[str, float]) -> str:
     """Metrics for people: percent, one decimal."""
     shown = [(name, value) for name, value in metrics.items() if isinstance(value, float)]
     return "  ".join(f"{name} {100 * value:.1f}" for name, value in shown)
-
-
-def measure_orders(
-    learner: MetricLearner, batches: tf.data.Dataset, measure: Callable[[np.ndarray], dict]
-) -> dict[str, dict]:
-    """Return the metrics of each order's own embedding, and of all of them side by side.
-
-    Args:
-        learner: A learner with one `HighOrderMomentLoss`.
-        batches: Batches of the images to measure, in the view of evaluation.
-        measure: embeddings (N, d) -> metrics.
-
-    Returns:
-        Metrics by `"1"` (the embedding itself), `"2"` ... and `"all"`.
-    """
-    model = MomentEmbedder.from_learner(learner)
-    features = embed(compiled(model, model.features), batches)
-    measured = {str(order): measure(part) for order, part in model.by_order(features).items()}
-    return {**measured, "all": measure(features)}
 
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
@@ -671,25 +648,14 @@ def primary_metric(experiment: Experiment, metrics: Mapping[str, Any]) -> str:
 
 
 def _write_moments(learner: MetricLearner, evaluator: Evaluator, folder: RunFolder) -> dict[str, Any]:
-    batch_size = evaluator.settings.evaluation_batch_size
+    """Write the learner's `MomentEmbedder`, with the principal components of its training images, and measure it."""
+    model, batch_size = MomentEmbedder.from_learner(learner), evaluator.settings.evaluation_batch_size
     train = evaluation_batches(evaluator.splits.train, evaluator.transform, batch_size)
-    model = moment_embedder(learner, train)
-    checkpoints.save_model(folder.moments, model)
-    return evaluator.measure(evaluator.embed(model, "test"), "test", RETRIEVAL + CLUSTERING)
-
-
-def moment_embedder(learner: MetricLearner, train: tf.data.Dataset) -> MomentEmbedder:
-    """Return the learner's `MomentEmbedder`, with the principal components of its training images.
-
-    Args:
-        learner: A trained learner with one `HighOrderMomentLoss`.
-        train: Batches of the training images in the view of evaluation.
-    """
-    model = MomentEmbedder.from_learner(learner)
     features = embed(compiled(model, model.features), train)
     logging.info("principal components of %d moments: %d dimensions", len(features), model.embedding_dim)
     model.adapt(features)
-    return model
+    checkpoints.save_model(folder.moments, model)
+    return evaluator.measure(evaluator.embed(model, "test"), "test", RETRIEVAL + CLUSTERING)
 
 
 def rank_mi_of(learner: MetricLearner) -> RankMI | None:

@@ -297,14 +297,9 @@ class Run:
             experiment, self.splits, parts.evaluation_view, parts.cache.evaluation, processes, parts.train_view
         )
         self.watcher = Watcher(experiment, parts, self.folder)
+        evaluate = functools.partial(self.evaluator.each_epoch, self.learner)
         self.monitor = TrainingMonitor(
-            experiment,
-            parts,
-            self.watcher,
-            lambda epoch: self.evaluator.each_epoch(self.learner, epoch),
-            self.interruption,
-            processes,
-            self._save,
+            experiment, parts, self.watcher, evaluate, self.interruption, processes, self._save
         )
         self.monitor.set_model(self.learner)
 
