@@ -28,16 +28,17 @@ def absolute_distance(x, y):
 
 
 def distance(x, y, kind):
-    return {
-        "euclidean": lambda: math.sqrt(squared_distance(x, y)),
-        "sqeuclidean": lambda: squared_distance(x, y),
-        "cosine": lambda: 1.0 - cosine(x, y),
-        "dot": lambda: -dot(x, y),
-    }[kind]()
+    if kind == "euclidean":
+        return math.sqrt(squared_distance(x, y))
+    if kind == "cosine":
+        return 1.0 - cosine(x, y)
+    assert kind in ("sqeuclidean", "dot")
+    return squared_distance(x, y) if kind == "sqeuclidean" else -dot(x, y)
 
 
 def matrix(function, x, y=None):
-    return np.array([[function(a, b) for b in (x if y is None else y)] for a in x], np.float64)
+    rows, columns = (np.asarray(side, np.float64).tolist() for side in (x, x if y is None else y))
+    return np.array([[function(a, b) for b in columns] for a in rows], np.float64)
 
 
 def positive_pairs(labels):
@@ -113,10 +114,11 @@ def class_similarities(x, proxies):
 
 def bandwidth(x, y=None, kind=squared_distance):
     """JRD sec. 5.1: the mean distance in the exponent, between different images; 1 if all coincide."""
+    x = np.asarray(x, np.float64).tolist()
     if y is None:
         values = [kind(x[i], x[j]) for i in range(len(x)) for j in range(len(x)) if i != j]
     else:
-        values = [kind(a, b) for a in x for b in y]
+        values = [kind(a, b) for a in x for b in np.asarray(y, np.float64).tolist()]
     tau = mean(values)
     return tau if tau > 0 else 1.0
 
@@ -126,7 +128,8 @@ def gaussian(x, y=None, multipliers=(0.5, 1.0, 2.0), tau=None):
     tau = bandwidth(x, y) if tau is None else tau
 
     def kernel(a, b):
-        return mean([math.exp(-squared_distance(a, b) / (m * tau)) for m in multipliers])
+        squared = squared_distance(a, b)
+        return mean([math.exp(-squared / (m * tau)) for m in multipliers])
 
     return matrix(kernel, x, y)
 
