@@ -15,6 +15,7 @@ from benchmarks import defaults, defaults_data, head_study
 from benchmarks.study import run_folder
 from benchmarks.study_rows import SECOND_LEVEL, STUDIES, Row
 from benchmarks.study_table import draw, gains, pairs_seeds, tables
+from tests.data.preparations import encoded
 from tests.docs.files import write_photos
 from tfdml.models import MetricLearner
 from tfdml.training import Experiment
@@ -375,9 +376,7 @@ def test_drawings_of_one_name_become_a_class(tmp_path, monkeypatch):
 
     def svg_to_bytes(svg_string):
         drawn.append(svg_string)
-        file = io.BytesIO()
-        Image.new("RGBA", (4, 4)).save(file, "PNG")
-        return list(file.getvalue())
+        return list(encoded(Image.new("RGBA", (4, 4)), "PNG"))
 
     monkeypatch.setitem(sys.modules, "resvg_py", types.SimpleNamespace(svg_to_bytes=svg_to_bytes))
     names = {"one": ["ant", "bee", "cat", "dog"], "two": ["ant", "bee", "cat"], "three": ["ant", "cat", "dog"]}

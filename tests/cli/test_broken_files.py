@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.preparations import encoded
 from tfdml.data import load
 
 NUM_BROKEN = 50
@@ -50,9 +51,7 @@ def _tiff(path, good):
 
 
 def _damaged_in_the_middle(path, good):
-    buffer = io.BytesIO()
-    Image.open(io.BytesIO(good)).save(buffer, "PNG")
-    data = bytearray(buffer.getvalue())
+    data = bytearray(encoded(Image.open(io.BytesIO(good)), "PNG"))
     data[len(data) // 2 : len(data) // 2 + 64] = bytes(64)
     path.write_bytes(bytes(data))
 

@@ -13,12 +13,17 @@ from tfdml.data.transforms import TrainTransform
 KINDS = ("JPEG", "PNG", "WEBP")
 
 
+def encoded(image, kind, **options):
+    """The bytes of a Pillow image in a format."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
 def picture(seed, size=(40, 30), kind="JPEG", mode="RGB", **options):
     """The bytes of a random picture, (width, height)."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(file, kind, **options)
-    return file.getvalue()
+    return encoded(Image.fromarray(pixels).convert(mode), kind, **options)
 
 
 def images_of_kinds(count):

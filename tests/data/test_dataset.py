@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tfdml
+from tests.data.preparations import picture
 from tfdml.data.dataset import ImageDataset, check, find_faults
 from tfdml.data.decoding import decode_image
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
@@ -116,13 +117,6 @@ def test_balanced_rows_of_many_classes_are_fewer_classes_of_ten():
 inspect = functools.partial(find_faults, decode=False)
 
 
-def _encode(kind: str, mode: str = "RGB", size=(40, 30), **options) -> bytes:
-    pixels = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(file, kind, **options)
-    return file.getvalue()
-
-
 def _zip() -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -131,18 +125,18 @@ def _zip() -> bytes:
 
 
 GOOD = {
-    "jpeg": _encode("JPEG"),
-    "jpeg_grey": _encode("JPEG", "L"),
-    "jpeg_progressive": _encode("JPEG", progressive=True),
-    "jpeg_tiny": _encode("JPEG", size=(1, 1), quality=1),
-    "jpeg_cmyk": _encode("JPEG", "CMYK"),
-    "png": _encode("PNG"),
-    "png_one_bit": _encode("PNG", "1"),
-    "png_palette": _encode("PNG", "P"),
-    "png_alpha": _encode("PNG", "RGBA"),
-    "webp": _encode("WEBP"),
-    "webp_lossless": _encode("WEBP", lossless=True),
-    "webp_alpha": _encode("WEBP", "RGBA"),
+    "jpeg": picture(0),
+    "jpeg_grey": picture(0, mode="L"),
+    "jpeg_progressive": picture(0, progressive=True),
+    "jpeg_tiny": picture(0, size=(1, 1), quality=1),
+    "jpeg_cmyk": picture(0, mode="CMYK"),
+    "png": picture(0, kind="PNG"),
+    "png_one_bit": picture(0, kind="PNG", mode="1"),
+    "png_palette": picture(0, kind="PNG", mode="P"),
+    "png_alpha": picture(0, kind="PNG", mode="RGBA"),
+    "webp": picture(0, kind="WEBP"),
+    "webp_lossless": picture(0, kind="WEBP", lossless=True),
+    "webp_alpha": picture(0, kind="WEBP", mode="RGBA"),
 }
 # With bytes after the end, as some cameras and servers append.
 GOOD |= {
@@ -166,14 +160,14 @@ BAD = {
     "pdf": (b"%PDF-1.7 ...", "it begins with b'%PDF"),
     "zeros": (bytes(5000), "it begins with b'\\x00"),
     "noise": (b"\x01\xfe\x80\x03" * 40, "it begins with b'\\x01"),
-    "tiff": (_encode("TIFF"), "unsupported type: TIFF"),
-    "ico": (_encode("ICO"), "unsupported type: ICO"),
-    "gif": (_encode("GIF"), "unsupported type: GIF; convert it to JPEG or PNG"),
-    "bmp": (_encode("BMP"), "unsupported type: BMP; convert it to JPEG or PNG"),
+    "tiff": (picture(0, kind="TIFF"), "unsupported type: TIFF"),
+    "ico": (picture(0, kind="ICO"), "unsupported type: ICO"),
+    "gif": (picture(0, kind="GIF"), "unsupported type: GIF; convert it to JPEG or PNG"),
+    "bmp": (picture(0, kind="BMP"), "unsupported type: BMP; convert it to JPEG or PNG"),
     "avif": (b"\0\0\0\x1cftypavif\0\0\0\0", "ftypavif"),
     "svg": (b'<?xml version="1.0"?>\n<svg xmlns="x">', "it begins with b'<?xml"),
     "webp_animated": (
-        _encode("WEBP", save_all=True, append_images=[Image.new("RGB", (40, 30))]),
+        picture(0, kind="WEBP", save_all=True, append_images=[Image.new("RGB", (40, 30))]),
         "unsupported type: animated WebP",
     ),
 }
@@ -266,7 +260,7 @@ KINDS = {
     "jpeg_of_two_channels": _patched(GOOD["jpeg"], _FRAME + 9, b"\2"),
     "jpeg_too_large": _patched(GOOD["jpeg"], _FRAME + 5, b"\xff\xf0\xff\xf0"),
     "jpeg_without_frame": b"\xff\xd8\xff\xda\0\2" + bytes(300) + b"\xff\xd9",
-    "jpeg_long_exif": _encode("JPEG", exif=b"Exif\0\0" + bytes(60_000)),
+    "jpeg_long_exif": picture(0, exif=b"Exif\0\0" + bytes(60_000)),
     "jpeg_stray_bytes": GOOD["jpeg"][:2] + b"\xff\xff\xff" + GOOD["jpeg"][2:],
     "webp_no_key_frame": _patched(GOOD["webp"], 20, bytes([GOOD["webp"][20] | 1])),
     "webp_no_size": _patched(GOOD["webp"], 26, b"\0\0\0\0"),
@@ -275,7 +269,7 @@ KINDS = {
     "webp_states_nothing": _patched(GOOD["webp"], 4, struct.pack("<I", 0)),
     "webp_trailer": GOOD["webp"] + bytes(50),
     "webp_lossless_unsigned": _patched(GOOD["webp_lossless"], 20, b"\0"),
-    "webp_exif": _encode("WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0"),
+    "webp_exif": picture(0, kind="WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0"),
 }
 
 
@@ -330,7 +324,7 @@ def test_the_limit_can_be_set():
 
 
 def test_a_thumbnail_does_not_hide_the_cut():
-    whole = _encode("JPEG", size=(100, 80), exif=b"Exif\0\0" + GOOD["jpeg_tiny"])
+    whole = picture(0, size=(100, 80), exif=b"Exif\0\0" + GOOD["jpeg_tiny"])
     assert inspect(_encoded(whole)) == []
     thumbnail_end = whole.index(b"\xff\xd9") + 2
     assert thumbnail_end < len(whole) // 2

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from tests.data.preparations import encoded
 from tfdml.data.decoding import EXTENSIONS, FORMATS, decode_image, decode_part, format_of, is_format
 
 HEIGHT, WIDTH = 40, 56
@@ -21,12 +22,6 @@ ALPHA = Image.fromarray(np.minimum(COLUMNS * 8, 255).astype(np.uint8))
 SEE_THROUGH = Image.merge("RGBA", (*COLOUR.split(), ALPHA))
 
 decode = tf.function(decode_image, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
-
-
-def encoded(image, file_format, **options):
-    file = io.BytesIO()
-    image.save(file, file_format, **options)
-    return file.getvalue()
 
 
 def as_seen(data):

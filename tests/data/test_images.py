@@ -1,6 +1,5 @@
 """Other images have another checksum, whatever they are called; special files are named and not opened."""
 
-import io
 import os
 import socket
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from tests.data.preparations import picture
+from tests.data.preparations import encoded, picture
 from tfdml.data import ImageDataset
 from tfdml.data.dataset import find_faults
 from tfdml.data.images import ArrayImages, CroppedImages, EncodedImages, FileImages, VectorImages, images_checksum
@@ -91,12 +90,6 @@ def test_they_have_neither_size_nor_bytes(images):
         assert images.size(index) is None
         with pytest.raises(OSError, match="not a regular file"):
             images.encoded(index)
-
-
-def encoded(image, kind, **options):
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def test_pictures_are_upright_opaque_and_rgb(tmp_path):

@@ -1,7 +1,6 @@
 """The input pipeline."""
 
 import gc
-import io
 import weakref
 
 import keras
@@ -10,7 +9,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from tests.data.preparations import shuffled
+from tests.data.preparations import encoded, shuffled
 from tests.fork_server import fork_server
 from tests.marks import first_quick
 from tfdml import memory
@@ -45,27 +44,21 @@ def dataset_of(images):
     return ImageDataset("made", "train", images, labels, {int(label): f"class {label}" for label in set(labels)})
 
 
-def encode(array):
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, "PNG")
-    return file.getvalue()
-
-
-def encoded(sizes):
-    images = pictures(sizes)
-    return dataset_of(EncodedImages(tuple(map(encode, images)), tuple(f"{i}.png" for i in range(len(images)))))
+def pngs(sizes):
+    images = [encoded(Image.fromarray(array), "PNG") for array in pictures(sizes)]
+    return dataset_of(EncodedImages(tuple(images), tuple(f"{i}.png" for i in range(len(images)))))
 
 
 @pytest.fixture(scope="module")
 def mixed():
     """Images of several sizes."""
-    return encoded([(30 + 3 * (i % 4), 40 - 2 * (i % 3)) for i in range(CLASSES * EACH)])
+    return pngs([(30 + 3 * (i % 4), 40 - 2 * (i % 3)) for i in range(CLASSES * EACH)])
 
 
 @pytest.fixture(scope="module")
 def equal():
     """Images of one size, in the three ways that a data set can hold them."""
-    return encoded([(36, 30)] * (CLASSES * EACH))
+    return pngs([(36, 30)] * (CLASSES * EACH))
 
 
 def as_files(source, folder):
@@ -221,9 +214,8 @@ def test_images_that_cannot_be_decoded_are_named(equal, tmp_path):
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("keep", [2, 100, 700, -60])
 def test_cut_jpegs_are_named_where_only_a_part_is_decoded(keep):
-    file = io.BytesIO()
-    Image.fromarray(pictures([(40, 50)])[0]).save(file, "JPEG")
-    data = dataset_of(EncodedImages((file.getvalue(), file.getvalue()[:keep]) * 2, ("a", "b", "c", "d")))
+    whole = encoded(Image.fromarray(pictures([(40, 50)])[0]), "JPEG")
+    data = dataset_of(EncodedImages((whole, whole[:keep]) * 2, ("a", "b", "c", "d")))
     error = failure_of(lambda: list(evaluation_batches(data, EvaluationTransform(24, 24, "squash"), 4)))
     explained = str(explain_failure(error, data))
     assert "2 of 4 images of made (train) cannot be decoded: b: " in explained
@@ -295,9 +287,7 @@ def test_the_process_ends_while_batches_are_still_being_made():
 
 
 def jpeg_of(size, **options):
-    file = io.BytesIO()
-    Image.new("RGB", size).save(file, "JPEG", **options)
-    return file.getvalue()
+    return encoded(Image.new("RGB", size), "JPEG", **options)
 
 
 def dataset_of_one_class(images):

@@ -1,7 +1,5 @@
 """Resizing as Pillow does it, crops in their places, and every random choice a function of the draws alone."""
 
-import io
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.data.preparations import encoded
 from tfdml.data.decoding import decode_image, decode_part
 from tfdml.data.transforms import (
     EvaluationTransform,
@@ -333,15 +332,15 @@ VIEWS.append(EvaluationTransform(24, 20, "pad", "white"))
 
 def both_ways(transform):
     """One graph that decodes what the view needs, and one that decodes the image whole."""
-    encoded, draws = tf.TensorSpec((), tf.string), tf.TensorSpec((None,), tf.float32)
+    data, draws = tf.TensorSpec((), tf.string), tf.TensorSpec((None,), tf.float32)
 
-    @tf.function(input_signature=[encoded, draws], autograph=False)
+    @tf.function(input_signature=[data, draws], autograph=False)
     def in_part(data, draws):
         arguments = () if isinstance(transform, EvaluationTransform) else (draws,)
         part, window, size = decode_part(data, lambda size: transform.window(size, *arguments))
         return transform.finish(part, window, size, *arguments)
 
-    @tf.function(input_signature=[encoded, draws], autograph=False)
+    @tf.function(input_signature=[data, draws], autograph=False)
     def whole(data, draws):
         image = decode_image(data)
         return transform(image) if isinstance(transform, EvaluationTransform) else transform(image, draws)
@@ -357,15 +356,14 @@ def test_a_view_of_a_part_has_the_bits_of_a_view_of_the_whole(transform):
     for number in range(24):
         height, width = rng.integers(1, 120, 2)
         noise = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
-        file = io.BytesIO()
         if number % 4 == 3:
-            noise.save(file, "PNG")
+            data = encoded(noise, "PNG")
         else:
-            noise.save(file, "JPEG", quality=80, subsampling=number % 4, progressive=number % 2 == 0)
+            data = encoded(noise, "JPEG", quality=80, subsampling=number % 4, progressive=number % 2 == 0)
         draws = TrainTransform("random_resized_crop").draw(0, number, 1)[0]
-        found = in_part(file.getvalue(), draws)
+        found = in_part(data, draws)
         assert found.shape == (20, 20, 3)
-        np.testing.assert_array_equal(found, whole(file.getvalue(), draws))
+        np.testing.assert_array_equal(found, whole(data, draws))
 
 
 @pytest.mark.slow

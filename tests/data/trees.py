@@ -1,10 +1,10 @@
 """Small trees of real pictures in official layouts: CUB-200-2011, Cars-196, SOP, In-Shop, Omniglot, Market-1501."""
 
-import io
-
 import numpy as np
 import scipy.io
 from PIL import Image
+
+from tests.data.preparations import encoded
 
 SIZE = (40, 32)
 
@@ -30,11 +30,7 @@ def write_tree(name, root, train_classes, test_classes=3, images_per_class=2):
 def pictures(root, names, kind="JPEG"):
     """A few different pictures, under many names."""
     rng = np.random.default_rng(0)
-    contents = []
-    for _ in range(7):
-        file = io.BytesIO()
-        Image.fromarray(rng.integers(0, 256, (*SIZE[::-1], 3), np.uint8)).save(file, kind)
-        contents.append(file.getvalue())
+    contents = [encoded(Image.fromarray(rng.integers(0, 256, (*SIZE[::-1], 3), np.uint8)), kind) for _ in range(7)]
     for i, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(contents[i % len(contents)])

@@ -1,12 +1,11 @@
 """A small embedder, and small data sets with classes that it can separate."""
 
-import io
-
 import keras
 import numpy as np
 import tensorflow as tf
 from PIL import Image
 
+from tests.data.preparations import encoded
 from tfdml import backbones
 from tfdml.data import EncodedImages, EvaluationTransform, ImageDataset, decode_image
 from tfdml.models import Embedder
@@ -25,17 +24,15 @@ def picture(seed, height=50, width=70, form="JPEG", **options):
     """The bytes of a smooth random image."""
     small = np.random.default_rng(seed).integers(0, 255, (6, 6, 3)).astype(np.uint8)
     image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return buffer.getvalue()
+    return encoded(image, form, **options)
 
 
-def difference(embedder, version, encoded):
+def difference(embedder, version, images):
     """The largest difference of a component between an embedder's vectors and a SavedModel's, of encoded images."""
     transform = EvaluationTransform.of(embedder)
-    expected = embedder(tf.stack([transform(decode_image(tf.constant(image))) for image in encoded]), training=False)
+    expected = embedder(tf.stack([transform(decode_image(tf.constant(image))) for image in images]), training=False)
     served = tf.saved_model.load(str(version)).signatures["serving_default"]
-    return float(np.abs(served(image_bytes=tf.constant(encoded))["embedding"] - expected).max())
+    return float(np.abs(served(image_bytes=tf.constant(images))["embedding"] - expected).max())
 
 
 def small_dataset(split, classes=6, per_class=4):

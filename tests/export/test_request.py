@@ -17,6 +17,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from tests.data.preparations import encoded
 from tests.export.networks import picture
 from tfdml.data import EvaluationTransform
 from tfdml.export.request import RequestPreprocessor, header_size
@@ -49,9 +50,7 @@ def corrupt_png():
 
 def animated_webp():
     frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "green")]
-    buffer = io.BytesIO()
-    frames[0].save(buffer, "WEBP", save_all=True, append_images=frames[1:])
-    return buffer.getvalue()
+    return encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:])
 
 
 BAD = {

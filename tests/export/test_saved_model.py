@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import errno
-import io
 import os
 import stat
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from tests.data.preparations import encoded
 from tests.export.networks import difference
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
@@ -35,9 +35,7 @@ def picture(height, width, mode="RGB", form="JPEG", **options):
     rng = np.random.default_rng(height * width)
     small = rng.integers(0, 255, (8, 8, len(Image.new(mode, (1, 1)).getbands()))).astype(np.uint8)
     image = Image.fromarray(small.squeeze(), mode).resize((width, height), Image.Resampling.BICUBIC)
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return buffer.getvalue()
+    return encoded(image, form, **options)
 
 
 def pictures():

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.data.preparations import encoded
 from tfdml.data import catalogue
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers import official_archives
@@ -512,9 +513,7 @@ OMNIGLOT_CLASSES = ["Greek/character02", "Arcadian/character10", "Greek/characte
 
 
 def _png(level: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("L", (5, 5), level).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.new("L", (5, 5), level), "PNG")
 
 
 def _write_zip(path, stem, classes, per_class=20):
