@@ -3,23 +3,15 @@
 import io
 import os
 import re
-import struct
-import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.preparations import encoded
+from tests.data.preparations import encoded, png
 from tfdml.data import load
 
 NUM_BROKEN = 50
-
-
-def _png_header(width, height):
-    data = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunk = b"IHDR" + data
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(data)) + chunk + struct.pack(">I", zlib.crc32(chunk))
 
 
 def _truncated(path, good):
@@ -43,7 +35,7 @@ def _zeros(path, good):
 
 
 def _bomb(path, good):
-    path.write_bytes(_png_header(60_000, 60_000) + b"\0\0\0\0IEND\xaeB`\x82")
+    path.write_bytes(png(60_000, 60_000, pixels=b""))
 
 
 def _tiff(path, good):

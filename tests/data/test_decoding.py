@@ -3,7 +3,6 @@
 import contextlib
 import io
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from tests.data.preparations import encoded
+from tests.data.preparations import encoded, png
 from tfdml.data.decoding import EXTENSIONS, FORMATS, decode_image, decode_part, format_of, is_format
 
 HEIGHT, WIDTH = 40, 56
@@ -38,22 +37,6 @@ def assert_as_seen(data, tolerance=0):
     assert image.dtype == np.uint8
     assert image.shape == seen.shape
     assert np.abs(image.astype(int) - seen).max() <= tolerance
-
-
-def png(depth, colour_type, width, rows, key=None):
-    """A PNG put together by hand, of kinds that Pillow does not write."""
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, len(rows), depth, colour_type, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + (b"" if key is None else chunk(b"tRNS", key))
-        + chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows)))
-        + chunk(b"IEND", b"")
-    )
 
 
 @pytest.mark.parametrize("progressive", [False, True])
@@ -106,21 +89,21 @@ def test_png_with_a_transparent_colour(mode, key):
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_png_with_few_greys(depth):
     values = np.arange(8) % 2**depth
-    row = int("".join(f"{value:0{depth}b}" for value in values), 2).to_bytes(depth, "big")
+    row = int("".join(f"{value:0{depth}b}" for value in values), 2).to_bytes(1 + depth, "big")
     grey = values * (255 // (2**depth - 1))
-    assert decode(png(depth, 0, 8, [row]))[0, :, 0].numpy().tolist() == grey.tolist()
-    keyed = decode(png(depth, 0, 8, [row], key=struct.pack(">H", 1)))[0, :, 0].numpy()
+    assert decode(png(8, 1, depth, 0, row))[0, :, 0].numpy().tolist() == grey.tolist()
+    keyed = decode(png(8, 1, depth, 0, row, key=struct.pack(">H", 1)))[0, :, 0].numpy()
     assert keyed.tolist() == np.where(values == 1, 255, grey).tolist()
 
 
 def test_png_of_16_bits():
     """Pillow cuts 16 bit greys off at 255, which shows nearly everything as white."""
     levels = np.array([0, 300, 32768, 65535], ">u2")
-    assert decode(png(16, 0, 4, [levels.tobytes()]))[0, :, 1].numpy().tolist() == [0, 1, 128, 255]
+    assert decode(png(4, 1, 16, 0, b"\0" + levels.tobytes()))[0, :, 1].numpy().tolist() == [0, 1, 128, 255]
     colours = np.array([[256, 512, 65535]], ">u2")
-    assert decode(png(16, 2, 1, [colours.tobytes()]))[0, 0].numpy().tolist() == [1, 2, 255]
+    assert decode(png(1, 1, 16, 2, b"\0" + colours.tobytes()))[0, 0].numpy().tolist() == [1, 2, 255]
     grey_and_alpha = np.array([[2560, 32768], [51200, 65535]], ">u2")
-    assert decode(png(16, 4, 2, [grey_and_alpha.tobytes()]))[0, :, 0].numpy().tolist() == [132, 200]
+    assert decode(png(2, 1, 16, 4, b"\0" + grey_and_alpha.tobytes()))[0, :, 0].numpy().tolist() == [132, 200]
 
 
 @pytest.mark.parametrize("options", [{"quality": 80}, {"lossless": True}])

@@ -1,9 +1,7 @@
 """The web application: what it answers, and each request that it refuses, with one line."""
 
 import socket
-import struct
 import threading
-import zlib
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ pytest.importorskip("httpx")
 
 from starlette.testclient import TestClient
 
+from tests.data.preparations import png
 from tests.demo.pages import EVIL, embed, encoded, small_gallery
 from tfdml.demo import Demo, application, serve
 from tfdml.errors import UserError
@@ -64,24 +63,14 @@ def test_examples_filters_and_rows(client):
     assert codes.tolist() == [-1] * 4 + [0, 1] * 2 + [-1] * 4
 
 
-def png_header(width, height):
-    """A PNG whose header states a size, and that holds nothing."""
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-
-
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
         (b"", 415, "empty file"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 415, "not a JPEG, PNG or WebP"),
         (encoded((1, 2, 3))[:-20], 415, "truncated"),
-        (png_header(40_000, 40_000), 415, "pixels"),
-        (png_header(40, 40), 400, "decode"),
+        (png(40_000, 40_000, pixels=b""), 415, "pixels"),
+        (png(40, 40, pixels=b""), 400, "decode"),
         (b"x" * (20 * 2**20 + 1), 413, "larger than the limit of 20 MB"),
     ],
     ids=["empty", "svg", "truncated", "bomb", "damaged", "large"],
