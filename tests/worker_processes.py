@@ -1,10 +1,13 @@
-"""Workers of one training: processes forked from one that has TensorFlow loaded, but not begun to use it."""
+"""Workers of one training, forked from a process that has loaded TensorFlow but not used it. Ports and processes."""
 
+import contextlib
 import json
 import os
 import socket
 import sys
 import traceback
+
+import psutil
 
 
 def free_ports(count):
@@ -25,6 +28,16 @@ def tf_configs(count):
         return [None]
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
     return [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}}) for i in range(count)]
+
+
+def descendants(word, of=None):
+    """Ids of the processes below one, this one by default, whose command line contains a word."""
+    found = []
+    for process in psutil.Process(of).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if word in " ".join(process.cmdline()):
+                found.append(process.pid)
+    return sorted(found)
 
 
 def fork(function, *args, config=None):

@@ -1,11 +1,9 @@
 """Embedding over Ray: every readable image once, whatever was killed meanwhile."""
 
-import contextlib
 import csv
 import functools
 import json
 import os
-import pathlib
 import re
 import shutil
 import signal
@@ -18,6 +16,7 @@ import pytest
 
 from tests.cli.many import run_many
 from tests.export import models_on_disk
+from tests.worker_processes import descendants
 from tfdml.cluster.bulk_embedding import (
     BulkFolder,
     BulkRequest,
@@ -260,23 +259,6 @@ def test_requests_that_are_none(changes, says):
         BulkRequest(**{"model": "m", "source": "s", "folder": "f", **changes})
 
 
-def actors():
-    """The actors of Ray below this process."""
-    parents, titles = {}, {}
-    for entry in pathlib.Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit():
-                titles[int(entry.name)] = (entry / "cmdline").read_bytes()
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-
-    def ours(pid):
-        while pid in parents and pid != os.getpid():
-            pid = parents[pid]
-        return pid == os.getpid()
-
-    return [pid for pid, title in titles.items() if b"PartEmbedder" in title and ours(pid)]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("session")
 def test_over_ray_it_is_what_one_process_writes(models, photos, tmp_path):
@@ -288,7 +270,7 @@ def test_over_ray_it_is_what_one_process_writes(models, photos, tmp_path):
     def progress(done, bad, total):
         seen.append((done, bad, total))
         if len(seen) == 2:
-            os.kill(actors()[0], signal.SIGKILL)
+            os.kill(descendants("PartEmbedder")[0], signal.SIGKILL)
 
     manifest, worked = embed_in_bulk(asked, progress)
     assert worked

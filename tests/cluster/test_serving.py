@@ -22,6 +22,7 @@ from benchmarks.serving_load import Load, bomb, client_module, odd_images
 from tests.cluster.test_replica import IMAGES, b64
 from tests.export.conftest import CALIBRATION, LIMIT, shop_items
 from tests.export.networks import small_embedder
+from tests.worker_processes import descendants
 from tfdml.export import Retriever
 from tfdml.export.saved_model import write_saved_model
 
@@ -269,12 +270,8 @@ def test_versions_are_replaced_without_a_failed_request(server):
 
 
 def test_a_killed_replica_is_started_again(server):
-    (replica,) = [
-        each
-        for each in psutil.Process(server.process.pid).children(recursive=True)
-        if "ServeReplica" in "".join(each.cmdline())
-    ]
-    replica.kill()
+    (replica,) = descendants("ServeReplica", server.process.pid)
+    os.kill(replica, signal.SIGKILL)
     server.wait_for(lambda: server.predict(instances=[b64(IMAGES[0])])[0] == 200)
     assert server.process.poll() is None
 

@@ -14,6 +14,7 @@ import pytest
 from tests.experiments import experiment_of
 from tests.mathematics import assert_close
 from tests.training import runs
+from tests.worker_processes import descendants
 from tfdml.cluster.ray_session import ray_session
 from tfdml.cluster.training import (
     ClusterSettings,
@@ -53,33 +54,11 @@ def test_a_folder_that_is_taken_is_refused_before_ray_is_started(tmp_path):
         train_on_cluster(dataclasses.replace(EXPERIMENT, run_dir=str(tmp_path / "run")), ClusterSettings())
 
 
-def our_train_workers():
-    """Process ids of Ray's train workers that descend from this process."""
-    parents, found = {}, []
-    for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            status = dict(
-                line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line
-            )
-            parents[int(folder.name)] = int(status["PPid"])
-            if b"TrainWorker" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-
-    def ours(pid):
-        while pid > 1 and pid != os.getpid():
-            pid = parents.get(pid, 0)
-        return pid == os.getpid()
-
-    return sorted(filter(ours, found))
-
-
 def kill_one(storage, killed):
     """Kill a worker when two checkpoints are in the storage."""
     while len(list(storage.glob("checkpoint_*"))) < 2 and not killed.wait(0.05):
         pass
-    workers = our_train_workers()
+    workers = descendants("TrainWorker")
     if workers:
         os.kill(workers[-1], signal.SIGKILL)
         time.sleep(0.1)
