@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.many import run_many
+from tests.data.trees import touch
 from tests.export import models_on_disk
 from tests.worker_processes import descendants
 from tfdml.cluster.bulk_embedding import (
@@ -61,9 +62,7 @@ def test_lists_give_paths_labels_and_roles(form, tmp_path):
 
 
 def test_patterns_and_lists_of_paths_alone(tmp_path, monkeypatch):
-    for name in ("x/c.jpg", "a.jpg", "note.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
+    touch(tmp_path, "x/c.jpg", "a.jpg", "note.txt")
     monkeypatch.chdir(tmp_path)
     images = images_of("x/*.jpg,a.jpg").to_pydict()
     assert images["path"] == [f"{tmp_path}/x/c.jpg", f"{tmp_path}/a.jpg"]

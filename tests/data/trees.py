@@ -1,5 +1,7 @@
 """Small trees of real pictures in official layouts: CUB-200-2011, Cars-196, SOP, In-Shop, Omniglot, Market-1501."""
 
+import pathlib
+
 import numpy as np
 import scipy.io
 from PIL import Image
@@ -25,6 +27,14 @@ def write_tree(name, root, train_classes, test_classes=3, images_per_class=2):
     numbers = [number for number in classes for _ in range(images_per_class)]
     _WRITERS[name](root, numbers, train_classes * images_per_class, images_per_class)
     return root
+
+
+def touch(root, *names, content=b"x"):
+    """Files of the same bytes, with the folders around them."""
+    for name in names:
+        path = pathlib.Path(root, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def pictures(root, names, kind="JPEG"):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.preparations import encoded
+from tests.data.trees import touch
 from tfdml.data import catalogue
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers import official_archives
@@ -50,9 +51,7 @@ def two_tables(tmp_path):
     for part, table in (("train", "cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
         names = [f"{i + 1:05d}.jpg" for i in range(len(CARS196_CLASSES[part]))]
         _save_annotations(tmp_path / "devkit" / table, "fname", names, CARS196_CLASSES[part])
-        (tmp_path / f"cars_{part}").mkdir()
-        for name in names:
-            (tmp_path / f"cars_{part}" / name).write_bytes(b"")
+        touch(tmp_path / f"cars_{part}", *names)
     _save_meta(tmp_path / "devkit" / "cars_meta.mat")
     return tmp_path
 
@@ -77,9 +76,7 @@ def test_classes_of_both_tables_are_split_by_number(two_tables):
 def test_merged_table_with_its_relative_paths(tmp_path, folder):
     names = [f"car_ims/{i:06d}.jpg" for i in (1, 2, 3)]
     _save_annotations(tmp_path / folder / "cars_annos.mat", "relative_im_path", names, [1, 98, 99])
-    (tmp_path / "car_ims").mkdir()
-    for name in names:
-        (tmp_path / name).write_bytes(b"")
+    touch(tmp_path, *names)
     train = official_archives.read_cars196(tmp_path, "train", check_counts=False)
     assert train.images.paths == tuple(str(tmp_path / name) for name in names[:2])
     assert train.class_names == {0: "class 1", 97: "class 98"}
@@ -89,8 +86,7 @@ def test_merged_table_with_its_relative_paths(tmp_path, folder):
 def test_the_image_folder_decides_between_the_forms(two_tables):
     _save_annotations(two_tables / "devkit" / "cars_annos.mat", "relative_im_path", ["car_ims/000001.jpg"], [1])
     assert len(official_archives.read_cars196(two_tables, "train", check_counts=False)) == 5
-    (two_tables / "car_ims").mkdir()
-    (two_tables / "car_ims" / "000001.jpg").write_bytes(b"")
+    touch(two_tables, "car_ims/000001.jpg")
     assert len(official_archives.read_cars196(two_tables, "train", check_counts=False)) == 1
 
 
@@ -177,8 +173,7 @@ def test_a_faulty_row_is_named(two_tables, names, classes, message):
 def test_spaces_and_other_scripts_in_names(two_tables):
     names = ["röd bil.jpg", "車.jpg"]
     _save_rows(two_tables / "devkit" / "cars_train_annos.mat", names, [1, 2])
-    for name in names:
-        (two_tables / "cars_train" / name).write_bytes(b"")
+    touch(two_tables / "cars_train", *names)
     train = official_archives.read_cars196(two_tables, check_counts=False)
     assert [Path(path).name for path in train.images.paths[:2]] == names
 
@@ -206,7 +201,7 @@ CUB200_ROWS = [(7, 101, "101.White_Pelican/b.jpg"), (2, 1, "001.Albatross/a.jpg"
 
 
 def _write_of_cub200(root, rows=CUB200_ROWS, end="\n"):
-    (root / "images").mkdir(parents=True, exist_ok=True)
+    touch(root / "images", *(path for _, _, path in rows))
     tables = {
         "images.txt": [f"{i} {path}" for i, _, path in rows],
         "image_class_labels.txt": [f"{i} {number}" for i, number, _ in reversed(rows)],
@@ -214,10 +209,6 @@ def _write_of_cub200(root, rows=CUB200_ROWS, end="\n"):
     }
     for name, lines in tables.items():
         (root / name).write_bytes("".join(line + end for line in lines).encode())
-    for _, _, path in rows:
-        file = root / "images" / path
-        file.parent.mkdir(exist_ok=True)
-        file.write_bytes(b"")
     return root
 
 
@@ -264,7 +255,7 @@ def test_the_folder_above_will_do(birds):
 def test_remote_file_system(birds):
     for file in filter(Path.is_file, birds.rglob("*")):
         target = f"memory://cub-test/{file.relative_to(birds.parent)}"
-        write_whole(target, file.read_bytes() or b"x")
+        write_whole(target, file.read_bytes())
     dataset = official_archives.read_cub200("memory://cub-test", "test", check_counts=False)
     assert dataset.images.paths == ("memory://cub-test/CUB_200_2011/images/101.White_Pelican/b.jpg",)
     remove("memory://cub-test/CUB_200_2011/images/001.Albatross/a.jpg")
@@ -363,10 +354,7 @@ def _text(rows):
 
 
 def _write_of_inshop(root, images="", partition="Eval"):
-    for name, _, _ in INSHOP_ROWS:
-        file = root / images / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(b"")
+    touch(root / images, *(name for name, _, _ in INSHOP_ROWS))
     (root / partition).mkdir(exist_ok=True)
     (root / partition / "list_eval_partition.txt").write_text(_text(INSHOP_ROWS))
     return root
@@ -651,10 +639,7 @@ def _write_of_sop(root, train=TRAIN, test=TEST):
     root.mkdir(exist_ok=True)
     for name, rows in (("Ebay_train.txt", train), ("Ebay_test.txt", test)):
         (root / name).write_text("".join(line + "\n" for line in [SOP_HEADER, *rows]))
-        for row in rows:
-            file = root / row.split()[-1]
-            file.parent.mkdir(exist_ok=True)
-            file.write_bytes(b"")
+        touch(root, *(row.split()[-1] for row in rows))
     return root
 
 

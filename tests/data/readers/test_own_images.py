@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import pathlib
 import tempfile
 from pathlib import Path
 
@@ -15,25 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data.trees import touch
 from tfdml.data import catalogue
 from tfdml.data.readers import own_images
 from tfdml.errors import UserError
 from tfdml.io.files import write_whole
 
 
-def _tree(root, *files):
-    for file in files:
-        path = pathlib.Path(root, file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x")
-
-
 def _relative(root, dataset):
-    return [str(pathlib.Path(path).relative_to(root)) for path in dataset.images.paths]
+    return [str(Path(path).relative_to(root)) for path in dataset.images.paths]
 
 
 def test_the_last_classes_are_the_test_split(tmp_path):
-    _tree(
+    touch(
         tmp_path, "dog/1.jpg", "cat/2.PNG", "cat/1.jpeg", "ant/9.webp", "emu/deep/er/3.Png", "emu/0.webp", "emu/9.gif"
     )
     train, test = own_images.read_folder(tmp_path, "train"), own_images.read_folder(tmp_path, "test")
@@ -46,7 +39,7 @@ def test_the_last_classes_are_the_test_split(tmp_path):
 
 
 def test_all_is_the_whole_folder(tmp_path):
-    _tree(tmp_path, "dog/1.jpg", "cat/1.jpeg", "ant/9.webp")
+    touch(tmp_path, "dog/1.jpg", "cat/1.jpeg", "ant/9.webp")
     whole = own_images.read_folder(tmp_path, "all")
     assert _relative(tmp_path, whole) == ["ant/9.webp", "cat/1.jpeg", "dog/1.jpg"]
     assert whole.labels.tolist() == [0, 1, 2]
@@ -55,7 +48,7 @@ def test_all_is_the_whole_folder(tmp_path):
 
 
 def test_all_holds_both_of_train_and_test(tmp_path):
-    _tree(tmp_path, "train/b/1.jpg", "train/a/1.jpg", "test/c/1.jpg")
+    touch(tmp_path, "train/b/1.jpg", "train/a/1.jpg", "test/c/1.jpg")
     whole = own_images.read_folder(tmp_path, "all")
     assert _relative(tmp_path, whole) == ["train/a/1.jpg", "train/b/1.jpg", "test/c/1.jpg"]
     assert whole.labels.tolist() == [0, 1, 2]
@@ -63,8 +56,8 @@ def test_all_holds_both_of_train_and_test(tmp_path):
 
 
 def test_hidden_and_other_files_are_ignored(tmp_path):
-    _tree(tmp_path, "a/1.jpg", "a/._1.jpg", "a/notes.txt", "a/Thumbs.db", "a/.cache/2.jpg", "b/1.jpg")
-    _tree(tmp_path, ".git/x.jpg", "readme.jpg.txt")
+    touch(tmp_path, "a/1.jpg", "a/._1.jpg", "a/notes.txt", "a/Thumbs.db", "a/.cache/2.jpg", "b/1.jpg")
+    touch(tmp_path, ".git/x.jpg", "readme.jpg.txt")
     assert _relative(tmp_path, own_images.read_folder(tmp_path, "train")) == ["a/1.jpg"]
     assert own_images.read_folder(tmp_path, "test").class_names == {1: "b"}
 
@@ -76,7 +69,7 @@ def test_hidden_and_other_files_are_ignored(tmp_path):
 )
 def test_splits_partition_the_classes(classes, fraction):
     with tempfile.TemporaryDirectory() as root:
-        _tree(root, *(f"{name}/{i}.jpg" for name in classes for i in range(2)))
+        touch(root, *(f"{name}/{i}.jpg" for name in classes for i in range(2)))
         train = own_images.read_folder(root, "train", test_fraction=fraction)
         test = own_images.read_folder(root, "test", test_fraction=fraction)
     names = sorted(classes)
@@ -90,7 +83,7 @@ def test_splits_partition_the_classes(classes, fraction):
 
 
 def test_train_and_test_folders_are_taken_as_they_are(tmp_path):
-    _tree(tmp_path, "train/b/1.jpg", "train/d/1.jpg", "test/a/1.jpg", "test/c/1.jpg", "val/e/1.jpg")
+    touch(tmp_path, "train/b/1.jpg", "train/d/1.jpg", "test/a/1.jpg", "test/c/1.jpg", "val/e/1.jpg")
     train, test = own_images.read_folder(tmp_path, "train"), own_images.read_folder(tmp_path, "test")
     assert train.class_names == {1: "b", 3: "d"}
     assert test.class_names == {0: "a", 2: "c"}
@@ -98,7 +91,7 @@ def test_train_and_test_folders_are_taken_as_they_are(tmp_path):
 
 
 def test_shared_classes_keep_one_id_and_are_reported(tmp_path, caplog):
-    _tree(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "test/b/2.jpg", "test/c/1.jpg")
+    touch(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "test/b/2.jpg", "test/c/1.jpg")
     with caplog.at_level("WARNING", logger="absl"):
         train, test = own_images.read_folder(tmp_path, "train"), own_images.read_folder(tmp_path, "test")
     assert train.class_names == {0: "a", 1: "b"}
@@ -108,33 +101,33 @@ def test_shared_classes_keep_one_id_and_are_reported(tmp_path, caplog):
 
 
 def test_disjoint_classes_are_not_reported(tmp_path, caplog):
-    _tree(tmp_path, "train/a/1.jpg", "test/b/1.jpg", "test/b/2.jpg")
+    touch(tmp_path, "train/a/1.jpg", "test/b/1.jpg", "test/b/2.jpg")
     with caplog.at_level("WARNING", logger="absl"):
         own_images.read_folder(tmp_path, "test")
     assert caplog.text == ""
 
 
 def test_loose_images_are_reported(tmp_path, caplog):
-    _tree(tmp_path, "a/1.jpg", "b/1.jpg", "x.jpg", "y.png", "z.txt")
+    touch(tmp_path, "a/1.jpg", "b/1.jpg", "x.jpg", "y.png", "z.txt")
     with caplog.at_level("WARNING", logger="absl"):
         assert len(own_images.read_folder(tmp_path)) == 1
     assert "ignoring 2 images outside the class folders" in caplog.text
 
 
 def test_links_to_class_folders_are_followed(tmp_path):
-    _tree(tmp_path, "elsewhere/1.jpg", "tree/a/1.jpg")
+    touch(tmp_path, "elsewhere/1.jpg", "tree/a/1.jpg")
     (tmp_path / "tree" / "b").symlink_to(tmp_path / "elsewhere")
     assert _relative(tmp_path, own_images.read_folder(tmp_path / "tree", "test")) == ["tree/b/1.jpg"]
 
 
 def test_empty_class_folder_is_named(tmp_path):
-    _tree(tmp_path, "a/1.jpg", "b/readme.txt")
+    touch(tmp_path, "a/1.jpg", "b/readme.txt")
     with pytest.raises(UserError, match=rf"class folder {tmp_path}/b has no image"):
         own_images.read_folder(tmp_path, "test")
 
 
 def test_images_without_class_folders_are_classes_of_their_own(tmp_path, caplog):
-    _tree(tmp_path, "3.jpg", "1.jpg", "2.png", "notes.txt")
+    touch(tmp_path, "3.jpg", "1.jpg", "2.png", "notes.txt")
     with caplog.at_level("WARNING", logger="absl"):
         train = own_images.read_folder(tmp_path, test_fraction=0.3)
     assert caplog.text.count("WARNING") == 1
@@ -145,7 +138,7 @@ def test_images_without_class_folders_are_classes_of_their_own(tmp_path, caplog)
 
 
 def test_images_without_classes_beside_a_labelled_test_split(tmp_path):
-    _tree(tmp_path, "train/1.jpg", "train/2.jpg", "test/a/1.jpg", "test/a/2.jpg", "test/b/1.jpg")
+    touch(tmp_path, "train/1.jpg", "train/2.jpg", "test/a/1.jpg", "test/a/2.jpg", "test/b/1.jpg")
     assert own_images.read_folder(tmp_path).num_classes == 2
     test = own_images.read_folder(tmp_path, "test")
     assert (len(test), sorted(test.class_names.values())) == (3, ["a", "b"])
@@ -157,7 +150,7 @@ def test_empty_folder(tmp_path):
 
 
 def test_one_class_cannot_be_split(tmp_path):
-    _tree(tmp_path, "only/1.jpg")
+    touch(tmp_path, "only/1.jpg")
     with pytest.raises(UserError, match=r"one class only \(\['only'\]\)"):
         own_images.read_folder(tmp_path)
 
@@ -178,14 +171,14 @@ def test_remote_file_system():
 
 
 def test_classes_of_one_image_are_counted(tmp_path, caplog):
-    _tree(tmp_path, "a/1.jpg", "b/1.jpg", "b/2.jpg", "c/1.jpg", "d/1.jpg", "d/2.jpg")
+    touch(tmp_path, "a/1.jpg", "b/1.jpg", "b/2.jpg", "c/1.jpg", "d/1.jpg", "d/2.jpg")
     with caplog.at_level("WARNING", logger="absl"):
         own_images.read_folder(tmp_path)
     assert "1 of 2 train classes have one image only (the first is a): they give no positive pair" in caplog.text
 
 
 def test_spaces_and_other_scripts_in_names(tmp_path):
-    _tree(tmp_path, "blå bil/bild 1.jpg", "車 /写真.jpg")
+    touch(tmp_path, "blå bil/bild 1.jpg", "車 /写真.jpg")
     train, test = own_images.read_folder(tmp_path), own_images.read_folder(tmp_path, "test")
     assert {**train.class_names, **test.class_names} == {0: "blå bil", 1: "車 "}
     assert _relative(tmp_path, test) == ["車 /写真.jpg"]
@@ -193,14 +186,14 @@ def test_spaces_and_other_scripts_in_names(tmp_path):
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x7f", "a\udcff"])
 def test_names_that_no_report_can_hold_are_refused(tmp_path, name):
-    _tree(tmp_path, f"{name}/1.jpg", f"{name}/2.jpg", "b/1.jpg")
+    touch(tmp_path, f"{name}/1.jpg", f"{name}/2.jpg", "b/1.jpg")
     with pytest.raises(UserError, match="folder: 2 names have control characters or no UTF-8, first") as raised:
         own_images.read_folder(tmp_path)
     assert str(raised.value).isprintable()
 
 
 def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatch):
-    _tree(tmp_path, "a/1.jpg", "a/more/2.jpg", "b/1.jpg")
+    touch(tmp_path, "a/1.jpg", "a/more/2.jpg", "b/1.jpg")
     scandir = os.scandir
 
     def refuse(path):
@@ -213,17 +206,10 @@ def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatch):
         own_images.read_folder(tmp_path)
 
 
-def _images(folder, *names):
-    for name in names:
-        path = Path(folder, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x")
-
-
 @pytest.fixture
 def write(tmp_path):
     """Writes a list and its images a.jpg to f.jpg, and returns its path."""
-    _images(tmp_path, *(f"{letter}.jpg" for letter in "abcdef"))
+    touch(tmp_path, *(f"{letter}.jpg" for letter in "abcdef"))
 
     def write(text, name="list.csv"):
         path = tmp_path / name
@@ -309,7 +295,7 @@ def test_windows_and_spreadsheet_habits(write):
 
 
 def test_paths_are_relative_to_the_list_or_absolute(tmp_path, monkeypatch):
-    _images(tmp_path, "lists/é, 1/a b.jpg", "elsewhere/b.jpg")
+    touch(tmp_path, "lists/é, 1/a b.jpg", "elsewhere/b.jpg")
     path = tmp_path / "lists" / "all.csv"
     path.write_text(f'path,label\n"é, 1/a b.jpg",1\n{tmp_path}/elsewhere/b.jpg,2\n')
     train, test = _both(path)
@@ -529,7 +515,7 @@ _CELL = st.sampled_from(["a.jpg", "b.jpg", "c.jpg", "1", "2", "x", "train", "tes
 )
 def test_any_bytes_are_read_or_refused_in_one_line(header, body, suffix, split):
     with tempfile.TemporaryDirectory() as folder:
-        _images(folder, "a.jpg", "b.jpg", "c.jpg")
+        touch(folder, "a.jpg", "b.jpg", "c.jpg")
         path = Path(folder, "list" + suffix)
         path.write_bytes(header.encode() + body)
         try:
@@ -554,7 +540,7 @@ def test_any_bytes_are_read_or_refused_in_one_line(header, body, suffix, split):
 )
 def test_any_json_object_is_read_or_refused_in_one_line(keys):
     with tempfile.TemporaryDirectory() as folder:
-        _images(folder, "a.jpg", "b.jpg", "c.jpg")
+        touch(folder, "a.jpg", "b.jpg", "c.jpg")
         path = Path(folder, "list.jsonl")
         path.write_text(json.dumps(keys) + "\n" + json.dumps({"path": "a.jpg", "label": 1}))
         try:
@@ -579,7 +565,7 @@ def test_any_json_object_is_read_or_refused_in_one_line(keys):
 )
 def test_what_the_csv_module_writes_is_what_is_read(rows):
     with tempfile.TemporaryDirectory() as folder:
-        _images(folder, *rows)
+        touch(folder, *rows)
         path = Path(folder, "list.csv")
         with open(path, "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([["path", "label"], *rows.items()])
@@ -634,7 +620,7 @@ def test_shuffled_rows_give_the_same_ids(data, integers, as_json):
     ]
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        _images(folder, *(row["path"] for row in rows))
+        touch(folder, *(row["path"] for row in rows))
         for order in (rows, data.draw(st.permutations(rows))):
             path = Path(folder, "list.jsonl" if as_json else "list.csv")
             if as_json:
