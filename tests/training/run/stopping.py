@@ -42,17 +42,20 @@ def finished(folder, prepare=make_quick, **settings):
     return folder
 
 
-def kill_after(monkeypatch, name):
-    """End the run once a file of this name is there."""
+def train_until(name, folder, resume=False, **settings):
+    """Train a run, and kill it once a file of this name is there."""
     replace = os.replace
+    with pytest.MonkeyPatch.context() as patch:
 
-    def replace_and_die(source, target):
-        replace(source, target)
-        if os.path.basename(target) == name:
-            monkeypatch.setattr(os, "replace", replace)
-            raise Killed
+        def replace_and_die(source, target):
+            replace(source, target)
+            if os.path.basename(target) == name:
+                patch.undo()
+                raise Killed
 
-    monkeypatch.setattr(os, "replace", replace_and_die)
+        patch.setattr(os, "replace", replace_and_die)
+        with pytest.raises(Killed):
+            runs.train(folder, resume, **settings)
 
 
 def signal_at(monkeypatch, step, number=signal.SIGTERM):

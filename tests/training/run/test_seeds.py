@@ -11,7 +11,7 @@ from scipy import stats
 
 import tfdml
 from tests.report.pages import check_page, rows_of
-from tests.training.run.stopping import Killed, finished, kill_after, make_quick, signal_at
+from tests.training.run.stopping import finished, make_quick, signal_at, train_until
 from tests.training.runs import EPOCHS, SPLITS, STEPS, experiment, records, train
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.errors import UserError
@@ -88,18 +88,14 @@ def test_each_seed_is_an_ordinary_run(uninterrupted, tmp_path):
 @pytest.mark.slow
 def test_stopped_and_killed_it_ends_as_one_that_was_not(uninterrupted, tmp_path, monkeypatch):
     folder = tmp_path / "three"
-    kill_after(monkeypatch, "flags.txt")
-    with pytest.raises(Killed):
-        train(folder, seeds="3", report=True)
+    train_until("flags.txt", folder, seeds="3", report=True)
     with monkeypatch.context() as patch:
         signal_at(patch, 2, signal.SIGTERM)
         with pytest.raises(Interrupted, match=r"0 of 3 seeds have ended; continue with --run_dir=\S*three --resume"):
             train(folder, resume=True, seeds="3", report=True)
     # Of the first seed the training has ended, then its figures, then the second one has begun.
     for name in (f"step-{EPOCHS * STEPS:08d}.npz", "queries.npz", "data.json"):
-        kill_after(monkeypatch, name)
-        with pytest.raises(Killed):
-            train(folder, resume=True, seeds="3", report=True)
+        train_until(name, folder, resume=True, seeds="3", report=True)
     assert not (folder / "result.json").exists()
     first = (folder / "seed_0" / "result.json").stat().st_mtime_ns
     train(folder, resume=True, seeds="3", report=True)

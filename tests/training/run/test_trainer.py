@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tests.data.trees import pictures
 from tests.training import runs
-from tests.training.run.stopping import Killed, assert_alike, finished, kill_after, make_quick, signal_at
+from tests.training.run.stopping import Killed, assert_alike, finished, make_quick, signal_at, train_until
 from tests.training.runs import EPOCHS, STEPS, train
 from tfdml.data import NeighborSampler, PairList
 from tfdml.errors import UserError
@@ -42,7 +42,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(uninterrupted, tmp_path, monkeypatch):
+def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(uninterrupted, tmp_path):
     folder = tmp_path / "run"
     settings = {"report": True, "checkpoint_steps": 1}
     killed_at = (
@@ -56,9 +56,7 @@ def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(uninterrupted, tmp
         "result.json",
     )
     for phase, name in enumerate(killed_at):
-        kill_after(monkeypatch, name)
-        with pytest.raises(Killed):
-            train(folder, resume=phase > 0, **settings)
+        train_until(name, folder, resume=phase > 0, **settings)
     result = (folder / "result.json").read_bytes()
     train(folder, resume=True, **settings)
     assert_alike(folder, uninterrupted)
@@ -122,9 +120,7 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
     monkeypatch.setattr(Evaluator, "measure", measured)
     settings = {"selection": "validation", "holdout_classes": 0.2, "epochs": 3}
     # Killed with the first epoch's embedder, but not its checkpoint: that epoch counts again.
-    kill_after(monkeypatch, "selected-epoch-0001.keras")
-    with pytest.raises(Killed):
-        train(folder, **settings)
+    train_until("selected-epoch-0001.keras", folder, **settings)
     seen.pop()
     result = train(folder, resume=True, **settings)
     assert result["epoch"] == 1
@@ -139,7 +135,7 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_averages(tmp_path, monkeypatch):
+def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_averages(tmp_path):
     settings = {
         "optimizer": "adamw",
         "weight_decay": 0.01,
@@ -156,9 +152,7 @@ def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_ave
     }
     uninterrupted, folder = tmp_path / "uninterrupted", tmp_path / "run"
     train(uninterrupted, **settings)
-    kill_after(monkeypatch, f"step-{STEPS + 2:08d}.npz")
-    with pytest.raises(Killed):
-        train(folder, **settings)
+    train_until(f"step-{STEPS + 2:08d}.npz", folder, **settings)
     train(folder, resume=True, **settings)
     assert_alike(folder, uninterrupted)
     history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -188,9 +182,7 @@ def test_a_run_without_labels_goes_on_where_it_was_killed_and_is_selected_by_two
     }
     uninterrupted, folder = tmp_path / "uninterrupted", tmp_path / "run"
     result = train(uninterrupted, **settings)
-    kill_after(monkeypatch, f"step-{STEPS + 2:08d}.npz")
-    with pytest.raises(Killed):
-        train(folder, **settings)
+    train_until(f"step-{STEPS + 2:08d}.npz", folder, **settings)
     train(folder, resume=True, **settings)
     assert_alike(folder, uninterrupted)
     assert result["protocol"] == (
@@ -232,9 +224,7 @@ def test_a_run_on_given_pairs_goes_on_where_it_was_killed_and_is_selected_by_the
     assert {"auc", "accuracy", "eer", "map@r"} <= {*result["metrics"]}
     values = [record["validation"]["auc"] for record in runs.records(uninterrupted)]
     assert values[result["epoch"]] == max(values[1:])
-    kill_after(monkeypatch, f"step-{STEPS + 2:08d}.npz")
-    with pytest.raises(Killed):
-        train(folder, **settings)
+    train_until(f"step-{STEPS + 2:08d}.npz", folder, **settings)
     train(folder, resume=True, **settings)
     assert_alike(folder, uninterrupted)
     with pytest.raises(UserError, match="--selection_metric=spearman: the images have no pairs for it"):
@@ -257,9 +247,7 @@ def test_the_numbers_of_the_papers_figures_survive_kills(tmp_path, monkeypatch):
     train(uninterrupted, **settings)
     first, second = f"step-{STEPS - 1:08d}.npz", f"step-{STEPS + 2:08d}.npz"
     for phase, name in enumerate((first, second, "statistics_network.keras", "result.json")):
-        kill_after(monkeypatch, name)
-        with pytest.raises(Killed):
-            train(folder, resume=phase > 0, **settings)
+        train_until(name, folder, resume=phase > 0, **settings)
     result = train(folder, resume=True, **settings)
     assert_alike(folder, uninterrupted)
     networks = [
@@ -315,9 +303,7 @@ def test_a_finished_run_says_so(uninterrupted, caplog):
 @pytest.mark.slow
 def test_images_that_have_changed_are_refused(tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    kill_after(monkeypatch, "metrics.jsonl")
-    with pytest.raises(Killed):
-        train(folder)
+    train_until("metrics.jsonl", folder)
     test = runs.noise("test", 6, 3)
     changed = runs.Splits(runs.SPLITS.train, runs.SPLITS.validation, test)
     monkeypatch.setattr(components, "load_splits", lambda *arguments: changed)
@@ -340,14 +326,12 @@ def test_a_run_that_fails_its_first_checks_leaves_no_folder(changes, says, tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path, monkeypatch):
+def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".partial-999999-flags.txt").write_text("--dataset=gl")
     (folder / ".lock").touch()
-    kill_after(monkeypatch, "data.json")
-    with pytest.raises(Killed):
-        train(folder, resume=True)
+    train_until("data.json", folder, resume=True)
     assert sorted(path.name for path in folder.iterdir()) == ["data.json", "flags.txt"]
 
 
@@ -388,7 +372,7 @@ def test_a_disk_that_is_really_full(share, uninterrupted, small_disk):
 
 
 @pytest.mark.slow
-def test_a_diverged_run_tells_how_to_start_again_and_that_works(uninterrupted, tmp_path, monkeypatch):
+def test_a_diverged_run_tells_how_to_start_again_and_that_works(uninterrupted, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(UserError, match="the run diverged at step") as diverged:
         train(folder, learning_rate=1e30, optimizer="sgd")
@@ -398,9 +382,7 @@ def test_a_diverged_run_tells_how_to_start_again_and_that_works(uninterrupted, t
     assert [runs.SPLITS.train.images.name(index) for index in told["indices"]] == told["images"]
     assert len(told["images"]) == 8
     (advised,) = [word for word in str(diverged.value).split() if word.startswith("--start_from=")]
-    kill_after(monkeypatch, "step-00000000.npz")
-    with pytest.raises(Killed):
-        train(tmp_path / "next", start_from=advised.removeprefix("--start_from="))
+    train_until("step-00000000.npz", tmp_path / "next", start_from=advised.removeprefix("--start_from="))
     old, new = (runs.arrays(run / "checkpoints" / "step-00000000.npz") for run in (folder, tmp_path / "next"))
     taken = [name for name in old if name.startswith(("backbone", "projection"))]
     assert taken
@@ -446,9 +428,7 @@ def test_a_run_by_neighbors_killed_at_any_moment_sees_the_batches_of_one_that_wa
     assert all(0 <= record["train"]["violations"] <= 1 for record in runs.records(tmp_path / "uninterrupted")[1:])
     killed_at = ("epoch-0000.npy", "step-00000000.npz", "step-00000002.npz", "step-00000003.npz", "epoch-0001.npy")
     for phase, name in enumerate((*killed_at, "step-00000005.npz")):
-        kill_after(monkeypatch, name)
-        with pytest.raises(Killed):
-            train(tmp_path / "run", resume=phase > 0, **NEIGHBORS)
+        train_until(name, tmp_path / "run", resume=phase > 0, **NEIGHBORS)
     shutil.copytree(tmp_path / "run", tmp_path / "without")
     train(tmp_path / "run", resume=True, **NEIGHBORS)
     assert_alike(tmp_path / "run", tmp_path / "uninterrupted")
@@ -485,8 +465,6 @@ def test_a_head_resumes_to_the_same_bits_and_has_a_report(tmp_path, monkeypatch)
     result = train(uninterrupted, report=True, **settings)
     assert result["dataset"] == "vectors"
     assert "data:image" in (uninterrupted / "report" / "index.html").read_text()
-    kill_after(monkeypatch, f"step-{STEPS:08d}.npz")
-    with pytest.raises(Killed):
-        train(tmp_path / "run", **settings)
+    train_until(f"step-{STEPS:08d}.npz", tmp_path / "run", **settings)
     train(tmp_path / "run", resume=True, **settings)
     assert_alike(tmp_path / "run", uninterrupted)
