@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 from sklearn.metrics import roc_auc_score
 
+from tests import references
 from tfdml.errors import UserError
 from tfdml.evaluation import pair_distances
 from tfdml.evaluation.pair_distances import (
@@ -20,19 +21,10 @@ from tfdml.pairwise import DISTANCES
 
 def all_distances(embeddings, labels, distance):
     """Every d+ and every d-, by loops in float64."""
-    points = np.asarray(embeddings, np.float64)
     found = {True: [], False: []}
-    for i in range(len(points)):
+    for i in range(len(embeddings)):
         for j in range(i):
-            x, y = points[i], points[j]
-            if distance == "dot":
-                value = -float(x @ y)
-            elif distance == "cosine":
-                lengths = np.linalg.norm(x) * np.linalg.norm(y)
-                value = 1 - (float(x @ y) / lengths if lengths else 0.0)
-            else:
-                value = float(((x - y) ** 2).sum())
-                value = value**0.5 if distance == "euclidean" else value
+            value = references.distance(embeddings[i], embeddings[j], distance)
             found[bool(labels[i] == labels[j])].append(value)
     return np.array(found[True]), np.array(found[False])
 

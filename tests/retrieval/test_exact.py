@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests import references
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
 from tfdml.retrieval import exact, nearest_neighbours, neighbour_blocks
@@ -15,23 +16,10 @@ from tfdml.retrieval.exact import DISTANCES, check_embeddings, is_memory_mapped
 
 def reference(queries, gallery, k, distance, own_rows=None):
     """Every distance in float64, by loops; the full row sorted by (distance, row)."""
-    queries, gallery = np.asarray(queries, np.float64), np.asarray(gallery, np.float64)
     indices, distances = [], []
     for i, q in enumerate(queries):
-        row = []
-        for j, g in enumerate(gallery):
-            if own_rows is not None and own_rows[i] == j:
-                continue
-            if distance == "dot":
-                value = -float(q @ g)
-            elif distance == "cosine":
-                lengths = np.linalg.norm(q) * np.linalg.norm(g)
-                value = 1 - (float(q @ g) / lengths if lengths else 0.0)
-            else:
-                value = float(((q - g) ** 2).sum())
-                value = np.sqrt(value) if distance == "euclidean" else value
-            row.append((value, j))
-        row.sort()
+        own = None if own_rows is None else own_rows[i]
+        row = sorted((references.distance(q, g, distance), j) for j, g in enumerate(gallery) if j != own)
         indices.append([j for _, j in row[:k]])
         distances.append([value for value, _ in row[:k]])
     return np.array(indices), np.array(distances)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras import ops
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests import references
 from tests.training import runs
 from tests.training.run.stopping import finished, make_quick
 from tests.training.runs import EPOCHS, STEPS, train
@@ -448,12 +449,6 @@ def batch(seed=0, size=12, dim=5, classes=4):
     return x.astype(np.float32), rng.integers(0, classes, size)
 
 
-def looped_distances(x):
-    return np.array(
-        [[math.sqrt(sum((float(a) - float(b)) ** 2 for a, b in zip(r, s, strict=True))) for s in x] for r in x]
-    )
-
-
 @pytest.mark.parametrize(("size", "dim"), [(12, 5), (4, 9)])
 def test_spread_is_that_of_the_covariance(size, dim):
     x = batch(size=size, dim=dim)[0].astype(np.float64)
@@ -472,7 +467,7 @@ def test_spread_is_that_of_the_covariance(size, dim):
     assert found["participation_ratio"] == pytest.approx(total**2 / sum(v**2 for v in values), rel=1e-6)
     assert 1 <= found["participation_ratio"] <= found["effective_rank"] <= min(size - 1, dim)
     # Of unit vectors half the mean squared distance.
-    assert found["variance"] == pytest.approx((looped_distances(x) ** 2).mean() / 2, rel=1e-6)
+    assert found["variance"] == pytest.approx(references.matrix(references.squared_distance, x).mean() / 2, rel=1e-6)
 
 
 @pytest.mark.parametrize("x", [np.ones((5, 3)), np.zeros((4, 2)), np.ones((1, 3)), np.full((8, 3), 1 / 3, np.float32)])
@@ -483,11 +478,10 @@ def test_a_point_has_no_spread(x):
 def test_distances_of_pairs_each_once():
     x, labels = batch()
     x[3] = x[7]
-    matrix = looped_distances(x)
     positive, negative = [], []
     for i in range(len(x)):
         for j in range(i + 1, len(x)):
-            (positive if labels[i] == labels[j] else negative).append(matrix[i, j])
+            (positive if labels[i] == labels[j] else negative).append(references.distance(x[i], x[j], "euclidean"))
     found = pair_distances(x, labels)
     np.testing.assert_allclose(sorted(found[0]), sorted(positive), atol=1e-7)
     np.testing.assert_allclose(sorted(found[1]), sorted(negative), atol=1e-7)
