@@ -37,6 +37,16 @@ def touch(root, *names, content=b"x"):
         path.write_bytes(content)
 
 
+def annotations(path, names, classes, name_field="fname"):
+    """A table of Cars-196 in the official form, a 1 x N struct array. The official classes are uint8."""
+    boxes = ["bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"]
+    rows = np.ones((1, len(names)), dtype=[(field, object) for field in [*boxes, "class", name_field]])
+    for i, (name, number) in enumerate(zip(names, classes, strict=True)):
+        rows["class"][0, i], rows[name_field][0, i] = number, name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scipy.io.savemat(path, {"annotations": rows})
+
+
 def pictures(root, names, kind="JPEG"):
     """A few different pictures, under many names."""
     rng = np.random.default_rng(0)
@@ -67,12 +77,7 @@ def _cars(root, numbers, num_train, per_class):
     for folder, (table, classes) in tables.items():
         names = [f"{i + 1:05d}.jpg" for i in range(len(classes))]
         pictures(root / folder, names)
-        boxes = ["bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"]
-        rows = np.ones((1, len(names)), dtype=[(field, object) for field in [*boxes, "class", "fname"]])
-        for i, (name, number) in enumerate(zip(names, classes, strict=True)):
-            rows["class"][0, i], rows["fname"][0, i] = np.uint8(number), name
-        (root / "devkit").mkdir(exist_ok=True)
-        scipy.io.savemat(root / "devkit" / table, {"annotations": rows})
+        annotations(root / "devkit" / table, names, np.uint8(classes))
 
 
 def _sop(root, numbers, num_train, per_class):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.preparations import encoded
-from tests.data.trees import touch
+from tests.data.trees import annotations, touch
 from tfdml.data import catalogue
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers import official_archives
@@ -23,20 +23,6 @@ from tfdml.errors import UserError
 from tfdml.io.files import remove, write_whole
 
 CARS196_CLASSES = {"train": [14, 3, 98, 99, 196], "test": [150, 1, 98, 99]}
-
-
-def _save_annotations(path, name_field, names, classes):
-    """Writes a table as the official one is: a 1 x N struct array."""
-    boxes = ["bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"]
-    fields = [*boxes, "class", name_field]
-    table = np.zeros((1, len(names)), dtype=[(field, object) for field in fields])
-    for row, (name, number) in enumerate(zip(names, classes, strict=True)):
-        for box in boxes:
-            table[box][0, row] = np.uint8(1)
-        table["class"][0, row] = np.uint8(number)
-        table[name_field][0, row] = name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scipy.io.savemat(path, {"annotations": table})
 
 
 def _save_meta(path):
@@ -50,7 +36,7 @@ def _save_meta(path):
 def two_tables(tmp_path):
     for part, table in (("train", "cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
         names = [f"{i + 1:05d}.jpg" for i in range(len(CARS196_CLASSES[part]))]
-        _save_annotations(tmp_path / "devkit" / table, "fname", names, CARS196_CLASSES[part])
+        annotations(tmp_path / "devkit" / table, names, np.uint8(CARS196_CLASSES[part]))
         touch(tmp_path / f"cars_{part}", *names)
     _save_meta(tmp_path / "devkit" / "cars_meta.mat")
     return tmp_path
@@ -75,7 +61,7 @@ def test_classes_of_both_tables_are_split_by_number(two_tables):
 @pytest.mark.parametrize("folder", [".", "devkit"])
 def test_merged_table_with_its_relative_paths(tmp_path, folder):
     names = [f"car_ims/{i:06d}.jpg" for i in (1, 2, 3)]
-    _save_annotations(tmp_path / folder / "cars_annos.mat", "relative_im_path", names, [1, 98, 99])
+    annotations(tmp_path / folder / "cars_annos.mat", names, np.uint8([1, 98, 99]), "relative_im_path")
     touch(tmp_path, *names)
     train = official_archives.read_cars196(tmp_path, "train", check_counts=False)
     assert train.images.paths == tuple(str(tmp_path / name) for name in names[:2])
@@ -84,7 +70,7 @@ def test_merged_table_with_its_relative_paths(tmp_path, folder):
 
 
 def test_the_image_folder_decides_between_the_forms(two_tables):
-    _save_annotations(two_tables / "devkit" / "cars_annos.mat", "relative_im_path", ["car_ims/000001.jpg"], [1])
+    annotations(two_tables / "devkit" / "cars_annos.mat", ["car_ims/000001.jpg"], np.uint8([1]), "relative_im_path")
     assert len(official_archives.read_cars196(two_tables, "train", check_counts=False)) == 5
     touch(two_tables, "car_ims/000001.jpg")
     assert len(official_archives.read_cars196(two_tables, "train", check_counts=False)) == 1
@@ -137,13 +123,6 @@ def test_the_real_data_set_of_cars196(shared_data):
     assert train.images.name(0).endswith("00001.jpg")
 
 
-def _save_rows(path, names, classes):
-    """A table whose cells are whatever is given."""
-    table = np.zeros((1, len(names)), dtype=[("class", object), ("fname", object)])
-    table["class"][0], table["fname"][0] = classes, names
-    scipy.io.savemat(path, {"annotations": table})
-
-
 @pytest.mark.parametrize(
     ("names", "classes", "message"),
     [
@@ -163,7 +142,7 @@ def _save_rows(path, names, classes):
 )
 def test_a_faulty_row_is_named(two_tables, names, classes, message):
     path = two_tables / "devkit" / "cars_train_annos.mat"
-    _save_rows(path, names, classes)
+    annotations(path, names, classes)
     with pytest.raises(UserError, match=message) as raised:
         official_archives.read_cars196(two_tables, check_counts=False)
     assert str(path) in str(raised.value)
@@ -172,7 +151,7 @@ def test_a_faulty_row_is_named(two_tables, names, classes, message):
 
 def test_spaces_and_other_scripts_in_names(two_tables):
     names = ["röd bil.jpg", "車.jpg"]
-    _save_rows(two_tables / "devkit" / "cars_train_annos.mat", names, [1, 2])
+    annotations(two_tables / "devkit" / "cars_train_annos.mat", names, [1, 2])
     touch(two_tables / "cars_train", *names)
     train = official_archives.read_cars196(two_tables, check_counts=False)
     assert [Path(path).name for path in train.images.paths[:2]] == names
@@ -184,7 +163,7 @@ def test_any_damage_is_read_or_refused_in_one_line_of_cars196(data):
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = Path(folder, "cars_annos.mat")
-        _save_annotations(path, "relative_im_path", ["car_ims/1.jpg", "car_ims/2.jpg"], [1, 2])
+        annotations(path, ["car_ims/1.jpg", "car_ims/2.jpg"], np.uint8([1, 2]), "relative_im_path")
         content = bytearray(path.read_bytes())
         for _ in range(data.draw(st.integers(1, 4))):
             place = data.draw(st.integers(0, len(content) - 1))
