@@ -20,10 +20,11 @@ def small_embedder(seed=0, name="embedder", **options):
     return embedder
 
 
-def picture(seed, height=50, width=70, form="JPEG", **options):
+def picture(seed, height=50, width=70, form="JPEG", mode="RGB", **options):
     """The bytes of a smooth random image."""
-    small = np.random.default_rng(seed).integers(0, 255, (6, 6, 3)).astype(np.uint8)
-    image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    bands = len(Image.new(mode, (1, 1)).getbands())
+    small = np.random.default_rng(seed).integers(0, 255, (6, 6, bands)).astype(np.uint8)
+    image = Image.fromarray(small.squeeze(), mode).resize((width, height), Image.Resampling.BICUBIC)
     return encoded(image, form, **options)
 
 

@@ -7,14 +7,12 @@ import stat
 import subprocess
 import sys
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
 
-from tests.data.preparations import encoded
-from tests.export.networks import difference
+from tests.export.networks import difference, picture, small_embedder
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.export import export_saved_model
@@ -25,30 +23,20 @@ from tfdml.models import Embedder
 
 @pytest.fixture(scope="module")
 def embedder():
-    keras.utils.set_random_seed(0)
-    built = Embedder("conv4", embedding_dim=8, image_size=32, resize=40)
-    built(np.zeros((1, 32, 32, 3), np.uint8))
-    return built
-
-
-def picture(height, width, mode="RGB", form="JPEG", **options):
-    rng = np.random.default_rng(height * width)
-    small = rng.integers(0, 255, (8, 8, len(Image.new(mode, (1, 1)).getbands()))).astype(np.uint8)
-    image = Image.fromarray(small.squeeze(), mode).resize((width, height), Image.Resampling.BICUBIC)
-    return encoded(image, form, **options)
+    return small_embedder()
 
 
 def pictures():
     exif = Image.Exif()
     exif[0x0112] = 6
     return [
-        picture(60, 90),
-        picture(200, 40),
-        picture(33, 33, "L"),
-        picture(50, 70, "CMYK"),
-        picture(50, 70, exif=exif.tobytes()),
-        picture(48, 64, "RGBA", "PNG"),
-        picture(20, 20, form="PNG"),
+        picture(0, 60, 90),
+        picture(1, 200, 40),
+        picture(2, 33, 33, mode="L"),
+        picture(3, 50, 70, mode="CMYK"),
+        picture(4, 50, 70, exif=exif.tobytes()),
+        picture(5, 48, 64, "PNG", "RGBA"),
+        picture(6, 20, 20, "PNG"),
     ]
 
 
@@ -82,7 +70,7 @@ def test_every_form_of_the_evaluation_view_is_in_the_export(mode, color, tmp_pat
     shaped.build((None, 28, 28, 3))
     path = export_saved_model(shaped, tmp_path)
     assert EvaluationTransform.of(shaped) == EvaluationTransform(32, 28, mode, color)
-    assert difference(shaped, path, [picture(40, 90), picture(70, 30), picture(20, 20)]) < 1e-5
+    assert difference(shaped, path, [picture(0, 40, 90), picture(1, 70, 30), picture(2, 20, 20)]) < 1e-5
 
 
 def write(versions, content):
