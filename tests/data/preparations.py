@@ -79,3 +79,12 @@ def contents(images, rows):
 def shuffled(dataset, batch_size, transform=TrainTransform(), **stream):  # noqa: B008
     """Training batches in shuffled order."""
     return training_batches(dataset, ShuffleSampler(len(dataset), batch_size), transform, **stream)
+
+
+def assert_same(batches, others):
+    """Batches of data sets, or lists of them, have the same images and labels."""
+    batches, others = (each if isinstance(each, list) else list(each.as_numpy_iterator()) for each in (batches, others))
+    assert len(batches) == len(others) > 0
+    for (images, labels), (other_images, other_labels) in zip(batches, others, strict=True):
+        np.testing.assert_array_equal(images, other_images)
+        np.testing.assert_array_equal(labels, other_labels)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from tests.data.preparations import encoded, shuffled
+from tests.data.preparations import assert_same, encoded, shuffled
 from tests.fork_server import fork_server
 from tests.marks import first_quick
 from tfdml import memory
@@ -70,15 +70,6 @@ def as_files(source, folder):
 def as_arrays(source):
     images = pictures([(36, 30)] * len(source))
     return dataset_of(ArrayImages(np.stack(images), tuple(map(str, range(len(source))))))
-
-
-def assert_same(batches, others):
-    """Of data sets, or of lists of what they yield."""
-    batches, others = (each if isinstance(each, list) else list(each.as_numpy_iterator()) for each in (batches, others))
-    assert len(batches) == len(others) > 0
-    for (images, labels), (other_images, other_labels) in zip(batches, others, strict=True):
-        np.testing.assert_array_equal(images, other_images)
-        np.testing.assert_array_equal(labels, other_labels)
 
 
 @pytest.mark.one_quick_case

@@ -24,7 +24,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.preparations import contents, images_of_kinds, made, picture, shuffled
+from tests.data.preparations import assert_same, contents, images_of_kinds, made, picture, shuffled
 from tests.fork_server import fork_server
 from tfdml.data import load
 from tfdml.data.dataset import check as check_images
@@ -81,14 +81,6 @@ def folder(source, tmp_path_factory):
 def records(folder):
     """The train split, read."""
     return load("records", folder)
-
-
-def assert_same(batches, others):
-    batches, others = list(batches.as_numpy_iterator()), list(others.as_numpy_iterator())
-    assert len(batches) == len(others) > 0
-    for (images, labels), (other_images, other_labels) in zip(batches, others, strict=True):
-        np.testing.assert_array_equal(images, other_images)
-        np.testing.assert_array_equal(labels, other_labels)
 
 
 def test_everything_but_the_place_is_the_same(source, records, folder):
