@@ -98,23 +98,6 @@ def test_collapsed_embeddings_give_the_first_rows():
     assert (distances == 0).all()
 
 
-def test_a_copy_of_the_query_stays_and_the_query_goes():
-    """The query is left out by identity: dropping the first result would drop its copy in its stead."""
-    points = np.array([[0.3, 0.7], [0.3, 0.7], [9.0, 9.0], [9.0, 8.0]], np.float32)
-    indices, distances = nearest_neighbours(points, k=2)
-    assert indices[:2, 0].tolist() == [1, 0]
-    assert distances[:2, 0].tolist() == [0.0, 0.0]
-    assert all(i not in row for i, row in enumerate(indices))
-
-
-def test_query_is_left_out_even_where_others_score_better():
-    """By inner product, a query is not always its own best match."""
-    points = np.array([[1.0, 0.0], [5.0, 0.0], [9.0, 0.0]], np.float32)
-    indices, distances = nearest_neighbours(points, k=2, distance="dot")
-    assert indices.tolist() == [[2, 1], [2, 0], [1, 0]]
-    assert distances[0].tolist() == [-9.0, -5.0]
-
-
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("budget", [1, 50_000])
 def test_blocks_do_not_change_the_result(distance, budget):
