@@ -158,20 +158,6 @@ def test_clusters_beyond_the_memory_are_refused_before_the_search(monkeypatch):
         evaluate_retrieval(np.zeros((100, 4)), np.arange(100) // 2, metrics=["recall", "nmi"])
 
 
-def test_queries_that_are_part_of_the_gallery():
-    """With own_rows the subset scores exactly as it does within the whole."""
-    rng = np.random.default_rng(2)
-    labels = rng.integers(0, 9, 80)
-    points = rng.normal(size=(9, 3))[labels] + rng.normal(size=(80, 3))
-    rows = np.arange(0, 80, 2)
-    subset = evaluate_retrieval(points[rows], labels[rows], points, labels, metrics=RETRIEVAL, own_rows=rows)
-    odd = np.arange(1, 80, 2)
-    rest = evaluate_retrieval(points[odd], labels[odd], points, labels, metrics=RETRIEVAL, own_rows=odd)
-    whole = evaluate_retrieval(points, labels, metrics=RETRIEVAL)
-    for name in ("recall@1", "map@r", "r_precision", "map"):
-        assert (subset[name] + rest[name]) / 2 == pytest.approx(whole[name])
-
-
 def test_cosine_and_euclidean_agree_on_unit_vectors_only():
     rng = np.random.default_rng(3)
     labels = np.repeat(np.arange(6), 10)
