@@ -259,20 +259,6 @@ def test_leading_zeros_make_names(write):
     assert (train.class_names, test.class_names) == ({0: "007"}, {1: "7"})
 
 
-def test_row_order_changes_no_label(write):
-    rows = ["a.jpg,x,s,3", "b.jpg,y,r,7", "c.jpg,z,s,3", "d.jpg,y,r,0"]
-    found = []
-    for order in (rows, rows[::-1]):
-        train, test = _both(write("\n".join(["path,label,super_label,group", *order])))
-        found.append(
-            [
-                sorted(zip(_names(d), d.labels, d.super_labels, d.groups, strict=True)) + sorted(d.class_names.items())
-                for d in (train, test)
-            ]
-        )
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize(("fraction", "classes"), [(0.5, 2), (0.25, 1), (0.01, 1), (0.99, 3)])
 def test_list_the_last_classes_are_the_test_split(write, fraction, classes):
     train, test = _both(write("path,label\na.jpg,40\nb.jpg,5\nc.jpg,100\nd.jpg,20\n"), test_fraction=fraction)
