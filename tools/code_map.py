@@ -17,12 +17,16 @@ WIDTH, BOX_WIDTH, BOX_HEIGHT, ROW = 1230, 190, 46, 88
 # The middle of each box, and what it says: the mathematics to the left, images and files to the right.
 BOXES = {
     "cli": (740, "the subcommands of tfdml"),
-    "cluster": (740, "work of many machines, by Ray"),
-    "export": (740, "SavedModel, LiteRT, ONNX, retriever"),
+    "cluster": (620, "work of many machines, by Ray"),
+    "demo": (900, "a gallery in the browser"),
+    "export": (620, "SavedModel, LiteRT, ONNX, retriever"),
     "retrieval": (740, "exact search, indexes, databases"),
     "training": (740, "from settings to a run folder"),
-    "report": (740, "HTML pages of runs"),
-    "callbacks": (490, "retrieval metrics within fit"),
+    "report": (900, "HTML pages of runs"),
+    "callbacks": (225, "retrieval metrics within fit"),
+    "index": (430, "a gallery for notebooks"),
+    "explain": (935, "heat maps of similarity"),
+    "audit": (1130, "duplicates and doubtful labels"),
     "evaluation": (740, "metrics, intervals, generalisation"),
     "embeddings": (740, "computed, stored, read; backends"),
     "models": (620, "Embedder, MetricLearner"),
@@ -98,7 +102,7 @@ def draw() -> str:
     where = {}
     for row, packages in enumerate(rows):
         for package in packages:
-            where[package] = (BOXES.get(package, (WIDTH // 2, ""))[0], 20 + row * ROW)
+            where[package] = (BOXES[package][0], 20 + row * ROW)
     height = 20 + len(rows) * ROW - (ROW - BOX_HEIGHT) + 20
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" role="img">',
@@ -119,7 +123,7 @@ def draw() -> str:
             f'd="M{x:g} {y}V{turn}C{x:g} {to_y - 12} {to_x} {turn + 8} {to_x} {to_y - 1}" marker-end="url(#tip)"/>'
         )
     for package, (x, y) in where.items():
-        about = html.escape(BOXES.get(package, (0, ""))[1])
+        about = html.escape(BOXES[package][1])
         lines += [
             f'<rect x="{x - BOX_WIDTH // 2}" y="{y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6" '
             'fill="#eef1fb" stroke="#3f51b5"/>',
