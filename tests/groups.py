@@ -12,33 +12,22 @@ import os
 import sys
 import tempfile
 
-import hypothesis  # noqa: F401 the forks need not import it again
+import hypothesis  # noqa: F401 imported once, for all forks
 import pytest
 
 from tests.fork_server import ROOT, ForkedServer, fork_server, hear_signals, import_all
 
 # The folders that are processes of their own, the longest first: a folder without those in it that are named as well.
 GROUPS = (
-    *(
-        "objectives",
-        "",
-        "models",
-        "losses",
-        "data",
-        "export",
-        "docs",
-        "retrieval",
-        "layers",
-        "training/run",
-        "training",
-    ),
-    *("training/build", "backbones", "report", "embeddings", "data/readers", "cli", "evaluation", "mining", "tools"),
+    *("objectives", "", "models", "losses", "data", "export", "docs", "retrieval", "layers"),
+    *("training/run", "training", "training/build", "backbones", "report", "embeddings"),
+    *("data/readers", "cli", "evaluation", "mining", "tools"),
     *("cluster", "training/distributed", "hosts"),
 )
 # Those whose processes mostly wait for one another: two of them take the place of one, and one is a third process.
 WAITING = ("hosts", "cluster", "training/distributed")
 _PLACES = 5
-# A plugin that pytest finds by itself it rewrites with all of its package, in each process: two seconds of Hypothesis.
+# pytest rewrites the whole package of a plugin that it discovers: two seconds for Hypothesis, in every process.
 _PLUGINS = ("--disable-plugin-autoload", "-p", "_hypothesis_pytestplugin")
 
 

@@ -30,13 +30,16 @@ def absolute_distance(x, y):
 def distance(x, y, kind):
     if kind == "euclidean":
         return math.sqrt(squared_distance(x, y))
+    if kind == "sqeuclidean":
+        return squared_distance(x, y)
     if kind == "cosine":
         return 1.0 - cosine(x, y)
-    assert kind in ("sqeuclidean", "dot")
-    return squared_distance(x, y) if kind == "sqeuclidean" else -dot(x, y)
+    assert kind == "dot"
+    return -dot(x, y)
 
 
 def matrix(function, x, y=None):
+    # Python's numbers: NumPy's scalars are several times slower.
     rows, columns = (np.asarray(side, np.float64).tolist() for side in (x, x if y is None else y))
     return np.array([[function(a, b) for b in columns] for a in rows], np.float64)
 
@@ -114,12 +117,8 @@ def class_similarities(x, proxies):
 
 def bandwidth(x, y=None, kind=squared_distance):
     """JRD sec. 5.1: the mean distance in the exponent, between different images; 1 if all coincide."""
-    x = np.asarray(x, np.float64).tolist()
-    if y is None:
-        values = [kind(x[i], x[j]) for i in range(len(x)) for j in range(len(x)) if i != j]
-    else:
-        values = [kind(a, b) for a in x for b in np.asarray(y, np.float64).tolist()]
-    tau = mean(values)
+    distances = matrix(kind, x, y)
+    tau = mean(distances[~np.eye(len(x), dtype=bool)] if y is None else distances.ravel())
     return tau if tau > 0 else 1.0
 
 

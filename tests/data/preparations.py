@@ -1,4 +1,4 @@
-"""Small data sets for the tests of preparing them."""
+"""Small pictures, data sets of them, and the comparison of their batches."""
 
 import io
 import struct

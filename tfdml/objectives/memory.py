@@ -126,7 +126,7 @@ class CrossBatchMemory(Stateful):
 
     def forget(self):
         """Empty the memory, and forget what came of it."""
-        for variable in self.non_trainable_variables:
+        for variable in self.non_trainable_weights:
             variable.assign(ops.zeros_like(variable))
 
     def _there(self):

@@ -508,7 +508,7 @@ class Evaluator:
         """
         settings, measured = self.settings, {}
         every = settings.generalisation_every
-        # Compared with the unseen ones, where that is due.
+        # None unless their comparison with the unseen classes is due.
         seen = self.splits.seen if every > 0 and is_due(epoch, every, settings.epochs) else None
         evaluated = is_due(epoch, settings.evaluate_every, settings.epochs)
         names = self.batches if evaluated else () if seen is None else ("test", "seen")
