@@ -22,7 +22,7 @@ from PIL import Image
 
 from tfdml.audit import audit, label_confidences, near_duplicates
 from tfdml.embeddings.reader import ImageTable, read_embeddings
-from tfdml.retrieval import nearest_neighbours
+from tfdml.retrieval import nearest_neighbors
 from tools.numbers import Results, command_line
 
 KINDS = {
@@ -82,7 +82,7 @@ def duplicates(arguments, results):
         encoded = paths[gallery[row]] if row < len(gallery) else io.BytesIO(copies[row - len(gallery)])
         return np.asarray(Image.open(encoded).convert("RGB"))
 
-    neighbors, distances = nearest_neighbours(x, k=10, distance="cosine")
+    neighbors, distances = nearest_neighbors(x, k=10, distance="cosine")
     pairs, _ = near_duplicates(neighbors, distances, picture)
     # By distance alone, as many pairs as there are true ones.
     alone, near = near_duplicates(neighbors, distances, max_distance=np.inf)

@@ -36,7 +36,7 @@ from tools.numbers import Results, command_line
 
 PARTS = ("exact", "clustering", "peer", "index")
 BUDGET = 256 * 2**20
-# Rounding of the distances may swap neighbours that are equally near. Counts must be equal.
+# Rounding of the distances may swap neighbors that are equally near. Counts must be equal.
 TOLERANCE = {"retrieval": 1e-4, "clustering": 1e-9}
 PEER_NAMES = {
     "recall@1": "precision_at_1",

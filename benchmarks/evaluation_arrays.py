@@ -22,10 +22,10 @@ def made_embeddings(count, dim, classes, seed=0):
     rng = np.random.default_rng(seed)
     labels = np.concatenate([np.repeat(np.arange(classes), 2), rng.integers(0, classes, count - 2 * classes)])
     rng.shuffle(labels)
-    centres = rng.normal(size=(classes, dim)).astype(np.float32)
+    centers = rng.normal(size=(classes, dim)).astype(np.float32)
     # At about this scatter images of other classes are as near as those of the class.
     widths = (rng.uniform(0.5, 1.5, (classes, 1)) * dim**0.25 / 2.4).astype(np.float32)
-    points = centres[labels] + widths[labels] * rng.standard_normal((count, dim), np.float32)
+    points = centers[labels] + widths[labels] * rng.standard_normal((count, dim), np.float32)
     return points / np.linalg.norm(points, axis=1, keepdims=True), labels
 
 

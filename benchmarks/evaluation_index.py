@@ -13,7 +13,7 @@ def index_part(args, folder, results):
     """Build, save and search an approximate index of galleries of each rank."""
     import numpy as np
 
-    from tfdml.retrieval import build_index, index_recall, load_index, nearest_neighbours
+    from tfdml.retrieval import build_index, index_recall, load_index, nearest_neighbors
 
     row = results.table(
         "index", "index, rank of the gallery", "lists searched", "recall of the ten nearest", "ms a query"
@@ -37,7 +37,7 @@ def index_part(args, folder, results):
                 recall = f"{point.recall:.3f} ± {point.standard_error:.3f}"
                 row(name, point.effort, recall, f"{1e3 * seconds / len(rows):.2f}")
         _, seconds, _ = time_call(
-            functools.partial(nearest_neighbours, queries, gallery, memory_budget=BUDGET, **options)
+            functools.partial(nearest_neighbors, queries, gallery, memory_budget=BUDGET, **options)
         )
         row(f"exact search, {rank or 'full'}", "", "1", f"{1e3 * seconds / len(rows):.2f}")
     add = results.table(

@@ -49,9 +49,9 @@ def answers(folder, vectors, queries):
     """Return the distances of the ten nearest of the queries, which are computed once."""
     path = pathlib.Path(folder, f"answers-{len(vectors)}.npy")
     if not path.exists():
-        from tfdml.retrieval import nearest_neighbours
+        from tfdml.retrieval import nearest_neighbors
 
-        np.save(path, nearest_neighbours(vectors[queries], vectors, k=NEAREST, own_rows=queries)[1])
+        np.save(path, nearest_neighbors(vectors[queries], vectors, k=NEAREST, own_rows=queries)[1])
     return np.load(path)
 
 
@@ -92,7 +92,7 @@ def one(arguments):
 
 def measure_table(database, rows, arguments):
     """Search one table exactly and by each index; return the seconds of writing, and of building all but graphs."""
-    from tfdml.retrieval import connect, nearest_neighbours
+    from tfdml.retrieval import connect, nearest_neighbors
 
     vectors = np.load(f"{arguments.folder}/gallery.npy", mmap_mode="r")[:rows]
     queries = np.random.default_rng(0).choice(rows, min(arguments.queries, rows), replace=False)
@@ -110,7 +110,7 @@ def measure_table(database, rows, arguments):
 
     if database == "exact search":
         copy = np.array(vectors)
-        report_line("exact", lambda queries, rows: nearest_neighbours(queries, copy, k=NEAREST, own_rows=rows)[1])
+        report_line("exact", lambda queries, rows: nearest_neighbors(queries, copy, k=NEAREST, own_rows=rows)[1])
         return filling
     uri = arguments.uri.replace("ROWS", str(rows))
     began = time.perf_counter()

@@ -32,7 +32,7 @@ ON_THE_WAY = (125, 500, 2000)
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A row: what is minimised, and the row it is compared with."""
+    """A row: what is minimized, and the row it is compared with."""
 
     objectives: str
     base: str = ""
@@ -215,7 +215,7 @@ def draw(runs, path):
             if gains:
                 axis.plot(np.mean(gains), place, "o", color="tab:blue", ms=5)
             axis.plot(gains, [place] * len(gains), "|", color="black", ms=8)
-        axis.axvline(0, color="grey", lw=1)
+        axis.axvline(0, color="gray", lw=1)
         axis.grid(axis="x", alpha=0.3)
         axis.set_title(f"{method}\nover {HEADS[method].base}", fontsize=9)
     axes[0].set_yticks(range(len(datasets)), list(reversed(datasets)))

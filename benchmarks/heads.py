@@ -43,8 +43,8 @@ def write_vectors(path, count, dimension, per_class=20):
     """Vectors of `count` training rows and a tenth as many test rows in overlapping classes."""
     generator = np.random.default_rng(0)
     labels = np.arange(count + count // 10) // per_class
-    centres = generator.normal(size=(labels[-1] + 1, dimension)).astype("float32")
-    vectors = centres[labels] + 2 * generator.standard_normal((len(labels), dimension), "float32")
+    centers = generator.normal(size=(labels[-1] + 1, dimension)).astype("float32")
+    vectors = centers[labels] + 2 * generator.standard_normal((len(labels), dimension), "float32")
     roles = np.where(np.arange(len(labels)) < count, "train", "test")
     np.savez(path, embeddings=vectors / np.linalg.norm(vectors, axis=1, keepdims=True), labels=labels, roles=roles)
 

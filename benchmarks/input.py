@@ -225,7 +225,7 @@ def main():
     from tools.numbers import Results, command_line
 
     parser = command_line(__doc__)
-    parser.add_argument("--dataset", help="a name of the catalogue, whose images are files; else JPEGs are made")
+    parser.add_argument("--dataset", help="a name of the catalog, whose images are files; else JPEGs are made")
     parser.add_argument("--data_dir", help="where it lies")
     parser.add_argument("--images", type=int, default=3000, help="images per round")
     parser.add_argument("--files", type=int, default=1000, help="JPEGs to make, without --dataset")

@@ -109,14 +109,14 @@ def ours(request):
     from benchmarks.pml_names import from_pml
 
     options = request["case"]
-    labels, vectors, centres = made_batch(request["batch"], request["dim"], request["per_class"])
-    arguments = dict(options["arguments"]) | ({"num_classes": len(centres)} if options["proxies"] else {})
+    labels, vectors, centers = made_batch(request["batch"], request["dim"], request["per_class"])
+    arguments = dict(options["arguments"]) | ({"num_classes": len(centers)} if options["proxies"] else {})
     loss = from_pml(options["name"], miner=options["miner"], **arguments)
     if not options["proxies"]:
         return labels, vectors, lambda x, y: loss(y, x), []
     loss.build({"embedding": vectors.shape})
     proxies = loss.class_proxies.proxies
-    start = centres if len(proxies.shape) == 2 else centres[:, None].repeat(proxies.shape[1], axis=1)
+    start = centers if len(proxies.shape) == 2 else centers[:, None].repeat(proxies.shape[1], axis=1)
     proxies.assign(start)
     return labels, vectors, lambda x, y: loss({"embedding": x}, y), [proxies]
 

@@ -23,12 +23,12 @@ def status(field):
 
 
 def made_batch(batch, dim, per_class):
-    """Labels and unit vectors in classes that overlap, and a centre for each class: the same on both sides."""
+    """Labels and unit vectors in classes that overlap, and a center for each class: the same on both sides."""
     generator = np.random.default_rng(batch)
     labels = np.arange(batch) // per_class
-    centres = generator.normal(size=(int(labels[-1]) + 1, dim)).astype("float32")
-    vectors = centres[labels] + 1.5 * generator.normal(size=(batch, dim)).astype("float32")
-    return labels, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), centres
+    centers = generator.normal(size=(int(labels[-1]) + 1, dim)).astype("float32")
+    vectors = centers[labels] + 1.5 * generator.normal(size=(batch, dim)).astype("float32")
+    return labels, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), centers
 
 
 def serve(prepare):
@@ -58,17 +58,17 @@ def main(threads, device):
 
     def prepare(request):
         case = request["case"]
-        labels, vectors, centres = made_batch(request["batch"], request["dim"], request["per_class"])
+        labels, vectors, centers = made_batch(request["batch"], request["dim"], request["per_class"])
         arguments = dict(case["arguments"])
         if case["proxies"]:
-            arguments |= {"num_classes": len(centres), "embedding_size": request["dim"]}
+            arguments |= {"num_classes": len(centers), "embedding_size": request["dim"]}
         loss = getattr(losses, case["name"])(**arguments)
         loss.to(device)
         miner = getattr(miners, case["miner"])() if case["miner"] else None
         for weight in loss.parameters():
             # Either a row or some columns for each class.
-            columns = centres.repeat(weight.shape[1] // len(centres), axis=0).T.copy()
-            weight.data = torch.tensor(centres if weight.shape[0] == len(centres) else columns, device=device)
+            columns = centers.repeat(weight.shape[1] // len(centers), axis=0).T.copy()
+            weight.data = torch.tensor(centers if weight.shape[0] == len(centers) else columns, device=device)
         labels = torch.tensor(labels, device=device)
         vectors = torch.tensor(vectors, device=device, requires_grad=True)
 

@@ -22,9 +22,9 @@ from tfdml.saving import restore
 
 @keras.saving.register_keras_serializable("tfdml")
 class NormalizedLoss(PairLoss):
-    """A loss on pairs, of embeddings that are L2-normalised first: loss(labels, x / |x|).
+    """A loss on pairs, of embeddings that are L2-normalized first: loss(labels, x / |x|).
 
-    pytorch-metric-learning normalises in its distances, tfdml in its `Embedder`; so what another model gives reaches
+    pytorch-metric-learning normalizes in its distances, tfdml in its `Embedder`; so what another model gives reaches
     the loss as it would there. A zero vector stays zero and gets no gradient. Embeddings of length 1 are left as they
     are, but for rounding.
 
@@ -66,7 +66,7 @@ class Part(NamedTuple):
     Args:
         name: Its class there.
         ours: What our losses take in its place.
-        unit: Of a distance, whether it is one of normalised embeddings.
+        unit: Of a distance, whether it is one of normalized embeddings.
     """
 
     name: str
@@ -173,7 +173,7 @@ def _radians(margin) -> float:
 
 #: The losses that have an equal.
 LOSSES = {
-    # Euclidean distances of normalised vectors are named there, and cosines computed.
+    # Euclidean distances of normalized vectors are named there, and cosines computed.
     "AngularLoss": Loss(lambda alpha=40, **ours: losses.AngularLoss(alpha, **ours)),
     "ArcFaceLoss": Loss(
         lambda margin=28.6, scale=64, **ours: losses.ArcFaceLoss(scale, _radians(margin), **ours), COSINE, proxies=""
@@ -213,7 +213,7 @@ LOSSES = {
         COSINE,
         miners=PAIR_MINERS,
     ),
-    # Its dot product normalises by default.
+    # Its dot product normalizes by default.
     "NormalizedSoftmaxLoss": Loss(
         lambda temperature=0.05, **ours: losses.NormSoftmaxLoss(
             1 / number("temperature", temperature, above=0), **ours
@@ -266,8 +266,8 @@ LOSSES = {
 def from_pml(name: str, miner: str | Part | None = None, **arguments: Any) -> Any:
     """Create the equal of a class of pytorch-metric-learning, with its arguments, defaults and conventions.
 
-    Losses come with the distance, the normalisation and the reduction that they have there: `TripletMarginLoss`
-    compares Euclidean distances of normalised embeddings, and averages over the triplets that are not 0. A miner is
+    Losses come with the distance, the normalization and the reduction that they have there: `TripletMarginLoss`
+    compares Euclidean distances of normalized embeddings, and averages over the triplets that are not 0. A miner is
     given with the loss, and not at each call. What cannot be expressed exactly is refused; what agrees and what
     differs by rounding or on purpose is listed in `docs/parity.md`. PyTorch is not needed.
 
@@ -323,9 +323,9 @@ def _make_loss(name: str, row: Loss, miner: Any, *, distance: Any = None, reduce
     if distance.ours not in row.distances if row.distances else distance[1:] != own[1:]:
         raise _refuse(name, f"{distance}", f"the loss's own distance, {own.name}")
     mining = Part("", "all") if miner is None else _as_part("miner", miner, MINERS)
-    # On normalised vectors all distances have one order, that of the miners there.
+    # On normalized vectors all distances have one order, that of the miners there.
     if mining.name and (mining.name not in row.miners or not distance.unit):
-        raise _refuse(name, f"the miner {mining.name}", f"{', '.join(row.miners) or 'none'}, on normalised embeddings")
+        raise _refuse(name, f"the miner {mining.name}", f"{', '.join(row.miners) or 'none'}, on normalized embeddings")
     average = "all" if reducer == "MeanReducer" else "active"
     options = {"distance": distance.ours, "average": average, "mining": mining.ours}
     options = {key: value for key, value in options.items() if key in parameters}

@@ -23,9 +23,9 @@ QUERIES = 512
 def make_vectors(count, dim, rank, seed):
     """(N, d) float32 of length 1, in classes of ten; the seed draws the images, not the classes."""
     directions = np.random.default_rng(0).standard_normal((rank, dim), np.float32)
-    centres = np.random.default_rng(1).standard_normal((-(-count // 10), rank), np.float32)
+    centers = np.random.default_rng(1).standard_normal((-(-count // 10), rank), np.float32)
     rng = np.random.default_rng(seed)
-    inner = np.repeat(centres, 10, axis=0)[:count] + 0.5 * rng.standard_normal((count, rank), np.float32)
+    inner = np.repeat(centers, 10, axis=0)[:count] + 0.5 * rng.standard_normal((count, rank), np.float32)
     points = inner @ directions + 0.01 * rng.standard_normal((count, dim), np.float32)
     return points / np.linalg.norm(points, axis=1, keepdims=True)
 

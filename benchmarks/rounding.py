@@ -43,8 +43,8 @@ def made_outputs(batch, spread):
     labels = np.arange(batch) // PER_CLASS
 
     def points(dim, offset):
-        centres = generator.normal(size=(labels[-1] + 1, dim))
-        found = (centres + offset)[labels] + spread * generator.normal(size=(batch, dim))
+        centers = generator.normal(size=(labels[-1] + 1, dim))
+        found = (centers + offset)[labels] + spread * generator.normal(size=(batch, dim))
         return found.astype("float32")
 
     projection = points(128, 0.0)

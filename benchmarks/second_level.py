@@ -33,10 +33,10 @@ COUNTED = {"classes": "training classes", "images": "images a class"}
 
 def measure(folder):
     """Return the properties of a run's data set."""
-    path = folder / "generalisation.json"
-    command = [sys.executable, "bin/evaluate", f"--model={folder}", "--generalisation", f"--json={path}"]
+    path = folder / "generalization.json"
+    command = [sys.executable, "bin/evaluate", f"--model={folder}", "--generalization", f"--json={path}"]
     subprocess.run(command, cwd=ROOT, check=True)
-    figures = json.loads(path.read_text())["generalisation"]
+    figures = json.loads(path.read_text())["generalization"]
     data = json.loads((folder / "data.json").read_text())["train"]
     counts = {"classes": data["classes"], "images": data["images"] / data["classes"]}
     return {name: figures[name] for name in PROPERTIES} | counts
@@ -114,7 +114,7 @@ def draw(rows, path):
                 mean, low, high = by_method.get(method, [np.nan] * 3)
                 (drawn,) = panel.plot(properties[column], mean, marker, ms=7, label=name)
                 panel.plot([properties[column]] * 2, [low, high], color=drawn.get_color(), lw=1.5)
-            panel.axhline(0, color="grey", lw=1)
+            panel.axhline(0, color="gray", lw=1)
             panel.margins(x=0.1)
         line[0].set_ylabel(f"{method}\ngain, points")
     for panel, words in zip(panels[-1], PROPERTIES.values(), strict=True):

@@ -44,7 +44,7 @@ def _with(base: str, *terms: str) -> tuple[str]:
     return (_objectives(" + ".join([base, *terms])),)
 
 
-# JRD's regulariser and its baselines with the same kernels.
+# JRD's regularizer and its baselines with the same kernels.
 JOINT = {"JRS": "jrs", "joint MMD": "joint_mmd", "joint intra": "joint_intra"}
 
 

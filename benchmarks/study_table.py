@@ -132,7 +132,7 @@ def draw(study, path):
         axes.plot([100 * found.low, 100 * found.high], [place, place], color="tab:blue", lw=2)
         axes.plot(100 * found.mean, place, "o", color="tab:blue", ms=5)
         axes.plot([100 * (a - b) for a, b in row["seeds"]], [place] * len(row["seeds"]), "|", color="black", ms=8)
-    axes.axvline(0, color="grey", lw=1)
+    axes.axvline(0, color="gray", lw=1)
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.grid(axis="x", alpha=0.3)
     axes.set_yticks(range(len(rows)), [f"{row['name']}  ({row['base']})" for row in reversed(rows)], fontsize=9)

@@ -7,7 +7,7 @@
     python client.py --url=http://localhost:8501/v1/models/retriever --classify car.jpg
     python client.py --url=http://localhost:8501/v1/models/embedder --same=passport.jpg face.jpg
 
-One line of JSON an image: `{"image": ..., "embedding": [...]}`, or its neighbours, its class, or whether it shows the
+One line of JSON an image: `{"image": ..., "embedding": [...]}`, or its neighbors, its class, or whether it shows the
 same as that of --same; or its `error`. --classify and --same need a model that was exported with --calibrate. The
 exit status is 0 where every image has its answer, 1 where one has not, 2 where the server has not answered at all.
 
@@ -387,8 +387,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Return the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True, help="where the model is served")
-    parser.add_argument("--k", type=int, default=0, help="search for so many neighbours; 0: embed")
-    parser.add_argument("--classify", action="store_true", help="the class by a vote of k neighbours (5), or unknown")
+    parser.add_argument("--k", type=int, default=0, help="search for so many neighbors; 0: embed")
+    parser.add_argument("--classify", action="store_true", help="the class by a vote of k neighbors (5), or unknown")
     parser.add_argument("--same", metavar="IMAGE", help="whether each image shows the same as this one")
     for field in dataclasses.fields(Limits):
         # A literal default determines the type.

@@ -26,7 +26,7 @@ from tfdml.training import averaged, build_optimizer
 # 5 + 5 images and one on 5 + 4, and "11" a last step on 1 + 0.
 BATCH = 10
 # What else `evaluate` computes is what `fit` does, but for statistics and regularizers.
-EVALUATED = ("contrastive", "am", "given", "jrd regularised", "ensemble", "auto", "curricular")
+EVALUATED = ("contrastive", "am", "given", "jrd regularized", "ensemble", "auto", "curricular")
 
 PLAIN = {
     "contrastive": losses.ContrastiveLoss(1.3, "euclidean"),
@@ -50,7 +50,7 @@ def learner(terms, **options):
     return model
 
 
-def regularised():
+def regularized():
     model = models.MetricLearner(tiny_embedder(batch_norm="statistics"), jrd())
     model.embedder.dense.kernel_regularizer = keras.regularizers.L2(0.1)
     model.compile(optimizer=keras.optimizers.SGD(0.3))
@@ -74,7 +74,7 @@ def cached(terms):
 
 
 def tuned():
-    """With all that the optimiser does for single variables; the averages are what is compared."""
+    """With all that the optimizer does for single variables; the averages are what is compared."""
     model = models.MetricLearner(tiny_embedder(batch_norm="statistics"), jrd())
     model.build((None, 12, 12, 3))
     rates = {"projection": 0.05, "objectives": 0.1}
@@ -91,7 +91,7 @@ def rank_mi(k, **options):
 
 LEARNERS = {
     "jrd": lambda: learner(jrd()),
-    "jrd regularised": regularised,
+    "jrd regularized": regularized,
     "jrd tuned": tuned,
     "metric": lambda: learner(losses.ContrastiveLoss(1.3, "euclidean")),
     "horde": lambda: learner(

@@ -111,9 +111,9 @@ def rank_mi_statistics(labels, x):
 
 def fit_in_phases():
     """What four steps of a learner with RankMI and k = 1 change: rows of embedder, V; and the losses of 40 more."""
-    from tests.models.networks import coloured_batch, tiny_embedder, values
+    from tests.models.networks import colored_batch, tiny_embedder, values
 
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     keras.utils.set_random_seed(0)
     terms = [objectives.RankMI(hidden=8, depth=1), losses.ContrastiveLoss()]
     learner = models.MetricLearner(tiny_embedder(batch_norm="train"), terms)
@@ -146,10 +146,10 @@ def horde_on_pairs_of_positions(mode):
 
 
 def fit():
-    """The losses of a learner that trains on coloured images."""
-    from tests.models.networks import coloured_batch, jrd, tiny_embedder
+    """The losses of a learner that trains on colored images."""
+    from tests.models.networks import colored_batch, jrd, tiny_embedder
 
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     moments = objectives.HighOrderMomentLoss(losses.ContrastiveLoss(), 3, 16)
     terms = [*jrd(), losses.BinomialDevianceLoss(), moments]
     learner = models.MetricLearner(tiny_embedder(batch_norm="train"), terms)
@@ -163,9 +163,9 @@ def fit():
 def fit_ensemble():
     """The losses of an ensemble that trains, and what it gives afterwards."""
     from tests.models.ensembles import ensemble_learner
-    from tests.models.networks import coloured_batch
+    from tests.models.networks import colored_batch
 
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     keras.utils.set_random_seed(3)
     learner = ensemble_learner(batch_norm="statistics")
     learner.compile(optimizer=keras.optimizers.Adam(0.01))

@@ -40,7 +40,7 @@ def play(function, *parts):
 
     In each round every call notes what it gives to the others, and takes what they gave in the round before, until that
     changes no more: what is gathered may depend on what was gathered earlier. Under one gradient tape the gradient of
-    the results' sum is what a distribution strategy's optimiser gets.
+    the results' sum is what a distribution strategy's optimizer gets.
     """
     context = _Context(len(parts))
     with mock.patch.object(replicas, "_context", return_value=context):

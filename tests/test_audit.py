@@ -18,7 +18,7 @@ from tfdml.audit import (
 )
 from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import UserError
-from tfdml.retrieval import nearest_neighbours
+from tfdml.retrieval import nearest_neighbors
 
 
 def clusters(sizes, seed=0, dim=16, spread=0.25):
@@ -107,15 +107,15 @@ def test_a_score_is_that_of_a_classifier_fitted_without_the_image():
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     targets = np.eye(2)[labels]
     # The mean stays that of all images, as in the closed form.
-    centred, priors = x - x.mean(axis=0), targets.mean(axis=0)
-    penalty = np.trace(centred.T @ centred) / 3
+    centered, priors = x - x.mean(axis=0), targets.mean(axis=0)
+    penalty = np.trace(centered.T @ centered) / 3
     scores = []
     for row in range(11):
-        rest = np.delete(centred, row, axis=0)
+        rest = np.delete(centered, row, axis=0)
         weights = np.linalg.solve(
             rest.T @ rest + penalty * np.eye(3), rest.T @ np.delete(targets - priors, row, axis=0)
         )
-        scores.append((centred[row] @ weights)[labels[row]])
+        scores.append((centered[row] @ weights)[labels[row]])
     usual = np.bincount(labels, scores) / np.bincount(labels)
     np.testing.assert_allclose(label_confidences(x, labels)[0], scores / usual[labels], rtol=1e-4)
 
@@ -125,7 +125,7 @@ def test_outliers_as_scikit_learn_finds_them():
 
     x, _ = clusters([40], dim=4)
     x = np.concatenate([x, [-x.mean(axis=0)]])
-    near, far = nearest_neighbours(x, k=10)
+    near, far = nearest_neighbors(x, k=10)
     expected = -LocalOutlierFactor(10).fit(x).negative_outlier_factor_
     np.testing.assert_allclose(outlier_factors(near, far), expected, rtol=1e-3)
     found = audit(x, table(np.zeros(41, int))).of("outlier")

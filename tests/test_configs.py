@@ -63,7 +63,7 @@ def test_energy_confusion_comes_to_the_letter_and_as_its_authors_ran_it(name):
     assert "ecaml(form=log_of_mean, representation=projection)" in authors.objectives
 
 
-def test_the_optimisers_form_is_that_of_the_papers_own_code():
+def test_the_optimizers_form_is_that_of_the_papers_own_code():
     forms = {"jrd": "pytorch", "rankmi": "pytorch", "ecaml": "keras", "dmlda": "keras", "horde": "keras"}
     for path in CONFIGS:
         words = path.stem.split("_")

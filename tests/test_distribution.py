@@ -13,7 +13,7 @@ from tests.mathematics import assert_close
 
 PLAIN = ("contrastive/11", "contrastive/19", "am/19", "given/19")
 LEARNERS = (
-    "jrd regularised/19",
+    "jrd regularized/19",
     "jrd tuned/19",
     "horde/19",
     "auto/29",

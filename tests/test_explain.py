@@ -27,7 +27,7 @@ def textures(seed, count):
 
 
 def patched(seed, texture, own):
-    """A grey image with two textures, and the places of both."""
+    """A gray image with two textures, and the places of both."""
     image = np.full((SIDE, SIDE, 3), 127.5, "float32")
     places = np.random.default_rng(seed).permutation(16)[:2]
     for place, pixels in zip(places, (texture, own), strict=True):
@@ -77,7 +77,7 @@ def test_positions_contribute_what_they_have_in_the_pooled_features(pooling):
         assert heat.shape == (12, 12)
         assert heat.dtype == np.float32
         assert heat.mean() == pytest.approx(cosine, abs=1e-5)
-        # Each position has 2 x 2 pixels, between it and its neighbours; their weights are those of the interpolation.
+        # Each position has 2 x 2 pixels, between it and its neighbors; their weights are those of the interpolation.
         enlarged = np.kron(np.eye(6), [[0.75], [0.75]]) + np.kron(np.eye(6, k=-1), [[0.25], [0]])
         enlarged += np.kron(np.eye(6, k=1), [[0], [0.25]])
         enlarged[0, 0] = enlarged[-1, -1] = 1

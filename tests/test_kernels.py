@@ -128,7 +128,7 @@ def test_factor_and_exponent_do_not_overflow_where_the_matrix_does(kernel):
 
 
 @every_kernel
-def test_serialisation_restores_the_kernel(kernel, reference, spread):
+def test_serialization_restores_the_kernel(kernel, reference, spread):
     x = random_batch(4, 6, 1, 8)[1]
     for again in (
         type(kernel).from_config(kernel.get_config()),

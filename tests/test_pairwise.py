@@ -166,7 +166,7 @@ def test_safe_sqrt_has_no_gradient_at_zero():
 
 
 @pytest.mark.parametrize("tiny", [0.0, 1e-30, 1e-12])
-def test_normalising_next_to_nothing_gives_nothing(tiny):
+def test_normalizing_next_to_nothing_gives_nothing(tiny):
     value, (gradient,) = value_and_gradients(lambda x: ops.sum(pairwise.l2_normalize(x)), np.full((1, 4), tiny))
     assert abs(value) <= 1e-3
     np.testing.assert_array_equal(gradient, np.zeros((1, 4)))

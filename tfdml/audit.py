@@ -21,7 +21,7 @@ from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import cell_text, read_bytes, write_whole
 from tfdml.pairwise import integer_labels
-from tfdml.retrieval.exact import check_embeddings, nearest_neighbours, row_blocks, unit_rows
+from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_blocks, unit_rows
 
 # Neighbors of each image that are known; of these, the nearest are compared by their pixels.
 _NEIGHBORS, _COMPARED = 10, 5
@@ -61,7 +61,7 @@ def near_duplicates(
     """Return the pairs of images that show the same picture, among those that are neighbors.
 
     With images, neighbors are compared by their pixels: one, or its mirror image, is looked for in windows of the
-    other, the window is aligned, and the details of both are correlated (normalised cross-correlation of high-passed
+    other, the window is aligned, and the details of both are correlated (normalized cross-correlation of high-passed
     thumbnails). That finds copies of another quality, brightness or size, mirrored ones, and crops of at least 75 % of
     the width. Without images the distance alone decides, which takes similar images for duplicates sooner or later.
 
@@ -105,7 +105,7 @@ def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count
         image = Image.fromarray(picture(row)).resize((_SIDE, _SIDE), Image.Resampling.BOX)
         thumbnails[row] = np.asarray(image)
         small = _window(thumbnails[row], _WINDOWS[0], _COARSE)
-        whole[row], mirrored[row] = _normalised(np.stack([small, small[:, ::-1]]))
+        whole[row], mirrored[row] = _normalized(np.stack([small, small[:, ::-1]]))
 
     # The numbers of the pairs that an image is in.
     pairs_of = collections.defaultdict(list)
@@ -117,7 +117,7 @@ def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count
     def compare(row: int) -> None:
         numbers = pairs_of[row]
         near = pairs[numbers].sum(axis=1) - row
-        views = _normalised(np.stack([_window(thumbnails[row], window, _COARSE) for window in _WINDOWS]))
+        views = _normalized(np.stack([_window(thumbnails[row], window, _COARSE) for window in _WINDOWS]))
         similar = np.concatenate([whole[near] @ views.T, mirrored[near] @ views.T], axis=1)
         for other, number, values in zip(near, numbers, similar, strict=True):
             if values.max() >= _PROMISING and scores[number] < _SURE:
@@ -136,12 +136,12 @@ def _aligned(large: np.ndarray, small: np.ndarray, flipped: bool, window: tuple[
     if np.array_equal(large, small):
         return 1.0
     target = _window(small[:, ::-1] if flipped else small, _WINDOWS[0], _FINE)
-    wanted = _normalised(target[None])[0]
+    wanted = _normalized(target[None])[0]
 
     def fit(window: tuple[float, ...]) -> float:
         side, left, top = window
         inside = _SMALLEST_SIDE <= side <= 1 and min(left, top) >= 0 and max(left, top) + side <= 1.000001
-        return float(_normalised(_window(large, window, _FINE)[None])[0] @ wanted) if inside else -1.0
+        return float(_normalized(_window(large, window, _FINE)[None])[0] @ wanted) if inside else -1.0
 
     best, step = fit(window), 0.025
     while step > 0.002 and _details(_window(large, window, _FINE), target) < _SURE:
@@ -159,7 +159,7 @@ def _details(one: np.ndarray, other: np.ndarray) -> float:
     from scipy.ndimage import uniform_filter
 
     both = np.stack([one, other]).astype(np.float32)
-    details = _normalised(both - uniform_filter(both, size=(1, 7, 7, 1), mode="nearest"))
+    details = _normalized(both - uniform_filter(both, size=(1, 7, 7, 1), mode="nearest"))
     return float(details[0] @ details[1])
 
 
@@ -171,7 +171,7 @@ def _window(thumbnail: np.ndarray, window: tuple[float, ...], size: int) -> np.n
     return np.asarray(Image.fromarray(thumbnail).resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
-def _normalised(images: np.ndarray) -> np.ndarray:
+def _normalized(images: np.ndarray) -> np.ndarray:
     """(n, D) images without their mean, of length 1; nearly flat ones shorter, so that noise correlates little."""
     rows = images.reshape(len(images), -1).astype(np.float32)
     rows -= rows.mean(axis=1, keepdims=True)
@@ -249,7 +249,7 @@ def outlier_factors(neighbors: np.ndarray, distances: np.ndarray) -> np.ndarray:
 
     Example:
         >>> line = np.array([[0.0], [1.0], [2.0], [9.0]])
-        >>> neighbors, distances = tfdml.retrieval.nearest_neighbours(line, k=2)
+        >>> neighbors, distances = tfdml.retrieval.nearest_neighbors(line, k=2)
         >>> int(outlier_factors(neighbors, distances).argmax())
         3
 
@@ -316,7 +316,7 @@ def k_center(embeddings: Any, count: int, labeled: Any = None) -> np.ndarray:
     x = unit_rows(check_embeddings(embeddings))
     nearest = np.full(len(x), np.inf, np.float32)
     if labeled is not None:
-        nearest = nearest_neighbours(x, labeled, k=1, distance="cosine")[1][:, 0]
+        nearest = nearest_neighbors(x, labeled, k=1, distance="cosine")[1][:, 0]
     scores, chosen = x @ x.mean(axis=0) if labeled is None else nearest, []
     for _ in range(min(count, len(x))):
         chosen.append(int(scores.argmax()))
@@ -452,7 +452,7 @@ def audit(
     labels = table.labels
     neighbors, distances = np.empty((len(x), 0), np.int64), np.empty((len(x), 0), np.float32)
     if len(x) > 1:
-        neighbors, distances = nearest_neighbours(x, k=min(_NEIGHBORS, len(x) - 1), distance="cosine")
+        neighbors, distances = nearest_neighbors(x, k=min(_NEIGHBORS, len(x) - 1), distance="cosine")
     confidences, suggested = label_confidences(x, labels)
     options = {"max_distance": max_distance, "min_correlation": min_correlation}
     findings = _duplicates(*near_duplicates(neighbors, distances, picture, **options), table, confidences)

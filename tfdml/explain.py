@@ -22,7 +22,7 @@ __all__ = ["METHODS", "draw", "overlay", "similarity"]
 METHODS = ("local", "gradient")
 # Images whose gradient is computed at once.
 _BATCH = 8
-# The share of the colours in an overlay, and the side of an image over the deviation of the blur of gradients.
+# The share of the colors in an overlay, and the side of an image over the deviation of the blur of gradients.
 _OPACITY = 0.6
 _BLUR = 24
 
@@ -43,7 +43,7 @@ def similarity(
     no sum of positions: the patches' features take its place, with equal weights.
 
     `"gradient"` works for every model from images to unit vectors. It integrates the gradient of s along the line from
-    an image of one colour, the mean of the image, to the image (integrated gradients), and blurs the result. So the map
+    an image of one color, the mean of the image, to the image (integrated gradients), and blurs the result. So the map
     divides the difference of s between both ends among the pixels. The length |W f + b| is kept at that of the image;
     a model of another kind is taken as it is. The map has more detail than the other, and is negative where a pixel
     makes the images less similar. It takes `steps` forward and backward passes for each image.
@@ -123,7 +123,7 @@ def _local(embedder: Any, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _integrated(embedder: Any, image: np.ndarray, other: Any, steps: int) -> np.ndarray:
-    """Return the integrated gradients of <embedder(x), other> from the mean colour to the image, times H W."""
+    """Return the integrated gradients of <embedder(x), other> from the mean color to the image, times H W."""
     from scipy.ndimage import gaussian_filter
 
     plain = image.mean(axis=(0, 1), keepdims=True)
@@ -183,8 +183,8 @@ def overlay(image: Any, heat: np.ndarray) -> np.ndarray:
     import matplotlib
 
     highest = max(float(heat.max()), 1e-12)
-    colours = matplotlib.colormaps["inferno"](np.clip(heat / highest, 0, 1))[..., :3] * 255
-    mixed = _OPACITY * colours + (1 - _OPACITY) * np.asarray(image, "float64")
+    colors = matplotlib.colormaps["inferno"](np.clip(heat / highest, 0, 1))[..., :3] * 255
+    mixed = _OPACITY * colors + (1 - _OPACITY) * np.asarray(image, "float64")
     return np.clip(np.rint(mixed), 0, 255).astype(np.uint8)
 
 

@@ -172,7 +172,7 @@ class Exponential(Kernel):
 
     Args:
         max_exponent: x . x' is clipped from above at this value, since float32 overflows at 88. It matters for
-            features that are not normalised only; unit vectors never reach it. The product of several levels' kernels
+            features that are not normalized only; unit vectors never reach it. The product of several levels' kernels
             is bounded as a whole instead: see `tfdml.objectives.JointRepresentationSimilarity`.
 
     Raises:

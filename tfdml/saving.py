@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def restore(value):
-    """Return the object that a serialised config describes; anything else as it is."""
+    """Return the object that a serialized config describes; anything else as it is."""
     if isinstance(value, dict) and "class_name" in value:
         return keras.saving.deserialize_keras_object(value)
     return value
@@ -119,7 +119,7 @@ def in_words(owner: Any) -> str:
     """Return an object by its class and arguments, for `__repr__`: `TripletLoss(margin=0.2, mining='all', ...)`.
 
     Args:
-        owner: Has a `get_config` of plain values and serialised objects.
+        owner: Has a `get_config` of plain values and serialized objects.
     """
     arguments = {name: value for name, value in owner.get_config().items() if name not in _KERAS_OWN}
     return f"{type(owner).__name__}({', '.join(f'{name}={_value(value)}' for name, value in arguments.items())})"

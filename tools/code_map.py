@@ -27,7 +27,7 @@ BOXES = {
     "index": (430, "a gallery for notebooks"),
     "explain": (935, "heat maps of similarity"),
     "audit": (1130, "duplicates and doubtful labels"),
-    "evaluation": (740, "metrics, intervals, generalisation"),
+    "evaluation": (740, "metrics, intervals, generalization"),
     "embeddings": (740, "computed, stored, read; backends"),
     "models": (620, "Embedder, MetricLearner"),
     "objectives": (505, "the terms of a training loss"),

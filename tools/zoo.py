@@ -57,7 +57,7 @@ class Entry:
     Args:
         flagfile: The flags that it is trained with, below the root of the checkout.
         title: What it embeds.
-        licence: What the images and weights that it was made from allow.
+        license: What the images and weights that it was made from allow.
         dataset: Whose folder it needs; empty for none.
         pretrained: Whether it needs weights to start from.
         formats: What it is exported as.
@@ -66,7 +66,7 @@ class Entry:
 
     flagfile: str
     title: str
-    licence: str
+    license: str
     dataset: str = ""
     pretrained: bool = False
     formats: tuple[str, ...] = ("saved_model", "litert_float32", "litert_dynamic_range", "onnx")
@@ -78,19 +78,19 @@ MODELS = {
         "configs/quickstart.flags",
         "Characters in many fonts, 28 px",
         "Trained from random weights on images that tfdml draws in the fonts that come with matplotlib. The weights "
-        "are under tfdml's own licence, Apache 2.0.",
+        "are under tfdml's own license, Apache 2.0.",
     ),
     "omniglot": Entry(
         "configs/small/omniglot_recipe.flags",
         "Hand-written characters of many alphabets, 28 px",
-        "Trained from random weights on Omniglot (Lake et al., Science 2015), published under the MIT licence, "
-        "copyright (c) 2015 Brenden Lake. The weights are under tfdml's own licence, Apache 2.0.",
+        "Trained from random weights on Omniglot (Lake et al., Science 2015), published under the MIT license, "
+        "copyright (c) 2015 Brenden Lake. The weights are under tfdml's own license, Apache 2.0.",
         dataset="omniglot",
     ),
     "cars_small": Entry(
         "configs/small/cars_recipe.flags",
         "Models of cars, 96 px",
-        "For research: the images of Cars-196 (Krause et al., 2013) were gathered from the web, and no licence of "
+        "For research: the images of Cars-196 (Krause et al., 2013) were gathered from the web, and no license of "
         "theirs is stated. Training began from ImageNet weights of MobileNetV2 (Keras Applications, Apache 2.0), whose "
         "images are for non-commercial research.",
         dataset="cars196",
@@ -160,7 +160,7 @@ def pack(version: Path, run: Path, name: str, entry: Entry, out: Path) -> dict[s
     Raises:
         UserError: The run has no result, or the export no card.
     """
-    card = {**read_json(version / CARD), "licence": entry.licence}
+    card = {**read_json(version / CARD), "license": entry.license}
     result = read_json(run / "result.json")
     write_json(version / CARD, card)
     flags = [f"--{key}={value}" for key, value in card["flags"].items()]
@@ -174,7 +174,7 @@ def pack(version: Path, run: Path, name: str, entry: Entry, out: Path) -> dict[s
         "bytes": archive.stat().st_size,
         "sha256": sha256_of(archive),
         "title": entry.title,
-        "licence": entry.licence,
+        "license": entry.license,
         "embedding_dim": card["embedding_dim"],
         "parameters": card["model"]["parameters"],
         "image_size": card["view"]["image_size"],
@@ -209,8 +209,8 @@ def card_for_people(name: str, entry: Entry, card: dict[str, Any], result: dict[
     intervals, before = result.get("intervals") or {}, (result.get("metrics_before") or {}).get("recall@1")
     metric_rows = [_row(key, metrics[key], intervals.get(key)) for key in _SHOWN if key in metrics]
     files = [
-        f"| {kind} | {', '.join(f'`{file}`' for file in sorted(artefact['files']))} |"
-        for kind, artefact in card["artefacts"].items()
+        f"| {kind} | {', '.join(f'`{file}`' for file in sorted(artifact['files']))} |"
+        for kind, artifact in card["artifacts"].items()
     ]
     untrained = "" if before is None else f" Before training Recall@1 was {100 * before:.1f}."
     return "\n".join(
@@ -233,7 +233,7 @@ def card_for_people(name: str, entry: Entry, card: dict[str, Any], result: dict[
             f"{data['dataset']}, measured on {data['test']['images']:,} of {data['test']['classes']:,} others. "
             f"The epoch: {card['selection']}.",
             "",
-            "It is small, and learnt these images alone: on others, and for decisions about people, it has not been "
+            "It is small, and learned these images alone: on others, and for decisions about people, it has not been "
             "measured.",
             "",
             "## Use",
@@ -253,7 +253,7 @@ def card_for_people(name: str, entry: Entry, card: dict[str, Any], result: dict[
             "```",
             "",
             f"LiteRT and ONNX files take views of {view['image_size']} px (uint8): resized to {view['resize']} px "
-            f"({view['resize_mode']}), then the centre.",
+            f"({view['resize_mode']}), then the center.",
             "",
             "| format | files |",
             "|---|---|",
@@ -269,9 +269,9 @@ def card_for_people(name: str, entry: Entry, card: dict[str, Any], result: dict[
             "",
             "with `--data_dir` and `--weights` where it needs them; `flags.txt` has every flag.",
             "",
-            "## Licence",
+            "## License",
             "",
-            card["licence"],
+            card["license"],
             "",
         ]
     )

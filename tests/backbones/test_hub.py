@@ -164,8 +164,8 @@ def test_positions_are_interpolated_by_cubic_convolution():
 
 def test_positions_are_smoothed_where_the_preset_says_so():
     # From 8 to 4 rows: the kernel is twice as wide, over the rows that there are.
-    centres = (np.arange(4) + 0.5) * 2 - 0.5
-    weights = np.array([[cubic((row - centre) / 2) for row in range(8)] for centre in centres])
+    centers = (np.arange(4) + 0.5) * 2 - 0.5
+    weights = np.array([[cubic((row - center) / 2) for row in range(8)] for center in centers])
     weights /= weights.sum(axis=1, keepdims=True)
 
     import keras_hub

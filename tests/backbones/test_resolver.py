@@ -35,7 +35,7 @@ def test_width_is_passed_on():
     assert backbones.resolve("conv4", 64, width=8).model.output_shape == (None, 4, 4, 8)
 
 
-# One of each kind of layer that keeps state: normalisation, squeeze and excitation, layer scale, pixel statistics.
+# One of each kind of layer that keeps state: normalization, squeeze and excitation, layer scale, pixel statistics.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["resnet50", "mobilenetv3small", "efficientnetb0", "convnexttiny", "googlenet", "bn_inception"]

@@ -90,7 +90,7 @@ def test_an_archive_is_measured_as_its_arrays_are(vectors):
         [
             ["--model=good.npz", "--json=good.json", "--intervals=queries", "--metrics=recall,map,nmi", "--ks=1,3"],
             ["--model=roles.npz", "--json=roles.json", "--distance=cosine"],
-            ["--model=good.npz", "--json=parts.json", "--intervals=parts", "--metrics=recall@1", "--generalisation"],
+            ["--model=good.npz", "--json=parts.json", "--intervals=parts", "--metrics=recall@1", "--generalization"],
         ],
     )
     for status, _, error in answers:
@@ -115,7 +115,7 @@ def test_an_archive_is_measured_as_its_arrays_are(vectors):
     assert found["parts"] == {
         name: list(value) for name, value in part_protocol(points, labels, metrics=["recall@1"]).items()
     }
-    assert found["generalisation"]["unseen_recall@1"] == found["recall@1"]
+    assert found["generalization"]["unseen_recall@1"] == found["recall@1"]
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_embeddings_of_other_images_than_the_data_set(forms, tmp_path):
             ["--model=bare.npz", *DATA, "--json=bare.json"],
             ["--model=other.npz", *DATA],
             [f"--model={forms['run']}", "--report=run.html", "--task=verification", "--target=far=0.02"],
-            [f"--model={forms['run']}", "--metrics=recall@1", "--generalisation", "--json=general.json"],
+            [f"--model={forms['run']}", "--metrics=recall@1", "--generalization", "--json=general.json"],
         ],
     )
     assert [status for status, _, _ in answers] == [0, 0, 2, 0, 0], [error for _, _, error in answers]
@@ -146,13 +146,13 @@ def test_embeddings_of_other_images_than_the_data_set(forms, tmp_path):
         assert "<html" in (tmp_path / page).read_text()[:200]
     assert "a false accept rate of at most 2 %" in (tmp_path / "run.html").read_text()
     general = json.loads((tmp_path / "general.json").read_text())
-    assert general["generalisation"]["unseen_recall@1"] == general["recall@1"]
-    assert "seen_recall@1" in general["generalisation"]
+    assert general["generalization"]["unseen_recall@1"] == general["recall@1"]
+    assert "seen_recall@1" in general["generalization"]
 
 
 @pytest.mark.slow
 def test_two_runs_on_one_page(finished_run, command, tmp_path):
-    first, second = tmp_path / "plain", tmp_path / "regularised"
+    first, second = tmp_path / "plain", tmp_path / "regularized"
     for folder in (first, second):
         shutil.copytree(finished_run, folder)
     page = tmp_path / "comparison.html"
@@ -160,13 +160,13 @@ def test_two_runs_on_one_page(finished_run, command, tmp_path):
         "evaluate", f"--compare={first},{second}", f"--report={page}", f"--json={tmp_path / 'c.json'}", *DATA
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    same = "regularised and plain are not distinguished by Recall@1: the difference is +0.0 points"
+    same = "regularized and plain are not distinguished by Recall@1: the difference is +0.0 points"
     assert f"{same} (95 % interval over classes 0.0 to 0.0; one seed each)" in done.stdout.splitlines()
     (difference,) = json.loads((tmp_path / "c.json").read_text())["differences"]
-    assert difference["run"] == "regularised"
+    assert difference["run"] == "regularized"
     assert difference["over_classes"]["recall@8"] == [0, 0, 0, 0]
     text = page.read_text(encoding="utf-8")
-    assert all(name in text for name in ("plain", "regularised", "Recall@1"))
+    assert all(name in text for name in ("plain", "regularized", "Recall@1"))
     assert not list(tmp_path.glob(".partial*"))
 
 
@@ -343,12 +343,12 @@ def test_revisited_oxford_from_files_to_its_three_settings(commands, untrained, 
     lists = [dict(zip(("easy", "hard", "junk"), np.split(rng.permutation(20)[:9], 3), strict=True)) for _ in range(3)]
     lists[1]["easy"] = np.array([], np.int64)  # a query without a right answer in one setting
     (tmp_path / "jpg").mkdir()
-    colours = rng.integers(0, 256, (20, 3), np.uint8)
-    for name, colour in zip(gallery, colours, strict=True):
-        Image.new("RGB", (32, 32), tuple(map(int, colour))).save(tmp_path / "jpg" / f"{name}.jpg", quality=100)
+    colors = rng.integers(0, 256, (20, 3), np.uint8)
+    for name, color in zip(gallery, colors, strict=True):
+        Image.new("RGB", (32, 32), tuple(map(int, color))).save(tmp_path / "jpg" / f"{name}.jpg", quality=100)
     for query, one in enumerate(lists):
         image = Image.fromarray(rng.integers(0, 256, (64, 64, 3), np.uint8))
-        image.paste(tuple(map(int, colours[one["hard"][0]])), (16, 16, 48, 48))
+        image.paste(tuple(map(int, colors[one["hard"][0]])), (16, 16, 48, 48))
         image.save(tmp_path / "jpg" / f"query_{query:06d}.jpg", quality=100)
     truth = {"imlist": gallery, "qimlist": [f"query_{query:06d}" for query in range(3)]}
     truth["gnd"] = [{"bbx": [15.7, 16.2, 48.1, 47.6], **one} for one in lists]
@@ -363,7 +363,7 @@ def test_revisited_oxford_from_files_to_its_three_settings(commands, untrained, 
     found = json.loads(measured.read_text())
     points = read_embeddings(stored).split("test").embeddings
     orders = [np.argsort(((points[3:] - point) ** 2).sum(axis=1), kind="stable") for point in points[:3]]
-    # One colour within the box, noise around it: a query that is cut is at its picture of one colour.
+    # One color within the box, noise around it: a query that is cut is at its picture of one color.
     assert [order[0] for order in orders] == [one["hard"][0] for one in lists]
     for setting, right, ignored in (
         ("easy", ["easy"], ["junk", "hard"]),

@@ -58,8 +58,8 @@ def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, t
     assert done.returncode == 0, done.stderr[-3000:]
     card = json.loads((models / "1" / "model_card.json").read_text())
     assert card["embedding_dim"] == 16
-    for artefact in card["artefacts"].values():
-        assert artefact["acceptance"]["recall@1"] == pytest.approx(expected["recall@1"], abs=0.02)
+    for artifact in card["artifacts"].values():
+        assert artifact["acceptance"]["recall@1"] == pytest.approx(expected["recall@1"], abs=0.02)
 
 
 def check_orders(result, run, printed):

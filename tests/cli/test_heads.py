@@ -46,12 +46,12 @@ def run(commands, name, *flags):
 @pytest.mark.slow
 def test_a_head_is_measured_on_the_split_of_its_training(commands, folder):
     model, file = f"--model={folder / 'head'}", f"--json={folder / 'metrics.json'}"
-    said = run(commands, "evaluate", model, file, "--generalisation", f"--report={folder / 'page.html'}")
+    said = run(commands, "evaluate", model, file, "--generalization", f"--report={folder / 'page.html'}")
     assert "vectors, test: 20 images of 2 classes" in said
     assert "data:image" in (folder / "page.html").read_text()
     measured, trained = (json.loads((folder / name).read_text()) for name in ("metrics.json", "head/result.json"))
     assert measured["map@r"] == pytest.approx(trained["metrics"]["map@r"], abs=1e-6)
-    assert "h_divergence" in measured["generalisation"]
+    assert "h_divergence" in measured["generalization"]
     same = f"--features={folder / 'head' / '..' / 'vectors.npz'}"
     assert "train: 60 images of 6 classes" in run(commands, "evaluate", model, same, "--split=train")
     run(commands, "embed", model, "--split=all", f"--out={folder / 'all'}")
@@ -130,7 +130,7 @@ def test_a_head_and_its_embedder_are_exported_as_one(commands, folder, finished_
     assert card["model"]["class"] == "StackedEmbedder"
     assert (card["embedding_dim"], card["view"]["image_size"], card["data"]["dataset"]) == (4, 28, "glyphs")
     assert (card["head"]["data"]["dataset"], card["head"]["flags"]["embedding_dim"]) == ("vectors", "4")
-    assert all(made["acceptance"]["max_difference"] < 1e-5 for made in card["artefacts"].values())
+    assert all(made["acceptance"]["max_difference"] < 1e-5 for made in card["artifacts"].values())
     images = load("glyphs", split="test", images_per_class=4, size=32).take(range(8))
     embedder, head = (load_embedder(path) for path in (finished_run, folder / "head"))
     whole = stack(embedder, head)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from tfdml.evaluation import RetrievalResults, evaluate_retrieval
-from tfdml.retrieval import nearest_neighbours
+from tfdml.retrieval import nearest_neighbors
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def nearest(commands, folder, gallery, *flags):
 @pytest.mark.slow
 def test_stored_embeddings_and_a_database_find_the_same(commands, folder):
     points = np.load(folder / "gallery.npz")["embeddings"]
-    rows, distances = nearest_neighbours(np.load(folder / "queries.npz")["embeddings"], points, k=4)
+    rows, distances = nearest_neighbors(np.load(folder / "queries.npz")["embeddings"], points, k=4)
     stored, said = nearest(commands, folder, folder / "gallery.npz", "--k=4")
     assert stored.column("query").tolist() == [str(query) for query in range(10) for _ in range(4)]
     assert stored.column("id").astype(int).tolist() == rows.ravel().tolist()

@@ -65,7 +65,7 @@ def test_help_shows_examples_and_flags():
 
 @pytest.mark.slow
 def test_two_devices_train_as_one(command, tiny_flags, tmp_path):
-    # Frozen BatchNorm: with batch statistics each replica normalises its own half.
+    # Frozen BatchNorm: with batch statistics each replica normalizes its own half.
     terms = {}
     for devices in (0, 2):
         folder = tmp_path / str(devices)

@@ -22,16 +22,16 @@ def encoded(image, kind, **options):
     return file.getvalue()
 
 
-def png(width, height, bits=8, colours=2, pixels=None, key=None, interlace=0):
+def png(width, height, bits=8, colors=2, pixels=None, key=None, interlace=0):
     """A PNG put together by hand, of kinds and sizes that Pillow does not write.
 
     Args:
         width: As the header states it.
         height: As the header states it.
         bits: Bits of a sample.
-        colours: The colour type.
+        colors: The color type.
         pixels: Rows, each after the byte of its filter. Black by default.
-        key: The transparent colour.
+        key: The transparent color.
         interlace: The interlace method.
     """
 
@@ -39,13 +39,13 @@ def png(width, height, bits=8, colours=2, pixels=None, key=None, interlace=0):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     if pixels is None:
-        samples = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colours]
+        samples = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colors]
         pixels = bytes((1 + (width * bits * samples + 7) // 8) * height)
     return b"".join(
         [
             b"\x89PNG\r\n\x1a\n",
-            chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colours, 0, 0, interlace)),
-            chunk(b"PLTE", bytes(3 << bits)) if colours == 3 else b"",
+            chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colors, 0, 0, interlace)),
+            chunk(b"PLTE", bytes(3 << bits)) if colors == 3 else b"",
             b"" if key is None else chunk(b"tRNS", key),
             chunk(b"IDAT", zlib.compress(pixels)),
             chunk(b"IEND", b""),

@@ -125,7 +125,7 @@ def _zip() -> bytes:
 
 GOOD = {
     "jpeg": picture(0),
-    "jpeg_grey": picture(0, mode="L"),
+    "jpeg_gray": picture(0, mode="L"),
     "jpeg_progressive": picture(0, progressive=True),
     "jpeg_tiny": picture(0, size=(1, 1), quality=1),
     "jpeg_cmyk": picture(0, mode="CMYK"),
@@ -227,14 +227,14 @@ _FRAME = GOOD["jpeg"].index(b"\xff\xc0")
 # Every kind of file, whether it decodes or not.
 KINDS = {
     **{
-        f"png_{bits}_bits_colours_{colours}": png(5, 4, bits, colours)
+        f"png_{bits}_bits_colors_{colors}": png(5, 4, bits, colors)
         for bits in (1, 2, 4, 8, 16)
-        for colours in (0, 2, 3, 4, 6)
-        if not (bits == 16 and colours == 3)
+        for colors in (0, 2, 3, 4, 6)
+        if not (bits == 16 and colors == 3)
     },
-    "png_interlaced_wrongly": png(5, 4, colours=0, interlace=9),
-    "png_no_width": png(0, 4, colours=0),
-    "png_too_wide": png(1_000_001, 4, bits=1, colours=0),
+    "png_interlaced_wrongly": png(5, 4, colors=0, interlace=9),
+    "png_no_width": png(0, 4, colors=0),
+    "png_too_wide": png(1_000_001, 4, bits=1, colors=0),
     **{f"jpeg_sof_{kind}": _patched(GOOD["jpeg"], _FRAME + 1, bytes([0xC0 + kind])) for kind in (0, 1, 3, 5, 6, 7, 11)},
     "jpeg_progressive": GOOD["jpeg_progressive"],
     "jpeg_12_bits": _patched(GOOD["jpeg"], _FRAME + 4, b"\x0c"),
@@ -278,7 +278,7 @@ BOMBS = {
     "jpeg_behind_exif": KINDS["jpeg_long_exif"].replace(
         struct.pack(">BHH", 8, 30, 40), struct.pack(">BHH", 8, 60_000, 50_000)
     ),
-    "png": png(60_000, 50_000, colours=0, pixels=b""),
+    "png": png(60_000, 50_000, colors=0, pixels=b""),
     "webp": _patched(KINDS["webp_exif"], 24, b"\xff\xff\x00\xff\xff\x00"),
     "webp_lossless": _patched(GOOD["webp_lossless"], 21, b"\xff\xff\xff\x0f"),
 }

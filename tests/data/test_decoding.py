@@ -16,9 +16,9 @@ from tfdml.data.decoding import EXTENSIONS, FORMATS, decode_image, decode_part, 
 
 HEIGHT, WIDTH = 40, 56
 ROWS, COLUMNS = np.mgrid[0:HEIGHT, 0:WIDTH]
-COLOUR = Image.fromarray(np.stack([COLUMNS * 4, ROWS * 6, 255 - (ROWS + COLUMNS) * 2], -1).astype(np.uint8))
+COLOR = Image.fromarray(np.stack([COLUMNS * 4, ROWS * 6, 255 - (ROWS + COLUMNS) * 2], -1).astype(np.uint8))
 ALPHA = Image.fromarray(np.minimum(COLUMNS * 8, 255).astype(np.uint8))
-SEE_THROUGH = Image.merge("RGBA", (*COLOUR.split(), ALPHA))
+SEE_THROUGH = Image.merge("RGBA", (*COLOR.split(), ALPHA))
 
 decode = tf.function(decode_image, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
 
@@ -43,7 +43,7 @@ def assert_as_seen(data, tolerance=0):
 @pytest.mark.parametrize("subsampling", [0, 2])
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
 def test_jpeg(mode, subsampling, progressive):
-    image = COLOUR.convert(mode)
+    image = COLOR.convert(mode)
     assert_as_seen(encoded(image, "JPEG", quality=90, subsampling=subsampling, progressive=progressive))
 
 
@@ -55,10 +55,10 @@ def test_jpeg_of_noise_differs_from_pillow_by_nothing():
 
 def test_inverted_cmyk_jpeg_of_adobe():
     """Files with an Adobe marker hold CMYK upside down: read as they are, they come out as negatives."""
-    data = encoded(COLOUR.convert("CMYK"), "JPEG", quality=95)
+    data = encoded(COLOR.convert("CMYK"), "JPEG", quality=95)
     assert b"Adobe" in data
     image = decode(data).numpy().astype(int)
-    assert np.abs(image - np.asarray(COLOUR)).mean() < 3
+    assert np.abs(image - np.asarray(COLOR)).mean() < 3
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
@@ -69,7 +69,7 @@ def test_png(mode):
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("transparency", [None, bytes([200, 50])])
 def test_png_with_a_palette(bits, transparency):
-    """libpng fills in alpha 1, 3 or 15 for palettes and greys of less than 8 bits: they came out white."""
+    """libpng fills in alpha 1, 3 or 15 for palettes and grays of less than 8 bits: they came out white."""
     indices = (COLUMNS % 2**bits).astype(np.uint8)
     image = Image.frombytes("P", (WIDTH, HEIGHT), indices.tobytes())
     image.putpalette([level for i in range(2**bits) for level in (i * 15 % 256, i * 7 % 256, 255 - i)])
@@ -77,37 +77,35 @@ def test_png_with_a_palette(bits, transparency):
     assert_as_seen(encoded(image, "PNG", bits=bits, **options))
 
 
-@pytest.mark.parametrize(
-    ("mode", "key"), [("RGB", COLOUR.getpixel((3, 3))), ("L", COLOUR.convert("L").getpixel((3, 3)))]
-)
-def test_png_with_a_transparent_colour(mode, key):
-    data = encoded(COLOUR.convert(mode), "PNG", transparency=key)
+@pytest.mark.parametrize(("mode", "key"), [("RGB", COLOR.getpixel((3, 3))), ("L", COLOR.convert("L").getpixel((3, 3)))])
+def test_png_with_a_transparent_color(mode, key):
+    data = encoded(COLOR.convert(mode), "PNG", transparency=key)
     assert_as_seen(data)
     assert decode(data)[3, 3].numpy().tolist() == [255] * 3
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_png_with_few_greys(depth):
+def test_png_with_few_grays(depth):
     values = np.arange(8) % 2**depth
     row = int("".join(f"{value:0{depth}b}" for value in values), 2).to_bytes(1 + depth, "big")
-    grey = values * (255 // (2**depth - 1))
-    assert decode(png(8, 1, depth, 0, row))[0, :, 0].numpy().tolist() == grey.tolist()
+    gray = values * (255 // (2**depth - 1))
+    assert decode(png(8, 1, depth, 0, row))[0, :, 0].numpy().tolist() == gray.tolist()
     keyed = decode(png(8, 1, depth, 0, row, key=struct.pack(">H", 1)))[0, :, 0].numpy()
-    assert keyed.tolist() == np.where(values == 1, 255, grey).tolist()
+    assert keyed.tolist() == np.where(values == 1, 255, gray).tolist()
 
 
 def test_png_of_16_bits():
-    """Pillow cuts 16 bit greys off at 255, which shows nearly everything as white."""
+    """Pillow cuts 16 bit grays off at 255, which shows nearly everything as white."""
     levels = np.array([0, 300, 32768, 65535], ">u2")
     assert decode(png(4, 1, 16, 0, b"\0" + levels.tobytes()))[0, :, 1].numpy().tolist() == [0, 1, 128, 255]
-    colours = np.array([[256, 512, 65535]], ">u2")
-    assert decode(png(1, 1, 16, 2, b"\0" + colours.tobytes()))[0, 0].numpy().tolist() == [1, 2, 255]
-    grey_and_alpha = np.array([[2560, 32768], [51200, 65535]], ">u2")
-    assert decode(png(2, 1, 16, 4, b"\0" + grey_and_alpha.tobytes()))[0, :, 0].numpy().tolist() == [132, 200]
+    colors = np.array([[256, 512, 65535]], ">u2")
+    assert decode(png(1, 1, 16, 2, b"\0" + colors.tobytes()))[0, 0].numpy().tolist() == [1, 2, 255]
+    gray_and_alpha = np.array([[2560, 32768], [51200, 65535]], ">u2")
+    assert decode(png(2, 1, 16, 4, b"\0" + gray_and_alpha.tobytes()))[0, :, 0].numpy().tolist() == [132, 200]
 
 
 @pytest.mark.parametrize("options", [{"quality": 80}, {"lossless": True}])
-@pytest.mark.parametrize("image", [COLOUR.convert("L"), COLOUR, SEE_THROUGH], ids=["L", "RGB", "RGBA"])
+@pytest.mark.parametrize("image", [COLOR.convert("L"), COLOR, SEE_THROUGH], ids=["L", "RGB", "RGBA"])
 def test_webp(image, options):
     assert_as_seen(encoded(image, "WEBP", **options))
 
@@ -117,7 +115,7 @@ def test_webp(image, options):
 def test_exif_orientation(file_format, orientation):
     exif = Image.Exif()
     exif[0x010F], exif[0x0112] = "a maker", orientation
-    data = encoded(COLOUR, file_format, exif=exif)
+    data = encoded(COLOR, file_format, exif=exif)
     assert_as_seen(data)
     upright = decode(data).numpy().shape[:2] == (HEIGHT, WIDTH)
     assert upright == (orientation <= 4)
@@ -129,7 +127,7 @@ def test_exif_in_either_byte_order_and_behind_other_segments(order, before):
     tiff = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", 8)
     tiff += struct.pack(order + "HHHIHHI", 1, 0x0112, 3, 1, 6, 0, 0)
     segment = b"\xff\xe1" + struct.pack(">H", 8 + len(tiff)) + b"Exif\0\0" + tiff
-    plain = encoded(COLOUR, "JPEG")
+    plain = encoded(COLOR, "JPEG")
     data = plain[:20] + before + segment + plain[20:]
     assert_as_seen(data)
     assert decode(data).shape == (WIDTH, HEIGHT, 3)
@@ -140,7 +138,7 @@ def test_exif_in_either_byte_order_and_behind_other_segments(order, before):
 @pytest.mark.parametrize("cut", range(4, 26, 3))
 def test_damaged_exif_counts_as_upright(cut):
     tiff = (b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0))[:cut]
-    plain = encoded(COLOUR, "JPEG")
+    plain = encoded(COLOR, "JPEG")
     segment = b"\xff\xe1" + struct.pack(">H", 8 + len(tiff)) + b"Exif\0\0" + tiff
     for data in (
         plain[:20] + segment + plain[20:],
@@ -152,7 +150,7 @@ def test_damaged_exif_counts_as_upright(cut):
 def test_unsupported_kinds_say_so():
     with pytest.raises(tf.errors.InvalidArgumentError, match="not a JPEG, PNG or WebP image"):
         decode(b"<!doctype html>")
-    animated = encoded(COLOUR, "WEBP", save_all=True, append_images=[ImageOps.mirror(COLOUR)])
+    animated = encoded(COLOR, "WEBP", save_all=True, append_images=[ImageOps.mirror(COLOR)])
     with pytest.raises(tf.errors.InvalidArgumentError, match="animated WebP is not supported"):
         decode(animated)
 
@@ -160,7 +158,7 @@ def test_unsupported_kinds_say_so():
 @given(st.sampled_from(["JPEG", "PNG", "WEBP"]), st.integers(0, 400), st.binary(min_size=1, max_size=8))
 @settings(max_examples=80, deadline=None)
 def test_damaged_bytes_give_an_image_or_a_plain_error(file_format, at, junk):
-    data = encoded(COLOUR, file_format)
+    data = encoded(COLOR, file_format)
     at = min(at, len(data) - len(junk))
     with contextlib.suppress(tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError):
         assert decode(data[:at] + junk + data[at + len(junk) :]).shape[-1] == 3
@@ -182,7 +180,7 @@ def test_decodes_inside_a_saved_model(tmp_path):
     tf.saved_model.save(Decoder(), str(tmp_path))
     exif = Image.Exif()
     exif[0x0112] = 6
-    batch = [encoded(COLOUR, "JPEG", exif=exif), encoded(SEE_THROUGH, "PNG"), encoded(SEE_THROUGH, "WEBP")]
+    batch = [encoded(COLOR, "JPEG", exif=exif), encoded(SEE_THROUGH, "PNG"), encoded(SEE_THROUGH, "WEBP")]
     means = tf.saved_model.load(str(tmp_path))(tf.constant(batch))["means"]
     np.testing.assert_allclose(means, [as_seen(data).mean((0, 1)) for data in batch], atol=1e-2)
 
@@ -199,7 +197,7 @@ def part_of(data, window):
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_parts_of_jpegs_have_the_bits_of_the_whole(mode, progressive, subsampling):
-    """Asked for a part, libjpeg fills in colours at its left and right edge otherwise than within an image."""
+    """Asked for a part, libjpeg fills in colors at its left and right edge otherwise than within an image."""
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(0, 256, (70, 90, 3), dtype=np.uint8)).convert(mode)
     options = {} if mode == "L" else {"subsampling": subsampling}
@@ -219,7 +217,7 @@ def test_parts_of_jpegs_have_the_bits_of_the_whole(mode, progressive, subsamplin
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "turned JPEG", "CMYK JPEG"])
 def test_parts_of_every_kind(file_format):
-    image, options = SEE_THROUGH if file_format in ("PNG", "WEBP") else COLOUR, {}
+    image, options = SEE_THROUGH if file_format in ("PNG", "WEBP") else COLOR, {}
     if file_format == "turned JPEG":
         options["exif"] = Image.Exif()
         options["exif"][0x0112] = 6

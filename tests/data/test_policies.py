@@ -59,12 +59,12 @@ def test_the_factor_of_a_step_is_its_share_of_the_images():
 
 def test_the_steps_of_a_policy_draw_independently():
     policy = Policy((Step("grayscale", rate=0.5), Step("posterize", {"factor": [1, 1]}, rate=0.5)))
-    grey, coarse = [], []
+    gray, coarse = [], []
     for key in keys(200):
         image = policy(IMAGE, key).numpy()
-        grey.append((image[..., 0] == image[..., 1]).all())
+        gray.append((image[..., 0] == image[..., 1]).all())
         coarse.append(len(np.unique(image)) <= 6)
-    assert np.mean(np.array(grey) == np.array(coarse)) == pytest.approx(0.5, abs=0.12)
+    assert np.mean(np.array(gray) == np.array(coarse)) == pytest.approx(0.5, abs=0.12)
 
 
 def dataset():

@@ -224,8 +224,8 @@ def test_what_is_prepared_is_prepared_once(kind):
             "unknown `resize_mode` 'longer'; one of pad, shorter, squash",
         ),
         (
-            lambda: TrainTransform("colour"),
-            "unknown `augmentation` 'colour'; one of multi_resolution, random_crop, random_resized_crop, none",
+            lambda: TrainTransform("color"),
+            "unknown `augmentation` 'color'; one of multi_resolution, random_crop, random_resized_crop, none",
         ),
         (lambda: TrainTransform("random_resized_crop", scale=(0, 1)), "scale must be"),
         (lambda: TrainTransform("random_resized_crop", ratio=(2, 1)), "ratio must be"),
@@ -284,8 +284,8 @@ def test_a_crop_is_resized_to_the_nearest_of_256_values(height, width, side):
 
     def weights(length):
         scale = max(length / side, 1.0)
-        centres = (np.arange(side) + 0.5) * length / side
-        triangle = np.maximum(0, 1 - np.abs(np.arange(length) + 0.5 - centres[:, None]) / scale)
+        centers = (np.arange(side) + 0.5) * length / side
+        triangle = np.maximum(0, 1 - np.abs(np.arange(length) + 0.5 - centers[:, None]) / scale)
         return triangle / triangle.sum(axis=1, keepdims=True)
 
     exact = np.einsum("ih,hwc,jw->ijc", weights(height), crop.astype(np.float64), weights(width))
@@ -370,7 +370,7 @@ def test_a_view_of_a_part_has_the_bits_of_a_view_of_the_whole(transform):
 @given(EDGES, EDGES, st.floats(0, 1, width=32, exclude_max=True), st.floats(0, 1, width=32), st.floats(0, 1, width=32))
 @example(90, 1, 0.0, 0.0, 0.0)
 @settings(max_examples=60, deadline=None)
-def test_multi_resolution_is_resize_crop_and_centred_black(height, width, scale, down, across):
+def test_multi_resolution_is_resize_crop_and_centered_black(height, width, scale, down, across):
     """HORDE: the longer side is uniform on 0.8 to 1.8 times the crop; black around what is smaller."""
     down, across = (min(draw, float(np.nextafter(np.float32(1), np.float32(0)))) for draw in (down, across))
     image = picture(height, width)
@@ -404,7 +404,7 @@ def test_pad_shows_the_whole_image_undistorted_on_black(size):
 
 @pytest.mark.parametrize("color", [(255, 255, 255), (1, 128, 254)])
 @pytest.mark.parametrize("size", [(30, 60), (60, 30), (50, 50)])
-def test_a_colour_changes_the_padding_and_nothing_else(size, color):
+def test_a_color_changes_the_padding_and_nothing_else(size, color):
     image = tf.constant(picture(*size))
     black = EvaluationTransform(40, 36, "pad")(image).numpy()
     found = EvaluationTransform(40, 36, "pad", color)(image).numpy()
@@ -414,7 +414,7 @@ def test_a_colour_changes_the_padding_and_nothing_else(size, color):
     np.testing.assert_array_equal(batch, [found, found])
 
 
-def test_training_and_evaluation_pad_with_the_same_colour():
+def test_training_and_evaluation_pad_with_the_same_color():
     image = tf.constant(picture(30, 60))
     train = TrainTransform("none", 40, 40, "pad", flip=False, pad_color="white")
     view = EvaluationTransform(40, 40, "pad", "255,255,255")(image).numpy()
@@ -424,7 +424,7 @@ def test_training_and_evaluation_pad_with_the_same_colour():
     np.testing.assert_array_equal(small(image, small.draw(0, 0, 1)[0]).numpy()[[0, -1]], 255)
 
 
-def test_black_needs_no_colour_in_a_configuration():
+def test_black_needs_no_color_in_a_configuration():
     black = {"resize": 40, "image_size": 36, "resize_mode": "pad"}
     assert EvaluationTransform(40, 36, "pad", "black").get_config() == black
     white = EvaluationTransform(40, 36, "pad", "white")
@@ -433,8 +433,8 @@ def test_black_needs_no_colour_in_a_configuration():
     assert "pad_color=(255, 255, 255)" in str(TrainTransform(resize_mode="pad", pad_color="white"))
 
 
-@pytest.mark.parametrize("color", ["grey", "1,2", "1,2,256", "-1,0,0", (1, 2), 3, None])
-def test_what_is_no_colour_is_refused(color):
+@pytest.mark.parametrize("color", ["gray", "1,2", "1,2,256", "-1,0,0", (1, 2), 3, None])
+def test_what_is_no_color_is_refused(color):
     with pytest.raises(UserError, match=r"pad_color=.*write black, white, or red, green and blue"):
         EvaluationTransform(pad_color=color)
 

@@ -12,7 +12,7 @@ SIZE = (40, 32)
 
 
 def write_tree(name, root, train_classes, test_classes=3, images_per_class=2):
-    """Write a data set of the catalogue, with so many images of each class.
+    """Write a data set of the catalog, with so many images of each class.
 
     Args:
         name: `cub200`, `cars196`, `sop`, `inshop`, `omniglot` or `market1501`.

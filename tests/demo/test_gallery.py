@@ -8,7 +8,7 @@ pytest.importorskip("starlette")
 from tests.demo.pages import EVIL, Colors, embed, encoded, small_gallery
 from tfdml.demo import DatabaseGallery, Demo, Gallery, combined_query, folder_gallery, map_of, stored_gallery
 from tfdml.errors import UserError
-from tfdml.retrieval import connect, nearest_neighbours
+from tfdml.retrieval import connect, nearest_neighbors
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean", "cosine", "dot"])
@@ -16,7 +16,7 @@ def test_the_neighbors_are_those_of_exact_search(distance):
     rng = np.random.default_rng(0)
     points, query = rng.normal(3, 1, (500, 6)).astype("float32"), rng.normal(3, 1, 6).astype("float32")
     gallery = Gallery("", list(map(str, range(500))), points, {"part": np.arange(500) % 3}, distance=distance)
-    rows, far = nearest_neighbours(query[None], points, k=500, distance=distance)
+    rows, far = nearest_neighbors(query[None], points, k=500, distance=distance)
     expected = [(int(row), float(d)) for row, d in zip(rows[0], far[0], strict=True)]
     assert gallery.search(query, k=7) == expected[:7]
     some = [(row, d) for row, d in expected if row % 3 == 1]
@@ -129,7 +129,7 @@ def test_the_map_places_images_by_their_sampled_neighbors(tmp_path, monkeypatch)
     places = map_of(gallery, tmp_path)
     assert places.shape == (200, 2)
     assert 0 <= places.min() < places.max() <= 1
-    near = nearest_neighbours(places, k=1)[0][:, 0]
+    near = nearest_neighbors(places, k=1)[0][:, 0]
     assert (labels[near] == labels).mean() > 0.95
     np.testing.assert_array_equal(map_of(gallery, tmp_path), places)
     assert len(calls) == 1

@@ -14,7 +14,7 @@ PYTHON = {
 }
 WITH_PYTHON = [name for name, found in PYTHON.items() if found]
 # The others build large networks, train, or export.
-QUICK = ["docs/generalisation.md"]
+QUICK = ["docs/generalization.md"]
 
 
 @pytest.fixture(scope="module")

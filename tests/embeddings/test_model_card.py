@@ -25,8 +25,8 @@ def version(models, tmp_path):
         "litert_float32": [folder / "litert" / "float32.tflite"],
         "keras": [folder / "embedder.keras"],
     }
-    artefacts = {name: describe_files(folder, paths) for name, paths in parts.items()}
-    (folder / "model_card.json").write_text(json.dumps({"view": models_on_disk.VIEW, "artefacts": artefacts}))
+    artifacts = {name: describe_files(folder, paths) for name, paths in parts.items()}
+    (folder / "model_card.json").write_text(json.dumps({"view": models_on_disk.VIEW, "artifacts": artifacts}))
     return folder
 
 
@@ -68,7 +68,7 @@ def test_damage_elsewhere_does_not_matter(version, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("artefacts", "says"),
+    ("artifacts", "says"),
     [
         ([], "an object is expected, not a list"),
         ({"litert_float32": 3}, "must be an object"),
@@ -78,8 +78,8 @@ def test_damage_elsewhere_does_not_matter(version, monkeypatch):
         ({"saved_model": {"files": {"gone": {"sha256": ""}}}}, "which .* lists, cannot be read"),
     ],
 )
-def test_a_malformed_list_of_files_is_refused(artefacts, says, version):
-    card = {"view": models_on_disk.VIEW, "artefacts": artefacts}
+def test_a_malformed_list_of_files_is_refused(artifacts, says, version):
+    card = {"view": models_on_disk.VIEW, "artifacts": artifacts}
     (version / "model_card.json").write_text(json.dumps(card))
     one_line(lambda: [compare_with_card(version / name) for name in ("litert/float32.tflite", "")], says)
 

@@ -8,7 +8,7 @@ from tests.retrieval.test_reranking import made
 from tfdml.embeddings.backends import Views
 from tfdml.errors import UserError
 from tfdml.evaluation import Sources, evaluate_retrieval, measure_chains, steps_of
-from tfdml.retrieval import expand_queries, fit_whitening, k_reciprocal_neighbours
+from tfdml.retrieval import expand_queries, fit_whitening, k_reciprocal_neighbors
 
 LABELS = np.arange(60) % 5
 POINTS = unit(made(60, seed=6)).astype("float32")
@@ -41,7 +41,7 @@ def test_a_row_for_plain_and_one_for_each_step():
 def test_queries_and_gallery_apart():
     steps = steps_of([("query_expansion", {"k": 4, "alpha": 0}), ("k_reciprocal", {"k1": 5, "k2": 2, "top": 25})])
     rows = measure_chains(POINTS[:20], LABELS[:20], POINTS[20:], LABELS[20:], chains=[steps], ks=[1, 2])
-    found, _ = k_reciprocal_neighbours(
+    found, _ = k_reciprocal_neighbors(
         expand_queries(POINTS[:20], POINTS[20:], k=4, alpha=0), POINTS[20:], k=1, k1=5, k2=2, top=25
     )
     hits = LABELS[20:][found[:, 0]] == LABELS[:20]

@@ -82,8 +82,8 @@ def test_ami_with_many_classes_is_that_of_scikit_learn(images, classes):
 def blobs(classes=6, per_class=15, noise=0.05):
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(classes) * 2**40 - 7, per_class)
-    centres = rng.normal(size=(classes, 4))
-    return np.repeat(centres, per_class, axis=0) + noise * rng.normal(size=(len(labels), 4)), labels
+    centers = rng.normal(size=(classes, 4))
+    return np.repeat(centers, per_class, axis=0) + noise * rng.normal(size=(len(labels), 4)), labels
 
 
 def test_kmeans_is_deterministic_and_finds_blobs():

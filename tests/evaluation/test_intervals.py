@@ -31,8 +31,8 @@ def reference(per_query, labels, over, resamples, level, seed):
             place = share * (resamples - 1)  # between two order statistics, by how far
             below = int(place)
             ends.append(values[below] + (place - below) * (values[min(below + 1, resamples - 1)] - values[below]))
-        centre = sum(values) / resamples
-        error = (sum((v - centre) ** 2 for v in values) / (resamples - 1)) ** 0.5
+        center = sum(values) / resamples
+        error = (sum((v - center) ** 2 for v in values) / (resamples - 1)) ** 0.5
         result[name] = (sum(per_query[name][i] for i in keep) / len(keep), *ends, error)
     return result
 

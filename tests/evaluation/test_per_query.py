@@ -10,7 +10,7 @@ from tests.report import pages
 from tfdml.errors import UserError
 from tfdml.evaluation import QueryValues, evaluate_retrieval, per_query, retrieval_per_query
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval import neighbour_blocks
+from tfdml.retrieval import neighbor_blocks
 
 ALL = ("recall", "precision@3", "map@5", "map@r", "r_precision", "map")
 
@@ -135,8 +135,8 @@ def test_another_search_is_measured_by_what_it_finds():
     points, labels = made()
 
     def search(k):
-        """The exact search in two blocks, which loses every second neighbour."""
-        for block, rows, distances in neighbour_blocks(points, k=k):
+        """The exact search in two blocks, which loses every second neighbor."""
+        for block, rows, distances in neighbor_blocks(points, k=k):
             for part in (slice(0, 10), slice(10, None)):
                 found = rows[part].copy()
                 found[:, 1::2] = -1
@@ -145,7 +145,7 @@ def test_another_search_is_measured_by_what_it_finds():
 
     metrics = ["recall@1", "recall@2", "precision@4", "map@r", "r_precision"]
     task = per_query.retrieval_task(points, labels)
-    values = per_query.values_per_query(task, metrics, "euclidean", 0, neighbours=search)
+    values = per_query.values_per_query(task, metrics, "euclidean", 0, neighbors=search)
     found = {name: column.mean() for name, column in values.items()}
     hits = np.array([ranked_hits(points, labels, query) for query in range(len(labels))])
     hits[:, 1::2] = False
@@ -155,7 +155,7 @@ def test_another_search_is_measured_by_what_it_finds():
     precision = np.cumsum(hits[:, :8], axis=1) / np.arange(1, 9)
     assert found["map@r"] == pytest.approx((precision * hits[:, :8]).sum(axis=1).mean() / 8)
     with pytest.raises(UserError, match="map ranks the whole gallery"):
-        per_query.values_per_query(task, ["map"], "euclidean", 0, neighbours=search)
+        per_query.values_per_query(task, ["map"], "euclidean", 0, neighbors=search)
 
 
 LABELS = np.repeat([4, 9, 2], 4)
@@ -188,7 +188,7 @@ def test_with_roles_the_queries_alone_count():
 
 def test_why_queries_are_not_the_same():
     one = QueryValues.of(pages.made(LABELS), values())
-    relabelled = QueryValues.of(pages.made(np.where(LABELS == 4, 5, LABELS)), values())
+    relabeled = QueryValues.of(pages.made(np.where(LABELS == 4, 5, LABELS)), values())
     fewer = QueryValues.of(pages.made(LABELS[:8]), values(8))
     ids = one.ids.copy()
     ids[0] = 1
@@ -196,7 +196,7 @@ def test_why_queries_are_not_the_same():
         (fewer, "12 queries and 8"),
         (dataclasses.replace(one, ids=one.ids[::-1]), "the same queries in another order"),
         (dataclasses.replace(one, ids=ids), "of 12 queries 11 are the same images"),
-        (relabelled, "the same queries with other classes"),
+        (relabeled, "the same queries with other classes"),
         (dataclasses.replace(one, images="sha256:0"), "the same queries, searched among other images"),
     ):
         assert one.difference_to(other) == reason

@@ -67,10 +67,10 @@ def check(result, expected):
 def test_matches_a_slow_reference(with_gallery, budget):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 12, 150)
-    centres = rng.normal(size=(13, 6))
-    embeddings = centres[labels] + 1.2 * rng.normal(size=(150, 6))
+    centers = rng.normal(size=(13, 6))
+    embeddings = centers[labels] + 1.2 * rng.normal(size=(150, 6))
     gallery_labels = rng.integers(3, 13, 90) if with_gallery else None
-    gallery = centres[gallery_labels] + rng.normal(size=(90, 6)) if with_gallery else None
+    gallery = centers[gallery_labels] + rng.normal(size=(90, 6)) if with_gallery else None
     data = (embeddings, labels, gallery, gallery_labels)
     result = evaluate_retrieval(*data, ks=(1, 3, 10), metrics=RETRIEVAL, memory_budget=budget)
     expected = reference(*data, ks=(1, 3, 10))

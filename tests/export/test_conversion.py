@@ -89,12 +89,12 @@ def test_int8_is_integers_up_to_the_projection(embedder, views):
     assert of_type(made, np.float32) - {"DELEGATE"} == {"DEQUANTIZE", "SUB", "L2_NORMALIZATION"}
 
 
-def test_int8_refuses_normalisations_over_channels(views):
+def test_int8_refuses_normalizations_over_channels(views):
     inputs = keras.Input((32, 32, 3))
     x = keras.layers.LayerNormalization()(keras.layers.Conv2D(8, 4, strides=4)(inputs))
     embedder = Embedder(keras.Model(inputs, x), embedding_dim=8, image_size=32)
     embedder.build((None, 32, 32, 3))
-    with pytest.raises(UserError, match=r"no network that normalises over channels.*export litert_dynamic_range"):
+    with pytest.raises(UserError, match=r"no network that normalizes over channels.*export litert_dynamic_range"):
         convert_litert(embedder, "int8", views)
 
 
@@ -104,10 +104,10 @@ def test_the_last_step_of_int8_is_the_formula_in_float32(embedder, views):
         return embedder.represent(images, training=False)["projection"]
 
     raw = conversion._converted(frozen_module(network, (32, 32, 3), tf.float32), "int8", views)
-    quantised = runner(raw)[1](images=views)["embedding"]
-    error = np.linspace(-0.5, 0.5, 8).astype(np.float32) * np.abs(quantised).max()
+    quantized = runner(raw)[1](images=views)["embedding"]
+    error = np.linspace(-0.5, 0.5, 8).astype(np.float32) * np.abs(quantized).max()
     found = runner(finish_int8(raw, error))[1](images=views)["embedding"]
-    for row, vector in zip(quantised.astype(np.float64), found, strict=True):
+    for row, vector in zip(quantized.astype(np.float64), found, strict=True):
         np.testing.assert_allclose(vector, (row - error) / np.sqrt(((row - error) ** 2).sum()), atol=1e-5)
 
 

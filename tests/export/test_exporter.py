@@ -70,22 +70,22 @@ def test_the_card_describes_what_lies_there(version, embedder):
     assert card["flags"] == {"epochs": "3"}
     assert card["model"] == {"class": "Embedder", "name": embedder.name, "parameters": embedder.count_params()}
     assert card["versions"]["tensorflow"] == tf.__version__
-    assert "check both" in card["licence"]
-    assert set(card["artefacts"]) == set(FORMATS)
-    for artefact in card["artefacts"].values():
+    assert "check both" in card["license"]
+    assert set(card["artifacts"]) == set(FORMATS)
+    for artifact in card["artifacts"].values():
         total = 0
-        for name, described in artefact["files"].items():
+        for name, described in artifact["files"].items():
             data = (version / name).read_bytes()
             assert described == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             total += len(data)
-        assert artefact["bytes"] == total
-        measured = artefact["acceptance"]
+        assert artifact["bytes"] == total
+        measured = artifact["acceptance"]
         assert measured["images"] == 24
         assert (
-            artefact["tolerance"]["min_cosine"] == 0.9 <= measured["min_cosine"] <= measured["mean_cosine"] <= 1.00001
+            artifact["tolerance"]["min_cosine"] == 0.9 <= measured["min_cosine"] <= measured["mean_cosine"] <= 1.00001
         )
         assert measured["recall@1_drop"] == pytest.approx(measured["recall@1_keras"] - measured["recall@1"])
-    assert card["artefacts"]["saved_model"]["acceptance"]["max_difference"] < 1e-5
+    assert card["artifacts"]["saved_model"]["acceptance"]["max_difference"] < 1e-5
 
 
 @pytest.mark.slow
@@ -101,14 +101,14 @@ def test_the_card_holds_the_threshold_of_each_format(version, embedder):
         vectors[f"litert_{name}"] = runner.embed(test, 32)
     thresholds = set()
     for name, found in vectors.items():
-        stored = card["artefacts"][name]["calibration"] if name else card["calibration"]
+        stored = card["artifacts"][name]["calibration"] if name else card["calibration"]
         expected = calibrate(found, test.labels, far=0.05, distance="euclidean")
         assert stored["threshold"] == pytest.approx(expected.threshold, abs=1e-5)
         assert stored["far"] == pytest.approx(expected.far, abs=1e-5)
         assert stored["target"] == "far=0.05"
         thresholds.add(round(stored["threshold"], 4))
-    assert len(thresholds) == 2  # quantisation moves distances
-    assert "calibration" not in card["artefacts"]["saved_model"]
+    assert len(thresholds) == 2  # quantization moves distances
+    assert "calibration" not in card["artifacts"]["saved_model"]
     served = tf.saved_model.load(str(version)).signatures["same"]
     encoded = [encoded_image(test.images, row) for row in (0, 1, 20)]
     found = served(image_bytes=tf.constant(encoded), other_image_bytes=tf.constant(encoded[::-1]))
@@ -153,7 +153,7 @@ def test_a_threshold_from_a_file(embedder, tmp_path):
     assert card["calibration"] == json.loads(json.dumps(calibration.to_dict()))
     assert card["calibrated_on"] == about
     # What a format loses is in its own threshold: the target of the file, on the images of the comparison.
-    assert card["artefacts"]["litert_float32"]["calibration"]["target"] == "far=0.01"
+    assert card["artifacts"]["litert_float32"]["calibration"]["target"] == "far=0.01"
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_a_head_is_exported_with_vectors_as_its_input(tmp_path):
     version = export_model(head, tmp_path / "head", dataset, options=ExportOptions(formats=formats))
     card = json.loads((version / CARD).read_text())
     assert (card["view"], card["signatures"]) == ({"dimension": 6}, ["serving_default"])
-    assert all(made["acceptance"]["max_difference"] < 1e-5 for made in card["artefacts"].values())
+    assert all(made["acceptance"]["max_difference"] < 1e-5 for made in card["artifacts"].values())
     served = tf.saved_model.load(str(version)).signatures["serving_default"]
     projected = vectors.astype(float) @ np.array(head.dense.kernel) + np.array(head.dense.bias)
     expected = projected / np.linalg.norm(projected, axis=1, keepdims=True)

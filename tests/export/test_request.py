@@ -38,7 +38,7 @@ def corrupt_png():
 
 
 def animated_webp():
-    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "green")]
+    frames = [Image.new("RGB", (20, 20), color) for color in ("red", "green")]
     return encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:])
 
 

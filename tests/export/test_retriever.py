@@ -18,7 +18,7 @@ from tfdml.evaluation import KNNClassifier
 from tfdml.export import GalleryItem, Retriever, prune, search_graph
 from tfdml.export.gallery import embedded, items_of_dataset
 from tfdml.export.saved_model import version_numbers
-from tfdml.export.search_graph import MAX_NEIGHBOURS
+from tfdml.export.search_graph import MAX_NEIGHBORS
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def search(signatures, name, k, **inputs):
     return {key: value.numpy() for key, value in signatures[name](**tensors, k=tf.constant(k, tf.int32)).items()}
 
 
-def test_neighbours_are_those_of_a_search_by_hand(shop, retriever):
+def test_neighbors_are_those_of_a_search_by_hand(shop, retriever):
     queries = [picture(seed) for seed in (3, 50, 51)]
     vectors = retriever.embed(queries)
     rows, distances = by_hand(vectors, shop.embeddings, 5)
@@ -149,7 +149,7 @@ def test_all_forms_of_a_query_find_the_same(shop, retriever, tmp_path):
         np.testing.assert_allclose(found.distances, expected.distances, atol=1e-6)
 
 
-def test_more_neighbours_than_the_gallery_holds_is_all_of_it(shop, retriever, signatures):
+def test_more_neighbors_than_the_gallery_holds_is_all_of_it(shop, retriever, signatures):
     assert sorted(retriever.search(shop.images[0], 10_000).ids[0]) == sorted(shop.ids)
     answer = search(signatures, "search_embedding", 10_000, embedding=shop.embeddings[:2])
     assert answer["ids"].shape == (2, 12)
@@ -194,7 +194,7 @@ def test_a_bad_request_is_an_error_that_names_what_is_bad(inputs, k, says, signa
         search(signatures, name, k, **inputs)
 
 
-def test_each_query_has_its_own_number_of_neighbours(shop, signatures):
+def test_each_query_has_its_own_number_of_neighbors(shop, signatures):
     answer = search(signatures, "search_embedding", [3, 1], embedding=shop.embeddings[:2])
     alone = [
         search(signatures, "search_embedding", k, embedding=shop.embeddings[i : i + 1]) for i, k in ((0, 3), (1, 1))
@@ -233,7 +233,7 @@ def test_an_empty_batch_has_an_empty_answer(signatures):
 @pytest.mark.slow
 def test_an_answer_of_too_many_results_is_refused(shop, tmp_path, monkeypatch):
     monkeypatch.setattr(search_graph, "MAX_RESULTS", 20)
-    monkeypatch.setattr(search_graph, "MAX_NEIGHBOURS", 11)
+    monkeypatch.setattr(search_graph, "MAX_NEIGHBORS", 11)
     search_graph.write_graph(shop.embedder / "1", tmp_path / "graph")
     loaded = tf.saved_model.load(str(tmp_path / "graph"))
     for name in ("embeddings", "ids", "labels", "metadata"):
@@ -242,7 +242,7 @@ def test_an_answer_of_too_many_results_is_refused(shop, tmp_path, monkeypatch):
         loaded.table[name].assign(tf.fill(shape, "x") if kind == tf.string else tf.ones(shape, kind))
     queries = np.ones((2, 8), np.float32)
     assert search(loaded.signatures, "search_embedding", 10, embedding=queries)["ids"].shape == (2, 10)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="k: 22 neighbours in all, more than the limit of 20"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="k: 22 neighbors in all, more than the limit of 20"):
         search(loaded.signatures, "search_embedding", 11, embedding=queries)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"k\[0\] of 1: k is 12, more than the limit of 11"):
         search(loaded.signatures, "search_embedding", 12, embedding=queries[:1])
@@ -470,10 +470,10 @@ def test_another_model_in_its_place_is_refused(version, shop):
 
 
 @pytest.mark.slow
-def test_the_limit_of_neighbours_holds_for_small_galleries(shop):
+def test_the_limit_of_neighbors_holds_for_small_galleries(shop):
     retriever = Retriever.load(shop.retriever)
-    assert retriever.search(shop.images[0], MAX_NEIGHBOURS).ids.shape == (1, 12)
-    one_line(lambda: retriever.search(shop.images[0], MAX_NEIGHBOURS + 1), "k=10001: must be a number from 1 to 10000")
+    assert retriever.search(shop.images[0], MAX_NEIGHBORS).ids.shape == (1, 12)
+    one_line(lambda: retriever.search(shop.images[0], MAX_NEIGHBORS + 1), "k=10001: must be a number from 1 to 10000")
     search = retriever._version.loaded.signatures["search_embedding"]
     with pytest.raises(tf.errors.InvalidArgumentError, match="k is 10001, more than the limit of 10000"):
-        search(embedding=tf.constant(shop.embeddings[:1]), k=tf.constant(MAX_NEIGHBOURS + 1))
+        search(embedding=tf.constant(shop.embeddings[:1]), k=tf.constant(MAX_NEIGHBORS + 1))

@@ -72,7 +72,7 @@ def test_distances_are_exact(k, monkeypatch):
     monkeypatch.setattr(search_graph, "_SCORES_AT_ONCE", 1000)
     rng = np.random.default_rng(k)
     gallery = units(rng, 257, 16)
-    # Neighbours so near that a product of float32 would lose their distance.
+    # Neighbors so near that a product of float32 would lose their distance.
     queries = units(rng, 5, 16)
     gallery[100] = queries[2]
     gallery[200] = queries[2] + np.float32(3e-5) * units(rng, 1, 16)[0]

@@ -122,7 +122,7 @@ def test_gradient_of_ceil_pooling(cover, mode):
 
 @pytest.mark.parametrize("options", [{}, {"size": 3, "alpha": 0.5, "beta": 0.6, "k": 2.0}, {"size": 1, "alpha": 1.0}])
 @pytest.mark.parametrize("mode", MODES)
-def test_local_response_normalisation_equals_the_formula(options, mode):
+def test_local_response_normalization_equals_the_formula(options, mode):
     x = 5 * np.random.default_rng(3).normal(size=(2, 2, 1, 9)).astype("float32")
     weight = np.random.default_rng(4).normal(size=x.shape).astype("float32")
     layer = LocalResponseNormalization(**options)

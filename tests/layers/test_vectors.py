@@ -144,10 +144,10 @@ def test_equals_scikit_learn(shape, whiten):
 
 
 def check_leading(x, dim, whiten=False):
-    """The randomised components are as orthogonal, catch as much variance and give the same cosines as the exact."""
+    """The randomized components are as orthogonal, catch as much variance and give the same cosines as the exact."""
     layer = adapted(x, dim, whiten)
-    centred = x.astype("float64") - x.mean(axis=0, dtype="float64")
-    variances = np.linalg.svd(centred, compute_uv=False)[:dim] ** 2 / (len(x) - 1)
+    centered = x.astype("float64") - x.mean(axis=0, dtype="float64")
+    variances = np.linalg.svd(centered, compute_uv=False)[:dim] ** 2 / (len(x) - 1)
     found = np.asarray(layer(x), "float64")
     assert_close(found.mean(axis=0), np.zeros(dim), floor=1e-3)
     assert_close(found.var(axis=0, ddof=1), np.ones(dim) if whiten else variances, 1e-3)
@@ -156,7 +156,7 @@ def check_leading(x, dim, whiten=False):
 
 @pytest.mark.parametrize("whiten", [False, True])
 @pytest.mark.parametrize("shape", [(300, 60), (60, 300)], ids=str)
-def test_randomised_components_catch_the_variance_of_the_exact_ones(shape, whiten, monkeypatch):
+def test_randomized_components_catch_the_variance_of_the_exact_ones(shape, whiten, monkeypatch):
     monkeypatch.setattr("tfdml.layers.vectors._EXACT", 20)
     check_leading(vectors(*shape), 6, whiten)
 

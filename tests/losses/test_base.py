@@ -24,7 +24,7 @@ from tests.mathematics import (
     random_batch,
     value_and_gradients,
 )
-from tests.models.networks import coloured_batch, tiny_embedder
+from tests.models.networks import colored_batch, tiny_embedder
 from tests.played_replicas import sum_and_gradient
 from tfdml import losses, models, objectives
 from tfdml.losses.base import PairLoss
@@ -431,7 +431,7 @@ def test_a_relation_is_saved_with_its_loss():
 
 @pytest.mark.slow
 def test_a_learner_trains_on_two_levels_of_a_hierarchy(tmp_path):
-    labels, images = coloured_batch()
+    labels, images = colored_batch()
     rows = np.stack([labels, labels // 2], axis=1)
     terms = [
         objectives.MetricLoss(losses.ContrastiveLoss().with_positives(SameLabel()), name="fine"),
@@ -493,7 +493,7 @@ def test_objectives_on_a_loss_over_pairs_have_its_relation(make, representation)
 
 
 def test_label_rows_without_a_relation_are_refused():
-    labels, images = coloured_batch()
+    labels, images = colored_batch()
     rows = np.stack([labels, labels // 2], axis=1)
     with pytest.raises(ValueError, match=r"labels must have shape \(B,\) or \(B, 1\), not \(12, 2\)"):
         losses.ContrastiveLoss()(rows, np.zeros((12, 4), "float32"))
@@ -569,7 +569,7 @@ def test_complete_pairs_are_class_labels(case):
 
 @pytest.mark.slow
 def test_an_update_by_complete_pairs_is_that_by_class_labels():
-    labels, images = coloured_batch()
+    labels, images = colored_batch()
     ids = np.random.default_rng(0).permutation(len(labels))
     by_class = [losses.MultiSimilarityLoss(), losses.HistogramLoss()]
     updated = []

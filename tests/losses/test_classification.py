@@ -71,7 +71,7 @@ def sphere_face(labels, cosines, scale=30.0, margin=4, reduction="mean"):
 
 
 def sub_center(labels, similarities, reduction="mean", **arguments):
-    nearest = [[max(float(s) for s in centres) for centres in classes] for classes in similarities]
+    nearest = [[max(float(s) for s in centers) for centers in classes] for classes in similarities]
     return arc_face(labels, nearest, reduction=reduction, **arguments)
 
 
@@ -265,7 +265,7 @@ def test_objectives_give_them_proxies(text, make, proxies_per_class):
     x = {"embedding": keras.random.normal((4, 6), seed=0), "pooled": keras.random.normal((4, 8), seed=1)}
     labels = keras.ops.array([0, 1, 6, 6])
     assert math.isfinite(objective(x, labels))
-    # JRS reads one similarity per class, the nearest centre's.
+    # JRS reads one similarity per class, the nearest center's.
     represented = objective.represent(x)
     assert tuple(represented["class"].shape) == (4, 7)
     assert math.isfinite(jrs({**x, **represented}, labels))
@@ -332,7 +332,7 @@ def test_special_cases_are_other_losses():
     assert_close(SubCenterArcFaceLoss()(labels, cosines), ArcFaceLoss()(labels, cosines))
 
 
-def test_of_equal_centres_one_learns():
+def test_of_equal_centers_one_learns():
     same = np.zeros((1, 2, 3), "float32")
     _, (gradient,) = value_and_gradients(lambda s: SubCenterArcFaceLoss(scale=1.0)([0], s), same)
     assert (gradient != 0).sum() == 2
@@ -359,7 +359,7 @@ def test_arc_face_goes_on_beyond_pi_as_the_authors_do():
     assert_close(gradient, finite_differences(reference, cosines)[0], 1e-4)
 
 
-def test_losses_without_a_margin_or_a_choice_are_the_normalised_softmax():
+def test_losses_without_a_margin_or_a_choice_are_the_normalized_softmax():
     labels, cosines = similarities(ArcFaceLoss)
     expected = NormSoftmaxLoss(20.0)(labels, cosines)
     assert_close(ArcFaceLoss(20.0, 0.0)(labels, cosines), expected)

@@ -26,7 +26,7 @@ def test_degenerate_batches_have_the_formula_s_gradient(case):
         _, (gradient,) = value_and_gradients(lambda e, y=labels: case.loss(y, e), x)
         angular = "cosine" in repr(case.loss.get_config()) or isinstance(case.loss, losses.BinomialDevianceLoss)
         if "zero" in name and angular:
-            # The cosine has no derivative at 0; nothing may be learnt there.
+            # The cosine has no derivative at 0; nothing may be learned there.
             np.testing.assert_array_equal(gradient[np.all(x == 0, axis=1)], 0.0)
         else:
             (expected,) = finite_differences(case.differentiable(labels, x), x)

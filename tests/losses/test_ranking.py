@@ -8,7 +8,7 @@ from tfdml.losses import FastAPLoss, HistogramLoss, RecallAtKLoss, SmoothAPLoss
 from tfdml.losses.ranking import soft_histograms
 
 
-def test_soft_histograms_share_between_neighbours_and_keep_the_mass():
+def test_soft_histograms_share_between_neighbors_and_keep_the_mass():
     positions = np.array([[0.25, 1.0, 2.0], [1.5, 9.0, -1.0]], "float32")
     mask = np.array([[True, True, False], [True, True, True]])
     np.testing.assert_allclose(soft_histograms(positions, mask, 2), [[0.75, 1.25, 0.0], [1.0, 0.5, 1.5]])

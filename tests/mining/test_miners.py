@@ -304,8 +304,8 @@ def wide_triplets(labels, x, angle):
     for a, p in pairs_of(labels, True):
         for b, n in pairs_of(labels, False):
             if a == b:
-                to_centre = np.linalg.norm(x[n] - (x[a] + x[p]) / 2)
-                if math.degrees(math.atan(np.linalg.norm(x[a] - x[p]) / (2 * to_centre))) > angle:
+                to_center = np.linalg.norm(x[n] - (x[a] + x[p]) / 2)
+                if math.degrees(math.atan(np.linalg.norm(x[a] - x[p]) / (2 * to_center))) > angle:
                     near[a, p] = far[a, n] = True
     return near, far
 

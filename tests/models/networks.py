@@ -38,13 +38,13 @@ def images(seed=0, size=8, dtype="float32"):
     return np.random.default_rng(seed).integers(0, 256, (size, SIZE, SIZE, 3)).astype(dtype)
 
 
-def coloured_batch(seed=0, classes=3, per_class=4):
-    """Labels and images whose colour is their class."""
+def colored_batch(seed=0, classes=3, per_class=4):
+    """Labels and images whose color is their class."""
     generator = np.random.default_rng(seed)
     labels = np.repeat(np.arange(classes), per_class)
-    colours = np.array([[220, 40, 40], [40, 220, 40], [40, 40, 220], [200, 200, 40]])[labels]
+    colors = np.array([[220, 40, 40], [40, 220, 40], [40, 40, 220], [200, 200, 40]])[labels]
     noise = generator.normal(0, 40, (len(labels), SIZE, SIZE, 3))
-    return labels, np.clip(colours[:, None, None] + noise, 0, 255).astype("uint8")
+    return labels, np.clip(colors[:, None, None] + noise, 0, 255).astype("uint8")
 
 
 def jrd(num_classes=3, scale=20.0, weight=1.0):

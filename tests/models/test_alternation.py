@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.marks import first_quick
 from tests.mathematics import assert_close, dtype_policy
-from tests.models.networks import SIZE, coloured_batch, tiny_embedder, values
+from tests.models.networks import SIZE, colored_batch, tiny_embedder, values
 from tfdml import losses
 from tfdml.models import MetricLearner
 from tfdml.models.alternation import EMBEDDER, STATISTICS, AlternatingOptimizer
@@ -30,7 +30,7 @@ def make(objectives=None, optimizer=None, built=True, batch_norm="train", **opti
 
 
 def one_step(learner, batch=None):
-    labels, x = batch or coloured_batch()
+    labels, x = batch or colored_batch()
     return learner.fit(x, labels, batch_size=len(x), shuffle=False, verbose=0).history
 
 
@@ -78,9 +78,9 @@ def test_momentum_and_decay_do_not_move_the_other_phase(optimizer):
 
 
 @pytest.mark.slow
-def test_equals_two_optimisers_by_hand():
-    """Against a loop with a tape, two Adam optimisers and the objective's two losses."""
-    labels, x = coloured_batch()
+def test_equals_two_optimizers_by_hand():
+    """Against a loop with a tape, two Adam optimizers and the objective's two losses."""
+    labels, x = colored_batch()
     learner = make([rank_mi(2, negatives="all"), losses.ContrastiveLoss()], batch_norm="statistics")
     twin = make([rank_mi(2, negatives="all"), losses.ContrastiveLoss()], batch_norm="statistics")
     for a, b in zip(twin.variables, learner.variables, strict=True):
@@ -113,7 +113,7 @@ def test_equals_two_optimisers_by_hand():
 
 @pytest.mark.slow
 def test_loss_and_terms_are_those_of_the_embedders_steps():
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = make([rank_mi(negatives="all", weight=0.5), losses.ContrastiveLoss()])
     expected = learner.evaluate(x, labels, batch_size=len(x), verbose=0, return_dict=True)
     twin = make([rank_mi(negatives="all", weight=0.5), losses.ContrastiveLoss()])
@@ -131,7 +131,7 @@ def test_loss_and_terms_are_those_of_the_embedders_steps():
 
 @pytest.mark.slow
 def test_evaluation_reports_nothing_of_the_statistics():
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = make([rank_mi()])
     found = learner.evaluate(x, labels, batch_size=len(x), verbose=0, return_dict=True)
     assert set(found) == {"loss", "rank_mi", "d_pos", "d_neg", "violations"}
@@ -139,7 +139,7 @@ def test_evaluation_reports_nothing_of_the_statistics():
 
 
 def test_statistics_phase_sees_what_the_embedders_phase_sees():
-    x = coloured_batch()[1]
+    x = colored_batch()[1]
     learner = make([rank_mi()])
     with learner.in_phase(STATISTICS):
         fixed = learner(x, training=True)
@@ -152,7 +152,7 @@ def test_statistics_phase_sees_what_the_embedders_phase_sees():
 
 @pytest.mark.slow
 def test_jit_compilation_does_not_change_the_updates():
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     results = []
     for jit_compile in (False, True):
         learner = make([rank_mi(negatives="all")], batch_norm="frozen", jit_compile=jit_compile)
@@ -244,7 +244,7 @@ def test_schedule_survives_saving():
     assert float(again.learning_rate) == float(again.statistics_optimizer.learning_rate) == pytest.approx(1e-3)
 
 
-def test_learner_without_a_statistics_phase_keeps_its_optimiser():
+def test_learner_without_a_statistics_phase_keeps_its_optimizer():
     learner = make([losses.ContrastiveLoss()])
     assert type(learner.optimizer) is keras.optimizers.Adam
     assert type(learner) is MetricLearner
@@ -266,7 +266,7 @@ class Phases(keras.callbacks.Callback):
 
 @pytest.mark.slow
 def test_data_that_end_before_their_time_do_not_shift_the_phases():
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner, phases = make(run_eagerly=True), Phases()
     data = tf.data.Dataset.from_generator(
         lambda: ((x, labels) for _ in range(3)),
@@ -294,7 +294,7 @@ def test_statistics_may_read_what_another_objective_provides():
     phases = []
     for _ in range(2):
         before = groups(learner)
-        expected = proxies.represent(learner.embedder.represent(coloured_batch()[1], training=False))["class"]
+        expected = proxies.represent(learner.embedder.represent(colored_batch()[1], training=False))["class"]
         one_step(learner)
         phases.append(changed(before, groups(learner)))
     assert phases == [{"embedder", "others"}, {"statistics"}]

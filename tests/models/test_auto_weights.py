@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests import references
 from tests.marks import first_quick
 from tests.mathematics import assert_close, finite_differences
-from tests.models.networks import SIZE, Taking, coloured_batch, config_of, tiny_embedder, values
+from tests.models.networks import SIZE, Taking, colored_batch, config_of, tiny_embedder, values
 from tests.objectives import references_classes
 from tfdml import losses
 from tfdml.errors import UserError
@@ -65,7 +65,7 @@ def one_step(learner, x, labels, callbacks=None):
 
 def train(learner, steps, first=0, size=12):
     """Some steps, each on a batch of its own; what each of them logs."""
-    batches = map(coloured_batch, range(first, first + steps))
+    batches = map(colored_batch, range(first, first + steps))
     return [one_step(learner, x[:size], labels[:size]) for labels, x in batches]
 
 
@@ -217,7 +217,7 @@ def test_an_interrupted_fit_does_not_count_steps_twice():
             raise KeyboardInterrupt
 
     learner = made(terms(steps=4))
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     with pytest.raises(KeyboardInterrupt):
         one_step(learner, x, labels, [AutoWeights(), Interrupting()])
     train(learner, 2)
@@ -297,7 +297,7 @@ def test_goes_on_after_loading_in_the_midst_as_if_never_saved(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_frozen_weight_stays_with_a_new_optimiser(tmp_path):
+def test_a_frozen_weight_stays_with_a_new_optimizer(tmp_path):
     learner = made(terms(steps=2))
     train(learner, 2)
     learner.save(tmp_path / "learner.keras")
@@ -348,7 +348,7 @@ def test_bad_arguments(arguments, message):
 def test_steps_that_cannot_be_measured_one_by_one_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="do not go with `gradient_cache=4`"):
         MetricLearner(tiny_embedder(), terms(), gradient_cache=4)
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     with pytest.raises(ValueError, match="steps_per_execution must be 1 where auto weights"):
         made(terms(), steps_per_execution=2).fit(x, labels, verbose=0, callbacks=[AutoWeights()])
     with pytest.raises(UserError, match=r"has an AutoWeight.*AutoWeights\(\)"):
@@ -386,7 +386,7 @@ def test_batches_in_which_a_term_has_no_gradient_do_not_count():
 def test_a_gradient_that_is_not_finite_does_not_count():
     # Leaves out such a step, as in half precision.
     learner = made(terms(steps=3), optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0)))
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     broken = tf.cast(x, "float32") * np.nan
     one_step(learner, broken, labels)
     assert learner.term_weights()["entropy_spread"] == 0

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.mathematics import assert_close, dtype_policy
-from tests.models.networks import SIZE, coloured_batch, config_of, images, tiny_backbone, tiny_embedder, values
+from tests.models.networks import SIZE, colored_batch, config_of, images, tiny_backbone, tiny_embedder, values
 from tfdml import UserError, backbones, losses
 from tfdml.models import Embedder, Head, MetricLearner
 from tfdml.objectives import MetricLoss
@@ -129,7 +129,7 @@ def test_the_projection_may_have_no_bias(tmp_path):
 
 def trained(batch_norm, steps=2):
     """An embedder, and its BatchNorm's gamma, beta, mean and variance before and after training."""
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     embedder = tiny_embedder(batch_norm=batch_norm)
     learner = MetricLearner(embedder, losses.ContrastiveLoss())
     learner.compile(optimizer=keras.optimizers.SGD(0.1), run_eagerly=True)
@@ -309,7 +309,7 @@ def test_a_backbone_may_give_vectors(tmp_path):
     np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "embedder.keras")(x), embedder(x))
     learner = MetricLearner(embedder, losses.ContrastiveLoss())
     learner.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
-    labels, batch = coloured_batch()
+    labels, batch = colored_batch()
     before = values(embedder.trainable_variables)
     learner.train_on_batch(batch, labels)
     assert all(np.any(new != old) for new, old in zip(values(embedder.trainable_variables), before, strict=True))

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tests.mathematics import assert_close
 from tests.models.ensembles import cuttable_backbone, ensemble_learner, tiny_ensemble
-from tests.models.networks import SIZE, coloured_batch, config_of, images, values
+from tests.models.networks import SIZE, colored_batch, config_of, images, values
 from tfdml import UserError, backbones
 from tfdml.models import AttentionEnsemble, Embedder
 from tfdml.training import Experiment
@@ -93,7 +93,7 @@ def test_attention_network_starts_as_a_copy_and_learns_by_itself():
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
     learner.compile(optimizer=keras.optimizers.SGD(0.5))
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
     changed = [values(layer.weights) for layer in shared]
     assert np.abs(changed[0][0] - first[0]).max() > 1e-5
@@ -130,7 +130,7 @@ def test_batch_norm_mode_holds_for_the_attention_network_too(batch_norm, trainin
     assert len(norms) == 4
     before = [values(norm.weights) for norm in norms]
     learner.compile(optimizer=keras.optimizers.SGD(0.1))
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
     for norm, (gamma, beta, mean, variance) in zip(norms, before, strict=True):
         now = values(norm.weights)

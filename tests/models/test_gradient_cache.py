@@ -9,7 +9,7 @@ from keras import ops
 from tests.losses.test_replicas import MAKE, make
 from tests.marks import first_quick
 from tests.mathematics import assert_close, public_classes, random_batch
-from tests.models.networks import SIZE, Taking, coloured_batch, config_of, images, tiny_embedder, values
+from tests.models.networks import SIZE, Taking, colored_batch, config_of, images, tiny_embedder, values
 from tests.models.test_learner import TERMS, learner
 from tests.training.method_steps import LEARNERS
 from tfdml import losses, objectives
@@ -29,7 +29,7 @@ def gradients(model, chunk, batch=None):
     """What a step makes of the variables, and its logs."""
     model.gradient_cache = chunk
     model.compile(Taking(), run_eagerly=True)
-    labels, x = batch or coloured_batch()
+    labels, x = batch or colored_batch()
     logs = model.train_step((tf.constant(x), tf.constant(labels)))
     return values(model.trainable_variables), {name: float(value) for name, value in logs.items()}
 
@@ -106,7 +106,7 @@ def test_the_gradient_of_every_idea_is_that_of_a_plain_step(name):
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize(("size", "chunk"), [(12, 4), (12, 1), (7, 6), (5, 5), (3, 64)])
 def test_chunks_need_not_divide_the_batch(size, chunk):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     rows = np.random.default_rng(1).permutation(12)[:size]
     check(lambda: learner(TERMS["pairs"]()), chunk, (labels[rows], x[rows]))
 
@@ -121,7 +121,7 @@ NOT_BUILT = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", first_quick(NOT_BUILT))
 def test_a_learner_is_built_by_its_first_step(name):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     made = []
     for build_first in (True, False):
         keras.utils.set_random_seed(3)
@@ -172,7 +172,7 @@ def by_one_tape(model, x, labels):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", first_quick(["eager", "graph of unknown size", "xla"]))
 def test_random_layers_draw_the_same_in_both_passes_and_chunks_are_virtual_batches(mode):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     reference, model = random_learner(few=mode == "xla"), random_learner(few=mode == "xla")
     # XLA draws other numbers.
     run = tf.function(by_one_tape, jit_compile=True, autograph=False) if mode == "xla" else by_one_tape
@@ -200,7 +200,7 @@ def trained(chunk, steps=4, rate=0.05):
     ]
     model = MetricLearner(tiny_embedder(batch_norm="statistics"), terms, gradient_cache=chunk)
     model.build((None, SIZE, SIZE, 3))
-    batches = [coloured_batch(seed) for seed in range(steps)]
+    batches = [colored_batch(seed) for seed in range(steps)]
     x, y = np.concatenate([x for _, x in batches]), np.concatenate([y for y, _ in batches])
     rates = {"projection": 0.5 * rate, "objectives": 2 * rate}
     optimizer = build_optimizer("sgd", model, rate, rates, weight_decay=1e-3, momentum=0.9, clip_norm=0.5)
@@ -210,7 +210,7 @@ def trained(chunk, steps=4, rate=0.05):
 
 
 @pytest.mark.slow
-def test_alternating_phases_with_all_that_a_runs_optimiser_has():
+def test_alternating_phases_with_all_that_a_runs_optimizer_has():
     plain, logs = trained(0)
     cached, cached_logs = trained(CHUNK)
     assert int(cached.optimizer.iterations) == 4
@@ -234,7 +234,7 @@ def test_mixed_precision_scales_the_loss_and_leaves_out_a_step_that_overflows():
             keras.config.set_dtype_policy("float32")
         model.compile(keras.optimizers.LossScaleOptimizer(Taking(), initial_scale=scale), run_eagerly=True)
         before = values(model.trainable_variables)
-        labels, x = coloured_batch()
+        labels, x = colored_batch()
         model.fit(x, labels, batch_size=12, shuffle=False, verbose=0)
         return before, values(model.trainable_variables), float(model.optimizer.dynamic_scale)
 
@@ -265,7 +265,7 @@ def test_no_more_than_a_chunk_is_embedded_at_a_time(monkeypatch):
     model = of_idea("rank_mi")
     model.gradient_cache = CHUNK
     model.compile(Taking(), run_eagerly=True)
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     with model.in_phase("statistics"):
         model.train_step((tf.constant(x), tf.constant(labels)))
     # Nothing goes back to the embedder.

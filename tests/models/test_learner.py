@@ -14,7 +14,7 @@ from tests import references
 from tests.fork_server import fork_server
 from tests.marks import first_quick
 from tests.mathematics import assert_close, dtype_policy
-from tests.models.networks import SIZE, coloured_batch, config_of, images, jrd, tiny_embedder, values
+from tests.models.networks import SIZE, colored_batch, config_of, images, jrd, tiny_embedder, values
 from tests.objectives import references_classes
 from tests.played_replicas import play
 from tfdml import kernels, losses, objectives, pairwise, replicas
@@ -61,7 +61,7 @@ def expected_terms(learner, x, labels):
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("weight", [1.0, 0.4, 0.0])
 def test_reports_each_term_unweighted_and_their_weighted_sum(weight):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = compiled(jrd(weight=weight))
     logs = reported(learner, x, labels)
     terms = expected_terms(learner, x, labels)
@@ -74,7 +74,7 @@ def test_reports_each_term_unweighted_and_their_weighted_sum(weight):
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_reports_what_objectives_observe_as_means_over_classes_and_pairs_of_the_batches(jit_compile):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     order = np.random.default_rng(0).permutation(len(x))
     labels, x = labels[order], x[order]
     terms = [DensityAdaptivity(3, constraint=None), EnergyConfusion(name="confusion")]
@@ -97,7 +97,7 @@ def test_reports_what_objectives_observe_as_means_over_classes_and_pairs_of_the_
 
 
 def test_reports_the_mean_distances_of_positives_and_negatives():
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = compiled(losses.ContrastiveLoss())
     logs = reported(learner, x, labels)
     e = np.asarray(learner(x)["embedding"], "float64")
@@ -106,7 +106,7 @@ def test_reports_the_mean_distances_of_positives_and_negatives():
 
 
 def test_reports_the_share_of_negatives_nearer_than_the_furthest_positive():
-    _, x = coloured_batch()
+    _, x = colored_batch()
     labels = np.array([0, 1, 2, 0, 0, 1, 1, 2, 2, 0, 1, 3])
     learner = compiled(losses.ContrastiveLoss())
     e = np.asarray(learner(x)["embedding"], "float64")
@@ -118,7 +118,7 @@ def test_reports_the_share_of_negatives_nearer_than_the_furthest_positive():
 
 
 def test_reported_terms_add_up_to_the_reported_loss_over_batches_of_any_size():
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = compiled(jrd(weight=0.4))
     order = np.random.default_rng(0).permutation(len(x))
     logs = learner.evaluate(x[order], labels[order], batch_size=5, verbose=0, return_dict=True)
@@ -127,7 +127,7 @@ def test_reported_terms_add_up_to_the_reported_loss_over_batches_of_any_size():
 
 
 def test_batch_without_positives_does_not_count_in_their_mean_distance():
-    labels, x = coloured_batch(per_class=2)
+    labels, x = colored_batch(per_class=2)
     order = [0, 1, 2, 4]
     learner = compiled(losses.ContrastiveLoss())
     logs = learner.evaluate(x[order], labels[order], batch_size=2, verbose=0, return_dict=True)
@@ -135,8 +135,8 @@ def test_batch_without_positives_does_not_count_in_their_mean_distance():
     assert_close(logs["d_pos"], first["d_pos"])
 
 
-def test_regularisers_of_layers_count_once():
-    labels, x = coloured_batch()
+def test_regularizers_of_layers_count_once():
+    labels, x = colored_batch()
     learner = compiled(losses.ContrastiveLoss())
     plain = reported(learner, x, labels)["loss"]
     learner = compiled(losses.ContrastiveLoss())
@@ -147,7 +147,7 @@ def test_regularisers_of_layers_count_once():
 
 
 def test_loss_falls():
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = compiled(jrd(), jit_compile=False)
     history = learner.fit(x, labels, batch_size=len(x), epochs=15, verbose=0).history
     assert history["loss"][-1] < 0.8 * history["loss"][0]
@@ -192,7 +192,7 @@ def test_a_compiled_loss_or_metric_is_refused_with_the_alternative(objective, op
 @pytest.mark.slow
 @pytest.mark.parametrize("form", first_quick(["dataset", "column", "float"]))
 def test_labels_of_every_usual_form_train_alike(form):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = compiled(jrd())
     expected = reported(learner, x, labels)["loss"]
     if form == "dataset":
@@ -206,7 +206,7 @@ def test_labels_of_every_usual_form_train_alike(form):
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("base", [2**24, 2**53])
 def test_large_ids_do_not_collide(base):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = compiled([losses.ContrastiveLoss(), JointRepresentationSimilarity(("pooled", "embedding"))])
     expected = reported(learner, x, labels)
     logs = reported(learner, x, labels.astype("int64") + base)
@@ -244,7 +244,7 @@ def test_degenerate_batches_leave_every_weight_finite(policy, batch_norm):
 
 
 def test_saves_and_loads_with_its_objectives_and_optimizer(tmp_path):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = MetricLearner(tiny_embedder(batch_norm="train"), jrd(weight=0.4), name="mine")
     learner.compile(optimizer=keras.optimizers.Adam(0.01), run_eagerly=True)
     learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
@@ -261,7 +261,7 @@ def test_saves_and_loads_with_its_objectives_and_optimizer(tmp_path):
 
 @pytest.mark.slow
 def test_objectives_stay_behind_when_the_embedder_is_saved(tmp_path):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = compiled(jrd())
     learner.fit(x, labels, batch_size=len(x), verbose=0)
     learner.embedder.save(tmp_path / "embedder.keras")
@@ -309,21 +309,21 @@ def test_something_other_than_an_embedder_is_refused():
 
 
 def test_sample_weights_are_refused():
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     with pytest.raises(ValueError, match="without sample weights"):
         compiled(losses.ContrastiveLoss()).fit(x, labels, sample_weight=np.ones(len(x)), verbose=0)
 
 
 @pytest.mark.slow
 def test_embedder_alone_and_learner_make_the_same_update():
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     embedder = tiny_embedder()
     embedder.compile(optimizer=keras.optimizers.SGD(0.1), loss=losses.ContrastiveLoss(), run_eagerly=True)
     embedder.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
     learner = compiled(losses.ContrastiveLoss())
     learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
-    for alone, learnt in zip(values(embedder.variables), values(learner.embedder.variables), strict=True):
-        assert_close(learnt, alone, 1e-6, floor=1e-12)
+    for alone, learned in zip(values(embedder.variables), values(learner.embedder.variables), strict=True):
+        assert_close(learned, alone, 1e-6, floor=1e-12)
 
 
 def test_detached_representations_are_made_only_for_objectives_that_read_them():
@@ -470,7 +470,7 @@ def densities(learner, x, labels):
 
 
 def fit_once(learner):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     return learner.fit(x, labels, batch_size=len(x), verbose=0)
 
 
@@ -483,7 +483,7 @@ FORMS_OF_BATCHES = {
 
 @pytest.mark.parametrize("form", FORMS_OF_BATCHES)
 def test_the_learner_measures_every_training_image(form):
-    (labels, x), learner = coloured_batch(), make_learner()
+    (labels, x), learner = colored_batch(), make_learner()
     learner.calibrate(FORMS_OF_BATCHES[form](x, labels))
     density = learner.objectives[1]
     assert density.calibrated
@@ -501,7 +501,7 @@ def test_fit_without_it_warns_of_what_is_missing():
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("constraint", ["soft", "hard"])
 def test_fit_after_it_does_not_warn_nor_does_a_learner_that_was_saved(constraint, tmp_path):
-    (labels, x), learner = coloured_batch(), make_learner(constraint=constraint)
+    (labels, x), learner = colored_batch(), make_learner(constraint=constraint)
     learner.calibrate([(x, labels)])
     learner.save(tmp_path / "learner.keras")
     again = keras.saving.load_model(tmp_path / "learner.keras")
@@ -522,7 +522,7 @@ def test_where_nothing_is_to_be_measured_nothing_is_warned_of(arguments):
 
 
 def test_the_constraint_acts_once_it_is_measured():
-    (labels, x), values = coloured_batch(), []
+    (labels, x), values = colored_batch(), []
     for calibrated in (False, True):
         learner = make_learner()
         if calibrated:
@@ -543,7 +543,7 @@ def test_the_constraint_acts_once_it_is_measured():
     ],
 )
 def test_what_cannot_be_measured_is_refused(batches, says):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     with pytest.raises(ValueError, match=says):
         make_learner().calibrate(batches(x, labels))
 
@@ -590,7 +590,7 @@ def learner(terms):
 
 def step(model, sizes):
     """The loss, summed over replicas as Keras does, its gradients, and the value of each term over the images."""
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     reported = []
 
     def loss(y, images):
@@ -705,7 +705,7 @@ def test_two_logical_devices_make_the_step_of_one(tmp_path):
 
 def test_a_replica_without_images_is_refused():
     model = learner(losses.ContrastiveLoss())
-    x = coloured_batch()[1]
+    x = colored_batch()[1]
     refused = pytest.raises(ValueError, match=r"fewer images than there are replicas .*drop_remainder=True")
     with refused, replicas.explaining_empty_replicas():
         play(model, [x[:2]], [x[:0]])
@@ -721,18 +721,18 @@ def test_fit_explains_a_replica_without_images(monkeypatch):
 
     monkeypatch.setattr(keras.Model, "fit", fail)
     with pytest.raises(ValueError, match="drop_remainder=True"):
-        learner(losses.ContrastiveLoss()).fit(*reversed(coloured_batch()))
+        learner(losses.ContrastiveLoss()).fit(*reversed(colored_batch()))
 
 
 UNEVEN = """
 import sys
 import keras, numpy as np, tensorflow as tf
-from tests.models.networks import coloured_batch, tiny_embedder
+from tests.models.networks import colored_batch, tiny_embedder
 from tfdml import losses
 from tfdml.models import MetricLearner
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-labels, x = coloured_batch()
+labels, x = colored_batch()
 with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
     learner = MetricLearner(tiny_embedder(), [losses.ContrastiveLoss()])
     learner.compile("sgd")

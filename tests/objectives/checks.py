@@ -70,7 +70,7 @@ def check_nothing_to_learn(function, *batches):
         np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
 
 
-def check_symmetries(function, rotations=True, relabelling=True):
+def check_symmetries(function, rotations=True, relabeling=True):
     """The order of the images does not count, nor (where said) which class has which label, nor a rotation."""
 
     @quick
@@ -82,7 +82,7 @@ def check_symmetries(function, rotations=True, relabelling=True):
         assert keras.ops.isfinite(value)
         order = generator.permutation(size)
         assert_close(function(labels[order], x[order]), value, floor=2e-6)
-        if relabelling:
+        if relabeling:
             assert_close(function(7 - labels, x), value, floor=2e-6)
         if rotations:
             rotation = np.linalg.qr(generator.normal(size=(5, 5)))[0]

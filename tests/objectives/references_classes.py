@@ -45,8 +45,8 @@ def energy_confusion(labels, x, form="log", reduction="mean"):
 def density(labels, x, c):
     """Li et al. 2019, eq. 5."""
     rows = [np.asarray(x[i], np.float64) for i in members(labels, c)]
-    centre = sum(rows) / len(rows)
-    return mean([squared_distance(row, centre) for row in rows])
+    center = sum(rows) / len(rows)
+    return mean([squared_distance(row, center) for row in rows])
 
 
 def density_adaptivity(labels, x, targets, reference=None, eta=0.5, constraint="soft", reduction="mean"):
@@ -82,7 +82,7 @@ def entropy_of_pairs(labels, x, threshold=1.0, reduction="mean"):
 
 
 def nearest_entropy(labels, x, reduction="mean"):
-    """Sablayrolles et al. 2019: -ln of the distance to the nearest neighbour."""
+    """Sablayrolles et al. 2019: -ln of the distance to the nearest neighbor."""
     values = []
     for i in range(len(labels)):
         gaps = [distance(x[i], x[j], "euclidean") for j in range(len(labels)) if i != j]
@@ -131,12 +131,12 @@ def learned_margin(labels, x, beta, alpha=0.2, nu=0.0, reduction="mean", probabi
     return value if reduction == "sum" or active == 0 else value / active
 
 
-def regularized_soft_triple(labels, x, centres, tau=0.2, **arguments):
-    """Qian et al. 2019: the loss, and tau times the mean of the distances between the centres of a class."""
-    count, per_class = len(centres), len(centres[0])
-    similarities = np.array([[[cosine(row, w) for w in ws] for ws in centres] for row in x])
+def regularized_soft_triple(labels, x, centers, tau=0.2, **arguments):
+    """Qian et al. 2019: the loss, and tau times the mean of the distances between the centers of a class."""
+    count, per_class = len(centers), len(centers[0])
+    similarities = np.array([[[cosine(row, w) for w in ws] for ws in centers] for row in x])
     gaps = []
-    for ws in centres:
+    for ws in centers:
         unit = [np.asarray(w, np.float64) / norm(w) for w in ws]
         gaps += [math.sqrt(2 - 2 * dot(unit[s], unit[t])) for s in range(per_class) for t in range(s + 1, per_class)]
     regularizer = tau * total(gaps) / (count * per_class * (per_class - 1)) if per_class > 1 else 0.0

@@ -406,7 +406,7 @@ def test_a_model_with_fewer_outputs_than_classes_is_refused():
     ],
     ids=lambda objective: objective.name,
 )
-def test_serialisation_restores_the_objective(objective):
+def test_serialization_restores_the_objective(objective):
     for again in (
         type(objective).from_config(objective.get_config()),
         keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(objective)),

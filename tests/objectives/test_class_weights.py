@@ -1,4 +1,4 @@
-"""Boundaries, centres, linear heads and the objectives of face recognition."""
+"""Boundaries, centers, linear heads and the objectives of face recognition."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.losses.references import arc_face, cross_entropy, draw_probabilities
 from tests.mathematics import assert_close, finite_differences, random_batch
-from tests.models.networks import coloured_batch, images, tiny_embedder, values
+from tests.models.networks import colored_batch, images, tiny_embedder, values
 from tests.objectives import references_classes as references
 from tests.objectives.checks import (
     check_config,
@@ -104,7 +104,7 @@ def test_nu_draws_the_boundaries_inwards():
 
 
 def test_margin_symmetries():
-    check_symmetries(on_embedding(margin()), relabelling=False)
+    check_symmetries(on_embedding(margin()), relabeling=False)
 
 
 @pytest.mark.slow
@@ -119,8 +119,8 @@ def test_a_label_without_a_boundary_is_not_a_number(label):
     assert np.isnan(margin(BETA[:3])({"embedding": x}, labels))
 
 
-def soft_triple(centres=3, tau=0.2):
-    objective = RegularizedSoftTriple(4, centres, scale=5.0, tau=tau)
+def soft_triple(centers=3, tau=0.2):
+    objective = RegularizedSoftTriple(4, centers, scale=5.0, tau=tau)
     objective.build({"embedding": (None, 4)})
     return objective
 
@@ -133,8 +133,8 @@ def test_soft_triple_equals_the_formula(mode, tau):
     proxies = objective.class_proxies.proxies
     start = values([proxies])[0]
 
-    def reference(x, centres):
-        return references.regularized_soft_triple(labels, x, centres, tau, scale=5.0)
+    def reference(x, centers):
+        return references.regularized_soft_triple(labels, x, centers, tau, scale=5.0)
 
     value, actual = value_and_gradients(objective, labels, x, [proxies], mode)
     assert_close(value, reference(x, start))
@@ -142,7 +142,7 @@ def test_soft_triple_equals_the_formula(mode, tau):
         assert_close(found, wanted)
 
 
-def test_centres_that_coincide_are_finite_and_cost_nothing():
+def test_centers_that_coincide_are_finite_and_cost_nothing():
     labels, x = random_batch(5, 7, 4, 4)
     objective = soft_triple()
     one = np.random.default_rng(0).normal(size=(4, 1, 4))
@@ -152,16 +152,16 @@ def test_centres_that_coincide_are_finite_and_cost_nothing():
     assert np.all(np.isfinite(gradient))
 
 
-def test_one_centre_has_no_regulariser():
+def test_one_center_has_no_regularizer():
     labels, x = random_batch(5, 7, 4, 4)
-    objective = soft_triple(centres=1)
+    objective = soft_triple(centers=1)
     assert objective.regularizer() == 0.0
     assert np.isfinite(objective({"embedding": x}, labels))
 
 
 @pytest.mark.slow
-def test_learner_trains_boundaries_and_centres_and_is_saved_with_them(tmp_path):
-    labels, x = coloured_batch()
+def test_learner_trains_boundaries_and_centers_and_is_saved_with_them(tmp_path):
+    labels, x = colored_batch()
     terms = [LearnedMargin(3, beta=1.0), RegularizedSoftTriple(3, 2)]
     learner = models.MetricLearner(tiny_embedder(batch_norm="statistics"), terms)
     learner.build((None, 12, 12, 3))
@@ -204,11 +204,11 @@ def test_arguments_that_make_no_sense_are_refused(make, message):
 
 
 def test_command_line_names_them_and_gives_them_the_classes():
-    centres, boundaries = build_objectives("learned_margin(nu=0.1) + regularized_soft_triple(proxies_per_class=2)", 98)
+    centers, boundaries = build_objectives("learned_margin(nu=0.1) + regularized_soft_triple(proxies_per_class=2)", 98)
     assert isinstance(boundaries, LearnedMargin)
-    assert isinstance(centres, RegularizedSoftTriple)
+    assert isinstance(centers, RegularizedSoftTriple)
     assert (boundaries.num_classes, boundaries.nu) == (98, 0.1)
-    assert (centres.class_proxies.num_classes, centres.class_proxies.proxies_per_class) == (98, 2)
+    assert (centers.class_proxies.num_classes, centers.class_proxies.proxies_per_class) == (98, 2)
 
 
 CLASSES = 4
@@ -385,7 +385,7 @@ def test_the_bias_of_sphere_face_2_balances_pull_and_push():
     assert math.isfinite(SphereFace2(1).balanced_bias())
 
 
-def test_the_instance_loss_of_unit_vectors_is_the_normalised_softmax():
+def test_the_instance_loss_of_unit_vectors_is_the_normalized_softmax():
     labels, x = random_batch(1, 6, CLASSES, 4)
     head = random_batch(2, CLASSES, CLASSES, 4)[1]
     objective = built(InstanceLoss(CLASSES), head=20.0 * head)

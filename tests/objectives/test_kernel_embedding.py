@@ -42,7 +42,7 @@ KERNELS = {
 
 
 def batch(seed=0, size=6, classes=3, levels=tuple(DIMS)):
-    """Labels, and one representation per level: pooled features that are not normalised, the others that are."""
+    """Labels, and one representation per level: pooled features that are not normalized, the others that are."""
     labels = random_batch(seed, size, classes)[0]
     arrays = [random_batch(seed + DIMS[level], size, 1, DIMS[level], unit=level != "pooled")[1] for level in levels]
     return labels, arrays
@@ -318,7 +318,7 @@ def test_feature_map_is_refused_with_its_shape():
 @pytest.mark.parametrize(
     ("levels", "name"), [*((tuple(DIMS), name) for name in (None, *KERNELS)), *((levels, None) for levels in SUBSETS)]
 )
-def test_serialisation_restores_the_objective(levels, name):
+def test_serialization_restores_the_objective(levels, name):
     objective = JointRepresentationSimilarity(
         levels,
         kernels=KERNELS[name][0] if name else None,

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
-from tests.models.networks import SIZE, coloured_batch, config_of, tiny_embedder, values
+from tests.models.networks import SIZE, colored_batch, config_of, tiny_embedder, values
 from tests.objectives.memories import REFUSED, all_losses, check_replicas, unit
 from tests.objectives.references_memory import (
     PrismReference,
@@ -41,7 +41,7 @@ def test_value_and_gradient_from_the_first_step_on(name, mode):
     objective = CrossBatchMemory(make(), size=10, start=1)
     objective.build({"embedding": (None, 4)})
 
-    def normalised(x):
+    def normalized(x):
         return {"embedding": x / tf.norm(x, axis=1, keepdims=True)}
 
     remember = objective.remember if mode == "eager" else tf.function(objective.remember, jit_compile=mode == "xla")
@@ -55,11 +55,11 @@ def test_value_and_gradient_from_the_first_step_on(name, mode):
                 lambda e, y=labels, m=memory, x=x: reference(of_anchors, y, unit(e), m, compared=unit(x)), x
             )
             value, (gradient,) = value_and_gradients(
-                lambda e, y=labels: objective.compute_pairs(pairs_by_name(normalised(e), y)), x, mode=mode
+                lambda e, y=labels: objective.compute_pairs(pairs_by_name(normalized(e), y)), x, mode=mode
             )
             assert_close(value, reference(of_anchors, labels, unit(x), memory))
             assert_close(gradient, expected)
-        remember(normalised(tf.constant(x)), tf.constant(labels))
+        remember(normalized(tf.constant(x)), tf.constant(labels))
         if step >= 1:
             memory = (memory + list(zip(labels, unit(x), strict=True)))[-10:]
     assert sizes == [0, 0, 4, 10, 10, 10]
@@ -171,10 +171,10 @@ CLASSES, DIM = 4, 5
 def rounds(seed):
     """Batches of different sizes, from few classes at first; some labels wrong."""
     generator = np.random.default_rng(seed)
-    centres = 1.5 * generator.normal(size=(CLASSES, DIM))
+    centers = 1.5 * generator.normal(size=(CLASSES, DIM))
     for step, size in enumerate((4, 6, 9, 12, 7, 11, 2, 10)):
         of = generator.integers(0, 2 if step < 2 else CLASSES, size)
-        x = centres[of] + generator.normal(size=(size, DIM))
+        x = centers[of] + generator.normal(size=(size, DIM))
         wrong = generator.random(size) < 0.3
         yield np.where(wrong, (of + 1) % CLASSES, of), unit(x).astype("float32")
 
@@ -205,11 +205,11 @@ def test_equals_the_procedure_image_by_image(of_anchors, noise_rate, window, sta
             # A mean over images is over all of the batch.
             return images * (1.0 if of_anchors is contrastive else kept.mean())
 
-        def normalised(e):
+        def normalized(e):
             return {"embedding": e / tf.norm(e, axis=1, keepdims=True)}
 
         value, (gradient,) = value_and_gradients(
-            lambda e, y=labels: objective.compute_pairs(pairs_by_name(normalised(e), y)), x
+            lambda e, y=labels: objective.compute_pairs(pairs_by_name(normalized(e), y)), x
         )
         assert_close(value, value_of(x))
         assert_close(gradient, finite_differences(value_of, x)[0])
@@ -318,7 +318,7 @@ def learner():
 
 def prism_fit(model, steps):
     """Which share of the images counted in each step."""
-    batches = [coloured_batch(seed) for seed in steps]
+    batches = [colored_batch(seed) for seed in steps]
     logs = [model.fit(x, labels, batch_size=12, shuffle=False, verbose=0).history for labels, x in batches]
     return [history["clean_kept"][0] for history in logs]
 
@@ -332,7 +332,7 @@ def test_a_run_reports_what_counts_and_resumes_bit_for_bit(tmp_path):
     prism_fit(halfway, range(2))
     # What evaluation sees is not remembered.
     filled = int(halfway.objectives[0].filled)
-    halfway.evaluate(*reversed(coloured_batch(9)), verbose=0)
+    halfway.evaluate(*reversed(colored_batch(9)), verbose=0)
     assert int(halfway.objectives[0].filled) == filled > 0
     checkpoints.save(tmp_path, halfway, TrainingState(2, []))
     resumed = learner()

@@ -8,7 +8,7 @@ from tests import references_moments as slow
 from tests.losses.references import soft_triple
 from tests.marks import first_quick
 from tests.mathematics import DEGENERATE, MODES, assert_close, degenerate_batches, finite_differences, random_batch
-from tests.models.networks import SIZE, coloured_batch, config_of, images, tiny_embedder, values
+from tests.models.networks import SIZE, colored_batch, config_of, images, tiny_embedder, values
 from tfdml import UserError, losses
 from tfdml.models import MetricLearner
 from tfdml.objectives import HighOrderMomentLoss, MetricLoss
@@ -192,7 +192,7 @@ def test_embeddings_have_the_size_of_the_embedder_by_default():
     "options", first_quick([{}, {"mode": "random"}, {"reduce_to": 4, "mode": "independent"}]), ids=str
 )
 def test_learner_is_saved_and_loaded_whole(tmp_path, options):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     model = learner([*terms(**options), HighOrderMomentLoss(losses.AMSoftmaxLoss(), 3, 16, num_classes=3, name="am")])
     model.fit(x, labels, batch_size=len(x), verbose=0)
     model.save(tmp_path / "learner.keras")
@@ -204,7 +204,7 @@ def test_learner_is_saved_and_loaded_whole(tmp_path, options):
 
 
 def test_saved_embedder_has_none_of_its_weights(tmp_path):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     model = learner(terms())
     model.fit(x, labels, batch_size=len(x), verbose=0)
     model.embedder.save(tmp_path / "embedder.keras")

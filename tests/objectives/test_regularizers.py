@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests import references as plain_references
 from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
-from tests.models.networks import coloured_batch, images, tiny_embedder, values
+from tests.models.networks import colored_batch, images, tiny_embedder, values
 from tests.objectives import references_classes as references
 from tests.objectives.checks import (
     check_config,
@@ -142,7 +142,7 @@ def test_degenerate_batches(name, mode):
 @every_default
 def test_symmetries_and_labels(name):
     function = of(ALL[name][0])
-    check_symmetries(function, relabelling=not name.startswith("density"))
+    check_symmetries(function, relabeling=not name.startswith("density"))
     check_labels(function)
     if not name.startswith("density"):
         labels, x = random_batch(2, 12, 3, 6)
@@ -291,7 +291,7 @@ def test_fixed_targets_are_not_trained():
     assert_close(objective({"embedding": x}, labels), reference(labels, x))
 
 
-def test_a_normalised_reference_has_no_scale():
+def test_a_normalized_reference_has_no_scale():
     labels, x = random_batch(3, 10, 4, 5)
     given = np.array(REFERENCE)
     scaled = given / given[given > 0].mean()
@@ -369,7 +369,7 @@ def make_learner(base, **options):
 
 
 def test_mixed_precision():
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = make_learner("contrastive", dtype="mixed_bfloat16")
     embeddings = np.asarray(learner(x, training=False)["embedding"])
     objective = learner.objectives[1]
@@ -380,7 +380,7 @@ def test_mixed_precision():
 
 
 def test_targets_and_measurements_are_saved_with_the_learner(tmp_path):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = make_learner("contrastive")
     learner.objectives[1].calibrate(np.random.default_rng(0).normal(size=(30, 6)), np.arange(30) % 3)
     learner.objectives[1].target_density.assign([0.1, 0.2, 0.3])
@@ -431,7 +431,7 @@ def gradients(learner, labels, x):
 
 @pytest.mark.parametrize("representation", ["embedding", "projection"])
 def test_the_gradient_reaches_the_projection_and_no_other_layer(representation):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = energy_learner([EnergyConfusion(representation=representation)])
     parts = gradients(learner, labels, x)
     assert len(parts["backbone"]) > 0
@@ -454,7 +454,7 @@ def test_beside_a_base_loss_the_backbone_sees_the_base_alone(base):
 
 
 def test_two_of_them_share_a_learner_and_a_detached_form_is_read_where_there_is_one():
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = energy_learner([EnergyConfusion(), EnergyConfusion("plain", "projection", weight=0.5, name="raw")])
     given = learner(x, training=False)
     expected = references.energy_confusion(labels, np.asarray(given["embedding"]))
@@ -467,7 +467,7 @@ def test_two_of_them_share_a_learner_and_a_detached_form_is_read_where_there_is_
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_energy_mixed_precision(policy):
-    labels, x = coloured_batch()
+    labels, x = colored_batch()
     learner = energy_learner([EnergyConfusion()], dtype=policy)
     parts = gradients(learner, labels, x)
     assert np.all(np.isfinite(parts["projection"][0]))
@@ -493,7 +493,7 @@ def test_observes_the_mean_energy_of_pairs_of_classes(form):
 # Entropy, orthogonality and the intra-class penalty
 
 
-def test_neighbours_at_a_small_distance_keep_their_digits():
+def test_neighbors_at_a_small_distance_keep_their_digits():
     x = np.eye(4, dtype="float32")
     x = np.concatenate([x, x + np.float32(1e-3)])
     expected = references.nearest_entropy(np.arange(8), x.astype("float64"))

@@ -26,7 +26,7 @@ class Case:
         form: How theirs is called: `"labels"` (labels, embeddings), or of anchors and positives as the first and the
             second half of the batch, `"views"`, `"similarities"` (a matrix) or `"pairs"` (distances).
         batches: Those on which values and gradients are compared.
-        on_the_sphere: Theirs takes the embeddings for unit vectors, ours normalises them: the gradients agree along
+        on_the_sphere: Theirs takes the embeddings for unit vectors, ours normalizes them: the gradients agree along
             the sphere.
     """
 
@@ -87,10 +87,10 @@ SIMILARITY = {
         {"alpha": 1, "beta": 20, "epsilon": 0.2, "lmda": 0.3},
         MultiSimilarityLoss(1, 20, 0.3, 0.2),
     ),
-    "soft nearest neighbour": _similarity(
+    "soft nearest neighbor": _similarity(
         "SoftNearestNeighborLoss", {"temperature": 1, "distance": "sql2"}, SoftNearestNeighborLoss(1.0)
     ),
-    "soft nearest neighbour cosine": _similarity(
+    "soft nearest neighbor cosine": _similarity(
         "SoftNearestNeighborLoss", {"temperature": 0.5, "distance": "cosine"}, SoftNearestNeighborLoss(0.5, "cosine")
     ),
     "two views": Case(

@@ -28,8 +28,8 @@ CASES = {
     "fast ap": case("FastAPLoss"),
     "fast ap 20": case("FastAPLoss", num_bins=20),
     "contrastive easy": case("ContrastiveLoss", miner=["BatchEasyHardMiner", {}]),
-    "generalised lifted": case("GeneralizedLiftedStructureLoss"),
-    "generalised lifted margins": case(
+    "generalized lifted": case("GeneralizedLiftedStructureLoss"),
+    "generalized lifted margins": case(
         "GeneralizedLiftedStructureLoss", neg_margin=0.9, pos_margin=0.2, reducer=["SumReducer", {}]
     ),
     "histogram": case("HistogramLoss"),
@@ -66,7 +66,7 @@ CASES = {
     "arc face": case("ArcFaceLoss", proxies=1),
     "arc face gentle": case("ArcFaceLoss", margin=60, scale=8, reducer=["SumReducer", {}], proxies=1),
     "cos face": case("CosFaceLoss", proxies=1),
-    "normalised softmax": case("NormalizedSoftmaxLoss", proxies=1),
+    "normalized softmax": case("NormalizedSoftmaxLoss", proxies=1),
     "proxy anchor": case("ProxyAnchorLoss", proxies=1),
     "proxy anchor sum": case("ProxyAnchorLoss", margin=0.2, alpha=8, reducer=["SumReducer", {}], proxies=1),
     "proxy nca": case("ProxyNCALoss", proxies=1),

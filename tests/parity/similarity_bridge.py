@@ -66,8 +66,8 @@ def main(path):
         "loss": history["loss"],
         "recall@1 before": before,
         "recall@1 after": recall_at_1(embeddings, test_labels),
-        "neighbours": [[item.label for item in row] for row in looked_up],
-        "expected neighbours": test_labels[ranks].tolist(),
+        "neighbors": [[item.label for item in row] for row in looked_up],
+        "expected neighbors": test_labels[ranks].tolist(),
         "read back": bool(np.array_equal(stored, embeddings) and np.array_equal(stored_labels, test_labels)),
     }
     with open(path, "w") as file:

@@ -50,7 +50,7 @@ PEERS = {
 pytestmark = pytest.mark.slow
 NAMES = [(peer, name) for peer, found in PEERS.items() for name in found.cases]
 EQUAL = [(peer, name) for peer, name in NAMES if PEERS[peer].cases[name].ours is not None]
-LABELLED = [(peer, name) for peer, name in EQUAL if PEERS[peer].cases[name].form == "labels"]
+LABELED = [(peer, name) for peer, name in EQUAL if PEERS[peer].cases[name].form == "labels"]
 
 
 def needed(peer):
@@ -109,12 +109,12 @@ def test_a_loss_equals_theirs(peer, name, values_of):
         assert_agree(gradient, slope, batch)
 
 
-@pytest.mark.parametrize(("peer", "name"), LABELLED)
+@pytest.mark.parametrize(("peer", "name"), LABELED)
 def test_its_value_equals_theirs_on_equal_and_zero_vectors(peer, name, values_of):
     """Where distances tie, the choice of one for the gradient is each library's own."""
     case = PEERS[peer].cases[name]
     for batch in WHOLE:
-        if batch == "a zero vector" and name == "soft nearest neighbour cosine":
+        if batch == "a zero vector" and name == "soft nearest neighbor cosine":
             continue  # there the zero vector is at distance 1 from all, here it has no direction
         assert_agree(ours(case, batch)[0], values_of(peer, name, batch)[0], batch)
 
@@ -122,7 +122,7 @@ def test_its_value_equals_theirs_on_equal_and_zero_vectors(peer, name, values_of
 # docs/parity.md says what each makes of anchors that lack a positive or a negative; here they cost nothing.
 
 
-@pytest.mark.parametrize(("peer", "name"), LABELLED)
+@pytest.mark.parametrize(("peer", "name"), LABELED)
 def test_anchors_that_lack_a_positive_or_a_negative_cost_nothing_here(peer, name):
     assert [float(ours(PEERS[peer].cases[name], batch)[0]) for batch in LACKING] == [0.0] * 3
 
@@ -133,7 +133,7 @@ def test_such_anchors_cost_in_similarity(values_of):
     }
     np.testing.assert_allclose(found["hard"], [0.0, 0.2, 0.2], atol=1e-5)
     assert np.all(np.array(found["soft margin"]) > 0.5)
-    assert np.isnan(values_of("similarity", "soft nearest neighbour", "one image")[0])
+    assert np.isnan(values_of("similarity", "soft nearest neighbor", "one image")[0])
 
 
 def test_such_anchors_make_addons_nan(values_of):
@@ -226,5 +226,5 @@ def test_the_sampler_of_similarity_trains_our_embedder_and_its_indexer_finds_as_
     bridge.run("similarity_bridge.py", tmp_path / "found.json")
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["recall@1 after"] > found["recall@1 before"] + 0.1
-    assert found["neighbours"] == found["expected neighbours"]
+    assert found["neighbors"] == found["expected neighbors"]
     assert found["read back"] is True

@@ -84,7 +84,7 @@ def found(theirs, name, batch):
 
 # What is 0 on a batch but for rounding, by the start of the loss's name: theirs is 1e-8 or less, and ours float32's.
 VANISHING = {
-    # Copies have one gradient, along the vector, which the normalisation takes away; pairs of a dot product cancel.
+    # Copies have one gradient, along the vector, which the normalization takes away; pairs of a dot product cancel.
     ("", "all identical", "gradient"),
     # Every precision is 1: the loss is 0 at its minimum.
     ("fast ap", "no negative", "value"),
@@ -116,7 +116,7 @@ def known_to_differ(name, batch, theirs):
     if "error" in theirs:
         assert family == "histogram", theirs
         return "index" in str(theirs["error"])
-    if name.startswith("generalised lifted"):  # anchors without a positive or a negative count there
+    if name.startswith("generalized lifted"):  # anchors without a positive or a negative count there
         return batch in ("no positive", "no negative")
     if name.startswith("tuplet margin"):  # the arc cosine of a cosine beyond 1, by rounding
         return not np.isfinite(theirs["gradient"]).all()
@@ -143,7 +143,7 @@ def test_a_loss_equals_theirs(name, theirs):
                 rows = np.linalg.norm(BATCHES[batch][1], axis=1) > 0
                 value, mine = value[rows], mine[rows]
                 if name.startswith("angular"):
-                    # Negatives are not normalised there: on unit vectors the tangents agree.
+                    # Negatives are not normalized there: on unit vectors the tangents agree.
                     x = np.asarray(BATCHES[batch][1], "float64")[rows]
                     value = value - x * np.sum(x * value, axis=1, keepdims=True)
             case = (name, batch, what)

@@ -201,7 +201,7 @@ def test_every_loss_with_an_equal_is_compared():
         (
             "ContrastiveLoss",
             {"miner": "BatchHardMiner", "distance": from_pml(LP, normalize_embeddings=False)},
-            "the miner BatchHardMiner has no equal .* on normalised embeddings",
+            "the miner BatchHardMiner has no equal .* on normalized embeddings",
         ),
         ("BatchEasyHardMiner", {"pos_strategy": "best"}, "BatchEasyHardMiner: positives must be .easy"),
         ("AngularMiner", {}, "no 'AngularMiner' .*migrating.md names what is near"),
@@ -217,7 +217,7 @@ def test_what_cannot_be_expressed_is_refused_in_a_line(name, arguments, message)
     assert "\n" not in str(caught.value)
 
 
-def test_a_loss_on_normalised_embeddings():
+def test_a_loss_on_normalized_embeddings():
     loss = NormalizedLoss(losses.TripletLoss(0.3, "all", "euclidean"))
     check_contract(loss)
     labels, x = random_batch(1, 10, 4, 4, unit=False)

@@ -69,7 +69,7 @@ def embedded(seed=0, classes=6, per_class=7, spread=0.6):
 
 
 def made(labels, name="toys", names=None, pixels=None, **fields):
-    """Images whose grey value is their index, unless other pixels are given."""
+    """Images whose gray value is their index, unless other pixels are given."""
     if pixels is None:
         pixels = np.stack([np.full((20, 30, 3), 5 * i % 256, np.uint8) for i in range(len(labels))])
     names = names or {int(c): f"class {c}" for c in np.unique(labels)}

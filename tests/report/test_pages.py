@@ -120,12 +120,12 @@ def test_hits_and_misses_are_marked_as_they_are(report):
     assert 0 < hits.sum() < len(hits)
     distances = ranked.distances[queries].ravel()
     assert all(f"{d:.3f}" in e["text"] for d, e in zip(distances, shown, strict=True))
-    verdicts = [e["alt"].split(", ")[1].split(":")[0] for e in elements if "Neighbour" in e.get("alt", "")]
+    verdicts = [e["alt"].split(", ")[1].split(":")[0] for e in elements if "Neighbor" in e.get("alt", "")]
     assert verdicts == np.where(hits, "hit", "miss").tolist()
 
 
-def test_pictures_are_those_of_the_neighbours(report):
-    """Grey value 5 i shows which image a thumbnail was made of."""
+def test_pictures_are_those_of_the_neighbors(report):
+    """Gray value 5 i shows which image a thumbnail was made of."""
     embeddings, labels = report["data"]
     ranked, expected = rank_queries(embeddings, labels), []
     for chosen in choose_examples([ranked], labels, 10).values():
@@ -136,7 +136,7 @@ def test_pictures_are_those_of_the_neighbours(report):
         # A pair of classes is pictured one way round, the more frequent one.
         if len(pictured) < 12 and (pair.taken_for, pair.label) not in pictured:
             pictured.add((pair.label, pair.taken_for))
-            expected += [pair.query, pair.neighbour]
+            expected += [pair.query, pair.neighbor]
     values = []
     for name in ("retrieval", "confusions"):
         for image in (e for e in part(report, name) if e["tag"] == "img"):
@@ -186,7 +186,7 @@ def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):
         intervals="queries",
     )
     after["parts"] = {"recall@1": [0.25, 0.125, 0.375, 0.05]}
-    after["generalisation"] = {"density": 1.5, "note": "text"}
+    after["generalization"] = {"density": 1.5, "note": "text"}
     seen = pictures_read(monkeypatch)
     write_report(
         tmp_path / "r.html",
@@ -199,7 +199,7 @@ def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):
     text = (tmp_path / "r.html").read_text("utf-8")
     page = check_page(text)
     assert seen == set(range(84))  # all are on the map
-    assert len([e for e in page.all("img") if "Neighbour" in e["alt"]]) == 4 * 8
+    assert len([e for e in page.all("img") if "Neighbor" in e["alt"]]) == 4 * 8
     # A name shows which image it is, of both roles. Pairs of images are of any.
     pictures = [e for e in page.all("img") if not e["alt"].startswith("Image of class")]
     roles = {
@@ -207,7 +207,7 @@ def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):
         for e in pictures
         if e["alt"] and not e["alt"].startswith("Image")
     }
-    assert roles == {("Query", True), ("Neighbour", False), ("Its", False)}
+    assert roles == {("Query", True), ("Neighbor", False), ("Its", False)}
     assert rows_of(text, "Weights measured in training") == [["density", "1,728", "0.3", "100"]]
     assert "During training" not in text  # there was none
     assert "Before" not in page.section("results")
@@ -216,7 +216,7 @@ def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):
     assert described in page.all("header")[0]["text"]
     assert "84 images of 6 classes" in page.section("map-of-images")
     assert rows_of(text, "Means over disjoint parts of the images, in percent") == [["Recall@1", "25.0", "12.5 – 37.5"]]
-    assert rows_of(text, "Generalisation to the unseen classes") == [["density", "1.5"]]
+    assert rows_of(text, "Generalization to the unseen classes") == [["density", "1.5"]]
     # The intervals come with the metrics.
     low, high = after["intervals"]["map@r"].low, after["intervals"]["map@r"].high
     rows = {row[0]: row[1:] for row in rows_of(text, "Metrics of the embeddings")}
@@ -499,7 +499,7 @@ def test_embeddings_of_queries_and_gallery(tmp_path, monkeypatch):
     rows = {row[0]: row[1:] for row in rows_of(text, "Recall@K, in percent")}
     assert rows["4"] == [f"{100 * measured['recall@4']:.1f}"] * 2
     queries = [e["title"] for e in page.all("img") if e["alt"].startswith("Query")]
-    found = [e["title"] for e in page.all("img") if e["alt"].startswith("Neighbour")]
+    found = [e["title"] for e in page.all("img") if e["alt"].startswith("Neighbor")]
     # Names within the halves do not matter, the rows that were read do.
     assert all(asked[int(name.split(".")[0])] for name in queries)
     assert not any(asked[int(name.split(".")[0])] for name in found)

@@ -1,4 +1,4 @@
-"""Figures: what is drawn, that it shows the numbers, and that it can be read without colour and without seeing."""
+"""Figures: what is drawn, that it shows the numbers, and that it can be read without color and without seeing."""
 
 import re
 
@@ -19,7 +19,7 @@ from tfdml.report.plots import (
 )
 
 RECORDS = [
-    {"epoch": 0, "generalisation": {"lambda": 1.7, "h_divergence": 0.6, "seen_d_avg_mean": 0.4}},
+    {"epoch": 0, "generalization": {"lambda": 1.7, "h_divergence": 0.6, "seen_d_avg_mean": 0.4}},
     {
         "epoch": 1,
         "train": {
@@ -44,7 +44,7 @@ RECORDS = [
             "rank_mi_jsd": 0.3,
             "rank_mi_beta": 0.8,
         },
-        "generalisation": {"lambda": 1.2, "h_divergence": 0.7, "seen_d_avg_mean": 0.3, "unseen_d_avg_mean": 0.5},
+        "generalization": {"lambda": 1.2, "h_divergence": 0.7, "seen_d_avg_mean": 0.3, "unseen_d_avg_mean": 0.5},
     },
 ]
 
@@ -74,7 +74,7 @@ def test_figures_of_degenerate_data_are_finite():
         assert min(places) >= 0
 
 
-def test_colours_are_those_of_the_style_sheet_and_ids_are_unique():
+def test_colors_are_those_of_the_style_sheet_and_ids_are_unique():
     x = np.random.default_rng(0).random(50)
     figures = curves_html("a", {"x": {0: 1, 1: 2}, EVIL: {0: 2, 1: 1}}, "epoch", "y")
     figures += curves_html("b", {"x": {0: 1, 1: 2}, EVIL: {0: 2, 1: 1}}, "epoch", "y")
@@ -141,7 +141,7 @@ def test_what_a_run_has_not_is_not_drawn():
     assert objectives_html([]) == ""
     plain = [{"epoch": 0}, {"epoch": 1, "train": {"loss": 1.0, "my_energy_d_avg": 2.0, "d_pos": 0.1}}]
     assert objectives_html(plain) == ""
-    text = objectives_html([{"epoch": 0, "generalisation": {"unseen_d_avg_mean": 0.5}}])
+    text = objectives_html([{"epoch": 0, "generalization": {"unseen_d_avg_mean": 0.5}}])
     assert [e["text"] for e in Page(text).all("h3")] == ["Density of the classes, all images"]
 
 

@@ -76,7 +76,7 @@ def test_queries_without_an_early_hit_are_searched_deeper():
     assert found.answerable.sum() == 2
 
 
-def test_one_image_has_no_neighbour():
+def test_one_image_has_no_neighbor():
     assert rank_queries(np.ones((1, 2)), np.zeros(1, int)) is None
 
 
@@ -125,7 +125,7 @@ def test_heat_maps_are_of_the_nearest_hit_and_the_nearest_miss(monkeypatch):
     pairs = []
 
     def similarity(embedder, first, second):
-        # The grey value of an image is five times its number.
+        # The gray value of an image is five times its number.
         pairs.append((round(first.mean() / 5), round(second.mean() / 5)))
         return np.ones((2, 12, 12))
 
@@ -135,7 +135,7 @@ def test_heat_maps_are_of_the_nearest_hit_and_the_nearest_miss(monkeypatch):
     expected = []
     for query in chosen:
         for verdict in (True, False):
-            expected += [(query, row) for row, _, hit in ranked.neighbours(query) if hit is verdict][:1]
+            expected += [(query, row) for row, _, hit in ranked.neighbors(query) if hit is verdict][:1]
     assert pairs == expected
     bright = [e["alt"] for e in page.all("img") if "bright" in e["alt"]]
     assert len(bright) == 2 * len(pairs)
@@ -185,8 +185,8 @@ def test_confusions_are_those_of_the_nearest_image():
         if pair.taken_for != 500:
             counts[np.searchsorted(classes, pair.label), np.searchsorted(classes, pair.taken_for)] = pair.count
         assert labels[pair.query] == pair.label
-        assert pair.neighbour == found.rows[pair.query, 0]
-        assert labels[pair.neighbour] == pair.taken_for
+        assert pair.neighbor == found.rows[pair.query, 0]
+        assert labels[pair.neighbor] == pair.taken_for
         of_pair = found.answerable & (labels == pair.label) & (predicted == pair.taken_for)
         assert pair.distance == found.distances[of_pair, 0].min()
         assert pair.queries == (labels == pair.label).sum()

@@ -26,7 +26,7 @@ def hostile_dataset(**fields):
 
 def hostile_run(name, **changes):
     result = {
-        "metrics": {"recall@1": 0.5, f"metric {EVIL}": 0.5, "generalisation": {f"measure {EVIL}": 1.5}},
+        "metrics": {"recall@1": 0.5, f"metric {EVIL}": 0.5, "generalization": {f"measure {EVIL}": 1.5}},
         "metrics_orders": {f"order {EVIL}": {"recall@1": 0.5}},
         "auto_weights": {f"term {EVIL}": {"weight": 812.5, "share": EVIL}},
         **{key: f"{key} {name} {EVIL}" for key in ("dataset", "protocol", "selection")},

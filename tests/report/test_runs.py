@@ -52,7 +52,7 @@ def test_seen_classes_are_a_history_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "result", [{"metrics": {"generalisation": {"a": 1, "b": "x"}}}, {"metrics": {}, "generalisation": {"a": 1}}]
+    "result", [{"metrics": {"generalization": {"a": 1, "b": "x"}}}, {"metrics": {}, "generalization": {"a": 1}}]
 )
-def test_measures_of_generalisation_are_among_the_metrics_or_beside_them(result):
-    assert Run("r", result).generalisation == {"a": 1}
+def test_measures_of_generalization_are_among_the_metrics_or_beside_them(result):
+    assert Run("r", result).generalization == {"a": 1}

@@ -42,7 +42,7 @@ def test_classes_follow_from_a_search_of_every_pair(filters):
 
 
 def test_filters_leave_out_images_under_a_wrong_label():
-    """Two images of class 0 are labelled 2: without the filters, 2 would be what 0 is most confused with."""
+    """Two images of class 0 are labeled 2: without the filters, 2 would be what 0 is most confused with."""
     angles = np.deg2rad([0, 1, 2, 3, 0.5, 1.5, 90, 91, 20, 21, 22])
     labels = np.array([0, 0, 0, 0, 2, 2, 2, 2, 1, 1, 1])
     x = np.stack([np.cos(angles), np.sin(angles)], 1)

@@ -13,7 +13,7 @@ from tests.retrieval.databases import KINDS, psycopg
 from tfdml import kernels
 from tfdml.errors import UserError
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval import SCHEMES, connect, is_gallery, nearest_neighbours
+from tfdml.retrieval import SCHEMES, connect, is_gallery, nearest_neighbors
 from tfdml.retrieval.database import Address, GalleryDatabase, Rows, parse, ranked, shown
 
 # Signs that mean something in SQL, in expressions, in JSON, or to a terminal; and beyond ASCII.
@@ -47,7 +47,7 @@ def gallery(kind, databases):
 def exact(queries, ids, vectors, k, distance):
     """(N, k) ids and distances of the exact search, ties by id."""
     order = np.argsort(np.array(ids, object))
-    rows, distances = nearest_neighbours(queries, vectors[order], k=k, distance=distance)
+    rows, distances = nearest_neighbors(queries, vectors[order], k=k, distance=distance)
     return np.array(ids, object)[order][rows], distances
 
 
@@ -293,10 +293,10 @@ ROWS, NEAREST = 1500, 10
 @pytest.fixture(scope="module")
 def points():
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(150, 16))
-    vectors = (np.repeat(centres, 10, axis=0) + 0.4 * rng.normal(size=(ROWS, 16))).astype(np.float32)
+    centers = rng.normal(size=(150, 16))
+    vectors = (np.repeat(centers, 10, axis=0) + 0.4 * rng.normal(size=(ROWS, 16))).astype(np.float32)
     queries = vectors[::30] + 0.2 * rng.normal(size=(50, 16)).astype(np.float32)
-    rows, distances = nearest_neighbours(queries, vectors, k=NEAREST)
+    rows, distances = nearest_neighbors(queries, vectors, k=NEAREST)
     return vectors, queries, rows.astype(str), distances
 
 

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from tests import references
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.retrieval import exact, nearest_neighbours, neighbour_blocks
+from tfdml.retrieval import exact, nearest_neighbors, neighbor_blocks
 from tfdml.retrieval.exact import DISTANCES, check_embeddings, is_memory_mapped
 
 
@@ -31,7 +31,7 @@ def test_matches_a_slow_reference(distance, with_gallery):
     rng = np.random.default_rng(0)
     queries = rng.normal(size=(70, 12)).astype(np.float32) + 3
     gallery = rng.normal(size=(90, 12)).astype(np.float32) + 3 if with_gallery else None
-    indices, distances = nearest_neighbours(queries, gallery, k=7, distance=distance)
+    indices, distances = nearest_neighbors(queries, gallery, k=7, distance=distance)
     own = None if with_gallery else np.arange(70)
     expected = reference(queries, queries if gallery is None else gallery, 7, distance, own)
     assert indices.dtype == np.int64
@@ -45,7 +45,7 @@ def test_large_gallery_takes_the_grouped_path(distance):
     """Groups of columns are searched by their maxima only where the gallery is much larger than k."""
     rng = np.random.default_rng(1)
     gallery = rng.normal(size=(3001, 8)).astype(np.float32)
-    indices, distances = nearest_neighbours(gallery[:5], gallery, k=6, distance=distance, own_rows=np.arange(5))
+    indices, distances = nearest_neighbors(gallery[:5], gallery, k=6, distance=distance, own_rows=np.arange(5))
     expected = reference(gallery[:5], gallery, 6, distance, np.arange(5))
     np.testing.assert_array_equal(indices, expected[0])
     np.testing.assert_allclose(distances, expected[1], rtol=1e-5, atol=1e-6)
@@ -60,7 +60,7 @@ def test_large_gallery_takes_the_grouped_path(distance):
 def test_ties_and_duplicates_follow_gallery_order(points, k, budget):
     """Integer embeddings are full of exact ties: the lower row comes first, whatever the block."""
     k = min(k, len(points) - 1)
-    indices, distances = nearest_neighbours(points, k=k, distance="sqeuclidean", memory_budget=budget)
+    indices, distances = nearest_neighbors(points, k=k, distance="sqeuclidean", memory_budget=budget)
     expected = reference(points, points, k, "sqeuclidean", np.arange(len(points)))
     np.testing.assert_array_equal(indices, expected[0])
     np.testing.assert_array_equal(distances, expected[1])
@@ -69,7 +69,7 @@ def test_ties_and_duplicates_follow_gallery_order(points, k, budget):
 def test_many_equal_rows_in_the_grouped_path_follow_gallery_order():
     rng = np.random.default_rng(2)
     points = rng.integers(0, 3, size=(2500, 3)).astype(np.float32)
-    indices, distances = nearest_neighbours(points[:20], points, k=9, own_rows=np.arange(20))
+    indices, distances = nearest_neighbors(points[:20], points, k=9, own_rows=np.arange(20))
     np.testing.assert_array_equal(indices, reference(points[:20], points, 9, "euclidean", np.arange(20))[0])
     assert (distances == 0).all()
 
@@ -84,14 +84,14 @@ def test_equally_near_rows_of_unequal_scores_follow_gallery_order(mapped, tmp_pa
     if mapped:
         np.save(tmp_path / "gallery.npy", gallery)
         gallery = np.load(tmp_path / "gallery.npy", mmap_mode="r")
-    indices, distances = nearest_neighbours(query, gallery, k=36, distance="sqeuclidean", memory_budget=2000)
+    indices, distances = nearest_neighbors(query, gallery, k=36, distance="sqeuclidean", memory_budget=2000)
     assert distances.tolist() == [[16 / 256**2] * 36]
     assert indices.tolist() == [list(range(36))]
 
 
 def test_collapsed_embeddings_give_the_first_rows():
     points = np.full((2000, 16), 0.1234567, np.float32)
-    indices, distances = nearest_neighbours(points, k=3)
+    indices, distances = nearest_neighbors(points, k=3)
     assert indices[0].tolist() == [1, 2, 3]
     assert indices[2].tolist() == [0, 1, 3]
     assert indices[-1].tolist() == [0, 1, 2]
@@ -102,11 +102,11 @@ def test_collapsed_embeddings_give_the_first_rows():
 @pytest.mark.parametrize("budget", [1, 50_000])
 def test_blocks_do_not_change_the_result(distance, budget):
     points = np.random.default_rng(3).normal(size=(200, 5)).astype(np.float32)
-    whole = nearest_neighbours(points, k=5, distance=distance)
-    blocked = nearest_neighbours(points, k=5, distance=distance, memory_budget=budget)
+    whole = nearest_neighbors(points, k=5, distance=distance)
+    blocked = nearest_neighbors(points, k=5, distance=distance, memory_budget=budget)
     np.testing.assert_array_equal(whole[0], blocked[0])
     np.testing.assert_allclose(whole[1], blocked[1], rtol=1e-6)
-    sizes = [b.stop - b.start for b, _, _ in neighbour_blocks(points, k=5, memory_budget=budget)]
+    sizes = [b.stop - b.start for b, _, _ in neighbor_blocks(points, k=5, memory_budget=budget)]
     assert sum(sizes) == 200
     assert len(sizes) > 1
     assert (max(sizes) == 1) == (budget == 1)
@@ -117,7 +117,7 @@ def test_a_common_offset_does_not_hide_small_distances(offset):
     """The expansion |q|^2 - 2qg + |g|^2 in float32 would lose distances of 0.01 next to norms of 1e4."""
     steps = np.arange(40) * 2.0**-6
     points = np.stack([np.full(40, offset), offset + steps], axis=1).astype(np.float32)
-    indices, distances = nearest_neighbours(points[:1], points, k=39, own_rows=[0])
+    indices, distances = nearest_neighbors(points[:1], points, k=39, own_rows=[0])
     assert indices[0].tolist() == list(range(1, 40))
     np.testing.assert_allclose(distances[0], steps[1:], rtol=1e-6)
 
@@ -126,7 +126,7 @@ def test_a_common_offset_does_not_hide_small_distances(offset):
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])
 def test_tiny_and_huge_embeddings(scale, distance):
     points = np.random.default_rng(4).normal(size=(50, 4))
-    indices, distances = nearest_neighbours((points * scale).astype(np.float32), k=4, distance=distance)
+    indices, distances = nearest_neighbors((points * scale).astype(np.float32), k=4, distance=distance)
     expected = reference(points, points, 4, distance, np.arange(50))
     np.testing.assert_array_equal(indices, expected[0])
     unit = scale if distance == "euclidean" else 1.0
@@ -135,17 +135,17 @@ def test_tiny_and_huge_embeddings(scale, distance):
 
 def test_zero_vectors_are_at_cosine_distance_one():
     points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]], np.float32)
-    indices, distances = nearest_neighbours(points, k=3, distance="cosine")
+    indices, distances = nearest_neighbors(points, k=3, distance="cosine")
     assert indices[0].tolist() == [1, 2, 3]
     assert distances[0].tolist() == [1.0, 1.0, 1.0]
     assert indices[1].tolist() == [0, 2, 3]
     assert distances[1].tolist() == [1.0, 1.0, 2.0]
 
 
-def test_every_neighbour_can_be_asked_for():
+def test_every_neighbor_can_be_asked_for():
     points = np.random.default_rng(5).normal(size=(9, 2))
-    assert np.sort(nearest_neighbours(points, k=8)[0][0]).tolist() == list(range(1, 9))
-    assert np.sort(nearest_neighbours(points[:2], points, k=9)[0][0]).tolist() == list(range(9))
+    assert np.sort(nearest_neighbors(points, k=8)[0][0]).tolist() == list(range(1, 9))
+    assert np.sort(nearest_neighbors(points[:2], points, k=9)[0][0]).tolist() == list(range(9))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_every_neighbour_can_be_asked_for():
 )
 def test_bad_arguments_say_what_is_wrong(arguments, message):
     with pytest.raises(UserError, match=message):
-        nearest_neighbours(**arguments)
+        nearest_neighbors(**arguments)
 
 
 def test_not_finite_rows_are_counted_and_named():
@@ -192,7 +192,7 @@ def test_products_are_of_float32_whatever_training_allows(allowed, monkeypatch):
     monkeypatch.setattr(exact.ops, "matmul", watched)
     tf.config.experimental.enable_tensor_float_32_execution(allowed)
     try:
-        nearest_neighbours(np.eye(4, dtype=np.float32), k=1)
+        nearest_neighbors(np.eye(4, dtype=np.float32), k=1)
         assert rounded
         assert not any(rounded)
         assert tf.config.experimental.tensor_float_32_execution_enabled() == allowed
@@ -214,8 +214,8 @@ def test_the_same_bits_as_in_memory(distance, budget, tmp_path):
     gallery[77] = 0
     queries = rng.normal(size=(13, 6)).astype(np.float32) * 7 + 3
     for arguments in ({}, {"own_rows": np.arange(100, 113)}):
-        expected = nearest_neighbours(queries, gallery, k=9, distance=distance, **arguments)
-        found = nearest_neighbours(
+        expected = nearest_neighbors(queries, gallery, k=9, distance=distance, **arguments)
+        found = nearest_neighbors(
             queries, mapped(gallery, tmp_path), k=9, distance=distance, memory_budget=budget, **arguments
         )
         np.testing.assert_array_equal(found[0], expected[0])
@@ -232,8 +232,8 @@ def test_the_same_bits_as_in_memory(distance, budget, tmp_path):
 def test_ties_across_chunks_follow_gallery_order(seed, size, k, budget, tmp_path_factory):
     k = min(k, size - 1)
     points = np.random.default_rng(seed).integers(-2, 3, size=(size, 2)).astype(np.float32)
-    expected = nearest_neighbours(points, k=k, distance="sqeuclidean")
-    found = nearest_neighbours(
+    expected = nearest_neighbors(points, k=k, distance="sqeuclidean")
+    found = nearest_neighbors(
         mapped(points, tmp_path_factory.mktemp("ties")), k=k, distance="sqeuclidean", memory_budget=budget
     )
     np.testing.assert_array_equal(found[0], expected[0])
@@ -271,7 +271,7 @@ def test_memory_stays_within_the_budget(tmp_path):
     gallery = mapped(np.random.default_rng(2).normal(size=(200_000, 16)).astype(np.float32), tmp_path)
     tracemalloc.start()
     try:
-        for _ in neighbour_blocks(gallery[:4], gallery, k=3, memory_budget=2**18):
+        for _ in neighbor_blocks(gallery[:4], gallery, k=3, memory_budget=2**18):
             pass
         peak = tracemalloc.get_traced_memory()[1]
     finally:

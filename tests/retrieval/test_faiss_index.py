@@ -6,7 +6,7 @@ import pytest
 
 from tfdml.errors import UserError
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval import build_index, exact, faiss_index, load_index, nearest_neighbours, rescore
+from tfdml.retrieval import build_index, exact, faiss_index, load_index, nearest_neighbors, rescore
 from tfdml.retrieval.faiss_index import KINDS, GalleryIndex, index_recall
 
 # Enough to search every list, or keep every image of the small galleries here.
@@ -23,12 +23,12 @@ def gallery():
 
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("own", [False, True])
-def test_all_lists_give_the_exact_neighbours(gallery, distance, own):
+def test_all_lists_give_the_exact_neighbors(gallery, distance, own):
     own_rows = np.arange(100, 140) if own else None
     queries = gallery[100:140]
     index = build_index(gallery, distance=distance, lists=12)
     rows, distances = index.search(queries, k=7, effort=EVERYTHING, own_rows=own_rows)
-    expected = nearest_neighbours(queries, gallery, k=7, distance=distance, own_rows=own_rows)
+    expected = nearest_neighbors(queries, gallery, k=7, distance=distance, own_rows=own_rows)
     assert rows.dtype == np.int64
     assert distances.dtype == np.float32
     np.testing.assert_array_equal(rows, expected[0])
@@ -69,7 +69,7 @@ def test_zero_vectors_are_at_cosine_distance_one():
 def test_rounded_vectors_give_near_distances(gallery, kind, storage):
     """A distance moves by no more than the rounding moves a vector: half a unit of the last place, or half a step.
 
-    What `ivf` rounds is the difference from a centre, whose length and range are at most twice the gallery's.
+    What `ivf` rounds is the difference from a center, whose length and range are at most twice the gallery's.
     """
     index = build_index(gallery, kind=kind, storage=storage, lists=8)
     rows, distances = index.search(gallery[:30], k=3, effort=EVERYTHING)
@@ -166,12 +166,12 @@ def test_a_gallery_on_disk_is_added_block_by_block(gallery, kind, tmp_path, monk
     assert list(index_recall(built, disk, k=4, sample=50)) == list(index_recall(whole, gallery, k=4, sample=50))
 
 
-def centres(index):
+def centers(index):
     return index.index.quantizer.reconstruct_n(0, index.lists)
 
 
 def test_the_seed_decides_the_lists(gallery):
-    first, again, other = (centres(build_index(gallery, lists=20, seed=seed)) for seed in (0, 0, 1))
+    first, again, other = (centers(build_index(gallery, lists=20, seed=seed)) for seed in (0, 0, 1))
     np.testing.assert_allclose(first, again, rtol=1e-5, atol=1e-6)
     assert not np.allclose(first, other, rtol=1e-2)
 
@@ -254,7 +254,7 @@ def test_ivf_and_hnsw_search_what_they_were_built_as_and_no_more(gallery):
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_recall_of_a_thorough_search_is_nearly_one(gallery, kind, distance):
-    """A graph of inner products finds a little less: the longest images are everybody's neighbours."""
+    """A graph of inner products finds a little less: the longest images are everybody's neighbors."""
     index = build_index(gallery, kind=kind, distance=distance)
     (result,) = index_recall(index, gallery, k=5, efforts=[EVERYTHING], sample=150)
     assert result.recall >= (1.0 if kind == "ivf" else 0.95)
@@ -281,7 +281,7 @@ def test_recall_by_a_slow_reference(gallery):
 
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_equally_near_images_count_as_found(distance):
-    """Fifty copies are the neighbours of each other, in any choice of them."""
+    """Fifty copies are the neighbors of each other, in any choice of them."""
     rng = np.random.default_rng(1)
     points = np.concatenate([np.tile(rng.normal(size=(1, 9)), (50, 1)), rng.normal(size=(80, 9)) - 1])
     points = points.astype(np.float32)
@@ -356,7 +356,7 @@ def test_rescoring_all_images_is_the_exact_search(gallery, distance, dtype, tmp_
     index = build_index(gallery, kind="flat", storage="binary", distance=distance)
     rows, _ = index.search(gallery[:40], k=len(gallery))
     found = rescore(gallery[:40], mapped, rows, k=7, distance=distance)
-    expected = nearest_neighbours(gallery[:40], np.asarray(mapped, np.float32), k=7, distance=distance)
+    expected = nearest_neighbors(gallery[:40], np.asarray(mapped, np.float32), k=7, distance=distance)
     np.testing.assert_array_equal(found[0], expected[0])
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
 

@@ -12,7 +12,7 @@ from tfdml.evaluation import Sources, steps_of
 from tfdml.retrieval import (
     expand_queries,
     fit_whitening,
-    k_reciprocal_neighbours,
+    k_reciprocal_neighbors,
     reranking,
 )
 from tfdml.retrieval.reranking import encode, search_of
@@ -85,7 +85,7 @@ def test_the_whole_re_ranking_is_that_of_the_paper(count, k1, k2, weight, roles,
     queries, gallery = (points[:count], points[count:]) if roles else (points, None)
     expected = references.reranked(queries, gallery, min(k1, len(points) - 1), min(k2, len(points)), weight)
     depth = 9 if roles else len(points) - 1
-    rows, distances = k_reciprocal_neighbours(queries, gallery, k=depth, k1=k1, k2=k2, weight=weight, top=len(points))
+    rows, distances = k_reciprocal_neighbors(queries, gallery, k=depth, k1=k1, k2=k2, weight=weight, top=len(points))
     np.testing.assert_allclose(distances, np.take_along_axis(expected, rows, axis=1), atol=2e-5)
     np.testing.assert_allclose(distances, np.sort(expected, axis=1)[:, :depth], atol=2e-5)
     assert all(len(set(row)) == depth for row in rows.tolist())
@@ -98,15 +98,15 @@ def test_of_the_top_each_distance_is_exact_and_the_rest_stays_behind(roles):
     points = made(60, seed=2)
     queries, gallery = (points[:20], points[20:]) if roles else (points, None)
     expected = references.reranked(queries, gallery, 8, 3, 0.3)
-    plain = search_of(queries, gallery).neighbours(30)[0]
-    rows, distances = k_reciprocal_neighbours(queries, gallery, k=30, k1=8, k2=3, top=12)
+    plain = search_of(queries, gallery).neighbors(30)[0]
+    rows, distances = k_reciprocal_neighbors(queries, gallery, k=30, k1=8, k2=3, top=12)
     np.testing.assert_array_equal(np.sort(rows[:, :12], axis=1), np.sort(plain[:, :12], axis=1))
     np.testing.assert_allclose(distances[:, :12], np.take_along_axis(expected, rows[:, :12], axis=1), atol=2e-5)
     assert (np.diff(distances[:, :12], axis=1) >= 0).all()
     np.testing.assert_array_equal(rows[:, 12:], plain[:, 12:])
     assert np.isinf(distances[:, 12:]).all()
-    # Fewer neighbours than are re-ranked are the first of these.
-    np.testing.assert_array_equal(k_reciprocal_neighbours(queries, gallery, k=3, k1=8, k2=3, top=12)[0], rows[:, :3])
+    # Fewer neighbors than are re-ranked are the first of these.
+    np.testing.assert_array_equal(k_reciprocal_neighbors(queries, gallery, k=3, k1=8, k2=3, top=12)[0], rows[:, :3])
 
 
 @pytest.mark.parametrize("k1", [1, 3, 5, 7, 20])
@@ -121,23 +121,23 @@ def test_half_of_k1_is_rounded_as_in_the_authors_code(k1):
 
 def test_blocks_of_k_reciprocal_give_what_the_whole_gives(monkeypatch):
     points = made(70, seed=4)
-    whole = k_reciprocal_neighbours(points, k=20, k1=9, k2=4)
+    whole = k_reciprocal_neighbors(points, k=20, k1=9, k2=4)
     monkeypatch.setattr(reranking, "_GATHERED_AT_ONCE", 1)
-    for part, expected in zip(k_reciprocal_neighbours(points, k=20, k1=9, k2=4), whole, strict=True):
+    for part, expected in zip(k_reciprocal_neighbors(points, k=20, k1=9, k2=4), whole, strict=True):
         np.testing.assert_array_equal(part, expected)
 
 
 def test_reranking_degenerate_galleries():
     same = np.ones((7, 3))
-    rows, distances = k_reciprocal_neighbours(same, k=6, k1=3, k2=2)
+    rows, distances = k_reciprocal_neighbors(same, k=6, k1=3, k2=2)
     assert np.isfinite(distances).all()
     assert sorted(rows[3].tolist()) == [0, 1, 2, 4, 5, 6]
-    rows, distances = k_reciprocal_neighbours(np.eye(2), k=20)
+    rows, distances = k_reciprocal_neighbors(np.eye(2), k=20)
     assert rows.tolist() == [[1], [0]]
     expected = references.reranked(np.eye(2), None, 1, 2, 0.3)
     np.testing.assert_allclose(distances.ravel(), [expected[0, 1], expected[1, 0]], atol=1e-6)
-    assert k_reciprocal_neighbours(np.eye(2)[:1], np.eye(2)[1:], k=3)[0].tolist() == [[0]]
-    assert np.isfinite(k_reciprocal_neighbours(np.zeros((5, 2)), k=4, k1=2, k2=2)[1]).all()
+    assert k_reciprocal_neighbors(np.eye(2)[:1], np.eye(2)[1:], k=3)[0].tolist() == [[0]]
+    assert np.isfinite(k_reciprocal_neighbors(np.zeros((5, 2)), k=4, k1=2, k2=2)[1]).all()
     assert encode(np.eye(4, dtype=np.float32), 1, 1).codes.shape == (4, 4)
 
 
@@ -147,7 +147,7 @@ def test_where_the_queries_are_the_gallery_both_must_be_what_they_were():
     with pytest.raises(UserError, match="cannot follow"):
         step("k_reciprocal").apply(changed, Sources())
     roles = first.apply(search_of(made(12), made(9, seed=1)), Sources(), None)
-    assert step("k_reciprocal", k1=3, k2=2).apply(roles, Sources()).neighbours(4)[0].shape == (12, 4)
+    assert step("k_reciprocal", k1=3, k2=2).apply(roles, Sources()).neighbors(4)[0].shape == (12, 4)
 
 
 def whitened_by_hand(train, rows, dim, power, shrinkage):

@@ -25,7 +25,7 @@ SIZES = ((224, 224), (227, 227), (256, 256), (299, 299), (97, 150))
 def pair(request, tmp_path_factory):
     """A PyTorch network with random weights, and the Keras backbone that its file is converted to."""
     make, scale, stages = NETWORKS[request.param]
-    network = torch_networks.randomise(make(), scale=scale)
+    network = torch_networks.randomize(make(), scale=scale)
     path = tmp_path_factory.mktemp("checkpoints") / f"{request.param}.pth"
     torch.save(network.state_dict(), path)
     model, left_out = convert(path, request.param)

@@ -79,10 +79,10 @@ def test_an_archive_holds_all_that_its_users_need(finished_run, tmp_path):
         packed.extractall(tmp_path / "unpacked", filter="data")
     folder = tmp_path / "unpacked" / "tiny"
     card, result = (json.loads(path.read_text()) for path in (folder / "model_card.json", runs / "tiny/result.json"))
-    assert card["licence"] == "Free to use."
+    assert card["license"] == "Free to use."
     assert known["recall@1"] == card["metrics"]["recall@1"] == result["metrics"]["recall@1"]
-    for artefact in card["artefacts"].values():
-        for name, file in artefact["files"].items():
+    for artifact in card["artifacts"].values():
+        for name, file in artifact["files"].items():
             assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == file["sha256"]
     said = (folder / "README.md").read_text()
     _, low, high, _ = result["intervals"]["recall@1"]

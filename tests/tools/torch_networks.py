@@ -121,7 +121,7 @@ class Branches(nn.Module):
 
 
 class TorchvisionGoogLeNet(nn.Module):
-    """GoogLeNet with batch normalisation; an auxiliary head stands for those that its checkpoints hold."""
+    """GoogLeNet with batch normalization; an auxiliary head stands for those that its checkpoints hold."""
 
     def __init__(self):
         super().__init__()
@@ -240,7 +240,7 @@ class ResNet50(nn.Module):
         return out
 
 
-def randomise(network, seed=0, scale=1.0):
+def randomize(network, seed=0, scale=1.0):
     """Random weights, and random BatchNorm parameters and statistics near those of images of +-scale."""
     generator = torch.Generator().manual_seed(seed)
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from tests.models.ensembles import tiny_ensemble
-from tests.models.networks import SIZE, coloured_batch, tiny_embedder, values
+from tests.models.networks import SIZE, colored_batch, tiny_embedder, values
 from tfdml import losses, objectives
 from tfdml.models import MetricLearner
 from tfdml.training.optimizers import build_optimizer
@@ -70,7 +70,7 @@ HALVES = ("jrd", "rank_mi")
 
 
 def make(name):
-    """A learner whose optimiser has what a run's has: rates of parts, decay, momentum and clipping."""
+    """A learner whose optimizer has what a run's has: rates of parts, decay, momentum and clipping."""
     keras.utils.set_random_seed(3)
     learner = MetricLearner(*LEARNERS[name]())
     learner.build((None, SIZE, SIZE, 3))
@@ -110,7 +110,7 @@ def in_bfloat16(given):
             learner = make(name)
             stepped = steps(name, given, learner)
             found.update({key.replace("|", ", bfloat16|", 1): value for key, value in stepped.items()})
-            x = coloured_batch(0)[1]
+            x = colored_batch(0)[1]
             dtypes = {
                 "compute": learner.embedder.backbone.compute_dtype,
                 "embedding": keras.backend.standardize_dtype(learner.embedder(x).dtype),
@@ -127,7 +127,7 @@ def steps(name, given, learner=None):
     learner = learner or make(name)
     for i, variable in enumerate(learner.variables):
         variable.assign(given[f"{name}|first|{i}"])
-    batches = [coloured_batch(seed) for seed in range(STEPS)]
+    batches = [colored_batch(seed) for seed in range(STEPS)]
     x, y = np.concatenate([x for _, x in batches]), np.concatenate([y for y, _ in batches])
     logs = _Logs()
     learner.fit(x, y, batch_size=len(batches[0][0]), shuffle=False, verbose=0, callbacks=[logs])

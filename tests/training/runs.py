@@ -18,7 +18,7 @@ EPOCHS, STEPS = 2, 3
 
 
 def noise(split, classes, seed, images_per_class=4):
-    """A split of grey noise around a level for each class."""
+    """A split of gray noise around a level for each class."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(classes), images_per_class)
     levels = rng.integers(40, 200, (classes, 1, 1, 3))[labels]
@@ -65,7 +65,7 @@ def train(run_dir, resume=False, **changes):
 def records(folder):
     """metrics.jsonl without what depends on the clock."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    measured = ("epoch", "step", "train", "test", "validation", "seen", "generalisation")
+    measured = ("epoch", "step", "train", "test", "validation", "seen", "generalization")
     return [{key: line.get(key) for key in measured} for line in lines]
 
 

@@ -30,7 +30,7 @@ def arrays(learner):
     return [keras.ops.convert_to_numpy(v) for v in [*learner.variables, *learner.optimizer.variables]]
 
 
-def test_a_checkpoint_restores_weights_statistics_and_optimiser(tmp_path):
+def test_a_checkpoint_restores_weights_statistics_and_optimizer(tmp_path):
     saved = trained(epochs=3)
     state = TrainingState(3, [{"epoch": 0, "test": {"recall@1": 0.5}}], 1.5)
     checkpoints.save(tmp_path, saved, state)

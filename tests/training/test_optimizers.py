@@ -1,4 +1,4 @@
-"""Optimisers have a rate per part and layer, decay, clip and average as the formulas say, on one device and several."""
+"""Optimizers have a rate per part and layer, decay, clip and average as the formulas say, on one device and several."""
 
 import json
 import math
@@ -104,7 +104,7 @@ def test_what_there_is_not_is_refused(arguments, message):
 
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop", "lion", "muon"])
-def test_every_optimiser_trains(name):
+def test_every_optimizer_trains(name):
     learner = make_learner()
     learner.compile(optimizer=build_optimizer(name, learner, 1e-3, {"projection": 2e-3}))
     images = np.random.default_rng(0).integers(0, 255, (6, 16, 16, 3)).astype(np.uint8)
@@ -456,7 +456,7 @@ CASES = {
 
 
 def walk(optimizer, start, gradients):
-    """The variable after each step that a Keras optimiser makes."""
+    """The variable after each step that a Keras optimizer makes."""
     variable = keras.Variable(start)
     for gradient in gradients:
         optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
@@ -484,7 +484,7 @@ def test_every_step_in_both_forms_is_the_formulas(case, form):
     np.testing.assert_allclose(list(walk(optimizer, start, gradients)), expected, rtol=2e-5, atol=2e-6)
 
 
-def test_a_large_epsilon_is_another_optimiser_in_keras_form():
+def test_a_large_epsilon_is_another_optimizer_in_keras_form():
     """At |g| = 1e-3 and epsilon 0.01 Keras's step is 0.035 of PyTorch's at first, and 0.26 of it after 58."""
     gradients = np.full(58, 1e-3, "float32")
     moved = {}
@@ -508,7 +508,7 @@ def test_a_drop_of_the_rate_takes_hold_of_all_momentum_in_pytorch_form():
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("form", FORMS)
-def test_the_form_reaches_the_learners_optimiser(name, form):
+def test_the_form_reaches_the_learners_optimizer(name, form):
     learner = make_learner()
     optimizer = build_optimizer(name, learner, 0.01, {"projection": 0.005}, epsilon=0.125, form=form)
     assert isinstance(optimizer, PAIRS[name][FORMS.index(form)])

@@ -109,7 +109,7 @@ def test_miners_are_named_alone_or_with_arguments():
         ("contrastive + auto(steps=0.5) * gor", "auto: steps must be a positive integer, not 0.5"),
         ("contrastive + auto(shared=1) * gor", "auto: no argument 'shared'; it has share, steps"),
         ("am_softmax(marginn=1)", "no argument 'marginn'"),
-        ("jrs(colour=1)", "no argument 'colour'"),
+        ("jrs(color=1)", "no argument 'color'"),
         ("contrastive(distance=miles)", "distance must be one of"),
         ("jrs(levels=[])", "levels must be"),
         ("jrs(kernels=sinc())", "no kernel or loss 'sinc'"),

@@ -452,12 +452,12 @@ def batch(seed=0, size=12, dim=5, classes=4):
 @pytest.mark.parametrize(("size", "dim"), [(12, 5), (4, 9)])
 def test_spread_is_that_of_the_covariance(size, dim):
     x = batch(size=size, dim=dim)[0].astype(np.float64)
-    centre = [sum(float(row[j]) for row in x) / size for j in range(dim)]
+    center = [sum(float(row[j]) for row in x) / size for j in range(dim)]
     covariance = np.zeros((dim, dim))
     for row in x:
         for i in range(dim):
             for j in range(dim):
-                covariance[i, j] += (row[i] - centre[i]) * (row[j] - centre[j]) / size
+                covariance[i, j] += (row[i] - center[i]) * (row[j] - center[j]) / size
     values = [value for value in np.linalg.eigvalsh(covariance) if value > 1e-15]
     total = sum(values)
     entropy = -sum(value / total * math.log(value / total) for value in values)

@@ -83,7 +83,7 @@ class PatchMap(SavedByArguments, keras.layers.Layer):
 class TokenBackbone(keras.Model):
     """A vision transformer from images to the map of its patches: (B, H, W, 3) -> (B, h, w, c).
 
-    The tokens of the patches, after the network's last normalisation, row by row as they lie in the image; class,
+    The tokens of the patches, after the network's last normalization, row by row as they lie in the image; class,
     distillation and register tokens are kept apart. What the network itself makes of a whole image is its class token,
     or in SigLIP the output of its attention head: `own_pooling` says which (`"cls"`, `"attention"` or `""` for none),
     and `with_vector` gives it next to the map.
@@ -92,7 +92,7 @@ class TokenBackbone(keras.Model):
     through the layer `patch_map`.
 
     Args:
-        network: A backbone of KerasHub, one of `families()`, or its serialised form.
+        network: A backbone of KerasHub, one of `families()`, or its serialized form.
 
     Raises:
         UserError: KerasHub is missing, or the network is of another family.

@@ -9,7 +9,7 @@ from tfdml.layers.feature_maps import CeilMaxPooling2D, LocalResponseNormalizati
 def conv4(input_shape=(None, None, 3), width: int = 64, name: str = "conv4") -> keras.Model:
     """Return the four-block network of the few-shot literature: (B, H, W, 3) -> (B, H/16, W/16, width).
 
-    Each block is a 3 x 3 convolution, batch normalisation, ReLU and 2 x 2 max pooling.
+    Each block is a 3 x 3 convolution, batch normalization, ReLU and 2 x 2 max pooling.
 
     Args:
         input_shape: Height, width and channels of the images; at least 16 pixels each way.
@@ -32,13 +32,13 @@ def conv4(input_shape=(None, None, 3), width: int = 64, name: str = "conv4") -> 
 
 
 class _Inception:
-    """Convolutions of one Inception network, with or without batch normalisation.
+    """Convolutions of one Inception network, with or without batch normalization.
 
     A unit called `prefix`, `suffix` consists of the layers `prefix_suffix` (convolution), `prefix_suffix_bn` if there
-    is normalisation, and `prefix_relu_suffix`: the names of the Caffe models with `/` written as `_`.
+    is normalization, and `prefix_relu_suffix`: the names of the Caffe models with `/` written as `_`.
 
     Args:
-        epsilon: Of batch normalisation; None for none.
+        epsilon: Of batch normalization; None for none.
         use_bias: Whether convolutions have a bias.
     """
 
@@ -47,7 +47,7 @@ class _Inception:
         self.use_bias = use_bias
 
     def unit(self, x, prefix: str, suffix: str, filters: int, size: int, strides: int = 1):
-        """Convolution of odd size, padded by half of it on every side, [normalisation,] ReLU."""
+        """Convolution of odd size, padded by half of it on every side, [normalization,] ReLU."""
         x = _convolution(x, f"{prefix}_{suffix}", filters, size, strides, self.epsilon, self.use_bias, ending="")
         return keras.layers.ReLU(name=f"{prefix}_relu_{suffix.removesuffix('_s2')}")(x)
 
@@ -82,8 +82,8 @@ def googlenet(input_shape=(None, None, 3), variant: str = "caffe", name: str | N
     Args:
         input_shape: Height, width and channels of the images.
         variant: `"caffe"`: the network of the paper as BVLC trained it, with biases and local response
-            normalisation. `"batch_norm"`: torchvision's, where each convolution has batch normalisation (epsilon 1e-3)
-            and no bias, there is no local response normalisation, what is called 5x5 has kernels of 3 x 3, and the
+            normalization. `"batch_norm"`: torchvision's, where each convolution has batch normalization (epsilon 1e-3)
+            and no bias, there is no local response normalization, what is called 5x5 has kernels of 3 x 3, and the
             fourth pooling is 2 x 2.
         name: The model's name; by default `googlenet` or `googlenet_bn`.
 
@@ -152,7 +152,7 @@ def bn_inception(input_shape=(None, None, 3), name: str = "bn_inception") -> ker
     """BN-Inception without its classifier: (B, H, W, 3) -> (B, H/32, W/32, 1024).
 
     The Caffe model that was ported to PyTorch as `bninception`, where it takes BGR images minus (104, 117, 128):
-    convolutions with bias, each followed by batch normalisation (epsilon 1e-5) and ReLU. Layers are called as there:
+    convolutions with bias, each followed by batch normalization (epsilon 1e-5) and ReLU. Layers are called as there:
     `conv1_7x7_s2`, `conv1_7x7_s2_bn`, `inception_3a_double_3x3_1` ...; the concatenation that ends a module has the
     module's name, `inception_3a` ... `inception_5b`. Modules 3c and 4e halve the map.
 
@@ -212,7 +212,7 @@ def resnet50_v1_5(input_shape=(None, None, 3), name: str = "resnet50_v1_5") -> k
     The version of torchvision and of most PyTorch checkpoints: the 3 x 3 convolution of a block has its stride. In
     `keras.applications.ResNet50`, as in Caffe, the first 1 x 1 convolution holds it, so that weights of one are not
     weights of the other, although every shape agrees. Layers are called as in keras.applications: `conv1_conv`,
-    `conv2_block1_1_conv` ... `conv5_block3_out`. Convolutions have no bias; batch normalisation has epsilon 1e-5.
+    `conv2_block1_1_conv` ... `conv5_block3_out`. Convolutions have no bias; batch normalization has epsilon 1e-5.
 
     Args:
         input_shape: Height, width and channels of the images.
@@ -247,7 +247,7 @@ def _bottleneck(x, name: str, channels: int, strides: int, project: bool):
 
 
 def _convolution(x, name, filters, size, strides=1, epsilon=1e-5, use_bias=False, ending="_conv"):
-    """Convolution of odd size, padded by half of it on every side, and normalisation unless `epsilon` is None."""
+    """Convolution of odd size, padded by half of it on every side, and normalization unless `epsilon` is None."""
     if size > 1 and strides > 1:
         # "same" pads unevenly where the stride meets an even size.
         x = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)

@@ -202,5 +202,5 @@ def load_weights(model: keras.Model, path: str) -> None:
 
 
 def _is_weight(key: str, item) -> bool:
-    # A compiled model's file also holds the state of its optimiser.
+    # A compiled model's file also holds the state of its optimizer.
     return isinstance(item, h5py.Dataset) and not key.startswith("optimizer/")

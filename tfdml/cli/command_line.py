@@ -46,7 +46,7 @@ class Flags(flags.FlagValues):
 
     Example:
         >>> values = Flags()
-        >>> values.define("k", 10, "How many neighbours.", lower_bound=1)
+        >>> values.define("k", 10, "How many neighbors.", lower_bound=1)
         >>> values.parse(["--k=3"])
         >>> values.k
         3

@@ -85,7 +85,7 @@ FLAGS.define("intervals", "none", "95 % intervals: by bootstrap, or means over t
 FLAGS.define("task", "retrieval", "What the embeddings are for.", ["retrieval", "verification", "classification"])
 FLAGS.define("target", "", "With --task=verification: choose a threshold, such as far=0.001 or precision=0.99.")
 FLAGS.define("neighbors", 5, "With --task=classification: how many images vote.", lower_bound=1)
-FLAGS.define("generalisation", False, "Also compare the embeddings of the training classes with these.")
+FLAGS.define("generalization", False, "Also compare the embeddings of the training classes with these.")
 FLAGS.define("cluster", "", "Search over Ray, with the same result: local, ray://host:10001 or host:6379.")
 FLAGS.define("workers", 0, "With --cluster: how many processes; 0: one for each CPU.", lower_bound=0)
 FLAGS.define("json", "", "File to write the metrics to, as fractions.")
@@ -143,8 +143,8 @@ def _retrieval(
         result["parts"] = evaluation.part_protocol(split.embeddings, split.images.labels, **options)
     if chains:
         result["after"] = split.after_embedding(chains, ks, values.metrics or list(evaluation.DEFAULT_METRICS))
-    if values.generalisation:
-        result["generalisation"] = split.generalisation()
+    if values.generalization:
+        result["generalization"] = split.generalization()
     size = f"{len(split.embeddings):,} images of {len(np.unique(split.images.labels)):,} classes"
     print(f"{as_named(values.model)} on {split.name}: {size}")
     print_metrics(result)
@@ -293,14 +293,14 @@ class EmbeddedSplit:
         images = part if dataset is None or not (dataset.protocol or dataset.groups is not None) else dataset
         return cls(values, name, about, part.embeddings, images, dataset, None, choice, everything)
 
-    def generalisation(self) -> dict[str, Any]:
-        """Return the measures of generalisation that the training classes, and the model, allow."""
+    def generalization(self) -> dict[str, Any]:
+        """Return the measures of generalization that the training classes, and the model, allow."""
         if self.values.split == "train":
-            raise UserError("--generalisation compares the test classes with the training classes: leave --split=test")
+            raise UserError("--generalization compares the test classes with the training classes: leave --split=test")
         train = self._train_side()
         if train[0] is None:
             logging.warning("no embeddings of training classes: some measures are left out (tfdml embed --split=all)")
-        return evaluation.evaluate_generalisation(
+        return evaluation.evaluate_generalization(
             self.embeddings, self.images.labels, *train, distance=self.values.distance
         )
 
@@ -507,9 +507,9 @@ def print_metrics(result: dict[str, Any]) -> None:
         print("  means over ten disjoint parts:")
         for key, interval in result["parts"].items():
             print(f"    {key:<22}{100 * interval.mean:6.2f} %{_interval(interval)}")
-    if "generalisation" in result:
-        print("  generalisation (no percentages):")
-        for key, value in result["generalisation"].items():
+    if "generalization" in result:
+        print("  generalization (no percentages):")
+        for key, value in result["generalization"].items():
             print(f"    {key:<34}{value:>14,}" if isinstance(value, int) else f"    {key:<34}{value:>14.4g}")
     if "after" in result:
         _print_rows(result["after"])
@@ -543,7 +543,7 @@ COMMAND = Command(
         "features": Effect(lambda given: _kind(given) != "embeddings", "a head as --model"),
         **dict.fromkeys(("split", "distance"), either(_ALONE, needs("dataset"), needs("features"))),
         "heat_maps": both(needs("report"), Effect(lambda given: _kind(given) == "model", "a model")),
-        **dict.fromkeys(("metrics", "ks", "intervals", "generalisation", "after", "cluster"), both(_ALONE, _RETRIEVAL)),
+        **dict.fromkeys(("metrics", "ks", "intervals", "generalization", "after", "cluster"), both(_ALONE, _RETRIEVAL)),
         "workers": needs("cluster"),
         "task": _ALONE,
         "target": needs("task", "verification"),

@@ -43,7 +43,7 @@ from tfdml.training.watching import Halted
 _STAGES = {
     "Data: images, views and batches": settings.DataSettings,
     "Model": settings.ModelSettings,
-    "Objectives and optimisation": settings.OptimizationSettings,
+    "Objectives and optimization": settings.OptimizationSettings,
     "Evaluation": settings.EvaluationSettings,
     "Run": settings.RunSettings,
 }

@@ -1,7 +1,7 @@
 """Data sets, sampling, augmentation and the input pipeline."""
 
-from tfdml.data.catalogue import load as load
-from tfdml.data.catalogue import names as names
+from tfdml.data.catalog import load as load
+from tfdml.data.catalog import names as names
 from tfdml.data.dataset import ImageDataset as ImageDataset
 from tfdml.data.dataset import PairList as PairList
 from tfdml.data.dataset import explain_failure as explain_failure

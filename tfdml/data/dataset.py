@@ -152,10 +152,10 @@ class PairList:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ImageDataset:
-    """Labelled images, one split of a data set.
+    """Labeled images, one split of a data set.
 
     Args:
-        name: The catalogue's name of the data set, e.g. `"cars196"`.
+        name: The catalog's name of the data set, e.g. `"cars196"`.
         split: `"train"` or `"test"`: their classes are disjoint; `"query"` or `"gallery"` for a part of the test split;
             `"all"` for all images.
         images: Where the images are; or an array (N, H, W, 3) of uint8 pixels 0-255, which becomes `ArrayImages`.
@@ -340,7 +340,7 @@ _TAIL = 256
 
 _JPEG_END, _JPEG_SCAN = b"\xff\xd9", b"\xff\xda"
 _PNG_END = b"IEND\xaeB`\x82"
-# Formats that every supported Pillow recognises, whose images can be converted.
+# Formats that every supported Pillow recognizes, whose images can be converted.
 _CONVERTIBLE = ("BMP", "DDS", "GIF", "ICO", "JPEG2000", "PSD", "TIFF")
 # A message of ours that came through TensorFlow, such as that of a damaged record file.
 _USER_ERROR = re.compile(r"UserError: (.+)")
@@ -408,7 +408,7 @@ def find_faults(
 ) -> list[ImageError]:
     """Check images, on all cores by the decoder that training uses, or by their header and end alone.
 
-    JPEG, PNG and WebP are supported, recognised by content and not by name.
+    JPEG, PNG and WebP are supported, recognized by content and not by name.
 
     Args:
         images: The images. Arrays have nothing to check, and record files were checked when they were made.

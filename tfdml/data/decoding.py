@@ -74,16 +74,16 @@ _ORIENTATION_TAG = 0x0112
 def decode_image(encoded: tf.Tensor) -> tf.Tensor:
     """Decode one image to upright, opaque RGB.
 
-    The format is recognised from the bytes, never from the file name.
+    The format is recognized from the bytes, never from the file name.
 
-    - JPEG: grey, RGB, CMYK and YCCK (Adobe's inverted ones too), baseline and progressive; bit-equal with libjpeg's
+    - JPEG: gray, RGB, CMYK and YCCK (Adobe's inverted ones too), baseline and progressive; bit-equal with libjpeg's
       accurate integer transform, which Pillow uses.
-    - PNG: every colour type and depth; 16 bits are cut to the upper 8. APNG: the default image.
+    - PNG: every color type and depth; 16 bits are cut to the upper 8. APNG: the default image.
     - WebP: lossy and lossless. Animations are refused.
-    - Transparency (alpha channel, palette or colour key) is laid over white.
+    - Transparency (alpha channel, palette or color key) is laid over white.
     - The EXIF orientation of JPEG, PNG and WebP is applied, all eight values; a damaged EXIF block counts as
       upright. It is looked for in the first 64 KiB of a JPEG or PNG.
-    - Colour profiles and gamma are ignored.
+    - Color profiles and gamma are ignored.
 
     Args:
         encoded: Scalar string, the bytes of a JPEG, PNG or WebP file.
@@ -140,12 +140,12 @@ def _decode_jpeg(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _decode_png(encoded: tf.Tensor) -> tf.Tensor:
-    # The decoder strips a colour key unless four channels are asked for, and then gives images of less than
+    # The decoder strips a color key unless four channels are asked for, and then gives images of less than
     # 8 bits without a key the alpha 1, 3 or 15 instead of 255: so ask for four only where there is transparency.
-    colour_type = _number(_header(encoded, 26), 25, 1)
+    color_type = _number(_header(encoded, 26), 25, 1)
     keyed = tf.strings.regex_full_match(_head(encoded), r"\C*tRNS\C*")
     image = tf.cond(
-        (colour_type >= 4) | keyed,
+        (color_type >= 4) | keyed,
         lambda: _over_white(tf.io.decode_png(encoded, channels=4)),
         lambda: tf.io.decode_png(encoded, channels=3),
     )
@@ -175,8 +175,8 @@ def _over_white(image: tf.Tensor) -> tf.Tensor:
     """(H, W, 4) uint8 to (H, W, 3), laid over white by its alpha."""
 
     def blend() -> tf.Tensor:
-        colour, alpha = tf.cast(image[..., :3], tf.int32), tf.cast(image[..., 3:], tf.int32)
-        return tf.cast((colour * alpha + _WHITE * (255 - alpha) + 127) // 255, tf.uint8)
+        color, alpha = tf.cast(image[..., :3], tf.int32), tf.cast(image[..., 3:], tf.int32)
+        return tf.cast((color * alpha + _WHITE * (255 - alpha) + 127) // 255, tf.uint8)
 
     return tf.cond(tf.reduce_all(image[..., 3] == 255), lambda: image[..., :3], blend)
 
@@ -243,7 +243,7 @@ def _number(data: tf.Tensor, at: int, size: int) -> tf.Tensor:
     return tf.reduce_sum(data[at : at + size] * [1 << 8 * i for i in range(size)])
 
 
-# Where a JPEG's colours have less resolution than its brightness, the decoder fills in the columns at the edge of a
+# Where a JPEG's colors have less resolution than its brightness, the decoder fills in the columns at the edge of a
 # part from one side alone; it decodes rows exactly.
 _FRINGE = 1
 

@@ -101,7 +101,7 @@ def download(name: str, data_dir: str | os.PathLike, progress: Progress = lambda
     """Download and unpacks the files of a data set that are not there yet.
 
     Args:
-        name: The catalogue's name of the data set.
+        name: The catalog's name of the data set.
         data_dir: The folder to put it in, on a local disk.
         progress: Called now and then.
 

@@ -383,14 +383,14 @@ class VectorImages(Images):
         return files.read_bytes(self.name(index))
 
     def picture(self, index: int) -> np.ndarray:
-        """See `Images.picture`; where the image is not there, the vector as a square of grey levels."""
+        """See `Images.picture`; where the image is not there, the vector as a square of gray levels."""
         try:
             return super().picture(index)
         except UserError:
             vector = np.asarray(self.vectors[index], np.float32)
             side = math.ceil(math.sqrt(len(vector)))
-            grey = 255 * (vector - vector.min()) / max(float(np.ptp(vector)), 1e-12)
-            square = np.resize(grey.astype(np.uint8), side * side).reshape(side, side)
+            gray = 255 * (vector - vector.min()) / max(float(np.ptp(vector)), 1e-12)
+            square = np.resize(gray.astype(np.uint8), side * side).reshape(side, side)
             return np.kron(np.repeat(square[..., None], 3, axis=2), np.ones((4, 4, 1), np.uint8))
 
     def pixels(self) -> np.ndarray:

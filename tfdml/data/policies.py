@@ -25,7 +25,7 @@ _LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
     "aug_mix": (keras.layers.AugMix, {}),
     "auto_contrast": (keras.layers.AutoContrast, {}),
     "blur": (keras.layers.RandomGaussianBlur, {"factor": (1.0, 1.0), "kernel_size": 9, "sigma": (0.1, 2.0)}),
-    # Factors of 0.6 to 1.4 of the saturation, and a tenth of the colour circle at most.
+    # Factors of 0.6 to 1.4 of the saturation, and a tenth of the color circle at most.
     "color_jitter": (
         keras.layers.RandomColorJitter,
         {

@@ -94,7 +94,7 @@ def _feistel(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, keys: np
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Return a well-mixed uint64 of each uint64 (the finaliser of SplitMix64)."""
+    """Return a well-mixed uint64 of each uint64 (the finalizer of SplitMix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

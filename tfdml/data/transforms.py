@@ -96,7 +96,7 @@ def target_size(size: Size, side: int, mode: str) -> Size:
 
 
 def resize_to_side(images: tf.Tensor, side: int, mode: str, color: Color = BLACK) -> tf.Tensor:
-    """Images resized as `target_size` says; with `mode="pad"` then laid on the centre of a square of one colour.
+    """Images resized as `target_size` says; with `mode="pad"` then laid on the center of a square of one color.
 
     Args:
         images: (H, W, 3) or (B, H, W, 3) uint8.
@@ -116,7 +116,7 @@ def resize_to_side(images: tf.Tensor, side: int, mode: str, color: Color = BLACK
 
 
 def pad_to_square(images: tf.Tensor, side: int, color: Color = BLACK) -> tf.Tensor:
-    """Images of at most `side` pixels a side on the centre of a square of one colour.
+    """Images of at most `side` pixels a side on the center of a square of one color.
 
     Args:
         images: (H, W, 3) or (B, H, W, 3) uint8.
@@ -136,7 +136,7 @@ def pad_to_square(images: tf.Tensor, side: int, color: Color = BLACK) -> tf.Tens
     around = tf.stack([tf.stack(pair) for pair in around])
     if tuple(color) == BLACK:
         return _static(tf.pad(images, around), (side, side))
-    # Padding is of zeros: exchanging the colour's bits before and after makes them the colour, and leaves the image.
+    # Padding is of zeros: exchanging the color's bits before and after makes them the color, and leaves the image.
     color = tf.constant(color, tf.uint8)
     padded = tf.bitwise.bitwise_xor(tf.pad(tf.bitwise.bitwise_xor(images, color), around), color)
     return _static(padded, (side, side))
@@ -261,9 +261,9 @@ class EvaluationTransform:
     Args:
         resize: Pixels of the shorter side (`resize_mode="shorter"`, keeps proportions), of both
             (`resize_mode="squash"`), or of the longer side (`resize_mode="pad"`, keeps proportions; the image then
-            lies on the centre of a square).
+            lies on the center of a square).
             Smaller images are enlarged.
-        image_size: Pixels of the side S of the square cut from the centre, at most `resize`.
+        image_size: Pixels of the side S of the square cut from the center, at most `resize`.
         resize_mode: `"shorter"`, `"squash"` or `"pad"`.
         pad_color: Of that square: `"black"`, `"white"`, `"R,G,B"` or three whole numbers of 0 to 255.
 
@@ -272,7 +272,7 @@ class EvaluationTransform:
     "pad")` shows the whole image undistorted.
 
     Raises:
-        UserError: A number is out of range, or the mode or colour is unknown.
+        UserError: A number is out of range, or the mode or color is unknown.
 
     Example:
         >>> transform = EvaluationTransform(resize=256, image_size=224)
@@ -358,7 +358,7 @@ class EvaluationTransform:
 
 
 def as_color(value: Any) -> Color:
-    """Red, green and blue of a colour.
+    """Red, green and blue of a color.
 
     Args:
         value: `"black"`, `"white"`, `"R,G,B"`, or three whole numbers of 0 to 255.
@@ -405,7 +405,7 @@ class TrainTransform:
         augmentation: `"random_crop"`: resize to `resize` as in evaluation, then a crop at a random place.
             `"random_resized_crop"`: a random part of the image, of random area and proportions, resized to the crop.
             `"multi_resolution"`: resize to a random resolution, keeping proportions, then a crop at a random place;
-            where the image is smaller than the crop it lies on the centre of `pad_color` (HORDE: Jacob et al., 2019).
+            where the image is smaller than the crop it lies on the center of `pad_color` (HORDE: Jacob et al., 2019).
             `"none"`: the evaluation view.
         resize: See `EvaluationTransform`; without effect for `"random_resized_crop"` and `"multi_resolution"`.
         image_size: Pixels of the side S of the square output, at most `resize`.
@@ -414,7 +414,7 @@ class TrainTransform:
         ratio: Smallest and largest width / height for `"random_resized_crop"`, drawn evenly on a log scale.
         flip: Whether to mirror every second image, at random, left to right.
         resolutions: Smallest and largest longer side for `"multi_resolution"`, as multiples of `image_size`.
-        policy: What happens to the finished crops, such as colour jitter; None for nothing.
+        policy: What happens to the finished crops, such as color jitter; None for nothing.
         pad_color: Of the area around an image with `resize_mode="pad"` or `"multi_resolution"`; see
             `EvaluationTransform`.
 

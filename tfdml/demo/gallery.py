@@ -21,7 +21,7 @@ from tfdml.io.files import atomic_write, is_remote
 from tfdml.io.folders import MANIFEST
 from tfdml.report.embedding_map import lay_out
 from tfdml.retrieval.database import GalleryDatabase
-from tfdml.retrieval.exact import check_embeddings, nearest_neighbours, row_blocks
+from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_blocks
 
 # Rows of a database that are held here, to be looked at and drawn; all of it is searched.
 MOST_ROWS = 100_000
@@ -67,7 +67,7 @@ class Gallery:
         embeddings: (N, d).
         attributes: (N,) values by name, such as `class`.
         folder: Where the images are. None of outside is shown; empty: names are paths as they are.
-        distance: As `nearest_neighbours`.
+        distance: As `nearest_neighbors`.
 
     Raises:
         UserError: The embeddings are not finite.
@@ -131,7 +131,7 @@ class Gallery:
     def search(self, query: np.ndarray, k: int, where: _Values | None = None, without: Iterable[int] = ()) -> _Found:
         """Return the rows and distances of the k nearest images, nearest first; fewer where fewer match.
 
-        Candidates come from one product with the gallery, and are measured by `nearest_neighbours`.
+        Candidates come from one product with the gallery, and are measured by `nearest_neighbors`.
 
         Args:
             query: (d,).
@@ -148,7 +148,7 @@ class Gallery:
             return []
         candidates = np.sort(np.argpartition(-scores, min(k + _SPARE, len(scores)) - 1)[: k + _SPARE])
         candidates = candidates[left[candidates]]
-        found = nearest_neighbours(query[None], self.embeddings[candidates], k=k, distance=self.distance)
+        found = nearest_neighbors(query[None], self.embeddings[candidates], k=k, distance=self.distance)
         return list(zip(candidates[found[0][0]].tolist(), found[1][0].tolist(), strict=True))
 
     def picture(self, row: int, side: int) -> bytes:
@@ -238,7 +238,7 @@ def stored_gallery(path: str, folder: str = "", distance: str = "euclidean", tit
     Args:
         path: As `read_embeddings`.
         folder: Where the images are.
-        distance: As `nearest_neighbours`.
+        distance: As `nearest_neighbors`.
         title: What to call it; by default the path.
     """
     stored = read_embeddings(path)
@@ -266,7 +266,7 @@ def folder_gallery(
         model: What embeds.
         cache: The folder of the caches.
         batch_size: Images that are embedded at once.
-        distance: As `nearest_neighbours`.
+        distance: As `nearest_neighbors`.
         progress: Called with how many images are embedded, and how many there are.
 
     Raises:
@@ -345,7 +345,7 @@ def map_of(gallery: Gallery, cache: str | os.PathLike, seed: int = 0) -> np.ndar
     # The order by inner products is none of distances.
     distance = "cosine" if gallery.distance == "dot" else gallery.distance
     for rows in row_blocks(len(vectors), _MAP_ROWS):
-        near, far = nearest_neighbours(vectors[rows], vectors[sample], k=_NEAREST_SAMPLED, distance=distance)
+        near, far = nearest_neighbors(vectors[rows], vectors[sample], k=_NEAREST_SAMPLED, distance=distance)
         weights = 1 / (far + 1e-6 * (1 + far.mean()))
         places[rows] = np.einsum("nm,nmc->nc", weights / weights.sum(axis=1, keepdims=True), laid_out[near])
     places[sample] = laid_out

@@ -197,7 +197,7 @@ def embed_readable(
     return rows, vectors, faults
 
 
-# Of the room that a crop has, in halves from the top and from the left: the centre, and the four corners.
+# Of the room that a crop has, in halves from the top and from the left: the center, and the four corners.
 _PLACES = {1: ((1, 1),), 5: ((1, 1), (0, 0), (0, 2), (2, 0), (2, 2))}
 
 
@@ -245,7 +245,7 @@ class Views:
 
     Args:
         flip: Whether each crop is also embedded mirrored.
-        crops: 1: the centre; 5: the four corners too, where `resize` leaves room around `image_size`.
+        crops: 1: the center; 5: the four corners too, where `resize` leaves room around `image_size`.
 
     Raises:
         ValueError: `crops` is neither.

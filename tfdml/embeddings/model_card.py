@@ -14,8 +14,8 @@ from tfdml.version import __version__, installed
 
 CARD = "model_card.json"
 _VIEW: Kinds = {"resize": int, "image_size": int, "resize_mode": str, "pad_color": (list, str)}
-LICENCE = (
-    "Not cleared by this export. The licences of the pretrained weights that training started from, and of the images "
+LICENSE = (
+    "Not cleared by this export. The licenses of the pretrained weights that training started from, and of the images "
     "that it trained on, decide what the model may be used for: check both."
 )
 _PACKAGES = ("tensorflow", "keras", "numpy", "ai-edge-litert", "tf2onnx", "onnx", "onnxruntime")
@@ -24,13 +24,13 @@ _LARGEST_SIDE = 16_384
 
 
 def model_card(
-    embedder: AnyEmbedder, artefacts: dict[str, dict], signatures: Sequence[str], max_pixels: int, about: dict[str, Any]
+    embedder: AnyEmbedder, artifacts: dict[str, dict], signatures: Sequence[str], max_pixels: int, about: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the card of a version.
 
     Args:
         embedder: What was exported.
-        artefacts: By format: where it lies, its size and checksum, how it was accepted.
+        artifacts: By format: where it lies, its size and checksum, how it was accepted.
         signatures: Those of its SavedModel.
         max_pixels: The limit of the SavedModel's images.
         about: The training: data, flags, metrics.
@@ -45,10 +45,10 @@ def model_card(
         "view": view_of(embedder),
         "signatures": list(signatures),
         "max_pixels": max_pixels,
-        "artefacts": artefacts,
+        "artifacts": artifacts,
         **about,
         "versions": {"tfdml": __version__, **installed(_PACKAGES)},
-        "licence": LICENCE,
+        "license": LICENSE,
     }
 
 
@@ -136,9 +136,9 @@ def compare_with_card(model: Path) -> None:
     card = card_of(model)
     if card is None:
         return
-    where = f"{card}: artefacts"
-    for name, artefact in objects(read_json(card).get("artefacts", {}), where).items():
-        files = fields(artefact, {"files": dict}, f"{where}.{name}")["files"]
+    where = f"{card}: artifacts"
+    for name, artifact in objects(read_json(card).get("artifacts", {}), where).items():
+        files = fields(artifact, {"files": dict}, f"{where}.{name}")["files"]
         if model == card.parent and name != "saved_model":
             continue
         if model != card.parent:

@@ -1,4 +1,4 @@
-"""Measuring embeddings: retrieval and clustering metrics, intervals, generalisation, what a search loses."""
+"""Measuring embeddings: retrieval and clustering metrics, intervals, generalization, what a search loses."""
 
 from tfdml.embeddings.compute import embed as embed
 from tfdml.embeddings.reader import read_embeddings as read_embeddings
@@ -12,11 +12,11 @@ from tfdml.evaluation.clustering import clustering_agreement as clustering_agree
 from tfdml.evaluation.clustering import evaluate_clustering as evaluate_clustering
 from tfdml.evaluation.clustering import kmeans as kmeans
 from tfdml.evaluation.clustering import pairwise_f1 as pairwise_f1
-from tfdml.evaluation.generalisation import GENERALISATION_MEASURES as GENERALISATION_MEASURES
-from tfdml.evaluation.generalisation import class_density as class_density
-from tfdml.evaluation.generalisation import evaluate_divergence as evaluate_divergence
-from tfdml.evaluation.generalisation import evaluate_generalisation as evaluate_generalisation
-from tfdml.evaluation.generalisation import evaluate_overlap as evaluate_overlap
+from tfdml.evaluation.generalization import GENERALIZATION_MEASURES as GENERALIZATION_MEASURES
+from tfdml.evaluation.generalization import class_density as class_density
+from tfdml.evaluation.generalization import evaluate_divergence as evaluate_divergence
+from tfdml.evaluation.generalization import evaluate_generalization as evaluate_generalization
+from tfdml.evaluation.generalization import evaluate_overlap as evaluate_overlap
 from tfdml.evaluation.intervals import Interval as Interval
 from tfdml.evaluation.intervals import confidence_intervals as confidence_intervals
 from tfdml.evaluation.intervals import paired_differences as paired_differences

@@ -16,7 +16,7 @@ from tfdml.evaluation import per_query
 from tfdml.evaluation.relevance import Relevance
 from tfdml.memory import require_memory
 from tfdml.retrieval import reranking
-from tfdml.retrieval.exact import nearest_neighbours, row_blocks
+from tfdml.retrieval.exact import nearest_neighbors, row_blocks
 
 if TYPE_CHECKING:
     from tfdml.embeddings.backends import Views
@@ -193,7 +193,7 @@ def measure_chains(
     per_query.check_depth(task, names)
     sources = sources or Sources()
     depth = task.depth_with_ignored(per_query.search_depth(task, names))
-    advice = "leave out map@r and r_precision, which need as many neighbours as the largest class has images"
+    advice = "leave out map@r and r_precision, which need as many neighbors as the largest class has images"
     require_memory(40.0 * depth * len(task.queries), f"the {depth:,} nearest of each query", advice)
 
     rows: list[dict[str, Any]] = []
@@ -206,13 +206,13 @@ def measure_chains(
         rows.append({"step": step, "metrics": values, "gain": gain, "seconds": seconds})
 
     began = time.perf_counter()
-    found, _ = nearest_neighbours(task.queries, task.gallery, k=depth, distance=distance)
+    found, _ = nearest_neighbors(task.queries, task.gallery, k=depth, distance=distance)
     add("plain", found, began)
     start = reranking.search_of(task.queries, task.gallery)
     lengths = np.linalg.norm(task.searched, axis=1)
     if np.abs(lengths - 1).max() > _UNIT:
         began = time.perf_counter()
-        add("length 1", start.neighbours(depth)[0], began)
+        add("length 1", start.neighbors(depth)[0], began)
     done = {"plain"}
     for chain in chains:
         search: Any = start
@@ -223,16 +223,16 @@ def measure_chains(
             search = step.apply(search, sources, views)
             views = _views_of(step.arguments) if step.name == "views" else views
             if name not in done:  # two chains may begin alike
-                add(name, search.neighbours(depth)[0], began)
+                add(name, search.neighbors(depth)[0], began)
             done.add(name)
     return rows
 
 
 def _means(task: per_query.RetrievalTask, names: Sequence[str], found: np.ndarray) -> dict[str, float]:
-    def neighbours(depth: int) -> Any:
+    def neighbors(depth: int) -> Any:
         for block in row_blocks(len(found), 4096):
             yield block, found[block, :depth], np.zeros(0)
 
-    values = per_query.values_per_query(task, names, "euclidean", 0, neighbours=neighbours)
+    values = per_query.values_per_query(task, names, "euclidean", 0, neighbors=neighbors)
     levels = task.by_level.items()
     return {name + end: float(values[name + end][level.answerable].mean()) for end, level in levels for name in names}

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from tfdml.arguments import one_of
 from tfdml.errors import UserError, check_positive, check_share
 from tfdml.evaluation.verification import Calibration
-from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbours, unit_rows
+from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbors, unit_rows
 
 WEIGHTS = ("uniform", "distance", "softmax")
 
@@ -159,7 +159,7 @@ class KNNClassifier:
     def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Place of the class, distance and confidence of each query."""
         k = min(self.k, len(self.embeddings))
-        rows, distances = nearest_neighbours(queries, self.embeddings, k=k, distance=self.distance)
+        rows, distances = nearest_neighbors(queries, self.embeddings, k=k, distance=self.distance)
         classes = self._places[rows]
         if self.weights == "uniform":
             weights = np.ones(distances.shape)
@@ -220,7 +220,7 @@ class CentroidClassifier(KNNClassifier):
         self.centers = (sums / np.bincount(self._places)[:, None]).astype(np.float32)
 
     def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        rows, distances = nearest_neighbours(queries, self.centers, k=len(self.centers), distance=self.distance)
+        rows, distances = nearest_neighbors(queries, self.centers, k=len(self.centers), distance=self.distance)
         weights = np.exp(-(distances - distances[:, :1]).astype(np.float64) / self.temperature)
         return rows[:, 0], distances[:, 0], 1 / weights.sum(axis=1)
 

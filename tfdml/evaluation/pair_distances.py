@@ -69,7 +69,7 @@ def count_pair_distances(
     Args:
         embeddings: (N, d).
         labels: (N,) integer class ids.
-        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`, as `nearest_neighbours`.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`, as `nearest_neighbors`.
         bins: How many.
 
     Raises:

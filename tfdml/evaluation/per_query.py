@@ -1,4 +1,4 @@
-"""Retrieval metrics of every query: computed from neighbours or whole rankings, and kept in a file.
+"""Retrieval metrics of every query: computed from neighbors or whole rankings, and kept in a file.
 
 Besides right and wrong, a ranking can be measured by graded relevance: H-AP, ASI and nDCG of the levels of a hierarchy.
 GAP measures all queries at once, by the confidence of their nearest images.
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 WHOLE_RANKING_METRICS = ("map", "map_trapezoidal", "minp", "mrr", "h_ap", "asi", "ndcg")
 PER_QUERY_METRICS = ("recall", "precision@1", "map@r", "r_precision", *WHOLE_RANKING_METRICS)
 _FAMILIES = ("recall", "precision", "map", "mp", "mmp")
-# Called with k: what `neighbour_blocks` yields, of another search; row -1 where it has found fewer than k.
-NeighbourSearch = Callable[[int], Iterator[tuple[slice, np.ndarray, np.ndarray]]]
+# Called with k: what `neighbor_blocks` yields, of another search; row -1 where it has found fewer than k.
+NeighborSearch = Callable[[int], Iterator[tuple[slice, np.ndarray, np.ndarray]]]
 
 _AT_K = re.compile(rf"({'|'.join(_FAMILIES)})@([1-9]\d*)")
 
@@ -48,7 +48,7 @@ def precision_sums(hits: np.ndarray, matches: np.ndarray) -> tuple[np.ndarray, n
     """Average precision at R and R-precision of every query.
 
     Args:
-        hits: (B, K) bool, whether the i-th neighbour shares the query's class; K at least `matches.max()`.
+        hits: (B, K) bool, whether the i-th neighbor shares the query's class; K at least `matches.max()`.
         matches: (B,) R of every query, at least 1.
 
     Returns:
@@ -118,7 +118,7 @@ class RetrievalTask:
         )
 
     def depth_with_ignored(self, depth: int) -> int:
-        """How many neighbours to search, so that `depth` are left without those that are ignored."""
+        """How many neighbors to search, so that `depth` are left without those that are ignored."""
         return min(depth + self.relevance.most_ignored, self.available)
 
 
@@ -252,7 +252,7 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
 
 
 def search_depth(task: RetrievalTask, names: Sequence[str]) -> int:
-    """How many neighbours of each query the metrics need, without those that are ignored."""
+    """How many neighbors of each query the metrics need, without those that are ignored."""
     deepest = max(_depths(names).values(), default=1)
     if not {"map@r", "r_precision"} & set(names):
         return deepest
@@ -269,7 +269,7 @@ def values_per_query(
     names: Sequence[str],
     distance: str,
     memory_budget: int,
-    neighbours: NeighbourSearch | None = None,
+    neighbors: NeighborSearch | None = None,
     depth: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Return what `retrieval_per_query` returns, for a checked task and the names of `requested`.
@@ -279,7 +279,7 @@ def values_per_query(
         names: Of the metrics.
         distance: As `retrieval_per_query`.
         memory_budget: As `retrieval_per_query`.
-        neighbours: A search that is measured in place of the exact one; what it has not found is no hit. It is asked
+        neighbors: A search that is measured in place of the exact one; what it has not found is no hit. It is asked
             for the images that are ignored, too.
         depth: For a part of the queries, of which perhaps none can be answered: the `search_depth` of the whole. The
             values are then those of the whole to the last bit, since sums are as long.
@@ -292,10 +292,10 @@ def values_per_query(
     values = {name + end: np.full(count, np.nan) for end in levels for name in names}
     ranked = [name for name in names if name in WHOLE_RANKING_METRICS]
     near = [name for name in names if name not in ranked]
-    if neighbours is not None and ranked:
-        raise UserError(f"{ranked[0]} ranks the whole gallery, a search of neighbours not: choose map@r or map@K")
+    if neighbors is not None and ranked:
+        raise UserError(f"{ranked[0]} ranks the whole gallery, a search of neighbors not: choose map@r or map@K")
     if near:
-        for block, found, _ in nearest_left(task, depth, distance, memory_budget, neighbours):
+        for block, found, _ in nearest_left(task, depth, distance, memory_budget, neighbors):
             for end, level in levels.items():
                 keep = np.flatnonzero(level.answerable[block])
                 queries = block.start + keep
@@ -340,30 +340,30 @@ def nearest_left(
     k: int,
     distance: str,
     memory_budget: int = 256 * 2**20,
-    neighbours: NeighbourSearch | None = None,
+    neighbors: NeighborSearch | None = None,
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Yield what `neighbour_blocks` yields, without images that are ignored; row -1 where fewer than k are left.
+    """Yield what `neighbor_blocks` yields, without images that are ignored; row -1 where fewer than k are left.
 
     Args:
         task: The queries and the gallery.
-        k: How many neighbours.
-        distance: As `neighbour_blocks`.
-        memory_budget: As `neighbour_blocks`.
-        neighbours: Another search, in place of the exact one.
+        k: How many neighbors.
+        distance: As `neighbor_blocks`.
+        memory_budget: As `neighbor_blocks`.
+        neighbors: Another search, in place of the exact one.
     """
     relevance = task.relevance
-    if neighbours is None:
+    if neighbors is None:
         options: dict[str, Any] = {"distance": distance, "own_rows": task.own_rows, "memory_budget": memory_budget}
         if relevance.most_ignored:
             options |= {"ignored": relevance.ignored, "most_ignored": relevance.most_ignored}
-        yield from exact.neighbour_blocks(task.queries, task.gallery, k=k, **options)
+        yield from exact.neighbor_blocks(task.queries, task.gallery, k=k, **options)
         return
-    for block, rows, distances in neighbours(task.depth_with_ignored(k)):
+    for block, rows, distances in neighbors(task.depth_with_ignored(k)):
         yield block, exact.left_over(rows, relevance.ignored(block, rows), k), distances
 
 
 def metrics_of_hits(names: Sequence[str], hits: np.ndarray, matches: np.ndarray) -> dict[str, np.ndarray]:
-    """(B,) values of each metric, from whether the i-th neighbour is a hit (B, K) and R of each query (B,)."""
+    """(B,) values of each metric, from whether the i-th neighbor is a hit (B, K) and R of each query (B,)."""
     values: dict[str, Any] = {}
     if {"map@r", "r_precision"} & set(names):
         values["map@r"], values["r_precision"] = precision_sums(hits, matches)
@@ -546,7 +546,7 @@ def whole_rankings(task: RetrievalTask, distance: str, memory_budget: int) -> It
 
     Args:
         task: The queries and the gallery.
-        distance: As `nearest_neighbours`.
+        distance: As `nearest_neighbors`.
         memory_budget: Bytes that a block may take, next to about three copies of the gallery.
 
     Yields:

@@ -56,9 +56,9 @@ def evaluate_retrieval(
 ) -> dict[str, Any]:
     """Measure how well near embeddings share a class, all-to-all or queries against a gallery.
 
-    Every query ranks the gallery by distance (`nearest_neighbours`: exact, the query itself left out by identity,
+    Every query ranks the gallery by distance (`nearest_neighbors`: exact, the query itself left out by identity,
     ties by gallery row). With R the number of gallery images of the query's class, itself not counted, rel(i) 1 if
-    the i-th neighbour shares the class, else 0, and P(i) the share of rel = 1 among the first i:
+    the i-th neighbor shares the class, else 0, and P(i) the share of rel = 1 among the first i:
 
     - `recall@K`: the share of queries with at least one image of their class among the K nearest. This is what
       papers on metric learning call Recall@K (Jegou et al., 2011; Song et al., 2016), not the share of the R

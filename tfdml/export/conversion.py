@@ -36,14 +36,14 @@ def convert_litert(
 
     - `"float32"`: weights and arithmetic;
     - `"float16"`: weights in half precision, half the size;
-    - `"dynamic_range"`: weights in 8 bits, a scale per channel; activations are quantised as they come;
+    - `"dynamic_range"`: weights in 8 bits, a scale per channel; activations are quantized as they come;
     - `"int8"`: weights and activations in 8 bits, with ranges measured on `representative` images. The network up to
       the projection is integer arithmetic alone. Its result is made float again, its mean error over the images is
       subtracted, and it is divided by its length, which 8 bits would give with errors of percents.
 
     Args:
         embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`.
-        precision: One of `PRECISIONS`; a head, an ensemble, moments, a whitening and a network that normalises as it
+        precision: One of `PRECISIONS`; a head, an ensemble, moments, a whitening and a network that normalizes as it
             goes (LayerNorm: transformers, ConvNeXt) have no `"int8"`, cut or not.
         representative: (N, S, S, 3) uint8 views of training images, for `"int8"`; some hundreds are enough.
 
@@ -75,7 +75,7 @@ def convert_litert(
     module = frozen_module(projection, embedder.view_shape, tf.float32)
     codes = _read_model(_converted(module, "float32")).operatorCodes
     if litert_schema().BuiltinOperator.RSQRT in {code.builtinCode for code in codes}:
-        raise UserError(f"int8 takes no network that normalises over channels, as transformers do: {_AS_SMALL}")
+        raise UserError(f"int8 takes no network that normalizes over channels, as transformers do: {_AS_SMALL}")
     file = _converted(module, precision, representative)
     return finish_int8(file, _mean_error(file, module, representative))
 
@@ -122,7 +122,7 @@ def _read_model(file: bytes) -> Any:
 
 
 def _mean_error(file: bytes, module: tf.Module, views: np.ndarray) -> np.ndarray:
-    """Return the mean error of a quantised network over views, (d,)."""
+    """Return the mean error of a quantized network over views, (d,)."""
     run = litert_interpreter()(model_content=file, num_threads=os.cpu_count()).get_signature_runner()
     total: Any = 0.0
     for first in range(0, len(views), _BATCH_SIZE):
@@ -135,11 +135,11 @@ def _mean_error(file: bytes, module: tf.Module, views: np.ndarray) -> np.ndarray
 def finish_int8(file: bytes, error: np.ndarray) -> bytes:
     """Return a .tflite file of an int8 network, whose float output x becomes (x - error) / |x - error|, in float32.
 
-    The converter would quantise the normalisation too, and lengths would be off by several percent; so it converts the
-    network without it. `error` is what quantisation adds to every vector alike.
+    The converter would quantize the normalization too, and lengths would be off by several percent; so it converts the
+    network without it. `error` is what quantization adds to every vector alike.
 
     Args:
-        file: A model from uint8 images to vectors (B, d) float32, whose last step is to dequantise.
+        file: A model from uint8 images to vectors (B, d) float32, whose last step is to dequantize.
         error: (d,) float32.
 
     Returns:

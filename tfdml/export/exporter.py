@@ -78,7 +78,7 @@ TOLERANCES = {
     # 11 bits of precision in each weight: MobileNetV2 on Cars-196 came to at least 0.9993.
     "litert_float16": Tolerance(min_cosine=0.995, max_recall_drop=0.005),
     # 8 bits in each weight, then in each activation too: that network came to at least 0.986 and 0.89, and to 0.998
-    # and 0.985 on average. Neighbours are what counts: a point of Recall@1 at most.
+    # and 0.985 on average. Neighbors are what counts: a point of Recall@1 at most.
     "litert_dynamic_range": Tolerance(min_cosine=0.95, max_recall_drop=0.01),
     "litert_int8": Tolerance(min_cosine=0.85, max_recall_drop=0.01),
 }
@@ -397,7 +397,7 @@ def export_model(
         verifier = ExportVerifier(embedder, measured_on)
         calibration, calibrated_on = _calibrated(options.calibrate, verifier, train, report)
         paths = {name: _write(name, embedder, version.folder, train, options, calibration) for name in options.formats}
-        artefacts, refused = {}, []
+        artifacts, refused = {}, []
         for name, path in paths.items():
             vectors, tolerance = verifier.exported_vectors(name, path), options.tolerance(name)
             compared = verifier.compare(vectors)
@@ -406,10 +406,10 @@ def export_model(
             size_text = f"{files['bytes'] / 1e6:,.2f} MB"
             report(f"{name:<21} {size_text:>9}  {compared}" + ("  REFUSED" if faults else ""))
             refused += [f"{name}: {'; '.join(faults)}"] if faults else []
-            artefacts[name] = {**files, "acceptance": compared.as_json(), "tolerance": dataclasses.asdict(tolerance)}
+            artifacts[name] = {**files, "acceptance": compared.as_json(), "tolerance": dataclasses.asdict(tolerance)}
             if calibration is not None and name != "saved_model" and not faults:
                 own = _calibration_of(vectors, measured_on, calibration.target, f" of {name}")
-                artefacts[name]["calibration"] = own.to_dict()
+                artifacts[name]["calibration"] = own.to_dict()
         if refused:
             raise UserError(
                 f"no version is written: {'. '.join(refused)}. Leave the format out, or accept more knowingly with "
@@ -420,7 +420,7 @@ def export_model(
         of_images = (*saved_model.SIGNATURES, *(() if calibration is None else ("same",)))
         signatures = () if "saved_model" not in paths else saved_model.SIGNATURES[:1] if of_vectors else of_images
         about = {**(about or {}), "calibration": calibration and calibration.to_dict(), "calibrated_on": calibrated_on}
-        card = model_card(embedder, artefacts, signatures, options.max_pixels, about)
+        card = model_card(embedder, artifacts, signatures, options.max_pixels, about)
         write_json(version.folder / CARD, card)
     return version.path
 

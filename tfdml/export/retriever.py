@@ -20,7 +20,7 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration
 from tfdml.export import saved_model
 from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, embedded
-from tfdml.export.search_graph import DECISIONS, MAX_NEIGHBOURS, MAX_RESULTS, SEARCHES, copy_with_gallery, write_graph
+from tfdml.export.search_graph import DECISIONS, MAX_NEIGHBORS, MAX_RESULTS, SEARCHES, copy_with_gallery, write_graph
 from tfdml.io.files import locked, partial_folder, read_bytes, scratch_folder, write_json
 from tfdml.io.manifests import Kinds, compare_files, read_json
 from tfdml.models import AnyEmbedder
@@ -45,7 +45,7 @@ Queries = np.ndarray | bytes | str | os.PathLike | Sequence[bytes | str | os.Pat
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """What a search found: row i holds the neighbours of query i, nearest first, equally near ones by gallery row.
+    """What a search found: row i holds the neighbors of query i, nearest first, equally near ones by gallery row.
 
     Args:
         indices: (B, m) int64 rows of the gallery, m = min(k, N).
@@ -131,7 +131,7 @@ class Retriever:
             loaded = write_graph(exported, around, calibration)
             if about:
                 # For those who use a retriever as an embedder; the files that it lists are not here.
-                card = {**about, "artefacts": {}, "calibration": stored, "signatures": _signatures(calibration)}
+                card = {**about, "artifacts": {}, "calibration": stored, "signatures": _signatures(calibration)}
                 write_json(around / CARD, card)
             gallery = embedded(items, loaded.signatures["embed_each"], skip_bad, report)
             path = write_version(around, folder, gallery, calibration)
@@ -189,11 +189,11 @@ class Retriever:
         Args:
             queries: (B, d) or (d,) floats, embeddings of any length but 0; or images: encoded bytes, paths of files, or
                 (B, H, W, 3) or (H, W, 3) uint8.
-            k: From 1 to `MAX_NEIGHBOURS`.
+            k: From 1 to `MAX_NEIGHBORS`.
             max_distance: Leave out items that are further away; "calibrated": than the threshold of `calibration`.
 
         Returns:
-            (B, min(k, N)) neighbours; B is 1 for a single query. In place of those left out, at the end of a row: index
+            (B, min(k, N)) neighbors; B is 1 for a single query. In place of those left out, at the end of a row: index
             -1, label -1, distance infinity, similarity -1 and empty texts.
 
         Raises:
@@ -348,8 +348,8 @@ class LoadedVersion:
     def search(self, queries: Queries, k: int, max_distance: float | str | None) -> SearchResult:
         """See `Retriever.search`."""
         limit = None if max_distance is None else self.threshold(max_distance)
-        if not isinstance(k, (int, np.integer)) or not 1 <= k <= MAX_NEIGHBOURS:
-            raise UserError(f"k={k}: must be a number from 1 to {MAX_NEIGHBOURS}")
+        if not isinstance(k, (int, np.integer)) or not 1 <= k <= MAX_NEIGHBORS:
+            raise UserError(f"k={k}: must be a number from 1 to {MAX_NEIGHBORS}")
         if isinstance(queries, np.ndarray) and queries.dtype != np.uint8:
             vectors = _checked(queries, self.card["embedding_dim"])
         else:
@@ -417,7 +417,7 @@ def write_version(source: Path, folder: str | os.PathLike, gallery: Gallery, cal
             "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
             "signatures": _signatures(calibration),
             "calibration": calibration and calibration.to_dict(),
-            "max_neighbours": MAX_NEIGHBOURS,
+            "max_neighbors": MAX_NEIGHBORS,
             "max_results": MAX_RESULTS,
             "files": describe_files(version.folder, saved_model.model_files(version.folder))["files"],
         }
@@ -433,14 +433,14 @@ def _signatures(calibration: Calibration | None) -> list[str]:
 
 def _searches(gallery: Gallery, decides: bool) -> Iterator[bytes]:
     """Warm-up requests of the search signatures."""
-    grey = tf.io.encode_jpeg(tf.fill((_WARM_UP_SIDE, _WARM_UP_SIDE, 3), tf.constant(127, tf.uint8))).numpy()
+    gray = tf.io.encode_jpeg(tf.fill((_WARM_UP_SIDE, _WARM_UP_SIDE, 3), tf.constant(127, tf.uint8))).numpy()
     for size in _WARM_UP_SIZES:
         k = np.full(size, 10, np.int32)
-        yield saved_model.prediction_log("search_bytes", image_bytes=[grey] * size, k=k)
+        yield saved_model.prediction_log("search_bytes", image_bytes=[gray] * size, k=k)
         yield saved_model.prediction_log("search_embedding", embedding=gallery.embeddings[:1].repeat(size, axis=0), k=k)
-        yield saved_model.prediction_log("search_each", image_bytes=[grey] * size, k=k)
+        yield saved_model.prediction_log("search_each", image_bytes=[gray] * size, k=k)
         if decides:
-            yield saved_model.prediction_log("classify", image_bytes=[grey] * size, k=k)
+            yield saved_model.prediction_log("classify", image_bytes=[gray] * size, k=k)
 
 
 def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:

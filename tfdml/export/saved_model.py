@@ -451,7 +451,7 @@ def read_warm_up(folder: Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
 
 
 def prediction_log(signature: str, **inputs) -> bytes:
-    """Return a serialised `tensorflow.serving.PredictionLog` of one Predict request.
+    """Return a serialized `tensorflow.serving.PredictionLog` of one Predict request.
 
     Written field by field, so that exporting does not need tensorflow-serving-api.
 

@@ -20,8 +20,8 @@ from tfdml.workarounds import write_fingerprint
 SEARCHES = ("search_bytes", "search_embedding", "search_each")
 # Of models with a calibration.
 DECISIONS = ("same", "classify")
-# Neighbours of one query, and of all queries of a request: what an answer may take.
-MAX_NEIGHBOURS = 10_000
+# Neighbors of one query, and of all queries of a request: what an answer may take.
+MAX_NEIGHBORS = 10_000
 MAX_RESULTS = 4_000_000
 # Candidates beyond k, so that the rounding of the product does not decide what is among the k.
 _SPARE = 4
@@ -168,11 +168,11 @@ class Table:
     threshold: float | None = None
 
     def search(self, queries: tf.Tensor, k: tf.Tensor, checks: list[tf.Operation]) -> Answer:
-        """Return the neighbours of queries, unless the answer would be too large.
+        """Return the neighbors of queries, unless the answer would be too large.
 
         Args:
             queries: (B, d) float32, not zero.
-            k: (B,) int32, from 0 to `MAX_NEIGHBOURS`.
+            k: (B,) int32, from 0 to `MAX_NEIGHBORS`.
             checks: What must run before.
 
         Returns:
@@ -182,7 +182,7 @@ class Table:
         """
         largest = tf.minimum(tf.reduce_max(tf.concat([k, [0]], 0)), tf.shape(self.ids)[0])
         results = tf.cast(largest, tf.int64) * tf.shape(queries, out_type=tf.int64)[0]
-        most = f" neighbours in all, more than the limit of {MAX_RESULTS}"
+        most = f" neighbors in all, more than the limit of {MAX_RESULTS}"
         checks = [
             *checks,
             tf.debugging.Assert(
@@ -212,7 +212,7 @@ class Table:
 
 
 def k_of_each(k: tf.Tensor, batch: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
-    """Return the number of neighbours of every query, from one number or one for each.
+    """Return the number of neighbors of every query, from one number or one for each.
 
     Args:
         k: Int32 of any rank.
@@ -237,8 +237,8 @@ def k_fault(k: tf.Tensor) -> tf.Tensor:
     """
     text = tf.strings.as_string(k)
     fault = tf.where(k < 1, tf.strings.join(["k is ", text, ", less than 1"]), "")
-    most = f", more than the limit of {MAX_NEIGHBOURS}"
-    return tf.where(k > MAX_NEIGHBOURS, tf.strings.join(["k is ", text, most]), fault)
+    most = f", more than the limit of {MAX_NEIGHBORS}"
+    return tf.where(k > MAX_NEIGHBORS, tf.strings.join(["k is ", text, most]), fault)
 
 
 def embedding_fault(embedding: tf.Tensor) -> tf.Tensor:
@@ -252,7 +252,7 @@ def search_embedding(table: Table, embedding: tf.Tensor, k: tf.Tensor) -> Answer
     """Return the signature `search_embedding`; an embedding of another length is brought to 1."""
     shape, dimensions = tf.shape(embedding), embedding.shape[1]
     says = tf.strings.format(f"embedding: must be (B, {dimensions}); its shape is {{}}", shape)
-    # The optimiser believes the declared shape, and would drop a comparison with it.
+    # The optimizer believes the declared shape, and would drop a comparison with it.
     check = tf.debugging.Assert(tf.size(embedding) == shape[0] * dimensions, [says])
     with tf.control_dependencies([check]):
         embedding = tf.identity(embedding)

@@ -100,7 +100,7 @@ class CeilMaxPooling2D(SavedByArguments, keras.layers.Layer):
         for axis in (1, 2):
             rows = ops.shape(x)[axis]
             needed = (self._windows(rows) - 1) * self.strides + self.pool_size
-            # The last row again changes no maximum of a window that holds it, and unlike -inf it can be quantised.
+            # The last row again changes no maximum of a window that holds it, and unlike -inf it can be quantized.
             last = x[:, -1:] if axis == 1 else x[:, :, -1:]
             x = ops.concatenate([x] + [last] * (self.pool_size - 1), axis=axis)
             x = x[:, :needed] if axis == 1 else x[:, :, :needed]
@@ -120,7 +120,7 @@ class CeilMaxPooling2D(SavedByArguments, keras.layers.Layer):
 
 
 class LocalResponseNormalization(SavedByArguments, keras.layers.Layer):
-    """Divides each activation by those of neighbouring channels at its position, in float32.
+    """Divides each activation by those of neighboring channels at its position, in float32.
 
     y_c = x_c / (k + alpha / n * sum of x_j^2 over |j - c| <= n // 2)^beta
 
@@ -166,7 +166,7 @@ _LARGEST_POWER = 100.0
 
 
 class GeneralizedMeanPooling2D(SavedByArguments, keras.layers.Layer):
-    """The generalised mean of each channel over the positions, with a trained power p (GeM).
+    """The generalized mean of each channel over the positions, with a trained power p (GeM).
 
     f_c = (1/N sum_i max(x_ic, epsilon)^p)^(1/p)
 
@@ -283,7 +283,7 @@ class AttentionHeads(SavedByArguments, keras.layers.Layer):
     def build(self, input_shape):
         """Create the convolutions."""
         features, context = input_shape
-        # One convolution's own initialiser would take all heads for one layer and start them too small.
+        # One convolution's own initializer would take all heads for one layer and start them too small.
         bound = math.sqrt(6.0 / (context[-1] + features[-1]))
         self.convolution = keras.layers.Conv2D(
             self.heads * features[-1],

@@ -73,7 +73,7 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
     def root(self, initial, low=0.0, high=2.0):
         """Return the distance beta with V(beta) = 0 that is nearest to `initial`; no gradient flows through.
 
-        Roots are bracketed where V changes its sign between neighbours of a grid of 257 points. In the bracket nearest
+        Roots are bracketed where V changes its sign between neighbors of a grid of 257 points. In the bracket nearest
         to `initial` Newton's iteration starts from the secant's zero; a step that would leave the bracket, and every
         third step, halves it instead. So it ends after at most 48 steps, whatever V looks like, and is within 1e-6 of
         a root.
@@ -134,7 +134,7 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         return ops.stop_gradient(ops.where(found, x, initial)), found
 
     def _weights(self, frozen: bool) -> list:
-        # As tensors: TensorFlow's rematerialisation would count the gradient of a variable among its arguments twice.
+        # As tensors: TensorFlow's rematerialization would count the gradient of a variable among its arguments twice.
         read = ops.stop_gradient if frozen else ops.copy
         return [read(weight) for pair in zip(self.kernels, self.biases, strict=True) for weight in pair]
 

@@ -35,7 +35,7 @@ class CosineProxies(SavedByArguments, keras.layers.Layer):
     """Cosines between embeddings and one or more learned proxies per class.
 
     s_ic = w_c . x_i / (|w_c| |x_i|), or s_ick for K proxies per class. Weights and arithmetic are float32 under every
-    dtype policy. The weight `proxies`, (C, d) or (C, K, d), starts uniform in +-1/sqrt(d) (the initialisation of the
+    dtype policy. The weight `proxies`, (C, d) or (C, K, d), starts uniform in +-1/sqrt(d) (the initialization of the
     JRD authors' code: Kaiming uniform with a = sqrt 5).
 
     Args:
@@ -92,10 +92,10 @@ class PrincipalComponents(SavedByArguments, keras.layers.Layer):
     """The first principal components of vectors: z = (x - mean) C.
 
     `adapt(vectors)` fits the mean and the components, as `keras.layers.Normalization` is adapted; they are weights that
-    no optimiser trains, saved with the model. Each component points where its largest entry is positive.
+    no optimizer trains, saved with the model. Each component points where its largest entry is positive.
 
     Up to 4,096 vectors or dimensions the decomposition is exact, in float64. Beyond, where a covariance of 25,088
-    dimensions would take 5 GB and its decomposition hours, it is scikit-learn's randomised one in the precision of the
+    dimensions would take 5 GB and its decomposition hours, it is scikit-learn's randomized one in the precision of the
     vectors, always with the same random numbers: the leading components as exact, the last ones all but; in twice the
     memory of the vectors.
 

@@ -1,4 +1,4 @@
-"""Base classes of the losses: `LabelledLoss` for integer labels, and `PairLoss` for pairs of the global batch."""
+"""Base classes of the losses: `LabeledLoss` for integer labels, and `PairLoss` for pairs of the global batch."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from tfdml.saving import SavedByArguments, snake_case
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
-class LabelledLoss(SavedByArguments, keras.losses.Loss):
+class LabeledLoss(SavedByArguments, keras.losses.Loss):
     """A Keras loss whose `y_true` are integer class labels (B,).
 
     `keras.losses.Loss` casts labels to the loss's dtype, in which ids above 2^24 collide; this class keeps them
@@ -71,7 +71,7 @@ class LabelledLoss(SavedByArguments, keras.losses.Loss):
         return total / ops.maximum(ops.cast(ops.shape(values)[0], values.dtype), 1.0)
 
 
-class PairLoss(LabelledLoss):
+class PairLoss(LabeledLoss):
     """A loss over the pairs of a batch of embeddings (B, d).
 
     A subclass defines `anchor_losses(pairs)`, one value per anchor. It works unchanged on one device, on several

@@ -8,7 +8,7 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import integer, number
 from tfdml.errors import UserError
-from tfdml.losses.base import LabelledLoss, check_rank, nan_if_any
+from tfdml.losses.base import LabeledLoss, check_rank, nan_if_any
 
 
 def target_mask(labels, num_classes):
@@ -57,7 +57,7 @@ def refuse_unknown_classes(labels, num_classes, name):
         check(known)
 
 
-class ClassSimilarityLoss(LabelledLoss):
+class ClassSimilarityLoss(LabeledLoss):
     """A softmax cross-entropy over scaled class similarities; subclasses give `logits`.
 
     A subclass that is no cross-entropy gives `class_losses` instead. `proxies_per_class` says how many proxies the
@@ -145,7 +145,7 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
 
 
 class NormSoftmaxLoss(ClassSimilarityLoss):
-    """Normalised softmax: cross-entropy over scaled cosines, without a margin.
+    """Normalized softmax: cross-entropy over scaled cosines, without a margin.
 
     L = -log( e^{s cos_y} / sum_j e^{s cos_j} ), averaged over the batch.
 
@@ -217,18 +217,18 @@ class ArcFaceLoss(ClassSimilarityLoss):
 
     def shifted(self, cosines):
         """cos(theta + m) of cosines in [-1, 1], beyond pi too."""
-        # The sine has no finite slope at an angle of 0 or pi: there, nothing is learnt through it.
+        # The sine has no finite slope at an angle of 0 or pi: there, nothing is learned through it.
         sines = pairwise.safe_sqrt((1.0 - cosines) * (1.0 + cosines))
         return cosines * math.cos(self.margin) - sines * math.sin(self.margin)
 
 
 class SphereFaceLoss(ClassSimilarityLoss):
-    """Multiplicative angular margin softmax (A-Softmax), on normalised embeddings and proxies.
+    """Multiplicative angular margin softmax (A-Softmax), on normalized embeddings and proxies.
 
     L = -log( e^{s psi(theta_y)} / ( e^{s psi(theta_y)} + sum_{j != y} e^{s cos_j} ) ), averaged over the batch,
     psi(theta) = (-1)^k cos(m theta) - 2 k for theta in [k pi / m, (k + 1) pi / m], which falls from 1 to 1 - 2 m.
 
-    The paper normalises the proxies alone, so that the length of an embedding is its scale, and mixes psi with the
+    The paper normalizes the proxies alone, so that the length of an embedding is its scale, and mixes psi with the
     cosine in the first steps. Here all vectors have length 1 and s is the scale, as in later work (and as an `Embedder`
     gives them): start with a small margin, or from weights trained without one. pytorch-metric-learning multiplies by
     the lengths.
@@ -273,7 +273,7 @@ class SubCenterArcFaceLoss(ArcFaceLoss):
 
     S_c = max over k of s_ck;   L = ArcFaceLoss of S
 
-    averaged over the batch. Mislabelled images and rare kinds gather at proxies of their own, so that a class need not
+    averaged over the batch. Mislabeled images and rare kinds gather at proxies of their own, so that a class need not
     stretch to them. Similarities (B, C) are taken as K = 1. The similarities to the classes that a `ProxyLoss` hands to
     other objectives are S, the largest.
 

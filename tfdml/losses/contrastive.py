@@ -22,7 +22,7 @@ class ContrastiveLoss(PairLoss):
         margin: Negatives further apart than this are left alone; in units of `distance`, and not negative save for
             `"dot"` and for an object.
         distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` (1 - cos) or `"dot"` (-x.y, for which the positive term
-            has no lower bound unless the embeddings are normalised); or an object, a `tfdml.mining.Distance`.
+            has no lower bound unless the embeddings are normalized); or an object, a `tfdml.mining.Distance`.
         average: |N| counts the `"active"` negatives only (those inside the margin, as HORDE does; the push keeps its
             strength when few are left) or `"all"` of them.
         reduction: `"sum"` gives the plain sums over ordered pairs.
@@ -324,7 +324,7 @@ _EPSILON = 1e-4
 
 
 class VICRegLoss(PairLoss):
-    """Variance-invariance-covariance regularisation, with labels: positive pairs take the place of two views.
+    """Variance-invariance-covariance regularization, with labels: positive pairs take the place of two views.
 
     L = invariance (1/|P|) sum over ordered positive pairs of |x_i - x_j|^2 / d
       + variance (1/d) sum over coordinates c of [deviation - sqrt(Var(x_c) + 0.0001)]_+
@@ -338,7 +338,7 @@ class VICRegLoss(PairLoss):
     up their covariance terms, with weights 25, 25 and 1. Here there is one batch with each term once, so that the same
     weights are 25, 25 and 2, the defaults.
 
-    Made for embeddings that are not normalised (`representation="projection"` of an `Embedder`). The coordinates of
+    Made for embeddings that are not normalized (`representation="projection"` of an `Embedder`). The coordinates of
     unit vectors deviate by at most about d^-0.5: give that as `deviation`. Takes O(B^2 + d^2) memory: 4,096 images at
     once are well possible.
 
@@ -375,8 +375,8 @@ class VICRegLoss(PairLoss):
         """Compute one value per anchor: (b,)."""
         size, dim = (ops.cast(length, "float32") for length in ops.shape(pairs.references))
         pull = self.over_pairs(pairs, pairs.distances("sqeuclidean") / dim, pairs.positives)
-        centred = pairs.references - ops.mean(pairs.references, axis=0, keepdims=True)
-        covariances = pairwise.matmul(ops.transpose(centred), centred) / ops.maximum(size - 1.0, 1.0)
+        centered = pairs.references - ops.mean(pairs.references, axis=0, keepdims=True)
+        covariances = pairwise.matmul(ops.transpose(centered), centered) / ops.maximum(size - 1.0, 1.0)
         variances = ops.diagonal(covariances)
         shortfall = ops.mean(ops.relu(self.deviation - ops.sqrt(variances + _EPSILON)))
         between = ops.sum(ops.square(covariances - ops.diag(variances))) / dim

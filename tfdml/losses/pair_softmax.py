@@ -17,8 +17,8 @@ class NPairLoss(PairLoss):
     L = (1/|P|) sum over positive pairs (a, p) of ln(1 + sum over negatives n of a of exp(x_a.x_n - x_a.x_p))
         + l2 (1/B) sum over a of |x_a|^2
 
-    over ordered pairs. Made for embeddings that are not normalised (`representation="projection"` of an `Embedder`): on
-    unit vectors the exponents stay within +-2. `scale` instead normalises them and then stretches them to one length,
+    over ordered pairs. Made for embeddings that are not normalized (`representation="projection"` of an `Embedder`): on
+    unit vectors the exponents stay within +-2. `scale` instead normalizes them and then stretches them to one length,
     so that the exponents reach +-2 scale^2 and no length can run away: the ECAML authors' code does so with 10, and
     takes the mean.
 
@@ -69,7 +69,7 @@ class AngularLoss(PairLoss):
     L = (1/|P|) sum over positive pairs (a, p) of ln(1 + sum over negatives n of exp(f_apn)),
     f_apn = 4 tan^2(alpha) (x_a + x_p).x_n - 2 (1 + tan^2(alpha)) x_a.x_p
 
-    over ordered pairs and L2-normalised embeddings (the loss normalises them). A positive pair has the same negatives
+    over ordered pairs and L2-normalized embeddings (the loss normalizes them). A positive pair has the same negatives
     from both ends, so that the sum over n is an entry of a product of two (B, B) matrices: no B^3 tensor.
 
     All images of other classes are negatives, and each image of a pair is the anchor once; the paper's batches hold one
@@ -119,7 +119,7 @@ class AngularLoss(PairLoss):
 
 
 class NTXentLoss(PairLoss):
-    """Normalised temperature-scaled cross-entropy (InfoNCE) on cosines s, with one term for each positive pair.
+    """Normalized temperature-scaled cross-entropy (InfoNCE) on cosines s, with one term for each positive pair.
 
     L = -(1/|P|) sum over positive pairs (a, p) of
         ln( exp(s_ap / t) / ( exp(s_ap / t) + sum over negatives n of a of exp(s_an / t) ) )
@@ -165,7 +165,7 @@ class NTXentLoss(PairLoss):
 
 
 class SoftNearestNeighborLoss(PairLoss):
-    """Soft nearest neighbour loss: how likely an anchor's neighbour, drawn by distance, is of another class.
+    """Soft nearest neighbor loss: how likely an anchor's neighbor, drawn by distance, is of another class.
 
     L_a = -ln( sum over positives p of exp(-d_ap / T) / sum over all j != a of exp(-d_aj / T) )
 

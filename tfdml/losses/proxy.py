@@ -50,7 +50,7 @@ class ProxyNCAPlusPlusLoss(ClassSimilarityLoss):
     L = -ln( exp(-d_y / T) / sum over all z of exp(-d_z / T) ),   d = |x - p|^2 = 2 - 2 cos of unit vectors
 
     averaged over the batch; this is `NormSoftmaxLoss(2 / T)`. The other changes of the paper belong to the network and
-    to training: global maximum pooling (`pooling="max"` of the embedder) and layer normalisation, batches balanced over
+    to training: global maximum pooling (`pooling="max"` of the embedder) and layer normalization, batches balanced over
     classes, and proxies that learn faster than the network.
 
     Args:
@@ -134,7 +134,7 @@ class SoftTripleLoss(ClassSimilarityLoss):
     S_c = sum over k of softmax_k(s_ck / gamma) s_ck
     L = -ln( exp(scale (S_y - margin)) / (exp(scale (S_y - margin)) + sum over c != y of exp(scale S_c)) )
 
-    averaged over the batch. Similarities (B, C) are taken as K = 1. The paper's regulariser, which merges the proxies
+    averaged over the batch. Similarities (B, C) are taken as K = 1. The paper's regularizer, which merges the proxies
     of a class, is a function of the proxies and not of similarities; it is not part of this loss.
 
     Args:

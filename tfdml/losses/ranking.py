@@ -157,7 +157,7 @@ class SmoothAPLoss(PairLoss):
         >>> float(SmoothAPLoss()([0, 0, 1], embeddings))  # ranks 2 and, with the other at the same cosine, 1.5
         0.4166667
 
-    Source: Brown et al., "Smooth-AP: Smoothing the Path Towards Large-Scale Image Retrieval", ECCV 2020, eq. 7.
+    Source: Brown et al., "Smooth-AP: Smoothing the Path Toward Large-Scale Image Retrieval", ECCV 2020, eq. 7.
     """
 
     def __init__(self, temperature=0.01, **kwargs):

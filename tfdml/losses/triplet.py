@@ -182,8 +182,8 @@ def _weighted(distances, positives, weights, margin):
     positives_after = num_positives - ops.cumsum(is_positive, axis=1)
     coefficients = ops.stop_gradient(weight_before - weight * positives_after)
     # The coefficients of a row sum to 0: taking its mean from the distances changes nothing but the rounding.
-    centred = thresholds - ops.stop_gradient(ops.mean(thresholds, axis=1, keepdims=True))
-    rows = ops.sum(coefficients * ops.take_along_axis(centred, order, axis=1), axis=1)
+    centered = thresholds - ops.stop_gradient(ops.mean(thresholds, axis=1, keepdims=True))
+    rows = ops.sum(coefficients * ops.take_along_axis(centered, order, axis=1), axis=1)
     active = ops.sum(weight_before, axis=1)
     return rows, active, num_positives[:, 0] * ops.sum(weight, axis=1)
 
@@ -285,9 +285,9 @@ def _below(distances, positives, negatives, margin, blocks=None):
     length = ops.shape(distances)[1]
     blocks = blocks or (2, length)
     # Around their mean, so that the running sums stay small.
-    centred = distances - ops.stop_gradient(ops.mean(distances, axis=1, keepdims=True))
-    values = ops.concatenate([centred + margin, centred], axis=1)
-    counts = ops.concatenate([ops.zeros_like(centred), ops.cast(negatives, "float32")], axis=1)
+    centered = distances - ops.stop_gradient(ops.mean(distances, axis=1, keepdims=True))
+    values = ops.concatenate([centered + margin, centered], axis=1)
+    counts = ops.concatenate([ops.zeros_like(centered), ops.cast(negatives, "float32")], axis=1)
     # Positives stand first: at a tie the hinge is 0 and, argsort being stable, inactive.
     order = ops.argsort(ops.stop_gradient(values), axis=1)
     values, counts = ops.take_along_axis(values, order, axis=1), ops.take_along_axis(counts, order, axis=1)

@@ -77,7 +77,7 @@ def multi_similarity_pairs(pairs, epsilon=0.1):
 def negative_probabilities(pairs, cutoff=0.5, nonzero_loss_cutoff=1.4):
     """Compute the probability with which each anchor draws each image as its negative: (b, B).
 
-    Proportional to 1/q(D), with D the distance of the L2-normalised embeddings and q its density between uniform
+    Proportional to 1/q(D), with D the distance of the L2-normalized embeddings and q its density between uniform
     points of the unit sphere in d dimensions:
 
         log w = (2 - d) ln D - ((d - 3) / 2) ln(1 - D^2 / 4),   D clamped to at least `cutoff`.

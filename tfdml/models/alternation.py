@@ -51,7 +51,7 @@ class AlternatingFunction:
         return result
 
     def read_step(self) -> None:
-        """Continues at the optimiser's step, as after a checkpoint is restored."""
+        """Continues at the optimizer's step, as after a checkpoint is restored."""
         self.steps_taken = int(ops.convert_to_numpy(self.learner.optimizer.iterations))
 
 
@@ -64,12 +64,12 @@ def constants(function: Callable[[], dict], variables: Iterable) -> dict:
 
 
 def alternating_optimizer(learner: Any, optimizer: Any, options: dict) -> AlternatingOptimizer:
-    """Return an optimiser for both phases of a learner, from what `compile` is given.
+    """Return an optimizer for both phases of a learner, from what `compile` is given.
 
     Args:
         learner: A `MetricLearner` with a statistics phase.
         optimizer: As `compile` takes it; one that does not alternate yet becomes one for each phase.
-        options: The other arguments of `compile`; changed in place, so that Keras leaves the optimiser as it is.
+        options: The other arguments of `compile`; changed in place, so that Keras leaves the optimizer as it is.
 
     Raises:
         ValueError: An option does not go with alternating phases.
@@ -81,7 +81,7 @@ def alternating_optimizer(learner: Any, optimizer: Any, options: dict) -> Altern
         optimizer = AlternatingOptimizer(optimizer)
 
     def in_statistics(variable) -> bool:
-        # TensorFlow's optimisers see their own variables as well as Keras's.
+        # TensorFlow's optimizers see their own variables as well as Keras's.
         return any(variable is own or variable is own.value for own in learner.statistics_variables)
 
     optimizer.in_statistics = in_statistics
@@ -98,7 +98,7 @@ def alternating_optimizer(learner: Any, optimizer: Any, options: dict) -> Altern
 
 @keras.saving.register_keras_serializable("tfdml")
 class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule that counts the steps of both phases, where the optimiser that follows it counts its own alone.
+    """A schedule that counts the steps of both phases, where the optimizer that follows it counts its own alone.
 
     Args:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule`.
@@ -119,22 +119,22 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 @keras.saving.register_keras_serializable("tfdml")
 class AlternatingOptimizer(keras.optimizers.Optimizer):
-    """One optimiser for each phase, with its own moments and step count, as if the other phase's steps were not there.
+    """One optimizer for each phase, with its own moments and step count, as if the other phase's steps were not there.
 
-    Momentum and weight decay move a variable whenever its optimiser makes a step, even if its gradient is 0. Here a
+    Momentum and weight decay move a variable whenever its optimizer makes a step, even if its gradient is 0. Here a
     step touches the variables of its phase alone. `iterations` counts the steps of both phases, and schedules go by it.
-    A `MetricLearner` with an objective that has a statistics phase wraps the optimiser it is compiled with in this one;
-    give it one yourself for different optimisers:
+    A `MetricLearner` with an objective that has a statistics phase wraps the optimizer it is compiled with in this one;
+    give it one yourself for different optimizers:
 
         learner.compile(AlternatingOptimizer(keras.optimizers.Adam(1e-5), keras.optimizers.Adam(1e-3)))
 
     Args:
-        embedder: The optimiser of everything but the objectives' `statistics_variables`, as `compile` takes it.
-        statistics: The optimiser of those; by default another like `embedder`.
+        embedder: The optimizer of everything but the objectives' `statistics_variables`, as `compile` takes it.
+        statistics: The optimizer of those; by default another like `embedder`.
         name: Its name.
 
     Raises:
-        ValueError: An optimiser accumulates gradients over steps.
+        ValueError: An optimizer accumulates gradients over steps.
     """
 
     def __init__(self, embedder, statistics=None, name="alternating_optimizer"):
@@ -158,12 +158,12 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
 
     @property
     def current(self):
-        """The optimiser of the present phase."""
+        """The optimizer of the present phase."""
         return self.statistics_optimizer if self.phase == STATISTICS else self.embedder_optimizer
 
     @property
     def variables(self):
-        """Its own, then those of both optimisers."""
+        """Its own, then those of both optimizers."""
         return [*super().variables, *self.embedder_optimizer.variables, *self.statistics_optimizer.variables]
 
     @property
@@ -179,7 +179,7 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
         self.statistics_optimizer.learning_rate = other * float(value) / old if old else value
 
     def build(self, variables):
-        """Create the slots of both optimisers, each for its own of the variables."""
+        """Create the slots of both optimizers, each for its own of the variables."""
         optimizers = ((self.embedder_optimizer, False), (self.statistics_optimizer, True))
         for optimizer, statistics in optimizers:
             if not optimizer.built:
@@ -197,16 +197,16 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
         self.iterations.assign_add(1)
 
     def scale_loss(self, loss):
-        """Return the loss as the present phase's optimiser scales it, in mixed precision."""
+        """Return the loss as the present phase's optimizer scales it, in mixed precision."""
         return self.current.scale_loss(loss)
 
     def finalize_variable_values(self, var_list):
-        """Do what the optimisers do at the end of training, such as to set averaged weights."""
+        """Do what the optimizers do at the end of training, such as to set averaged weights."""
         for optimizer in (self.embedder_optimizer, self.statistics_optimizer):
             optimizer.finalize_variable_values(trained_by(optimizer))
 
     def save_own_variables(self, store):
-        """Save the step count; Keras saves the two optimisers as parts of this one."""
+        """Save the step count; Keras saves the two optimizers as parts of this one."""
         store["iterations"] = ops.convert_to_numpy(self.iterations)
 
     def load_own_variables(self, store):
@@ -223,5 +223,5 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """Return the optimiser that `get_config` describes."""
+        """Return the optimizer that `get_config` describes."""
         return cls(restore(config["embedder"]), restore(config["statistics"]), config["name"])

@@ -109,7 +109,7 @@ class WeightMeasurement(keras.layers.Layer):
     0, and after a sample in which the term or the base had no gradient, it is 0.
 
     Variables of the objectives themselves, such as proxies or projections of moments, count in neither gradient, nor do
-    the penalties of regularised layers.
+    the penalties of regularized layers.
 
     Args:
         objectives: Those of the learner.

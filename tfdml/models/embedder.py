@@ -125,7 +125,7 @@ def first_batch(x: Any) -> tuple[Any, Any]:
 
 
 class Embedder(SavedByArguments, keras.Model):
-    """Images of pixels 0-255 to L2-normalised embeddings.
+    """Images of pixels 0-255 to L2-normalized embeddings.
 
     The embedder scales pixels itself, so feed it what an image file holds: 0 to 255 of any dtype. `fit` and `predict`
     warn of images in 0..1, unless `scaling` is `"none"` or a mapping.
@@ -146,7 +146,7 @@ class Embedder(SavedByArguments, keras.Model):
             embedder gives the pooled features themselves. With a `head`, d is what the head gives.
         image_size: Height and width in pixels of the images that it is fed in training; kept in the config for
             evaluation and export.
-        resize: The size in pixels to which images are resized before the centre crop of `image_size`, in evaluation
+        resize: The size in pixels to which images are resized before the center crop of `image_size`, in evaluation
             and export; by default `image_size`.
         resize_mode: `"shorter"`: the shorter side becomes `resize`; `"squash"`: both sides do; `"pad"`: the longer
             side does, and `pad_color` fills up the square.
@@ -285,7 +285,7 @@ class Embedder(SavedByArguments, keras.Model):
             detached: Whether to add those whose gradient ends at the projection layer.
 
         Returns:
-            `feature_map` (B, h, w, c), `pooled` (B, D), `projection` (B, d), before normalisation, and `embedding`
+            `feature_map` (B, h, w, c), `pooled` (B, D), `projection` (B, d), before normalization, and `embedding`
             (B, d) float32 of length 1; if wanted, `detached_projection` and `detached_embedding`, the same from pooled
             features whose gradient is stopped. A backbone of vectors has no `feature_map`.
         """
@@ -410,7 +410,7 @@ class Embedder(SavedByArguments, keras.Model):
 
 
 class Head(Embedder):
-    """Stored vectors (B, D) to L2-normalised embeddings (B, d): an embedder whose backbone has run before.
+    """Stored vectors (B, D) to L2-normalized embeddings (B, d): an embedder whose backbone has run before.
 
     It trains, is measured, saved and exported as an embedder is, on vectors in the place of images. `represent` returns
     the vectors as `pooled`; there is no `feature_map`. `stack` puts it behind the embedder that the vectors come from.

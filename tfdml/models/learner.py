@@ -61,7 +61,7 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
     An objective may have a statistics phase, such as `RankMI`. Then `fit` alternates: of every k + 1 steps the first is
     the embedder's, by all objectives, and the other k train the objectives' `statistics_variables` alone, with k their
     `statistics_steps`. Each step has a batch of its own. The phase follows from `optimizer.iterations`, so that a
-    resumed run continues with the same phase. In a step of the statistics the embedder runs forward only, normalised as
+    resumed run continues with the same phase. In a step of the statistics the embedder runs forward only, normalized as
     in training, and nothing of it changes, BatchNorm's moving statistics included; `loss` and the terms are reported
     over the embedder's steps. See `AlternatingOptimizer`.
 
@@ -126,7 +126,7 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
     def compile(self, optimizer="rmsprop", loss=None, **options):
         """As in Keras, but without a loss and metrics: the objectives are the loss.
 
-        With a statistics phase the optimiser becomes one for each phase: `AlternatingOptimizer`.
+        With a statistics phase the optimizer becomes one for each phase: `AlternatingOptimizer`.
 
         Raises:
             ValueError: There is a loss or a metric, or an option does not go with alternating phases.

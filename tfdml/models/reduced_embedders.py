@@ -18,7 +18,7 @@ class ReducedEmbedder(SavedByArguments, keras.Model):
 
     Attributes:
         image_size: The height and width in pixels of its images, as of the embedder.
-        resize: The size in pixels before the centre crop.
+        resize: The size in pixels before the center crop.
         resize_mode: How images are brought to that size: see `Embedder`.
         pad_color: What fills up the square in `resize_mode="pad"`.
     """

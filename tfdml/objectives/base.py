@@ -442,7 +442,7 @@ class ProxyLoss(Objective):
         weight: The factor of this term.
         name: The term's name in logs; by default the loss's.
         drop_highest: The share of the global batch's images, those of the highest values, that does not count: for
-            wrong labels, whose images keep high values while the others are learnt. At least 0 and below 1. The mean
+            wrong labels, whose images keep high values while the others are learned. At least 0 and below 1. The mean
             is that of the images that count.
 
     Raises:

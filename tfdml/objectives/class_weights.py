@@ -1,4 +1,4 @@
-"""Objectives that learn weights for each class: linear heads, boundaries, centres, and those of face recognition."""
+"""Objectives that learn weights for each class: linear heads, boundaries, centers, and those of face recognition."""
 
 import math
 
@@ -24,7 +24,7 @@ class InstanceLoss(ReducedObjective):
     distinguished by what is their own: give it labels of instances (`labels = arange(N)`) and as many classes. With
     labels of classes it is the plain softmax loss. `NormSoftmaxLoss` is the same with vectors x and w_j of length 1,
     no bias, and a fixed scale in the place of the lengths. On unit embeddings, as an `Embedder` gives them, the lengths
-    of the w_j are the scale, and are learned; `representation="projection"` reads embeddings before normalisation.
+    of the w_j are the scale, and are learned; `representation="projection"` reads embeddings before normalization.
 
     Args:
         num_classes: C, the number of instances or classes; labels must lie in 0 .. C - 1.
@@ -137,22 +137,22 @@ class LearnedMargin(ReducedObjective):
 
 
 class RegularizedSoftTriple(ProxyLoss):
-    """SoftTriple with its regulariser, which merges the centres of a class that needs fewer than it has.
+    """SoftTriple with its regularizer, which merges the centers of a class that needs fewer than it has.
 
-    L = SoftTripleLoss + tau / (C K (K - 1)) sum over classes c, centres s < t of c, of sqrt(2 - 2 w_cs.w_ct)
+    L = SoftTripleLoss + tau / (C K (K - 1)) sum over classes c, centers s < t of c, of sqrt(2 - 2 w_cs.w_ct)
 
-    with K unit centres w_c per class. Where two centres coincide, the root has the gradient 0 here (the authors add
+    with K unit centers w_c per class. Where two centers coincide, the root has the gradient 0 here (the authors add
     1e-5 under it). `reduction="sum"` makes the whole value a sum over images, B times the mean, as in `ProxyLoss`.
 
     Args:
         num_classes: C; labels must lie in 0 .. C - 1.
         proxies_per_class: K. The paper starts from 10 (CUB, CARS) and 2 (SOP).
         scale: The loss's lambda.
-        gamma: The loss's softness of the choice among centres.
+        gamma: The loss's softness of the choice among centers.
         margin: The loss's delta.
-        tau: The regulariser's weight.
+        tau: The regularizer's weight.
         reduction: `"mean"` over the images, or `"sum"`.
-        representation: What the centres are compared with.
+        representation: What the centers are compared with.
         weight: The factor of this term.
         name: The term's name in logs.
 
@@ -186,20 +186,20 @@ class RegularizedSoftTriple(ProxyLoss):
         self.tau = number("tau", tau, at_least=0)
 
     def regularizer(self):
-        """Return the mean over classes of the distances between their centres, without tau."""
-        classes, centres = self.num_classes, self.proxies_per_class
-        if centres == 1:
+        """Return the mean over classes of the distances between their centers, without tau."""
+        classes, centers = self.num_classes, self.proxies_per_class
+        if centers == 1:
             return ops.zeros((), "float32")
         unit = pairwise.l2_normalize(self.class_proxies.proxies)
         products = pairwise.matmul(unit, ops.transpose(unit, (0, 2, 1)))
-        # Lengths from the same product, so that centres that coincide are at a distance of exactly 0.
+        # Lengths from the same product, so that centers that coincide are at a distance of exactly 0.
         lengths = ops.diagonal(products, axis1=1, axis2=2)
         squared = ops.maximum(lengths[:, :, None] + lengths[:, None, :] - 2.0 * products, 0.0)
-        below = ops.arange(centres)[:, None] < ops.arange(centres)[None, :]
-        return pairwise.masked_sum(pairwise.safe_sqrt(squared), below[None]) / (classes * centres * (centres - 1))
+        below = ops.arange(centers)[:, None] < ops.arange(centers)[None, :]
+        return pairwise.masked_sum(pairwise.safe_sqrt(squared), below[None]) / (classes * centers * (centers - 1))
 
     def compute(self, representations, labels):
-        """One value per image, the regulariser in each."""
+        """One value per image, the regularizer in each."""
         return super().compute(representations, labels) + self.tau * self.regularizer()
 
 
@@ -251,7 +251,7 @@ class CurricularFace(Stateful, ProxyLoss):
         self.t = self.add_weight(name="t", shape=(), initializer="zeros", trainable=False, aggregation="mean")
 
     def update(self, representations, labels):
-        """Move t towards the mean cosine of the images of all replicas to their own proxies."""
+        """Move t toward the mean cosine of the images of all replicas to their own proxies."""
         similarities = ops.stop_gradient(ops.cast(representations["class"], "float32"))
         own = target_mask(labels, self.num_classes)
         # Of (sum, count), as replicas may hold unequal numbers of images.

@@ -121,7 +121,7 @@ class JointKernelObjective(Objective):
 
 
 class JointRepresentationSimilarity(JointKernelObjective):
-    """The JRS regulariser: similarity between the joint representations of different classes.
+    """The JRS regularizer: similarity between the joint representations of different classes.
 
     L_JRS / N_pairs = (1/N_pairs) sum over ordered (i, j), y_i != y_j, of
         k-(x-_i, x-_j) k(x_i, x_j) k+(x+_i, x+_j)
@@ -192,14 +192,14 @@ class _NormObjective(JointKernelObjective):
 
 
 class JointMMD(_NormObjective):
-    """The JMMD regulariser: minus the distance between the joint kernel embeddings of different classes.
+    """The JMMD regularizer: minus the distance between the joint kernel embeddings of different classes.
 
     L / N_pairs = (1/N_pairs) sum over ordered pairs of classes I != J of n_I n_J D_IJ,
     D_IJ = -|C_I - C_J|,   |C_I - C_J|^2 = <C_I, C_I> + <C_J, C_J> - 2 <C_I, C_J>
 
-    with <C_I, C_J> the mean over i in I, j in J of the product of the levels' kernels (i = j included). Minimising it
+    with <C_I, C_J> the mean over i in I, j in J of the product of the levels' kernels (i = j included). Minimizing it
     parts the classes as `JointRepresentationSimilarity` does, and also draws each class together, which the paper holds
-    to cost generalisation. N_pairs and the weights n_I n_J are those of the JRS regulariser, in whose place it stands.
+    to cost generalization. N_pairs and the weights n_I n_J are those of the JRS regularizer, in whose place it stands.
 
     The gradient of the distance is 0 between classes that coincide up to rounding.
 
@@ -234,12 +234,12 @@ class JointMMD(_NormObjective):
 
 
 class JointIntra(_NormObjective):
-    """The JIntra regulariser: minus the lengths of the joint kernel embeddings of classes.
+    """The JIntra regularizer: minus the lengths of the joint kernel embeddings of classes.
 
     L / N_pairs = (1/N_pairs) sum over ordered pairs of classes I != J of n_I n_J (-|C_I| - |C_J|)
 
     with |C_I|^2 the mean over i, i' in I of the product of the levels' kernels (i = i' included): it draws each class
-    together and does nothing else. N_pairs and the weights n_I n_J are those of the JRS regulariser, in whose place it
+    together and does nothing else. N_pairs and the weights n_I n_J are those of the JRS regularizer, in whose place it
     stands. A batch of one class has no pair of classes, and gives 0.
 
     Args:

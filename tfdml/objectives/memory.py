@@ -114,9 +114,9 @@ class CrossBatchMemory(Stateful):
         """Put the batch into the memory, in the place of the oldest."""
         known = self.filled + ops.shape(labels)[0]
         labels, x = self._with_batch(labels, ops.stop_gradient(representations[self.representation]))
-        self._memorise(labels[-self.size :], x[-self.size :], known)
+        self._memorize(labels[-self.size :], x[-self.size :], known)
 
-    def _memorise(self, labels, x, known):
+    def _memorize(self, labels, x, known):
         """Let the memory be these `size` vectors, the last `known` of them of images."""
         self.memory.assign(ops.reshape(x, self.memory.shape))
         self.memory_labels.assign(ops.reshape(labels, self.memory_labels.shape))
@@ -262,7 +262,7 @@ class Prism(Observed, CrossBatchMemory):
         places = ops.arange(ops.shape(there)[0])
         order = ops.argsort(places + ops.cast(there, places.dtype) * ops.shape(there)[0])[-self.size :]
         known = self.filled + ops.sum(ops.cast(kept, "int32"))
-        self._memorise(ops.take(labels, order, axis=0), ops.take(x, order, axis=0), known)
+        self._memorize(ops.take(labels, order, axis=0), ops.take(x, order, axis=0), known)
 
     def observe(self, pairs):
         """Count the anchors whose images count."""

@@ -1,4 +1,4 @@
-"""High-order moments of deep features as a regulariser of any metric loss (HORDE)."""
+"""High-order moments of deep features as a regularizer of any metric loss (HORDE)."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from tfdml.saving import restore
 
 
 class HighOrderMomentLoss(Objective):
-    """The HORDE regulariser: a metric loss on embeddings of the moments of each image's deep features.
+    """The HORDE regularizer: a metric loss on embeddings of the moments of each image's deep features.
 
     L_HORDE = sum over k = 2 .. K of L_k(e_k),    e_k = A_k m_k / |A_k m_k|,    m_k = mean over positions of phi_k
 

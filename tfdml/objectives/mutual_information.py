@@ -12,7 +12,7 @@ from tfdml.mining import negative_probabilities, sample_negatives
 from tfdml.objectives.base import WithStatistics
 
 NEGATIVES = ("distance_weighted", "all")
-# Points between the smallest and the largest distance of a batch at which the slope of V is penalised.
+# Points between the smallest and the largest distance of a batch at which the slope of V is penalized.
 _SLOPES = 64
 
 
@@ -48,7 +48,7 @@ class RankMI(WithStatistics):
 
     L = mean over P of softplus(-V(d+)) + mean over N of softplus(V(d-)) - 2 ln 2,    V(d) = MLP(d) - d
 
-    over the Euclidean distances d of L2-normalised embeddings. `MetricLearner` alternates (algorithm 1): one step of
+    over the Euclidean distances d of L2-normalized embeddings. `MetricLearner` alternates (algorithm 1): one step of
     the embedder, then `statistics_steps` steps of V, each on the next batch.
 
     - A step of V (`statistics_loss`) takes all pairs of the batch. No gradient reaches the embedder.

@@ -47,7 +47,7 @@ def class_densities(features, labels, num_classes):
 
 
 class DensityAdaptivity(ReducedObjective, Calibrated, Observed):
-    """The density regulariser: each class spreads towards a learned target, and the targets grow.
+    """The density regularizer: each class spreads toward a learned target, and the targets grow.
 
     L = (1/C) sum over classes c of (D_c - a_c)^2 - (1/C) sum over c of a_c
       + (1/C^2) sum over ordered pairs of classes (c, k) of (R_k^eta a_c - R_c^eta a_k)^2,
@@ -232,7 +232,7 @@ _SMALLEST_ENERGY = 1e-12
 
 
 class EnergyConfusion(ReducedObjective, Observed):
-    """The energy confusion term: the expected squared distance between images of different classes, to be minimised.
+    """The energy confusion term: the expected squared distance between images of different classes, to be minimized.
 
     L = sum over ordered pairs of classes I != J of ln(1 + E_IJ),
     E_IJ = (1 / (n_I n_J)) sum over i in I, j in J of |x_i - x_j|^2 = |mu_I - mu_J|^2 + v_I + v_J
@@ -250,7 +250,7 @@ class EnergyConfusion(ReducedObjective, Observed):
 
     The paper leaves open how many class pairs it draws and in which order it counts them; here they are all those of
     the batch, each twice. The authors' public code differs: it takes the logarithm of half the mean over pairs of
-    images (`form="log_of_mean"`) of the embedding before normalisation (`representation="projection"`), estimated from
+    images (`form="log_of_mean"`) of the embedding before normalization (`representation="projection"`), estimated from
     10 random partners of each image, where this objective takes the expectation over the draw and no draw.
 
     Logged by the learner next to the value itself: `<name>_energy`, the mean of E_IJ over the pairs of classes of the
@@ -259,7 +259,7 @@ class EnergyConfusion(ReducedObjective, Observed):
     Args:
         form: `"log"`: ln(1 + E_IJ) (eq. 11); `"plain"`: E_IJ (eq. 7); `"log_of_mean"`: ln of half the mean of
             |x_i - x_j|^2 over all pairs of images of different classes, one value for the batch.
-        representation: `"embedding"` or `"projection"`, the embedding before normalisation.
+        representation: `"embedding"` or `"projection"`, the embedding before normalization.
         reduction: `"mean"` over the pairs of classes, or `"sum"`, the paper's. `"log_of_mean"` knows no difference.
         weight: lambda. The paper's, with losses that are sums: 0.02 with triplet, 0.3 with N-pair, 0.13 with
             binomial deviance on CUB and CARS, a tenth of that on SOP and In-Shop; 64 classes of 2 images.
@@ -326,7 +326,7 @@ _SMALLEST_SQUARE = 1e-8
 
 
 class EntropySpread(ReducedObjective):
-    """The entropy regulariser: minus an entropy of the embeddings, to be minimised.
+    """The entropy regularizer: minus an entropy of the embeddings, to be minimized.
 
     `form="pairs"`, the one that DML-DA is compared with:
 
@@ -338,7 +338,7 @@ class EntropySpread(ReducedObjective):
     it cites, at 1, its authors' margin.
 
     `form="nearest"`, the differential entropy by the Kozachenko-Leonenko estimator (KoLeo), which pushes every image
-    from its nearest neighbour:
+    from its nearest neighbor:
 
         L = -(1 / B) sum over i of ln(min over j != i of |x_i - x_j|)
 
@@ -387,7 +387,7 @@ class EntropySpread(ReducedObjective):
 
 
 class GlobalOrthogonal(Objective):
-    """The global orthogonal regulariser (GOR): images of different classes as orthogonal as random vectors are.
+    """The global orthogonal regularizer (GOR): images of different classes as orthogonal as random vectors are.
 
     L = M_1^2 + [M_2 - 1/d]_+,   M_k = the mean over pairs of different classes of (cosine of x_i and x_j)^k
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from tfdml.errors import UserError
 from tfdml.evaluation.results import notebook_figure
-from tfdml.report.plots import MARKS, STYLES, colour, draw
+from tfdml.report.plots import MARKS, STYLES, color, draw
 from tfdml.report.queries import class_rows, rank_queries
 from tfdml.report.rendering import csv_link, data_uri, render
 from tfdml.retrieval.exact import check_embeddings, unit_rows
@@ -33,7 +33,7 @@ _LISTED = 40
 def lay_out(embeddings: np.ndarray, *, distance: str = "euclidean", seed: int = 0) -> np.ndarray | None:
     """Places in the plane by t-SNE (van der Maaten and Hinton, 2008) of at most 50 principal components.
 
-    Neighbourhoods are kept, distances between groups are not. The same arguments give the same places.
+    Neighborhoods are kept, distances between groups are not. The same arguments give the same places.
 
     Args:
         embeddings: (n, d).
@@ -78,9 +78,9 @@ def map(
 
     Args:
         embeddings: (N, d).
-        labels: (N,) class ids, drawn as colours; the eight most frequent classes are named. None: one colour.
+        labels: (N,) class ids, drawn as colors; the eight most frequent classes are named. None: one color.
         class_names: What the classes are called.
-        distance: As `nearest_neighbours`.
+        distance: As `nearest_neighbors`.
         seed: Of the choice of images and of t-SNE.
 
     Raises:
@@ -116,7 +116,7 @@ def map(
 def map_html(
     embeddings: np.ndarray,
     dataset: ImageDataset,
-    emphasised: Sequence[int],
+    emphasized: Sequence[int],
     *,
     distance: str = "euclidean",
     seed: int = 0,
@@ -126,18 +126,18 @@ def map_html(
     Args:
         embeddings: (N, d) all images.
         dataset: The images.
-        emphasised: Classes that are worth looking at, the first ones get a colour and a shape of their own.
-        distance: As `nearest_neighbours`.
+        emphasized: Classes that are worth looking at, the first ones get a color and a shape of their own.
+        distance: As `nearest_neighbors`.
         seed: Of the choice of images and of t-SNE.
     """
-    rows = dataset.balanced_rows(_MAX_IMAGES, seed, emphasised[:STYLES])
+    rows = dataset.balanced_rows(_MAX_IMAGES, seed, emphasized[:STYLES])
     places = lay_out(embeddings[rows], distance=distance, seed=seed)
     if places is None:
         return Markup("<p>There are too few different images for a map.</p>")
     classes, class_of, counts = np.unique(dataset.labels[rows], return_inverse=True, return_counts=True)
     names = [str(dataset.class_names.get(label, label)) for label in classes.tolist()]
     number_of = {label: number for number, label in enumerate(classes.tolist())}
-    shown = [number_of[label] for label in emphasised if label in number_of][:STYLES]
+    shown = [number_of[label] for label in emphasized if label in number_of][:STYLES]
     ranked = rank_queries(places, class_of)
     assert ranked is not None
     # As user units, both axes to one scale.
@@ -194,10 +194,10 @@ def _picture(points: np.ndarray, class_of: np.ndarray, shown: Sequence[int], nam
         # A unit of the view box is one of the points' coordinates, as the script takes them.
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, _WIDTH), ylim=(_HEIGHT, 0))
         axes.axis("off")
-        axes.plot(*points[~np.isin(class_of, shown)].T, "o", ms=4, color=colour("dot"), mew=0)
+        axes.plot(*points[~np.isin(class_of, shown)].T, "o", ms=4, color=color("dot"), mew=0)
         for style, number in enumerate(shown):
             x, y = points[class_of == number].T
-            axes.plot(x, y, MARKS[style], ms=10, color=colour(f"s{style}"), mec=colour("card"), mew=0.7)
+            axes.plot(x, y, MARKS[style], ms=10, color=color(f"s{style}"), mec=color("card"), mew=0.7)
 
     marked = ", ".join(names[number] for number in shown)
     label = f"Map of {len(points)} images." + (f" Marked classes: {marked}." if shown else "")

@@ -1,4 +1,4 @@
-"""Figures of a report, drawn by matplotlib as inline SVG in the style sheet's colours: curves and histograms."""
+"""Figures of a report, drawn by matplotlib as inline SVG in the style sheet's colors: curves and histograms."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Curve = Mapping[float, float]
 # A title, the unit, the records, and what to call their values by key.
 _Figure = tuple[str, str, Records, Mapping[str, str]]
 
-# Kinds of points and lines, distinguished by colour, shape and dashes.
+# Kinds of points and lines, distinguished by color, shape and dashes.
 STYLES = 8
 MARKS = "os^vDPX*"
 _DASHES = ("-", *((0, dash) for dash in ((4, 2), (1, 2), (5, 2, 1, 2), (2, 2), (7, 2), (1, 1, 3, 1), (3, 1, 1, 1))))
-# Colours are drawn as #000001, #000002 ... and become the style sheet's variables of these names, so that a figure is
+# Colors are drawn as #000001, #000002 ... and become the style sheet's variables of these names, so that a figure is
 # light or dark as the report is.
-_COLOURS = ("", "ink", "soft", "line", "card", "dot", *(f"s{style}" for style in range(STYLES)))
+_COLORS = ("", "ink", "soft", "line", "card", "dot", *(f"s{style}" for style in range(STYLES)))
 _SIZE = 480.0, 300.0
 # Beyond this many points on a curve, marks on each would run into one another.
 _MARKED_POINTS = 60
@@ -45,9 +45,9 @@ DISTANCE_NAMES = {
 }
 
 
-def colour(name: str) -> str:
+def color(name: str) -> str:
     """Return the placeholder of a variable of the style sheet."""
-    return f"#0000{_COLOURS.index(name):02d}"
+    return f"#0000{_COLORS.index(name):02d}"
 
 
 def draw(plot: Callable[[Figure], None], label: str, width: float, height: float) -> Markup:
@@ -73,7 +73,7 @@ def draw(plot: Callable[[Figure], None], label: str, width: float, height: float
     assert match is not None
     # Ids that are referred to are hashes of the label; those of groups are counted, alike in all figures.
     body = re.sub(r' id="[^"]*_\d+"', "", match[0])
-    body = re.sub(r": #0000(\d\d)", lambda number: f": var(--{_COLOURS[int(number[1])]})", body)
+    body = re.sub(r": #0000(\d\d)", lambda number: f": var(--{_COLORS[int(number[1])]})", body)
     start = Markup('<svg class="figure" viewBox="0 0 {:g} {:g}" role="img" aria-label="{}">')
     return start.format(width, height, label) + Markup(body + "</svg>")  # noqa: S704 - matplotlib escapes text
 
@@ -125,7 +125,7 @@ def curves_html(
         rows: The x that carry a mark and stand in the table; None: all.
         log_x: Whether equal steps along the axis are equal ratios of x.
         points: The name of a curve that is drawn as single points.
-        best: Whether the highest point is ringed and labelled.
+        best: Whether the highest point is ringed and labeled.
     """
     shown = {name: (style % STYLES, curve) for style, (name, curve) in enumerate(curves.items()) if curve}
     if not shown:
@@ -139,7 +139,7 @@ def curves_html(
         from matplotlib import ticker
 
         for name, (style, curve) in shown.items():
-            look: dict[str, Any] = {"color": colour(f"s{style}"), "linestyle": "" if name == points else _DASHES[style]}
+            look: dict[str, Any] = {"color": color(f"s{style}"), "linestyle": "" if name == points else _DASHES[style]}
             marked = [place for place, x in enumerate(curve) if x in rows or name == points]
             if 0 < len(marked) <= _MARKED_POINTS:
                 look |= {"marker": MARKS[style], "markevery": marked}
@@ -161,7 +161,7 @@ def curves_html(
         if best:
             ((_, curve),) = shown.values()
             x = max(curve, key=lambda at: curve[at])
-            axes.plot(x, curve[x], "o", ms=9, mec=colour("s0"), mfc=colour("card"), mew=2.5, clip_on=False)
+            axes.plot(x, curve[x], "o", ms=9, mec=color("s0"), mfc=color("card"), mew=2.5, clip_on=False)
             side, aside = ("right", -8) if 2 * x > min(curve) + max(curve) else ("left", 8)
             note = f"best {curve[x]:{digits}}"
             axes.annotate(note, (x, curve[x]), (aside, 7), textcoords="offset points", ha=side, weight="bold")
@@ -186,7 +186,7 @@ def _described(name: str, curve: Curve, x_label: str, digits: str) -> str:
 
 def _plot_line(axes: Axes, x: float, text: str, line: str, left: bool = False) -> None:
     """Draw a dashed upright line at x, with text next to it."""
-    axes.axvline(x, color=colour(line), ls="--", lw=2)
+    axes.axvline(x, color=color(line), ls="--", lw=2)
     low, high = axes.get_xlim()
     place = (x - low) / (high - low)
     # Unless there is no room between it and the edge.
@@ -234,8 +234,8 @@ def _points(records: Records, along: str, key: str, factor: float = 1) -> dict[f
     return dict(sorted((float(r[along]), factor * float(r[key])) for r in known))
 
 
-# What papers draw of `generalisation` along the training: title, unit, and what each curve is called.
-_GENERALISATION = (
+# What papers draw of `generalization` along the training: title, unit, and what each curve is called.
+_GENERALIZATION = (
     ("λ and the H-divergence", "λ up to 2, divergence up to 1", {"lambda": "λ", "h_divergence": "H-divergence"}),
     (
         "Density of the classes, all images",
@@ -246,22 +246,22 @@ _GENERALISATION = (
 
 
 def objectives_html(records: Records) -> Markup:
-    """Return what objectives report along the training, generalisation and the rate; empty where there are no numbers.
+    """Return what objectives report along the training, generalization and the rate; empty where there are no numbers.
 
     Args:
         records: One mapping per epoch, as `metrics.jsonl` holds them: `epoch`, under `train` what `fit` reports, and
-            perhaps `generalisation`, what `evaluate_generalisation` gives, and `learning_rate`. What an objective
+            perhaps `generalization`, what `evaluate_generalization` gives, and `learning_rate`. What an objective
             reports next to its value begins with its name, as `density_target`.
     """
     records = [record for record in records if record.get("epoch") is not None]
-    train, generalisation = (
+    train, generalization = (
         [{**record[key], "epoch": record["epoch"]} for record in records if record.get(key)]
-        for key in ("train", "generalisation")
+        for key in ("train", "generalization")
     )
     reported = dict.fromkeys(key for record in train for key in record)
     own = [key for key in reported if any(key.startswith(f"{name}_") for name in reported)]
     figures: list[_Figure] = [(key, "in training batches", train, {key: key}) for key in own]
-    figures += [(title, unit, generalisation, curves) for title, unit, curves in _GENERALISATION]
+    figures += [(title, unit, generalization, curves) for title, unit, curves in _GENERALIZATION]
     if len({record["learning_rate"] for record in records if "learning_rate" in record}) > 1:
         figures.append(("Learning rate", "rate", records, {"learning_rate": "learning rate"}))
     return _several(figures, "epoch")
@@ -320,7 +320,7 @@ def histogram_html(
 
     Args:
         histogram: The pairs; None: there are not both kinds.
-        distance: As `nearest_neighbours`.
+        distance: As `nearest_neighbors`.
         run: Whose they are, where the report shows several; its text is then below the figure.
         threshold: A distance to mark; None marks the mean of each kind.
     """
@@ -333,8 +333,8 @@ def histogram_html(
 
     def plot(axes: Axes) -> None:
         positive, negative = (100 * count / count.sum() for count in counts)
-        axes.stairs(negative, shown.edges, fill=True, fc="none", ec=colour("s1"), hatch="///", lw=1.5)
-        axes.stairs(positive, shown.edges, fill=True, fc=(colour("s0"), 0.38), ec=colour("s0"), lw=1.5)
+        axes.stairs(negative, shown.edges, fill=True, fc="none", ec=color("s1"), hatch="///", lw=1.5)
+        axes.stairs(positive, shown.edges, fill=True, fc=(color("s0"), 0.38), ec=color("s0"), lw=1.5)
         axes.set(xlim=(shown.edges[0], shown.edges[-1]), ylim=(0, 1.12 * max(positive.max(), negative.max())))
         if threshold is not None:
             _plot_line(axes, threshold, f"threshold {threshold:.3g}", "ink")
@@ -373,7 +373,7 @@ def roc_curve(measured: Verification, chosen: OperatingPoint) -> Markup:
         axes.plot(
             measured.roc["far"][shown],
             100 * measured.roc["tar"][shown],
-            color=colour("s0"),
+            color=color("s0"),
             drawstyle="steps-post",
             clip_on=False,
         )
@@ -382,7 +382,7 @@ def roc_curve(measured: Verification, chosen: OperatingPoint) -> Markup:
         axes.xaxis.set_minor_locator(ticker.NullLocator())
         far, tar = chosen.far.mean, 100 * chosen.tar.mean
         if far:
-            axes.plot(far, tar, "o", ms=9, mec=colour("s0"), mfc=colour("card"), mew=2.5, clip_on=False)
+            axes.plot(far, tar, "o", ms=9, mec=color("s0"), mfc=color("card"), mew=2.5, clip_on=False)
             axes.annotate(
                 f"threshold {chosen.threshold:.3g}", (far, tar), (-10, 6), "data", "offset points", ha="right"
             )

@@ -1,4 +1,4 @@
-"""What one search of every query finds: its neighbours, Recall@K, queries to look at, and results by class."""
+"""What one search of every query finds: its neighbors, Recall@K, queries to look at, and results by class."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does n
 _DEPTH = 1000
 # What is looked at of every query, at least: most find an image of their class within it.
 _AT_FIRST = 32
-# Neighbours that are kept, to be shown.
+# Neighbors that are kept, to be shown.
 _KEPT = 8
 _GROUPS = {
     "random": ("Typical", "drawn at random"),
-    "worst": ("Hardest", "fewest neighbours of the query’s own class"),
-    "best": ("Best", "most neighbours of the query’s own class"),
+    "worst": ("Hardest", "fewest neighbors of the query’s own class"),
+    "best": ("Best", "most neighbors of the query’s own class"),
     "better": ("Better", "another run finds more than {first}"),
     "worse": ("Worse", "another run finds less than {first}"),
 }
@@ -38,7 +38,7 @@ class RankedQueries:
     """What N queries find among their `depth` nearest gallery images.
 
     Args:
-        depth: How many neighbours were looked at.
+        depth: How many neighbors were looked at.
         matches: (N,) how many gallery images share the query's class, itself not counted.
         first_hit: (N,) rank, from 1, of the nearest image of the query's class; 0: not among `depth`.
         wrong: (N,) gallery row of the nearest image of another class; -1: not among `depth`.
@@ -68,12 +68,12 @@ class RankedQueries:
         found = np.bincount(ranks, minlength=self.depth + 1)[1:]
         return np.cumsum(found) / len(ranks) if len(ranks) else np.zeros(0)
 
-    def neighbours(self, query: int) -> Iterator[tuple[int, float, bool]]:
-        """Row, distance, and whether it is of the query's class, of each neighbour that is kept."""
+    def neighbors(self, query: int) -> Iterator[tuple[int, float, bool]]:
+        """Row, distance, and whether it is of the query's class, of each neighbor that is kept."""
         return zip(*(values[query].tolist() for values in (self.rows, self.distances, self.hits)), strict=True)
 
     def right(self, query: int) -> str:
-        """How many of the neighbours that are kept are right, in words."""
+        """How many of the neighbors that are kept are right, in words."""
         return f"{int(self.hits[query].sum())} of {len(self.hits[query])} right"
 
 
@@ -94,12 +94,12 @@ def rank_queries(
         labels: (N,) their class ids.
         gallery: (G, d); None: all-to-all.
         gallery_labels: (G,).
-        relevance: As `evaluate_retrieval`, without levels. No image that is ignored is among the neighbours.
-        depth: How many neighbours to look at, fewer where the gallery is smaller.
-        distance: As `nearest_neighbours`.
+        relevance: As `evaluate_retrieval`, without levels. No image that is ignored is among the neighbors.
+        depth: How many neighbors to look at, fewer where the gallery is smaller.
+        distance: As `nearest_neighbors`.
 
     Returns:
-        None where there is only one image, hence no neighbour.
+        None where there is only one image, hence no neighbor.
     """
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, relevance=relevance)
     depth = min(depth, task.available - task.relevance.most_ignored)
@@ -107,7 +107,7 @@ def rank_queries(
         return None
     matches = task.matches
 
-    # One more than R neighbours: they hold an image of another class.
+    # One more than R neighbors: they hold an image of another class.
     shallow = min(depth, max(_AT_FIRST, int(matches.max()) + 1))
     first_hit, wrong = np.zeros(len(labels), np.int64), np.zeros(len(labels), np.int64)
     average_precision, kept = np.full(len(labels), np.nan), []
@@ -140,7 +140,7 @@ def choose_examples(
     """Which queries to show.
 
     Of one run, about two fifths are drawn at random, the rest are the worst and the best in equal parts, by average
-    precision among the neighbours that are kept. Of several, a third each are better than under the first run and worse
+    precision among the neighbors that are kept. Of several, a third each are better than under the first run and worse
     than under it, by the run that differs most, the others are drawn. All are of different classes as far as there are
     enough, and have an image of their class to find.
 
@@ -178,12 +178,12 @@ def choose_examples(
 
 @dataclasses.dataclass(frozen=True)
 class HeatMap:
-    """What a query has in common with a neighbour.
+    """What a query has in common with a neighbor.
 
     Args:
-        hit: Whether the neighbour is of the query's class.
+        hit: Whether the neighbor is of the query's class.
         similarity: Their cosine similarity, in the view that the embedder takes.
-        pictures: The query and the neighbour with their heat maps, (S, S, 3) uint8.
+        pictures: The query and the neighbor with their heat maps, (S, S, 3) uint8.
     """
 
     hit: bool
@@ -205,7 +205,7 @@ def heat_maps(
 
     first = view(queries, query)
     nearest: dict[bool, int] = {}
-    for row, _, hit in ranked.neighbours(query):
+    for row, _, hit in ranked.neighbors(query):
         nearest.setdefault(hit, row)
     result = []
     for hit, row in sorted(nearest.items(), reverse=True):
@@ -224,7 +224,7 @@ def examples_html(
     count: int,
     embedder: Any = None,
 ) -> Markup:
-    """Return some queries in groups, each with its neighbours under every run.
+    """Return some queries in groups, each with its neighbors under every run.
 
     Args:
         runs: What each run finds, by its name.
@@ -283,7 +283,7 @@ def class_rows(ranked: RankedQueries, labels: np.ndarray, targets: np.ndarray) -
     classes, place, images = np.unique(labels, return_inverse=True, return_counts=True)
     recall = _means(ranked.first_hit == 1, place, len(classes), ranked.answerable)
     map_at_r = _means(ranked.average_precision, place, len(classes), np.isfinite(ranked.average_precision))
-    # The first wrong neighbour's class, by class of the query: the most frequent pair wins, of equals the lower id.
+    # The first wrong neighbor's class, by class of the query: the most frequent pair wins, of equals the lower id.
     known = ranked.wrong >= 0
     pairs, times = np.unique(np.stack([place[known], targets[ranked.wrong[known]]]), axis=1, return_counts=True)
     nearest: dict[int, tuple[int, int]] = {}
@@ -323,7 +323,7 @@ class Confusion:
         queries: How many queries of that class have an image of it to find.
         reverse: How many there are the other way round.
         query: The one of them whose nearest image is nearest.
-        neighbour: That image's gallery row.
+        neighbor: That image's gallery row.
         distance: How far it is.
     """
 
@@ -333,7 +333,7 @@ class Confusion:
     queries: int
     reverse: int
     query: int
-    neighbour: int
+    neighbor: int
     distance: float
 
 

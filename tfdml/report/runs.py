@@ -23,10 +23,10 @@ class Run:
         result: What `result.json` holds: `metrics` as `evaluate_retrieval` gives them, fractions, with `intervals` of
             `confidence_intervals` among them or next to them; if measured, `metrics_before` the training,
             `metrics_moments` of a `MomentEmbedder`, `metrics_orders` by order of HORDE's moments; among the metrics
-            `parts` as `part_protocol` gives them; among or next to them `generalisation` as `evaluate_generalisation`
+            `parts` as `part_protocol` gives them; among or next to them `generalization` as `evaluate_generalization`
             does; `dataset`, `protocol` and `selection` in words.
         history: One mapping per epoch, what `metrics.jsonl` holds: `epoch`, metrics of unseen classes as `test`, and
-            perhaps of `seen` classes, `orders`, `generalisation`, and what `fit` reports as `train`; empty where there
+            perhaps of `seen` classes, `orders`, `generalization`, and what `fit` reports as `train`; empty where there
             is no such file.
         flags: Its flags by name; empty where there is no `flags.txt`.
         environment: What `environment.json` holds; empty where there is no such file.
@@ -66,9 +66,9 @@ class Run:
         return plain_intervals(self.result.get("intervals"), self.result["metrics"])
 
     @property
-    def generalisation(self) -> dict[str, float]:
-        """The measures of generalisation."""
-        return numbers(self.result.get("generalisation") or self.result["metrics"].get("generalisation") or {})
+    def generalization(self) -> dict[str, float]:
+        """The measures of generalization."""
+        return numbers(self.result.get("generalization") or self.result["metrics"].get("generalization") or {})
 
     @property
     def measured(self) -> list[dict[str, Any]]:

@@ -3,11 +3,11 @@
 from tfdml.retrieval.confusable import confusable_classes as confusable_classes
 from tfdml.retrieval.database import SCHEMES as SCHEMES
 from tfdml.retrieval.database import GalleryDatabase as GalleryDatabase
-from tfdml.retrieval.database import Neighbours as Neighbours
+from tfdml.retrieval.database import Neighbors as Neighbors
 from tfdml.retrieval.database import connect as connect
 from tfdml.retrieval.database import is_gallery as is_gallery
-from tfdml.retrieval.exact import nearest_neighbours as nearest_neighbours
-from tfdml.retrieval.exact import neighbour_blocks as neighbour_blocks
+from tfdml.retrieval.exact import nearest_neighbors as nearest_neighbors
+from tfdml.retrieval.exact import neighbor_blocks as neighbor_blocks
 from tfdml.retrieval.faiss_index import GalleryIndex as GalleryIndex
 from tfdml.retrieval.faiss_index import IndexRecall as IndexRecall
 from tfdml.retrieval.faiss_index import build_index as build_index
@@ -19,4 +19,4 @@ from tfdml.retrieval.indexing import index_embeddings as index_embeddings
 from tfdml.retrieval.reranking import Whitening as Whitening
 from tfdml.retrieval.reranking import expand_queries as expand_queries
 from tfdml.retrieval.reranking import fit_whitening as fit_whitening
-from tfdml.retrieval.reranking import k_reciprocal_neighbours as k_reciprocal_neighbours
+from tfdml.retrieval.reranking import k_reciprocal_neighbors as k_reciprocal_neighbors

@@ -6,7 +6,7 @@ import numpy as np
 
 from tfdml.errors import UserError
 from tfdml.pairwise import integer_labels
-from tfdml.retrieval.exact import check_embeddings, neighbour_blocks, unit_rows
+from tfdml.retrieval.exact import check_embeddings, neighbor_blocks, unit_rows
 
 
 def confusable_classes(
@@ -59,7 +59,7 @@ def confusable_classes(
         positive = _mean_positive_cosines(embeddings, own, counts)
         highest = np.where(counts[own] > 1, positive - relative_margin * np.abs(positive), np.inf)
     votes = []
-    blocks = neighbour_blocks(
+    blocks = neighbor_blocks(
         embeddings,
         k=min(skip_top + neighbors, len(own) - int(counts.min())),
         distance="cosine",

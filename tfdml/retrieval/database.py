@@ -384,12 +384,12 @@ class About:
 
 
 @dataclasses.dataclass(frozen=True)
-class Neighbours:
-    """What a search found: row i holds the neighbours of query i, nearest first, equally near ones by id.
+class Neighbors:
+    """What a search found: row i holds the neighbors of query i, nearest first, equally near ones by id.
 
     Args:
         ids: (N, k) str objects, None where fewer than k rows were found.
-        distances: (N, k) float32, as `nearest_neighbours` measures them; infinite where there is no id.
+        distances: (N, k) float32, as `nearest_neighbors` measures them; infinite where there is no id.
         attributes: (N, k) objects by name, None likewise.
     """
 
@@ -401,7 +401,7 @@ class Neighbours:
 class GalleryDatabase(abc.ABC):
     """A gallery in a database: rows of an id, a vector and attributes; a context manager. Made by `connect`.
 
-    - A score is the distance that `nearest_neighbours` gives, float32: `euclidean`, `sqeuclidean`, `cosine`
+    - A score is the distance that `nearest_neighbors` gives, float32: `euclidean`, `sqeuclidean`, `cosine`
       (1 - cos, of which a zero vector has 0 with everything) or `dot` (the negative product). The database chooses the
       candidates, a few more than k; they are measured and ordered here, so that the order is the same in each.
     - Equal distances are ordered by id. Where candidates at one distance reach beyond those that were fetched, more
@@ -516,12 +516,12 @@ class GalleryDatabase(abc.ABC):
         with self._as_user_error("cannot be written"):
             return sum(self._delete(names[part]) for part in row_blocks(len(names), 1000))
 
-    def search(self, vectors: Any, k: int = 10, filter: Mapping[str, Any] | None = None) -> Neighbours:
+    def search(self, vectors: Any, k: int = 10, filter: Mapping[str, Any] | None = None) -> Neighbors:
         """Return the k nearest rows of every query, nearest first.
 
         Args:
-            vectors: (N, d) queries, normalised or not.
-            k: How many neighbours, 1 .. 4,096.
+            vectors: (N, d) queries, normalized or not.
+            k: How many neighbors, 1 .. 4,096.
             filter: The values that attributes must equal; None: all rows.
 
         Raises:
@@ -535,7 +535,7 @@ class GalleryDatabase(abc.ABC):
         asked = self._placed(checked_vectors(vectors, "query embeddings", about.dimension))
         conditions = checked_filter(filter, about.attributes)
         shape = (len(asked), k)
-        found = Neighbours(
+        found = Neighbors(
             np.full(shape, None, object),
             np.full(shape, np.inf, np.float32),
             {name: np.full(shape, None, object) for name in about.attributes},
@@ -550,7 +550,7 @@ class GalleryDatabase(abc.ABC):
         return found
 
     def _fill(
-        self, found: Neighbours, asked: np.ndarray, pending: np.ndarray, fetch: int, conditions: dict[str, Any]
+        self, found: Neighbors, asked: np.ndarray, pending: np.ndarray, fetch: int, conditions: dict[str, Any]
     ) -> np.ndarray:
         """Fetch candidates of the pending queries and rank them; which queries need more of them."""
         again = []

@@ -1,4 +1,4 @@
-"""Exact nearest neighbours by brute force: checks of embeddings, blocks of scores, the few best of each row."""
+"""Exact nearest neighbors by brute force: checks of embeddings, blocks of scores, the few best of each row."""
 
 import concurrent.futures
 import contextlib
@@ -93,7 +93,7 @@ def check_own_rows(own_rows: Any, num_queries: int, num_gallery: int) -> np.ndar
     return array.astype(np.int64)
 
 
-def neighbour_blocks(
+def neighbor_blocks(
     queries: Any,
     gallery: Any = None,
     *,
@@ -104,18 +104,18 @@ def neighbour_blocks(
     ignored: Ignored | None = None,
     most_ignored: int = 0,
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Return the neighbours that `nearest_neighbours` returns, one block of queries at a time.
+    """Return the neighbors that `nearest_neighbors` returns, one block of queries at a time.
 
     For when (N, k) is too large to hold. Same arguments, same results. A gallery that is memory-mapped (`np.memmap`,
     or a slice of one) is searched chunk by chunk, for embeddings beyond the memory; the result is the same.
 
     Args:
-        queries: As `nearest_neighbours`.
-        gallery: As `nearest_neighbours`.
-        k: As `nearest_neighbours`.
-        distance: As `nearest_neighbours`.
-        own_rows: As `nearest_neighbours`.
-        memory_budget: As `nearest_neighbours`.
+        queries: As `nearest_neighbors`.
+        gallery: As `nearest_neighbors`.
+        k: As `nearest_neighbors`.
+        distance: As `nearest_neighbors`.
+        own_rows: As `nearest_neighbors`.
+        memory_budget: As `nearest_neighbors`.
         ignored: Called with a slice of queries and their candidates (B, m), rows of the gallery; (B, m) bool, which of
             them are left out. Where fewer than k are left, the row is -1 and the distance infinite.
         most_ignored: The most rows that `ignored` leaves out for one query.
@@ -124,7 +124,7 @@ def neighbour_blocks(
         The slice of queries, their (B, k) int64 gallery rows and their (B, k) float32 distances.
 
     Raises:
-        UserError: As `nearest_neighbours`, before anything is computed.
+        UserError: As `nearest_neighbors`, before anything is computed.
     """
     check_choice("distance", distance, DISTANCES)
     queries, gallery, own_rows = check_sides(queries, gallery, own_rows)
@@ -156,7 +156,7 @@ def is_memory_mapped(array: np.ndarray) -> bool:
     return False
 
 
-def nearest_neighbours(
+def nearest_neighbors(
     queries: Any,
     gallery: Any = None,
     *,
@@ -168,7 +168,7 @@ def nearest_neighbours(
     """Return the k nearest gallery images of every query, nearest first, by exact search.
 
     Every query is compared with every gallery image: one matrix product per block of queries, then the few best
-    of each row. All-to-all (no `gallery`), a query is left out of its own neighbours by identity: copies of it
+    of each row. All-to-all (no `gallery`), a query is left out of its own neighbors by identity: copies of it
     stay, at distance 0. Equal distances are ordered by gallery row, lower first.
 
     Precision: candidates are chosen by float32 products of embeddings shifted to the gallery's mean, whose error
@@ -178,9 +178,9 @@ def nearest_neighbours(
     GPU, TF32 is switched off meanwhile.
 
     Args:
-        queries: (N, d) embeddings, normalised or not.
+        queries: (N, d) embeddings, normalized or not.
         gallery: (G, d) embeddings to search; None: the queries themselves.
-        k: How many neighbours, at most G (less one where the query's own row is left out).
+        k: How many neighbors, at most G (less one where the query's own row is left out).
         distance: `"euclidean"`: |q - g|; `"sqeuclidean"`: |q - g|^2; `"cosine"`: 1 - cos(q, g), where a zero
             vector has cosine 0 with everything; `"dot"`: -<q, g>.
         own_rows: (N,) the gallery row that holds each query itself, for queries that are a part of the gallery.
@@ -196,12 +196,12 @@ def nearest_neighbours(
 
     Example:
         >>> import numpy as np
-        >>> indices, distances = nearest_neighbours(np.array([[0.0], [1.0], [3.0]]), k=1)
+        >>> indices, distances = nearest_neighbors(np.array([[0.0], [1.0], [3.0]]), k=1)
         >>> indices.ravel().tolist(), distances.ravel().tolist()
         ([1, 0, 1], [1.0, 1.0, 2.0])
     """
     blocks = list(
-        neighbour_blocks(queries, gallery, k=k, distance=distance, own_rows=own_rows, memory_budget=memory_budget)
+        neighbor_blocks(queries, gallery, k=k, distance=distance, own_rows=own_rows, memory_budget=memory_budget)
     )
     return np.concatenate([indices for _, indices, _ in blocks]), np.concatenate([d for _, _, d in blocks])
 
@@ -216,7 +216,7 @@ def _mapped_blocks(
     ignored: Ignored | None,
     most_ignored: int,
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Yield what `neighbour_blocks` yields, holding a block of queries and a chunk of the gallery at a time.
+    """Yield what `neighbor_blocks` yields, holding a block of queries and a chunk of the gallery at a time.
 
     The k nearest of the whole are among the k nearest of each chunk, and distances are measured in one frame, so
     that the result is that of a search in memory. The gallery is read once, and once more for every block of queries.
@@ -224,19 +224,19 @@ def _mapped_blocks(
     Args:
         queries: (N, d) float32.
         gallery: (G, d) float32.
-        k: How many neighbours.
-        distance: As `nearest_neighbours`.
+        k: How many neighbors.
+        distance: As `nearest_neighbors`.
         own_rows: (N,) the gallery row of each query itself, or None.
         memory_budget: Bytes that a block of queries, a chunk of the gallery and their scores may take, each.
-        ignored: As `neighbour_blocks`.
-        most_ignored: As `neighbour_blocks`.
+        ignored: As `neighbor_blocks`.
+        most_ignored: As `neighbor_blocks`.
 
     Yields:
         The slice of queries, their (B, k) int64 gallery rows and their (B, k) float32 distances.
     """
     shift, unit = frame_of(queries, gallery, distance)
     dim = gallery.shape[1]
-    # Three copies of a chunk are alive at once; of a query, two, and two lists of neighbours that are being merged.
+    # Three copies of a chunk are alive at once; of a query, two, and two lists of neighbors that are being merged.
     chunk_rows = min(max(memory_budget // (12 * dim), k), len(gallery))
     block_rows = max(memory_budget // (8 * dim + 72 * k), 1)
     for block in row_blocks(len(queries), block_rows):

@@ -20,7 +20,7 @@ KINDS = ("ivf", "hnsw", "flat")
 STORAGES = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8", "binary": "LSH"}
 # Rows that are read, checked and handed to faiss at once.
 _BLOCK_BYTES = 2**26
-# Rows that the centres of a list are found from.
+# Rows that the centers of a list are found from.
 _TRAINING_ROWS_PER_LIST = 64
 # An index file is one of faiss with these lines behind it, which faiss does not read.
 _TRAILER = b"\ntfdml-index "
@@ -86,16 +86,16 @@ class GalleryIndex:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the k nearest gallery images that the index finds for every query, nearest first.
 
-        What `nearest_neighbours` returns, save that images may be missed: how many, `index_recall` measures. Equal
+        What `nearest_neighbors` returns, save that images may be missed: how many, `index_recall` measures. Equal
         distances that are found are ordered by gallery row. Distances of binary codes are numbers of bits.
 
         Args:
             queries: (N, d) embeddings.
-            k: How many neighbours, at most the gallery (less one with `own_rows`).
+            k: How many neighbors, at most the gallery (less one with `own_rows`).
             effort: What is searched for each query: this many lists (`ivf`), or this many images kept on the way
                 through the graph (`hnsw`, at least k). More finds more and takes longer; all lists are exact. None:
                 `default_effort`.
-            own_rows: (N,) the gallery row that holds each query itself, left out of its neighbours.
+            own_rows: (N,) the gallery row that holds each query itself, left out of its neighbors.
 
         Returns:
             (N, k) int64 gallery rows and (N, k) float32 distances; row -1 at distance infinity where the lists
@@ -132,7 +132,7 @@ class GalleryIndex:
         return _faiss().SearchParametersHNSW(efSearch=min(max(effort, wanted), len(self)))
 
     def _distances(self, scores: np.ndarray) -> np.ndarray:
-        """Return what `nearest_neighbours` calls the distance, from faiss's inner products or squared distances."""
+        """Return what `nearest_neighbors` calls the distance, from faiss's inner products or squared distances."""
         if isinstance(self.index, _faiss().IndexLSH):
             return scores
         if self.distance == "dot":
@@ -171,7 +171,7 @@ def build_index(
 ) -> GalleryIndex:
     """Return an index of a gallery, for approximate search.
 
-    `ivf`: k-means divides the gallery into lists; a query is compared with the images of the few lists whose centres
+    `ivf`: k-means divides the gallery into lists; a query is compared with the images of the few lists whose centers
     are nearest (Jegou et al., 2011, "Product quantization for nearest neighbor search", without the quantization).
     `hnsw`: every image is linked to near ones, and a query walks that graph (Malkov and Yashunin, 2018); it takes
     longer to build and more memory, and answers sooner. Its order of adding images depends on threads, so that two
@@ -179,10 +179,10 @@ def build_index(
     with every image, as the storage keeps it.
 
     Args:
-        gallery: (N, d) embeddings. Of a memory-mapped array, a sample to find the centres and one block after another
+        gallery: (N, d) embeddings. Of a memory-mapped array, a sample to find the centers and one block after another
             are read.
         kind: `"ivf"`, `"hnsw"` or `"flat"`.
-        distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`, as `nearest_neighbours`.
+        distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`, as `nearest_neighbors`.
         lists: How many lists `ivf` has; None: about 2 sqrt(N).
         links: How many links an image of `hnsw` has, 2 .. 256.
         storage: How the index keeps vectors: `"float32"`, as they are; `"float16"` or `"int8"`, rounded, in a half or
@@ -266,13 +266,13 @@ def load_index(path: str | os.PathLike, *, mapped: bool = False) -> GalleryIndex
 
 @dataclasses.dataclass(frozen=True)
 class IndexRecall:
-    """How many of the true neighbours an index finds.
+    """How many of the true neighbors an index finds.
 
     Args:
         recall: The mean, over the sampled queries, of the share of the k nearest images that are found.
         standard_error: Its standard error, the standard deviation over queries by the root of their number.
         queries: How many queries were sampled.
-        k: Of how many neighbours.
+        k: Of how many neighbors.
         effort: As `GalleryIndex.search`.
     """
 
@@ -301,8 +301,8 @@ def index_recall(
     Args:
         index: The index.
         gallery: (G, d) the embeddings that it was built from, in memory or memory-mapped.
-        queries: (N, d) to sample from; None: the gallery, each query left out of its own neighbours.
-        k: How many neighbours.
+        queries: (N, d) to sample from; None: the gallery, each query left out of its own neighbors.
+        k: How many neighbors.
         efforts: What to measure, see `GalleryIndex.search`; None: the default effort.
         sample: How many queries; all, where there are fewer.
         seed: Of the sample.
@@ -326,7 +326,7 @@ def index_recall(
     pool = gallery if queries is None else queries
     chosen = np.sort(np.random.default_rng(seed).choice(len(pool), min(sample, len(pool)), replace=False))
     asked, gallery, own_rows = exact.check_sides(pool[chosen], gallery, chosen if queries is None else None)
-    nearest, _ = exact.nearest_neighbours(asked, gallery, k=k, distance=index.distance, own_rows=own_rows)
+    nearest, _ = exact.nearest_neighbors(asked, gallery, k=k, distance=index.distance, own_rows=own_rows)
     farthest = _far(asked, gallery, nearest, index.distance).max(axis=1, keepdims=True)
 
     for effort in [index.default_effort] if efforts is None else efforts:
@@ -347,7 +347,7 @@ def rescore(
         gallery: (G, d) float32 or float16 embeddings, in memory or memory-mapped; only candidates are read.
         rows: (N, m) gallery rows, such as a search of codes returns them; -1 for none.
         k: How many neighbors, at most m.
-        distance: As `nearest_neighbours`.
+        distance: As `nearest_neighbors`.
 
     Returns:
         (N, k) int64 gallery rows and (N, k) float32 distances; row -1 at distance infinity where there are fewer.

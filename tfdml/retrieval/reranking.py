@@ -13,7 +13,7 @@ from tfdml.errors import UserError
 from tfdml.layers import PrincipalComponents
 from tfdml.retrieval import exact
 
-# Numbers of the gathered neighbours that are held at once: 64 MB.
+# Numbers of the gathered neighbors that are held at once: 64 MB.
 _GATHERED_AT_ONCE = 2**24
 
 
@@ -31,7 +31,7 @@ class Search:
     gallery: np.ndarray
     leave_one_out: bool
 
-    def neighbours(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def neighbors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the k nearest gallery images of every query, all where they are fewer.
 
         Returns:
@@ -39,7 +39,7 @@ class Search:
         """
         k = min(k, len(self.gallery) - self.leave_one_out)
         own = np.arange(len(self.queries)) if self.leave_one_out else None
-        rows, distances = exact.nearest_neighbours(self.queries, self.gallery, k=k, distance="cosine", own_rows=own)
+        rows, distances = exact.nearest_neighbors(self.queries, self.gallery, k=k, distance="cosine", own_rows=own)
         return rows, 1 - distances
 
 
@@ -51,10 +51,10 @@ def search_of(queries: Any, gallery: Any = None) -> Search:
         gallery: (G, d) what is searched; None: each query in all others.
 
     Raises:
-        UserError: As `nearest_neighbours`; there is nothing to search in.
+        UserError: As `nearest_neighbors`; there is nothing to search in.
 
     Example:
-        >>> search_of(np.eye(3)).neighbours(2)[0].tolist()
+        >>> search_of(np.eye(3)).neighbors(2)[0].tolist()
         [[1, 2], [0, 2], [0, 1]]
     """
     queries, gallery, _ = exact.check_sides(queries, gallery)
@@ -146,7 +146,7 @@ def expand_queries(queries: Any, gallery: Any = None, *, k: int = 10, alpha: flo
     Args:
         queries: (N, d) embeddings.
         gallery: (G, d) what they are searched in; None: each in all others.
-        k: How many neighbours; all where there are fewer.
+        k: How many neighbors; all where there are fewer.
         alpha: The exponent, at least 0.
 
     Returns:
@@ -154,7 +154,7 @@ def expand_queries(queries: Any, gallery: Any = None, *, k: int = 10, alpha: flo
 
     Raises:
         ValueError: `k` or `alpha` is out of range.
-        UserError: As `nearest_neighbours`.
+        UserError: As `nearest_neighbors`.
 
     Example:
         >>> expand_queries(np.array([[1.0, 0.0]]), np.array([[0.6, 0.8], [-1.0, 0.0]]), k=1, alpha=0).round(3)
@@ -169,7 +169,7 @@ def expand_queries(queries: Any, gallery: Any = None, *, k: int = 10, alpha: flo
 def expanded_queries(search: Search, k: int, alpha: float) -> np.ndarray:
     """(N, d) the expanded queries of a search; see `expand_queries`."""
     k, alpha = integer("k", k, at_least=1), number("alpha", alpha, at_least=0)
-    rows, similarities = search.neighbours(k)
+    rows, similarities = search.neighbors(k)
     result = np.empty_like(search.queries)
     for part in blocks(len(rows), rows.shape[1] * search.queries.shape[1]):
         weights = (np.maximum(similarities[part], 0) ** np.float32(alpha)).astype(np.float32)
@@ -203,7 +203,7 @@ class Reciprocal:
         """
         mine, theirs = slice(*self.codes.indptr[image : image + 2]), self.codes[others]
         scratch[self.codes.indices[mine]] = self.codes.data[mine]
-        # No row is empty: an image is its own neighbour.
+        # No row is empty: an image is its own neighbor.
         least = np.add.reduceat(np.minimum(scratch[theirs.indices], theirs.data), theirs.indptr[:-1])
         scratch[self.codes.indices[mine]] = 0
         return 1 - least / (self.sums[image] + self.sums[others] - least)
@@ -212,7 +212,7 @@ class Reciprocal:
 def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
     """Return the vectors V of all images.
 
-    L_i lists image i itself and then its nearest others. With k-reciprocal neighbours
+    L_i lists image i itself and then its nearest others. With k-reciprocal neighbors
     R(i, k) = {j in the first k + 1 of L_i : i in the first k + 1 of L_j}:
 
     1. R*(i) = R(i, k1), joined with R(j, k1 / 2) of each j in it that shares two thirds of it:
@@ -226,7 +226,7 @@ def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
         k2: k2, at most n.
     """
     count = len(images)
-    rows, _ = exact.nearest_neighbours(images, k=max(k1, k2 - 1, 1), distance="cosine")
+    rows, _ = exact.nearest_neighbors(images, k=max(k1, k2 - 1, 1), distance="cosine")
     lists = np.concatenate([np.arange(count)[:, None], rows], axis=1)
     near, half = _mutual(lists[:, : k1 + 1]), _mutual(lists[:, : k1 // 2 + 1])
     sizes = half.sum(axis=1)
@@ -264,7 +264,7 @@ def _mutual(lists: np.ndarray) -> sparse.csr_array:
     return listed.multiply(listed.T).tocsr()
 
 
-def k_reciprocal_neighbours(
+def k_reciprocal_neighbors(
     queries: Any,
     gallery: Any = None,
     *,
@@ -279,7 +279,7 @@ def k_reciprocal_neighbours(
     d_J is the Jaccard distance of the vectors V that `encode` makes, 1 - sum min(V_q, V_g) / sum max(V_q, V_g). All-to-
     all the images are those given, each once: the query is one of them, and its own row is left out of its answer.
     With a gallery they are the queries and the gallery together, as in the authors' code: the other queries take part
-    in the lists of neighbours, though not in the answer.
+    in the lists of neighbors, though not in the answer.
 
     The authors published MATLAB code, and list a version in Python. This function differs from them in two places and
     follows the paper there: both divide each row of d by its largest value, and both ask for more than two thirds
@@ -293,8 +293,8 @@ def k_reciprocal_neighbours(
     Args:
         queries: (N, d) embeddings.
         gallery: (G, d) what they are searched in; None: each in all others.
-        k: How many neighbours; all where there are fewer.
-        k1: Neighbours that may be reciprocal.
+        k: How many neighbors; all where there are fewer.
+        k1: Neighbors that may be reciprocal.
         k2: Images that the local query expansion takes the mean of; 1: none.
         weight: Of d, the paper's lambda, 0 .. 1.
         top: How many of each query's nearest images are re-ranked.
@@ -304,22 +304,22 @@ def k_reciprocal_neighbours(
 
     Raises:
         ValueError: A number is out of range.
-        UserError: As `nearest_neighbours`.
+        UserError: As `nearest_neighbors`.
 
     Example:
         >>> points = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-        >>> k_reciprocal_neighbours(points, k=1, k1=1, k2=1)[0].ravel().tolist()
+        >>> k_reciprocal_neighbors(points, k=1, k1=1, k2=1)[0].ravel().tolist()
         [1, 0, 3, 2]
 
     Source: Zhong, Zheng, Cao and Li, "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR 2017, eq. 1
     and 3 to 12.
     """
-    return Reranked.of(search_of(queries, gallery), k1, k2, weight, top).neighbours(k)
+    return Reranked.of(search_of(queries, gallery), k1, k2, weight, top).neighbors(k)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reranked:
-    """A search whose answers are re-ranked; see `k_reciprocal_neighbours`."""
+    """A search whose answers are re-ranked; see `k_reciprocal_neighbors`."""
 
     search: Search
     reciprocal: Reciprocal
@@ -341,9 +341,9 @@ class Reranked:
         images = search.gallery if search.leave_one_out else np.concatenate([search.queries, search.gallery])
         return cls(search, encode(images, min(k1, len(images) - 1), min(k2, len(images))), weight, top)
 
-    def neighbours(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def neighbors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """(N, k) rows, and distances d*; infinite for those that were not re-ranked."""
-        rows, similarities = self.search.neighbours(max(k, self.top))
+        rows, similarities = self.search.neighbors(max(k, self.top))
         first = 0 if self.search.leave_one_out else len(self.search.queries)
         result = np.full(rows.shape, np.inf, np.float32)
         top = min(self.top, rows.shape[1])

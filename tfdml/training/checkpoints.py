@@ -66,7 +66,7 @@ def first_not_finite(learner: MetricLearner) -> str | None:
 
 
 def variables(learner: MetricLearner) -> dict[str, Any]:
-    """Return what a step changes: weights, BatchNorm statistics, random states, metrics and the optimiser's slots."""
+    """Return what a step changes: weights, BatchNorm statistics, random states, metrics and the optimizer's slots."""
     groups = parts(learner) | {_METRICS: learner.metrics_variables, _OPTIMIZER: learner.optimizer.variables}
     grouped = {id(variable) for members in groups.values() for variable in members}
     groups[_OTHERS] = [variable for variable in learner.variables if id(variable) not in grouped]
@@ -145,7 +145,7 @@ def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], 
 
 
 def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | None = None) -> TrainingState | None:
-    """Load the newest checkpoint that can be used into the learner and its optimiser; None if there is none.
+    """Load the newest checkpoint that can be used into the learner and its optimizer; None if there is none.
 
     Newer ones, which cannot, are renamed, so that they are not taken for the newest when the run continues.
 

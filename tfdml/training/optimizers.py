@@ -1,9 +1,9 @@
-"""Optimisers with a rate per part and layer of the learner, weight decay, clipping and averages; schedules of rates.
+"""Optimizers with a rate per part and layer of the learner, weight decay, clipping and averages; schedules of rates.
 
 Adam, AdamW and SGD are also here as PyTorch computes them, where Keras computes something else.
 With g the gradient, r the rate, t the step from 1, e epsilon and u the momentum:
 
-| optimiser | Keras, TensorFlow and Caffe | PyTorch |
+| optimizer | Keras, TensorFlow and Caffe | PyTorch |
 |---|---|---|
 | Adam, AdamW | r sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + e) | r / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + e) |
 | SGD with momentum | s = u s + r g, x -= s | s = u s + g, x -= r s |
@@ -36,7 +36,7 @@ def step_schedule(learning_rate: float, drop_steps: list[int], factor: float):
 
     Args:
         learning_rate: The rate at step 0.
-        drop_steps: Ascending optimiser steps; from each on, the rate is lower.
+        drop_steps: Ascending optimizer steps; from each on, the rate is lower.
         factor: What each drop multiplies by.
 
     Example:
@@ -300,7 +300,7 @@ def layer_factor(depth: float, decay: float) -> float:
 
 @contextlib.contextmanager
 def averaged(learner) -> Iterator[None]:
-    """Enter a block in which the learner has the averages of its weights, where its optimiser keeps them.
+    """Enter a block in which the learner has the averages of its weights, where its optimizer keeps them.
 
     With a share m, after step t from 0 a weight w has the average a:
 
@@ -310,7 +310,7 @@ def averaged(learner) -> Iterator[None]:
     is not trained, such as the statistics of BatchNorm, is as training left it.
 
     Args:
-        learner: Compiled with an optimiser of `build_optimizer`.
+        learner: Compiled with an optimizer of `build_optimizer`.
 
     Example:
         >>> learner.compile(build_optimizer("adam", learner, 1e-3, ema=0.999))
@@ -330,7 +330,7 @@ def averaged(learner) -> Iterator[None]:
 
 
 class _Slots:
-    """What an optimiser remembers of a variable, which Keras keeps by the variable's index."""
+    """What an optimizer remembers of a variable, which Keras keeps by the variable's index."""
 
     def _of(self, slots, variable):
         return slots[workarounds.index_in(self, variable)]
@@ -440,7 +440,7 @@ _DECOUPLED = (keras.optimizers.AdamW, keras.optimizers.Lion, keras.optimizers.Mu
 
 
 def check_form(name: str, form: str, argument: str = "`form`") -> None:
-    """Refuse an optimiser that a form does not have.
+    """Refuse an optimizer that a form does not have.
 
     Args:
         name: One of `OPTIMIZERS`.
@@ -448,7 +448,7 @@ def check_form(name: str, form: str, argument: str = "`form`") -> None:
         argument: What messages call the form.
 
     Raises:
-        UserError: The form has no such optimiser.
+        UserError: The form has no such optimizer.
 
     Example:
         >>> check_form("adam", "pytorch")
@@ -493,7 +493,7 @@ def build_optimizer(
         ema: With 0.999, say, `averages` of the weights are kept: see `averaged`. 0 for none.
 
     Raises:
-        UserError: The name, the form or a part is unknown, there is no such form of the optimiser, or the base rate
+        UserError: The name, the form or a part is unknown, there is no such form of the optimizer, or the base rate
             is 0.
 
     Example:
@@ -553,7 +553,7 @@ def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float
 
 
 def _make(cls: type, learning_rate, epsilon: float | None, momentum: float):
-    """Return the optimiser, without Keras's weight decay: see `PartRates`."""
+    """Return the optimizer, without Keras's weight decay: see `PartRates`."""
     if issubclass(cls, keras.optimizers.SGD):
         return cls(learning_rate, momentum=momentum)
     if issubclass(cls, keras.optimizers.Lion):

@@ -171,7 +171,7 @@ class DataSettings(Settings):
     """Which images a run sees, in which views, and which of them form a batch.
 
     Args:
-        dataset: Data set: a name of the catalogue, or folder for any tree of class folders.
+        dataset: Data set: a name of the catalog, or folder for any tree of class folders.
         data_dir: Folder of the unpacked data set. glyphs needs none.
         features: Stored embeddings instead of images, on which a --head is trained: a folder of tfdml embed, or a
             Parquet, .npz or .npy file, with labels. --data_dir is then the folder of the images that its paths name.
@@ -194,7 +194,7 @@ class DataSettings(Settings):
         resize: Pixels to which images are resized before the crop.
         resize_mode: Whether the shorter side becomes --resize; both sides do (squash); or the longer side does and
             --pad_color fills up the square (pad).
-        pad_color: Colour around images, for --resize_mode=pad and multi_resolution: black, white, or R,G,B of 0 to 255.
+        pad_color: Color around images, for --resize_mode=pad and multi_resolution: black, white, or R,G,B of 0 to 255.
         augmentation: How training crops are taken.
         min_scale: Smallest share of the image's area that random_resized_crop takes.
         min_resolution: Smallest longer side in multi_resolution, as a multiple of --image_size.
@@ -394,7 +394,7 @@ def _epsilon(value) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizationSettings(Settings):
-    """What is minimised, how, and for how long.
+    """What is minimized, how, and for how long.
 
     Args:
         objectives: Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'. A factor may be auto, e.g.
@@ -403,8 +403,8 @@ class OptimizationSettings(Settings):
         epochs: Number of epochs.
         steps_per_epoch: Steps per epoch; 0 for one pass over the training images.
         min_steps: Least steps of the run: where one pass over few images an epoch is less, epochs are longer.
-        optimizer: Optimiser.
-        optimizer_form: Whose formulas the optimiser follows: those of Keras, TensorFlow and Caffe, or PyTorch's. They
+        optimizer: Optimizer.
+        optimizer_form: Whose formulas the optimizer follows: those of Keras, TensorFlow and Caffe, or PyTorch's. They
             differ in where epsilon is added (adam, adamw) and, when the rate drops, in momentum (sgd).
         learning_rate: Base learning rate.
         backbone_rate: Learning rate of the backbone; -1: the base rate, 0: it does not train.
@@ -517,7 +517,7 @@ class EvaluationSettings(Settings):
         evaluate_every: Evaluate the unseen classes every this many epochs; 0: at the end only.
         evaluate_train: Measure training classes too, with every evaluation: whole classes, drawn by the seed until they
             have this many images or, at most 1, this share of the training images; 0: none.
-        generalisation_every: Measure lambda, the H-divergence and the density of classes, between the images of
+        generalization_every: Measure lambda, the H-divergence and the density of classes, between the images of
             --evaluate_train and the test images, before training, every this many epochs and at the end; 0: not.
         evaluation_batch_size: Images per batch in evaluation.
         selection: Which epoch's embedder is kept: the last; the best on the held-out training classes (validation); the
@@ -543,7 +543,7 @@ class EvaluationSettings(Settings):
     ks: str = "1,2,4,8"
     evaluate_every: int = choice(1, check=not_negative)
     evaluate_train: float = choice(0.0, check=not_negative)
-    generalisation_every: int = choice(0, check=not_negative, effect=needs("evaluate_train"))
+    generalization_every: int = choice(0, check=not_negative, effect=needs("evaluate_train"))
     evaluation_batch_size: int = choice(100, check=positive)
     selection: str = choice("last", choices=("last", "validation", "test"))
     selection_metric: str = choice(

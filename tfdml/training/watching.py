@@ -133,7 +133,7 @@ def _sum(gradients: Sequence[Any]):
     return sum(known[1:], known[0]) if known else None
 
 
-def _on_tensorflow(terms_of: Callable, summarise: Callable, eagerly: bool) -> Callable:
+def _on_tensorflow(terms_of: Callable, summarize: Callable, eagerly: bool) -> Callable:
     def run(trained, others, images, labels):
         own = [tf.identity(value) for value in trained]
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
@@ -146,12 +146,12 @@ def _on_tensorflow(terms_of: Callable, summarise: Callable, eagerly: bool) -> Ca
             for term in each
         ]
         del tape
-        return (terms, embeddings, *summarise(gradients))
+        return (terms, embeddings, *summarize(gradients))
 
     return run if eagerly else tf.function(run, autograph=False)
 
 
-def _on_jax(terms_of: Callable, summarise: Callable, eagerly: bool) -> Callable:
+def _on_jax(terms_of: Callable, summarize: Callable, eagerly: bool) -> Callable:
     import jax
 
     def run(trained, others, images, labels):
@@ -159,7 +159,7 @@ def _on_jax(terms_of: Callable, summarise: Callable, eagerly: bool) -> Callable:
             lambda own: terms_of(own, others, images, labels), list(trained), has_aux=True
         )
         gradients = [back(one)[0] for one in jax.numpy.eye(len(terms), dtype=terms.dtype)]
-        return (terms, embeddings, *summarise(gradients))
+        return (terms, embeddings, *summarize(gradients))
 
     compiled = run if eagerly else jax.jit(run)
 
@@ -204,7 +204,7 @@ def spread(embeddings: np.ndarray) -> dict[str, float]:
     Source: Roy and Vetterli, "The effective rank", EUSIPCO 2007.
     """
     x = np.asarray(embeddings, np.float64)
-    # The singular values of the centred rows are those of the covariance, of the smaller of both sizes.
+    # The singular values of the centered rows are those of the covariance, of the smaller of both sizes.
     values = np.linalg.svd(x - x.mean(axis=0), compute_uv=False) ** 2 / len(x)
     total = float(values.sum())
     # Rounding of float32 is no direction.

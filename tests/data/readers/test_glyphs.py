@@ -18,7 +18,7 @@ def test_split():
     return glyphs.read(split="test")
 
 
-def _normalised(glyph: Image.Image, turn: float) -> np.ndarray:
+def _normalized(glyph: Image.Image, turn: float) -> np.ndarray:
     """A glyph in a standard box, blurred, of zero mean and unit length: products are correlations."""
     glyph = glyph.rotate(turn, Image.Resampling.BICUBIC, expand=True)
     glyph = glyph.crop(glyph.point(lambda level: 255 * (level > 100)).getbbox())
@@ -39,8 +39,8 @@ def _likeness(characters: str) -> np.ndarray:
             if face in glyphs._COMPUTER_MODERN:
                 continue
             glyph = glyphs._render(character, face, 64, 0)
-            upright.append(_normalised(glyph, 0))
-            turned.append([_normalised(glyph, turn) for turn in (-20, -10, 10, 20)])
+            upright.append(_normalized(glyph, 0))
+            turned.append([_normalized(glyph, turn) for turn in (-20, -10, 10, 20)])
             owner.append(index)
     upright, turned, owner = np.stack(upright), np.stack(turned), np.array(owner)
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
@@ -134,8 +134,8 @@ def test_any_size_and_seed_can_be_drawn(character, instance, size, seed):
 
 
 def test_raw_pixels_are_a_poor_embedding_but_better_than_chance(test_split):
-    grey = test_split.images.data.astype(np.float32).mean(-1)
-    pixels = grey.reshape(-1, 16, 4, 16, 4).mean((2, 4)).reshape(len(grey), -1)
+    gray = test_split.images.data.astype(np.float32).mean(-1)
+    pixels = gray.reshape(-1, 16, 4, 16, 4).mean((2, 4)).reshape(len(gray), -1)
     squares = (pixels**2).sum(1)
     distances = squares[:, None] - 2 * pixels @ pixels.T + squares
     np.fill_diagonal(distances, np.inf)

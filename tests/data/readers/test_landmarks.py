@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.data.trees import pictures, table
-from tfdml.data import catalogue
+from tfdml.data import catalog
 from tfdml.data.dataset import check
 from tfdml.errors import UserError
 
@@ -35,7 +35,7 @@ def write_revisited(root, truth=TRUTH, name="roxford5k", **options):
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_revisited_oxford_of_every_pickle_protocol(tmp_path, protocol):
     write_revisited(tmp_path, protocol=protocol)
-    test = catalogue.load("roxford5k", tmp_path, "test", check_counts=False)
+    test = catalog.load("roxford5k", tmp_path, "test", check_counts=False)
     assert test.is_query.tolist() == [True, True, False, False, False, False]
     places = [test.class_names[label] for label in test.labels]
     assert places == ["all_souls", "hertford", "all_souls", "all_souls", "hertford", "oxford"]
@@ -53,7 +53,7 @@ def test_revisited_oxford_of_every_pickle_protocol(tmp_path, protocol):
 
 def test_queries_are_cut_as_pillow_cuts_them_and_the_gallery_is_whole(tmp_path):
     write_revisited(tmp_path)
-    test = catalogue.load("roxford5k", tmp_path, "test", check_counts=False)
+    test = catalog.load("roxford5k", tmp_path, "test", check_counts=False)
     for row, query in enumerate(TRUTH["gnd"]):
         with Image.open(tmp_path / "jpg" / f"{TRUTH['qimlist'][row]}.jpg") as image:
             np.testing.assert_array_equal(test.images.picture(row), np.asarray(image.crop(query["bbx"])))
@@ -65,7 +65,7 @@ def test_queries_are_cut_as_pillow_cuts_them_and_the_gallery_is_whole(tmp_path):
 
 def test_a_box_outside_its_image_is_named_with_the_file(tmp_path):
     write_revisited(tmp_path, {**TRUTH, "gnd": [TRUTH["gnd"][0], {**TRUTH["gnd"][1], "bbx": [50, 0, 60, 8]}]})
-    test = catalogue.load("roxford5k", tmp_path, "test", check_counts=False)
+    test = catalog.load("roxford5k", tmp_path, "test", check_counts=False)
     with pytest.raises(
         UserError, match=r"hertford_000027\.jpg: its box \(50, 0, 60, 8\) is .*outside .* 40 x 32 pixels"
     ):
@@ -74,13 +74,13 @@ def test_a_box_outside_its_image_is_named_with_the_file(tmp_path):
 
 def test_rparis6k_has_its_own_file_and_counts(tmp_path):
     write_revisited(tmp_path, name="rparis6k")
-    assert len(catalogue.load("rparis6k", tmp_path, "query", check_counts=False)) == 2
+    assert len(catalog.load("rparis6k", tmp_path, "query", check_counts=False)) == 2
     with pytest.raises(UserError, match=r"rparis6k: expected 70 query images in .*gnd_rparis6k\.pkl, found 2"):
-        catalogue.load("rparis6k", tmp_path, "test")
+        catalog.load("rparis6k", tmp_path, "test")
     with pytest.raises(UserError, match=r"roxford5k: found no gnd_roxford5k\.pkl"):
-        catalogue.load("roxford5k", tmp_path, "test")
+        catalog.load("roxford5k", tmp_path, "test")
     with pytest.raises(UserError, match="rparis6k has no training split"):
-        catalogue.load("rparis6k", tmp_path, "train")
+        catalog.load("rparis6k", tmp_path, "train")
 
 
 class Harmful:
@@ -97,7 +97,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path, plac
     truth = harmful if place == "itself" else {**TRUTH, "imlist": np.array([harmful], object)}
     write_revisited(tmp_path, truth)
     with pytest.raises(UserError, match=r"gnd_roxford5k\.pkl is not as it should be .*names (posix|nt)\.mkdir"):
-        catalogue.load("roxford5k", tmp_path, "test", check_counts=False)
+        catalog.load("roxford5k", tmp_path, "test", check_counts=False)
     assert not (tmp_path / "harmed").exists()
 
 
@@ -117,7 +117,7 @@ def test_a_damaged_ground_truth_is_named(tmp_path, truth):
     if isinstance(truth, bytes):
         (tmp_path / "gnd_roxford5k.pkl").write_bytes(truth)
     with pytest.raises(UserError, match=r"gnd_roxford5k\.pkl is not as it should be .*; download it again"):
-        catalogue.load("roxford5k", tmp_path, "test", check_counts=False)
+        catalog.load("roxford5k", tmp_path, "test", check_counts=False)
 
 
 def write_gldv2(root):
@@ -138,26 +138,26 @@ def write_gldv2(root):
 
 
 def test_google_landmarks_retrieval(tmp_path):
-    test = catalogue.load("gldv2", write_gldv2(tmp_path), "test", check_counts=False)
+    test = catalog.load("gldv2", write_gldv2(tmp_path), "test", check_counts=False)
     assert test.is_query.tolist() == [True, True, False, False, False]
     assert test.labels.tolist() == [0, 1, 0, 0, 1]
     assert {query: rows.tolist() for query, rows in test.protocol.lists[""][0].items()} == {3: [1, 0], 4: [2]}
-    assert len(catalogue.load("gldv2", tmp_path, "query", check_counts=False, usage="Public")) == 1
+    assert len(catalog.load("gldv2", tmp_path, "query", check_counts=False, usage="Public")) == 1
     with pytest.raises(UserError, match=r"gldv2: expected 761,757 index images in .*index\.csv, found 3"):
-        catalogue.load("gldv2", tmp_path, "test")
+        catalog.load("gldv2", tmp_path, "test")
     table(tmp_path / "metadata" / "index.csv", ["id", "aaa0", "abc0"])
     with pytest.raises(UserError, match=r"retrieval_solution_v2\.1\.csv lists 'aab0', which is not in .*index\.csv"):
-        catalogue.load("gldv2", tmp_path, "test", check_counts=False)
+        catalog.load("gldv2", tmp_path, "test", check_counts=False)
 
 
 def test_google_landmarks_recognition(tmp_path):
-    test = catalogue.load("gldv2", write_gldv2(tmp_path), "test", check_counts=False, task="recognition")
+    test = catalog.load("gldv2", write_gldv2(tmp_path), "test", check_counts=False, task="recognition")
     assert test.labels.tolist() == [9, -1, 8, 7, 8, 9]
     right = {query: sorted(rows.tolist()) for query, rows in test.protocol.lists[""][0].items()}
     assert right == {3: [0, 2], 4: [], 5: [1]}
     assert test.protocol.metrics == ("gap", "gap_known", "recall@1")
     with pytest.raises(UserError, match="unknown task of gldv2 'both'; one of retrieval, recognition"):
-        catalogue.load("gldv2", tmp_path, "test", task="both")
+        catalog.load("gldv2", tmp_path, "test", task="both")
 
 
 @pytest.mark.parametrize("rows", [["name", "aaa0"], ["id", "aaa0,4"], ["id"], ["id", "aaa0", "aaa0"]])
@@ -166,7 +166,7 @@ def test_a_table_of_other_columns_or_with_an_image_twice_is_refused(tmp_path, ro
     with pytest.raises(
         UserError, match=r"gldv2: .*index\.csv, ((row 2|header): expected the columns id|lines 2 and 3)"
     ):
-        catalogue.load("gldv2", tmp_path, "test", check_counts=False)
+        catalog.load("gldv2", tmp_path, "test", check_counts=False)
 
 
 def test_met(tmp_path):
@@ -176,14 +176,14 @@ def test_met(tmp_path):
     for name, rows in (("MET_database", gallery), ("testset", queries)):
         (tmp_path / "ground_truth" / f"{name}.json").write_text(json.dumps(rows))
     pictures(tmp_path / "images", [row["path"] for row in gallery + queries])
-    test = catalogue.load("met", tmp_path, "test", check_counts=False)
+    test = catalog.load("met", tmp_path, "test", check_counts=False)
     assert (test.labels.tolist(), test.is_query.tolist()) == ([7, -1, -1, 7, 8], [True] * 3 + [False] * 2)
-    assert catalogue.load("met", tmp_path, "train", check_counts=False).labels.tolist() == [7, 8]
+    assert catalog.load("met", tmp_path, "train", check_counts=False).labels.tolist() == [7, 8]
     with pytest.raises(UserError, match=r"expected 397,121 training images"):
-        catalogue.load("met", tmp_path)
+        catalog.load("met", tmp_path)
     (tmp_path / "ground_truth" / "MET_database.json").write_text('[{"path": "a.jpg"}]')
     with pytest.raises(UserError, match=r"MET_database\.json is not as it should be \('id'\)"):
-        catalogue.load("met", tmp_path)
+        catalog.load("met", tmp_path)
 
 
 def test_ilias(tmp_path):
@@ -194,10 +194,10 @@ def test_ilias(tmp_path):
     with gzip.open(tmp_path / "image_ids" / "distractor_ids.txt.gz", "wt") as file:
         file.write("000000/a\n000000/b\n")
     pictures(tmp_path / "yfcc100m", ["000000/a.jpg"])
-    test = catalogue.load("ilias", tmp_path, "test", check_counts=False)
+    test = catalog.load("ilias", tmp_path, "test", check_counts=False)
     assert (test.labels.tolist(), test.is_query.tolist()) == ([0, 1, 0], [True, True, False])
     assert test.class_names == {0: "bold_000", 1: "cup_001"}
-    more = catalogue.load("ilias", tmp_path, "gallery", check_counts=False, distractors=1)
+    more = catalog.load("ilias", tmp_path, "gallery", check_counts=False, distractors=1)
     assert (more.labels.tolist(), more.class_names) == ([0, -1], {0: "bold_000", -1: "distractor"})
     with pytest.raises(UserError, match="ilias: expected 1,232 query images"):
-        catalogue.load("ilias", tmp_path, "test")
+        catalog.load("ilias", tmp_path, "test")

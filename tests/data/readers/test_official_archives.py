@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.data.preparations import encoded
 from tests.data.trees import annotations, touch
-from tfdml.data import catalogue
+from tfdml.data import catalog
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers import official_archives
 from tfdml.errors import UserError
@@ -225,8 +225,8 @@ def test_byte_order_mark_is_no_part_of_the_first_id(birds):
 
 
 def test_the_folder_above_will_do(birds):
-    inner = catalogue.load("cub200", birds, check_counts=False)
-    outer = catalogue.load("cub200", birds.parent, check_counts=False)
+    inner = catalog.load("cub200", birds, check_counts=False)
+    outer = catalog.load("cub200", birds.parent, check_counts=False)
     assert outer.name == "cub200"
     assert outer.images.paths == inner.images.paths
 
@@ -360,8 +360,8 @@ def test_both_splits_wherever_the_parts_lie(tmp_path, images, partition):
 
 
 def test_queries_and_gallery_by_name(shop):
-    queries = catalogue.load("inshop", shop, "query", check_counts=False)
-    gallery = catalogue.load("inshop", shop, "gallery", check_counts=False)
+    queries = catalog.load("inshop", shop, "query", check_counts=False)
+    gallery = catalog.load("inshop", shop, "gallery", check_counts=False)
     assert queries.labels.tolist() == [7, 80]
     assert gallery.labels.tolist() == [80, 7]
     assert (queries.split, gallery.split) == ("query", "gallery")
@@ -384,7 +384,7 @@ def test_a_role_that_is_not_there_is_named(shop, tmp_path):
     with pytest.raises(UserError, match="the test split has no gallery image"):
         _ = test.take([0]).gallery
     with pytest.raises(UserError, match="glyphs: the test split is not divided into queries and a gallery"):
-        catalogue.load("glyphs", split="query", images_per_class=1, size=16)
+        catalog.load("glyphs", split="query", images_per_class=1, size=16)
 
 
 def test_counts_of_every_part_are_checked(shop, monkeypatch):
@@ -649,7 +649,7 @@ def test_super_classes_follow_the_images(products):
 
 
 def test_parent_folder_will_do(products):
-    assert len(catalogue.load("sop", products.parent, "test", check_counts=False)) == 1
+    assert len(catalog.load("sop", products.parent, "test", check_counts=False)) == 1
 
 
 def test_image_and_class_counts_are_checked(products, monkeypatch):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.trees import touch
-from tfdml.data import catalogue
+from tfdml.data import catalog
 from tfdml.data.readers import own_images
 from tfdml.errors import UserError
 from tfdml.io.files import write_whole
@@ -137,7 +137,7 @@ def test_images_without_class_folders_are_classes_of_their_own(tmp_path, caplog)
     assert len(own_images.read_folder(tmp_path, "all")) == 3
 
 
-def test_images_without_classes_beside_a_labelled_test_split(tmp_path):
+def test_images_without_classes_beside_a_labeled_test_split(tmp_path):
     touch(tmp_path, "train/1.jpg", "train/2.jpg", "test/a/1.jpg", "test/a/2.jpg", "test/b/1.jpg")
     assert own_images.read_folder(tmp_path).num_classes == 2
     test = own_images.read_folder(tmp_path, "test")
@@ -288,7 +288,7 @@ def test_paths_are_relative_to_the_list_or_absolute(tmp_path, monkeypatch):
     assert train.images.paths == (f"{tmp_path}/lists/é, 1/a b.jpg",)
     assert test.images.paths == (f"{tmp_path}/elsewhere/b.jpg",)
     monkeypatch.chdir(path.parent)
-    assert catalogue.load("list", "all.csv").images.paths == ("é, 1/a b.jpg",)
+    assert catalog.load("list", "all.csv").images.paths == ("é, 1/a b.jpg",)
 
 
 def test_json_lines_give_what_csv_gives(write):
@@ -342,8 +342,8 @@ def test_roles_without_splits_hold_for_the_test_classes(write):
     train, test = _both(path)
     assert train.is_query is None
     assert test.is_query.tolist() == [False, True]
-    assert _names(catalogue.load("list", path, "query")) == ["d.jpg"]
-    assert _names(catalogue.load("list", path, "gallery")) == ["c.jpg"]
+    assert _names(catalog.load("list", path, "query")) == ["d.jpg"]
+    assert _names(catalog.load("list", path, "gallery")) == ["c.jpg"]
 
 
 def test_repeated_rows_are_dropped_and_counted(write, caplog):
@@ -383,7 +383,7 @@ ROLES = "path,label,split,role\nf.jpg,9,train,\n"
         ("a.jpg,1\nb.jpg,2\n", r"line 1: the header has no column path; found 'a\.jpg,1'"),
         ("path;label\na.jpg;1\n", r"line 1: the header has no column path; found 'path;label'"),
         ("path,split\na.jpg,train\n", "line 1: the header has no column label"),
-        ("path,label,colour\na.jpg,1,red\n", r"line 1: column 'colour' is unknown; the columns are path, label, split"),
+        ("path,label,color\na.jpg,1,red\n", r"line 1: column 'color' is unknown; the columns are path, label, split"),
         ("\npath,label,path\na.jpg,1,a\n", r"line 2: column 'path' is twice"),
         ("path,label\na.jpg,1\nb,c.jpg,2\n", r"line 3: expected 2 cells as in the header, found 3"),
         ("path,label\na.jpg,1\nb.jpg\n", r"line 3: expected 2 cells as in the header, found 1"),
@@ -457,8 +457,8 @@ GOOD = '{"path": "a.jpg", "label": 1}\n'
         (GOOD + '{"path": "b.jpg", "label": 2, "split": 1}', r"line 2: the split must be a string, it is 1"),
         (GOOD + '{"path": "b.jpg", "label": 2, "split": "test"}', r"line 1: no split"),
         (
-            GOOD + '{"path": "b.jpg", "label": 2, "colour": "red"}',
-            r"line 2: key 'colour' is unknown; the keys are path",
+            GOOD + '{"path": "b.jpg", "label": 2, "color": "red"}',
+            r"line 2: key 'color' is unknown; the keys are path",
         ),
         (GOOD + '{"path": "\\ud800.jpg", "label": 2}', r"line 2: the path has control characters: '\\ud800\.jpg'"),
         (GOOD + '{"path": "b.jpg", "label": "a\\u0000"}', r"line 2: the label has control characters: 'a\\x00'"),
@@ -703,7 +703,7 @@ def test_label_sets_of_a_list_are_rows_of_0_and_1(write, kind):
     assert [train.class_names[label] for label in train.labels] == ["cat", "dog", ""]
 
 
-def test_levels_of_a_list_are_learnt_and_measured(write):
+def test_levels_of_a_list_are_learned_and_measured(write):
     path = write("path,split,label,super_label\na.jpg,train,1,0\nb.jpg,train,2,0\nc.jpg,test,3,1\n")
     train = own_images.read_list(path, levels=True)
     assert train.targets.tolist() == train.protocol.levels.tolist() == [[1, 0], [2, 0]]

@@ -164,7 +164,7 @@ def test_what_cannot_be_computed_leaves_no_run_folder(objectives, says, tmp_path
 
 
 @pytest.mark.slow
-def test_generalisation_counts_no_held_out_class_as_seen(tmp_path):
+def test_generalization_counts_no_held_out_class_as_seen(tmp_path):
     from tfdml.cli.evaluate import seen_and_held_out
 
     settings = experiment(run_dir=str(tmp_path / "run"), holdout_classes=0.2)
@@ -178,7 +178,7 @@ def test_generalisation_counts_no_held_out_class_as_seen(tmp_path):
     assert len(seen) == len(load_splits(settings, settings.seed).train)
 
 
-def test_the_colour_of_the_padding_and_dropout_reach_every_view_and_the_embedder():
+def test_the_color_of_the_padding_and_dropout_reach_every_view_and_the_embedder():
     chosen = experiment(backbone="conv4", resize_mode="pad", pad_color="white", dropout=0.25)
     train, evaluation = make_transforms(chosen)
     embedder = make_embedder(chosen, evaluation)

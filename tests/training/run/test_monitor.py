@@ -250,8 +250,8 @@ def recall_at_1(labels, x):
     ("settings", "evaluated", "compared"),
     [
         ({"evaluate_every": 2}, [0, 2, 4, 5], []),
-        ({"evaluate_every": 0, "generalisation_every": 3}, [0, 5], [0, 3, 5]),
-        ({"evaluate_every": 2, "generalisation_every": 2}, [0, 2, 4, 5], [0, 2, 4, 5]),
+        ({"evaluate_every": 0, "generalization_every": 3}, [0, 5], [0, 3, 5]),
+        ({"evaluate_every": 2, "generalization_every": 2}, [0, 2, 4, 5], [0, 2, 4, 5]),
     ],
 )
 def test_seen_classes_are_measured_beside_the_unseen_in_the_epochs_that_are_due(
@@ -268,7 +268,7 @@ def test_seen_classes_are_measured_beside_the_unseen_in_the_epochs_that_are_due(
     learner = types.SimpleNamespace(embedder=None, objectives=[])
     records = {epoch: evaluator.each_epoch(learner, epoch) for epoch in range(6)}
     assert [epoch for epoch, record in records.items() if "seen" in record] == evaluated
-    assert [epoch for epoch, record in records.items() if "generalisation" in record] == compared
+    assert [epoch for epoch, record in records.items() if "generalization" in record] == compared
     # Once each, whatever needs them.
     assert len(asked) == 2 * len({*evaluated, *compared})
     for name, x in embeddings.items():
@@ -278,9 +278,9 @@ def test_seen_classes_are_measured_beside_the_unseen_in_the_epochs_that_are_due(
         densities = [references_classes.density(labels, x, c) for c in references_classes.classes_of(labels)]
         for epoch in compared:
             side = {"test": "unseen", "seen": "seen"}[name]
-            assert records[epoch]["generalisation"][f"{side}_d_avg_mean"] == pytest.approx(np.mean(densities))
-            assert 0 <= records[epoch]["generalisation"]["lambda"] <= 2
-            assert 0 <= records[epoch]["generalisation"]["h_divergence"] <= 1
+            assert records[epoch]["generalization"][f"{side}_d_avg_mean"] == pytest.approx(np.mean(densities))
+            assert 0 <= records[epoch]["generalization"]["lambda"] <= 2
+            assert 0 <= records[epoch]["generalization"]["h_divergence"] <= 1
 
 
 def test_seen_classes_that_cannot_be_measured_are_refused():

@@ -239,7 +239,7 @@ def test_the_numbers_of_the_papers_figures_survive_kills(tmp_path, monkeypatch):
         "objectives": "rank_mi + 10 * density + 0.1 * ecaml",
         "evaluate_train": 0.4,
         "evaluate_every": 0,
-        "generalisation_every": 1,
+        "generalization_every": 1,
         "checkpoint_steps": 1,
         "report": True,
     }
@@ -258,10 +258,10 @@ def test_the_numbers_of_the_papers_figures_survive_kills(tmp_path, monkeypatch):
     # The first epoch compares seen and unseen classes, and evaluates nothing else.
     history = runs.records(folder)
     assert [record["seen"] is None for record in history] == [False, True, False]
-    assert [record["generalisation"] is None for record in history] == [False] * 3
+    assert [record["generalization"] is None for record in history] == [False] * 3
     assert {"density_d_avg", "density_target", "ecaml_energy", "rank_mi_beta"} <= set(history[1]["train"])
     assert result["metrics_seen"] == history[-1]["seen"]
-    assert result["generalisation"] == history[-1]["generalisation"]
+    assert result["generalization"] == history[-1]["generalization"]
     page = (folder / "report" / "index.html").read_text("utf-8")
     for title in ("seen classes", "What the objectives did"):
         assert title in page

@@ -65,7 +65,7 @@ def read(
     """Draws one split: 213 characters to train, 107 others to test.
 
     An image is a pure function of (seed, character, instance, size): face, place, scale, turn, slant, thickness,
-    colours, background, clutter and noise vary, the character does not.
+    colors, background, clutter and noise vary, the character does not.
 
     Args:
         data_dir: Ignored.
@@ -189,8 +189,8 @@ def _place(glyph: Image.Image, size: int, rng: np.random.Generator) -> np.ndarra
     # PIL wants the way back, from a pixel of the result to one of the glyph.
     back = np.linalg.inv(forward)
     room = (size - extent) / 2
-    centre = size / 2 + rng.uniform(-room, room, 2)
-    offset = np.array(glyph.size) / 2 - back @ centre
+    center = size / 2 + rng.uniform(-room, room, 2)
+    offset = np.array(glyph.size) / 2 - back @ center
     matrix = (*back[0], offset[0], *back[1], offset[1])
     placed = glyph.transform((size, size), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
     placed = placed.filter(ImageFilter.GaussianBlur(size / 64 * rng.uniform(0.0, 1.0)))
@@ -198,30 +198,30 @@ def _place(glyph: Image.Image, size: int, rng: np.random.Generator) -> np.ndarra
 
 
 def _background(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a gradient between two colours with faint lines and spots on it: (size, size, 3)."""
+    """Return a gradient between two colors with faint lines and spots on it: (size, size, 3)."""
     base = rng.uniform(0, 255, 3)
-    colours = np.clip(base + rng.uniform(-40, 40, (2, 3)), 0, 255)
+    colors = np.clip(base + rng.uniform(-40, 40, (2, 3)), 0, 255)
     angle = rng.uniform(0, 2 * math.pi)
     ramp = np.linspace(-0.5, 0.5, size, dtype=np.float32)
     along = 0.5 + (ramp[:, None] * math.sin(angle) + ramp[None, :] * math.cos(angle)) / math.sqrt(2)
-    gradient = colours[0] + along[..., None] * (colours[1] - colours[0])
+    gradient = colors[0] + along[..., None] * (colors[1] - colors[0])
     image = Image.fromarray(gradient.astype(np.uint8))
     pencil = ImageDraw.Draw(image)
     for _ in range(int(rng.integers(2, 7))):
-        colour = tuple(int(v) for v in np.clip(base + rng.uniform(-70, 70, 3), 0, 255))
+        color = tuple(int(v) for v in np.clip(base + rng.uniform(-70, 70, 3), 0, 255))
         x0, y0, x1, y1 = rng.uniform(-0.2 * size, 1.2 * size, 4)
         if rng.random() < 0.5:
-            pencil.line((x0, y0, x1, y1), colour, width=int(rng.integers(1, max(2, size // 12))))
+            pencil.line((x0, y0, x1, y1), color, width=int(rng.integers(1, max(2, size // 12))))
         else:
             box = (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))
-            pencil.ellipse(box, outline=colour, width=int(rng.integers(1, max(2, size // 12))))
+            pencil.ellipse(box, outline=color, width=int(rng.integers(1, max(2, size // 12))))
     return np.asarray(image, np.float32)
 
 
 def _ink(background: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return a colour that stands out from the background in brightness."""
+    """Return a color that stands out from the background in brightness."""
     luma = np.array([0.299, 0.587, 0.114], np.float32)
-    colours = rng.uniform(0, 255, (32, 3)).astype(np.float32)
-    contrast = np.abs((colours - background) @ luma)
+    colors = rng.uniform(0, 255, (32, 3)).astype(np.float32)
+    contrast = np.abs((colors - background) @ luma)
     enough = np.flatnonzero(contrast >= _MIN_CONTRAST)
-    return colours[enough[0] if len(enough) else int(contrast.argmax())]
+    return colors[enough[0] if len(enough) else int(contrast.argmax())]

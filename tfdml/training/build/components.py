@@ -104,7 +104,7 @@ def check_starts(objectives: Sequence[Objective], steps: int) -> None:
 def step_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> float:
     """Bytes that a training step takes at least, besides the weights: the images, and what the backbone keeps.
 
-    Counted are the outputs of the layers with weights, which their neighbours' gradients need; of a backbone that does
+    Counted are the outputs of the layers with weights, which their neighbors' gradients need; of a backbone that does
     not train, the largest output and its input.
 
     Args:
@@ -217,7 +217,7 @@ def make_learner(
     """Return the compiled learner of a run; call it in the strategy's scope.
 
     Args:
-        experiment: The network, the objectives, the optimiser and the rates.
+        experiment: The network, the objectives, the optimizer and the rates.
         view: How the embedder sees images in evaluation and serving.
         num_classes: How many training classes there are.
         steps_per_epoch: After how many steps an epoch ends, for the drops of the rates.
@@ -421,7 +421,7 @@ def start_from(path: str, learner: MetricLearner) -> None:
     """Take over weights: the backbone's, and those of the projection and of each objective that are alike.
 
     A part is taken over if it has as many weights of the same shapes; an objective, if it has the same name, too. What
-    an optimiser has gathered is left behind.
+    an optimizer has gathered is left behind.
 
     Args:
         path: A run folder, whose newest checkpoint is taken, else its embedder; a checkpoint; or a .keras file.

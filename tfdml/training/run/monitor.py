@@ -22,7 +22,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, own_threads, two_view_batches
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
-from tfdml.evaluation import QueryValues, embed, evaluate_dataset, evaluate_generalisation
+from tfdml.evaluation import QueryValues, embed, evaluate_dataset, evaluate_generalization
 from tfdml.evaluation.per_query import recording
 from tfdml.io.files import atomic_write, is_disk_full, unwritable, write_json, write_lines
 from tfdml.layers import StatisticsNetwork
@@ -429,7 +429,7 @@ def is_due(epoch: int, every: int, epochs: int) -> bool:
 def measure_together(experiment: Experiment, embedders: Sequence[Path]) -> dict[str, Any]:
     """Return the metrics of the embeddings of several embedders side by side, on the unseen classes.
 
-    Each is normalised, and all count alike, as the concatenated models of Musgrave et al. (ECCV 2020).
+    Each is normalized, and all count alike, as the concatenated models of Musgrave et al. (ECCV 2020).
 
     Args:
         experiment: The settings that all were trained with.
@@ -502,12 +502,12 @@ class Evaluator:
         return evaluate_dataset(embeddings, images, ks=ks, metrics=metrics, **options)
 
     def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:
-        """Return the metrics of every split, of HORDE's orders, and of generalisation, in the epochs that measure them.
+        """Return the metrics of every split, of HORDE's orders, and of generalization, in the epochs that measure them.
 
         Of several processes all embed, and the chief measures; the others get no metrics.
         """
         settings, measured = self.settings, {}
-        every = settings.generalisation_every
+        every = settings.generalization_every
         # None unless their comparison with the unseen classes is due.
         seen = self.splits.seen if every > 0 and is_due(epoch, every, settings.epochs) else None
         evaluated = is_due(epoch, settings.evaluate_every, settings.epochs)
@@ -523,7 +523,7 @@ class Evaluator:
                 measured.update(self.orders(learner))
         if seen is not None:
             sides = embeddings["test"], self.splits.test.labels, embeddings["seen"], seen.labels
-            measured["generalisation"] = evaluate_generalisation(*sides, measures=("density", "divergence"))
+            measured["generalization"] = evaluate_generalization(*sides, measures=("density", "divergence"))
         return measured
 
     def orders(self, learner: MetricLearner) -> dict[str, dict]:
@@ -603,7 +603,7 @@ def finish(
         # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.
         epoch = selected_epoch(monitor.records, selection, metric)
         chosen = next(record for record in monitor.records if record["epoch"] == epoch)
-        measured = {"metrics_orders": "orders", "metrics_seen": "seen", "generalisation": "generalisation"}
+        measured = {"metrics_orders": "orders", "metrics_seen": "seen", "generalization": "generalization"}
         how = "all-to-all" if splits.test.is_query is None else "queries against gallery"
         protocol = _PROTOCOL if experiment.sampling != "two_views" else _TWO_VIEWS + "{how} on {test} classes"
         if "test" in splits.two_views:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfdml.data import catalogue
+from tfdml.data import catalog
 from tfdml.errors import UserError
 
 FILES = ["cars196", "cub200", "folder", "inshop", "omniglot", "sop"]
@@ -13,47 +13,47 @@ BENCHMARKS = [
 
 
 def test_names_are_sorted_and_hold_the_readers():
-    assert catalogue.names() == sorted(catalogue.names())
-    assert {*FILES, *BENCHMARKS, "glyphs", "list"} <= set(catalogue.names())
+    assert catalog.names() == sorted(catalog.names())
+    assert {*FILES, *BENCHMARKS, "glyphs", "list"} <= set(catalog.names())
 
 
 def test_unknown_and_missing_names_splits_and_options_are_named():
     with pytest.raises(UserError, match=r"unknown data set 'cars'.*cars196, cub200, dyml_animal, .*gpr1200, ilias"):
-        catalogue.load("cars")
+        catalog.load("cars")
     with pytest.raises(UserError, match=r"unknown split of glyphs 'validation'.*train, test"):
-        catalogue.load("glyphs", split="validation")
-    with pytest.raises(UserError, match=r"glyphs has no option 'colour'.*images_per_class, size, seed"):
-        catalogue.load("glyphs", colour=True)
+        catalog.load("glyphs", split="validation")
+    with pytest.raises(UserError, match=r"glyphs has no option 'color'.*images_per_class, size, seed"):
+        catalog.load("glyphs", color=True)
     with pytest.raises(UserError, match="has no option 'check_counts'"):
-        catalogue.load("folder", "anywhere", check_counts=False)
+        catalog.load("folder", "anywhere", check_counts=False)
     with pytest.raises(UserError, match=r"list is read from a file; name it, `data_dir=FILE`"):
-        catalogue.load("list")
+        catalog.load("list")
 
 
 def test_all_is_of_a_folder_alone(tmp_path):
     (tmp_path / "cat").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "cat" / "1.png")
-    assert catalogue.load("folder", tmp_path, "all").split == "all"
+    assert catalog.load("folder", tmp_path, "all").split == "all"
     with pytest.raises(UserError, match="unknown split of glyphs 'all'; one of train, test, query, gallery"):
-        catalogue.load("glyphs", split="all")
+        catalog.load("glyphs", split="all")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_reader_of_files_asks_for_its_folder(name):
     with pytest.raises(UserError, match=f"{name} is read from a folder.*`data_dir=DIR`"):
-        catalogue.load(name)
+        catalog.load(name)
 
 
 @pytest.mark.parametrize("name", FILES + BENCHMARKS)
 def test_a_folder_that_is_not_there_is_named(name, tmp_path):
     missing = tmp_path / "nowhere"
     with pytest.raises(UserError, match=str(missing)):
-        catalogue.load(name, missing, "test")
+        catalog.load(name, missing, "test")
 
 
 def test_glyphs_need_no_folder_and_ignore_one(tmp_path):
-    without = catalogue.load("glyphs", split="test", images_per_class=1, size=16)
-    given = catalogue.load("glyphs", tmp_path, "test", images_per_class=1, size=16)
+    without = catalog.load("glyphs", split="test", images_per_class=1, size=16)
+    given = catalog.load("glyphs", tmp_path, "test", images_per_class=1, size=16)
     np.testing.assert_array_equal(without.images.data, given.images.data)
     assert (without.name, without.split) == ("glyphs", "test")
 
@@ -63,6 +63,6 @@ def test_options_reach_the_reader_and_a_tilde_is_expanded(tmp_path, monkeypatch)
         (tmp_path / "photos" / name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / "photos" / name / "1.png")
     monkeypatch.setenv("HOME", str(tmp_path))
-    dataset = catalogue.load("folder", "~/photos", "test", test_fraction=0.25)
+    dataset = catalog.load("folder", "~/photos", "test", test_fraction=0.25)
     assert dataset.class_names == {3: "d"}
     assert dataset.images.paths == (str(tmp_path / "photos" / "d" / "1.png"),)

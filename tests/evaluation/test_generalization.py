@@ -13,13 +13,13 @@ from sklearn.neighbors import KNeighborsClassifier
 from tests.evaluation.test_pair_distances import all_distances
 from tfdml.errors import UserError
 from tfdml.evaluation import (
-    GENERALISATION_MEASURES,
+    GENERALIZATION_MEASURES,
     class_density,
     evaluate_divergence,
-    evaluate_generalisation,
+    evaluate_generalization,
     evaluate_overlap,
     evaluate_retrieval,
-    generalisation,
+    generalization,
     part_protocol,
 )
 from tfdml.objectives.class_statistics import means_and_spreads
@@ -162,11 +162,11 @@ def divergence_by_hand(seen, seen_labels, unseen, unseen_labels, splits):
     sides = np.repeat([0, 1], [len(seen), len(unseen)])
     classes = np.concatenate([seen_labels, unseen_labels]) + 1000 * sides
     lambdas, divergences = [], []
-    for labelled in splits:
-        joint = KNeighborsClassifier(1, algorithm="brute").fit(points[labelled], classes[labelled])
-        domain = KNeighborsClassifier(1, algorithm="brute").fit(points[labelled], sides[labelled])
+    for labeled in splits:
+        joint = KNeighborsClassifier(1, algorithm="brute").fit(points[labeled], classes[labeled])
+        domain = KNeighborsClassifier(1, algorithm="brute").fit(points[labeled], sides[labeled])
         wrong = {"class": [[], []], "side": [[], []]}
-        rest = np.flatnonzero(~labelled)
+        rest = np.flatnonzero(~labeled)
         for i, c, side in zip(rest, joint.predict(points[rest]), domain.predict(points[rest]), strict=True):
             wrong["class"][sides[i]].append(c != classes[i])
             wrong["side"][sides[i]].append(side != sides[i])
@@ -177,21 +177,21 @@ def divergence_by_hand(seen, seen_labels, unseen, unseen_labels, splits):
 
 def splits_of(monkeypatch):
     """The splits that are drawn, as they are drawn."""
-    drawn, split = [], generalisation._split
+    drawn, split = [], generalization._split
 
     def recorded(*arguments):
         drawn.append(split(*arguments))
         return drawn[-1]
 
-    monkeypatch.setattr(generalisation, "_split", recorded)
+    monkeypatch.setattr(generalization, "_split", recorded)
     return drawn
 
 
-@pytest.mark.parametrize("labelled", [0.15, 0.5, 0.9])
-def test_errors_are_those_of_nearest_neighbour_classifiers(labelled, monkeypatch):
+@pytest.mark.parametrize("labeled", [0.15, 0.5, 0.9])
+def test_errors_are_those_of_nearest_neighbor_classifiers(labeled, monkeypatch):
     drawn = splits_of(monkeypatch)
     seen, unseen = groups(0, 7, 8, 0.5), groups(1, 5, 12, 0.7, shift=0.5)
-    figures = evaluate_divergence(*seen, *unseen, labelled=labelled, repeats=3, seed=5)
+    figures = evaluate_divergence(*seen, *unseen, labeled=labeled, repeats=3, seed=5)
     lambdas, divergences = divergence_by_hand(*seen, *unseen, drawn)
     assert figures["lambda"] == pytest.approx(lambdas.mean())
     assert figures["h_divergence"] == pytest.approx(divergences.mean())
@@ -209,24 +209,24 @@ def test_errors_are_those_of_nearest_neighbour_classifiers(labelled, monkeypatch
 
 @settings(max_examples=100, deadline=None)
 @given(
-    counts=st.lists(st.integers(1, 12), min_size=1, max_size=8), labelled=st.floats(0.01, 0.99), seed=st.integers(0, 99)
+    counts=st.lists(st.integers(1, 12), min_size=1, max_size=8), labeled=st.floats(0.01, 0.99), seed=st.integers(0, 99)
 )
-def test_each_class_is_split_by_its_share(counts, labelled, seed):
+def test_each_class_is_split_by_its_share(counts, labeled, seed):
     rng = np.random.default_rng(seed)
     classes = rng.permutation(np.repeat(np.arange(len(counts)), counts))
-    mask = generalisation._split(classes, labelled, rng)
+    mask = generalization._split(classes, labeled, rng)
     for c, count in enumerate(counts):
         chosen = mask[classes == c].sum()
         if count == 1:
             assert chosen == 1
         else:
             assert 1 <= chosen <= count - 1
-            assert abs(chosen - labelled * count) <= 0.5 + 1e-9 or chosen in (1, count - 1)
+            assert abs(chosen - labeled * count) <= 0.5 + 1e-9 or chosen in (1, count - 1)
 
 
-def test_which_images_are_labelled_is_even():
+def test_which_images_are_labeled_is_even():
     classes = np.repeat([0, 1], [6, 10])
-    drawn = [generalisation._split(classes, 0.5, np.random.default_rng([0, i])) for i in range(2000)]
+    drawn = [generalization._split(classes, 0.5, np.random.default_rng([0, i])) for i in range(2000)]
     np.testing.assert_allclose(np.mean(drawn, axis=0), 0.5, atol=0.05)
 
 
@@ -263,7 +263,7 @@ def test_seeded_and_without_interval_for_one_split():
     assert not [name for name in once if name.endswith("ci95")]
 
 
-def test_classes_of_one_image_are_labelled_and_not_measured():
+def test_classes_of_one_image_are_labeled_and_not_measured():
     seen = np.array([[0.0], [0.1], [100.0]]), np.array([0, 0, 1])
     unseen = np.array([[50.0], [50.1], [100.1], [100.2]]), np.array([0, 0, 1, 2])
     figures = evaluate_divergence(*seen, *unseen)
@@ -278,8 +278,8 @@ def test_classes_of_one_image_are_labelled_and_not_measured():
         ({"unseen": [[0.0, 1.0], [2.0, 3.0]]}, "unseen 2"),
         ({"unseen_labels": [0, 1]}, "unseen classes: none has two images"),
         ({"seen": [[0.0], [np.nan]]}, "seen embeddings: 1 of 2 rows hold NaN"),
-        ({"labelled": 0.0}, "labelled must be"),
-        ({"labelled": 1.0}, "labelled must be"),
+        ({"labeled": 0.0}, "labeled must be"),
+        ({"labeled": 1.0}, "labeled must be"),
         ({"repeats": 0}, "`repeats` must be"),
         ({"distance": "manhattan"}, "unknown distance"),
     ],
@@ -303,7 +303,7 @@ def recall(embeddings, labels):
 
 def test_all_that_applies_is_there_under_its_name(sides):
     train, test = sides
-    figures = evaluate_generalisation(*test, *train, seed=3, repeats=4)
+    figures = evaluate_generalization(*test, *train, seed=3, repeats=4)
     expected = evaluate_divergence(*train, *test, seed=3, repeats=4)
     for side, (embeddings, labels) in (("seen", train), ("unseen", test)):
         found = {"recall@1": recall(embeddings, labels)}
@@ -314,7 +314,7 @@ def test_all_that_applies_is_there_under_its_name(sides):
 
 
 def test_without_training_embeddings_only_the_unseen_are_measured(sides):
-    figures = evaluate_generalisation(*sides[1])
+    figures = evaluate_generalization(*sides[1])
     assert all(name.startswith("unseen_") for name in figures)
     assert "unseen_overlap" in figures
     assert "unseen_d_avg_mean" in figures
@@ -324,36 +324,36 @@ def test_large_classes_have_recall_by_parts_too():
     rng = np.random.default_rng(1)
     labels = np.repeat([0, 1, 2], 20)
     embeddings = rng.normal(size=(3, 2))[labels] + rng.normal(size=(60, 2))
-    figures = evaluate_generalisation(embeddings, labels, measures=["recall"], seed=4)
+    figures = evaluate_generalization(embeddings, labels, measures=["recall"], seed=4)
     interval = part_protocol(embeddings, labels, ks=(1,), seed=4)["recall@1"]
     assert figures["unseen_recall@1_parts"] == interval.mean
     assert figures["unseen_recall@1_parts_ci95"] == pytest.approx(interval.high - interval.mean)
-    assert "unseen_recall@1_parts" not in evaluate_generalisation(embeddings[1:], labels[1:], measures=["recall"])
+    assert "unseen_recall@1_parts" not in evaluate_generalization(embeddings[1:], labels[1:], measures=["recall"])
 
 
 def test_measures_can_be_chosen(sides):
     train, test = sides
-    assert set(evaluate_generalisation(*test, *train, measures=["recall"])) == {"unseen_recall@1", "seen_recall@1"}
-    assert "lambda" in evaluate_generalisation(*test, *train, measures=["divergence"])
-    parts = [evaluate_generalisation(*test, *train, measures=[name]) for name in GENERALISATION_MEASURES]
-    assert {key: value for part in parts for key, value in part.items()} == evaluate_generalisation(*test, *train)
+    assert set(evaluate_generalization(*test, *train, measures=["recall"])) == {"unseen_recall@1", "seen_recall@1"}
+    assert "lambda" in evaluate_generalization(*test, *train, measures=["divergence"])
+    parts = [evaluate_generalization(*test, *train, measures=[name]) for name in GENERALIZATION_MEASURES]
+    assert {key: value for part in parts for key, value in part.items()} == evaluate_generalization(*test, *train)
 
 
 def test_what_the_classes_do_not_allow_is_left_out(sides):
     train, _ = sides
-    alone = evaluate_generalisation(np.eye(4), [0, 1, 2, 3], *train)
+    alone = evaluate_generalization(np.eye(4), [0, 1, 2, 3], *train)
     assert not [name for name in alone if name.startswith("unseen_")]
     assert "lambda" not in alone
     assert "seen_recall@1" in alone
-    one_class = evaluate_generalisation(np.eye(4), [0, 0, 0, 0])
+    one_class = evaluate_generalization(np.eye(4), [0, 0, 0, 0])
     assert one_class == {"unseen_recall@1": 1.0}
 
 
 def test_the_summary_refuses_bad_input(sides):
     embeddings, labels = sides[0]
     with pytest.raises(UserError, match="unknown measures"):
-        evaluate_generalisation(embeddings, labels, measures=["recal"])
+        evaluate_generalization(embeddings, labels, measures=["recal"])
     with pytest.raises(UserError, match="train_embeddings and train_labels"):
-        evaluate_generalisation(embeddings, labels, embeddings)
+        evaluate_generalization(embeddings, labels, embeddings)
     with pytest.raises(UserError, match="train_labels must be one class id"):
-        evaluate_generalisation(embeddings, labels, embeddings, labels[1:])
+        evaluate_generalization(embeddings, labels, embeddings, labels[1:])

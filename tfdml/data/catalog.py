@@ -1,4 +1,4 @@
-"""The catalogue: every data set that can be asked for by name."""
+"""The catalog: every data set that can be asked for by name."""
 
 import inspect
 import os

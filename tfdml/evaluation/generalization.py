@@ -11,9 +11,9 @@ from tfdml.evaluation import pair_distances
 from tfdml.evaluation.intervals import student_interval
 from tfdml.evaluation.per_query import check_labels
 from tfdml.evaluation.retrieval import evaluate_retrieval, part_protocol
-from tfdml.retrieval.exact import check_embeddings, nearest_neighbours
+from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
 
-GENERALISATION_MEASURES = ("recall", "overlap", "density", "divergence")
+GENERALIZATION_MEASURES = ("recall", "overlap", "density", "divergence")
 # Parts of the test set, each of which needs two images of every class.
 _PARTS = 10
 
@@ -154,14 +154,14 @@ def class_density(embeddings: Any, labels: Any) -> ClassDensity:
     if len(classes) < 2:
         raise UserError("the density of classes needs at least two classes")
     # Moved to the common mean, which changes no distance, sums of squares cancel least.
-    centre = embeddings.mean(axis=0, dtype=np.float64)
+    center = embeddings.mean(axis=0, dtype=np.float64)
     means, d_avg = np.zeros((len(classes), embeddings.shape[1])), np.zeros(len(classes))
     rows_of = np.split(np.argsort(place, kind="stable"), np.cumsum(counts)[:-1])
     for i, rows in enumerate(rows_of):
-        points = embeddings[rows] - centre
+        points = embeddings[rows] - center
         means[i] = points.mean(axis=0)
         d_avg[i] = np.square(points - means[i]).sum(axis=1).mean()
-    nearest = nearest_neighbours(means, k=1)[0][:, 0]
+    nearest = nearest_neighbors(means, k=1)[0][:, 0]
     squares = np.einsum("cd,cd->c", means, means)
     others = len(classes) - 1
     return ClassDensity(
@@ -181,7 +181,7 @@ def evaluate_divergence(
     unseen: Any,
     unseen_labels: Any,
     *,
-    labelled: float = 0.5,
+    labeled: float = 0.5,
     repeats: int = 10,
     distance: str = "euclidean",
     seed: int = 0,
@@ -194,14 +194,14 @@ def evaluate_divergence(
 
     with d_H = 1 - e*, where e* is the least error of telling images of seen classes from images of unseen classes
     (eq. 2), and lambda = e_seen(h*) + e_unseen(h*), where h* is the best classifier of all classes of both together
-    (eq. 3). H are nearest neighbour classifiers. As in the paper (sec. 2), a part of the images of both sides is
-    labelled and is what the classifiers are fitted to; the errors are those on the rest, which is held out. One
-    neighbour decides both: h* gives an image the class of its nearest labelled image of either side, and the other
-    classifier the side of that image. Exact: of all labelled images, equal distances decided by the lower row, seen
+    (eq. 3). H are nearest neighbor classifiers. As in the paper (sec. 2), a part of the images of both sides is
+    labeled and is what the classifiers are fitted to; the errors are those on the rest, which is held out. One
+    neighbor decides both: h* gives an image the class of its nearest labeled image of either side, and the other
+    classifier the side of that image. Exact: of all labeled images, equal distances decided by the lower row, seen
     classes before unseen.
 
-    Settled here, for the paper leaves it open: half of the images of each class, drawn at random, are labelled (a class
-    of one image is labelled, and not measured); an error is the mean of the errors on either side, for d_H and for
+    Settled here, for the paper leaves it open: half of the images of each class, drawn at random, are labeled (a class
+    of one image is labeled, and not measured); an error is the mean of the errors on either side, for d_H and for
     `joint_error`, so that neither counts more where it has more images, and d_H is 0.5 by chance; the split is drawn
     `repeats` times, and the intervals are t * s / sqrt(repeats) with Student's t, the half width of a 95 % interval of
     the mean. They speak of the choice of the split alone, not of the images or of the training. Table 3's lambda of
@@ -220,10 +220,10 @@ def evaluate_divergence(
         seen_labels: (N,) integer class ids.
         unseen: (M, d) embeddings of the other classes, by the same model.
         unseen_labels: (M,) integer class ids.
-        labelled: The share of each class's images that is labelled, above 0 and below 1; of two images or more, at
-            least one is labelled and one held out.
+        labeled: The share of each class's images that is labeled, above 0 and below 1; of two images or more, at
+            least one is labeled and one held out.
         repeats: How many splits.
-        distance: As `nearest_neighbours`.
+        distance: As `nearest_neighbors`.
         seed: Of the splits.
 
     Returns:
@@ -246,15 +246,15 @@ def evaluate_divergence(
     Source: Chu et al., "Distance Metric Learning with Joint Representation Diversification", ICML 2020, sec. 2, eq.
     1-3, fig. 2 and table 3; the bound is that of Ben-David et al., "A theory of learning from different domains", 2010.
     """
-    if not 0 < labelled < 1:
-        raise UserError(f"labelled must be a share above 0 and below 1; got {labelled}")
+    if not 0 < labeled < 1:
+        raise UserError(f"labeled must be a share above 0 and below 1; got {labeled}")
     check_positive(repeats=repeats)
     points, classes, is_seen = _joined(seen, seen_labels, unseen, unseen_labels)
     errors = []
     for repeat in range(repeats):
-        is_labelled = _split(classes, labelled, np.random.default_rng([seed, repeat]))
-        gallery, held_out = np.flatnonzero(is_labelled), np.flatnonzero(~is_labelled)
-        rows, _ = nearest_neighbours(points[held_out], points[gallery], k=1, distance=distance)
+        is_labeled = _split(classes, labeled, np.random.default_rng([seed, repeat]))
+        gallery, held_out = np.flatnonzero(is_labeled), np.flatnonzero(~is_labeled)
+        rows, _ = nearest_neighbors(points[held_out], points[gallery], k=1, distance=distance)
         nearest = gallery[rows[:, 0]]
         wrong_class, wrong_side = classes[nearest] != classes[held_out], is_seen[nearest] != is_seen[held_out]
         sides = (is_seen[held_out], ~is_seen[held_out])
@@ -293,7 +293,7 @@ def _joined(seen: Any, seen_labels: Any, unseen: Any, unseen_labels: Any) -> tup
         labels = check_labels(labels, len(points), f"{name}_labels")
         _, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
         if counts.max() < 2:
-            raise UserError(f"{name} classes: none has two images, one to be labelled and one to be held out")
+            raise UserError(f"{name} classes: none has two images, one to be labeled and one to be held out")
         sides.append(points)
         classes.append(place + first_class)
         first_class += len(counts)
@@ -302,10 +302,10 @@ def _joined(seen: Any, seen_labels: Any, unseen: Any, unseen_labels: Any) -> tup
     return np.concatenate(sides), np.concatenate(classes), np.arange(len(sides[0]) + len(sides[1])) < len(sides[0])
 
 
-def _split(classes: np.ndarray, labelled: float, rng: np.random.Generator) -> np.ndarray:
-    """(N,) bool, whether each image is labelled; classes are 0 .. C - 1."""
+def _split(classes: np.ndarray, labeled: float, rng: np.random.Generator) -> np.ndarray:
+    """(N,) bool, whether each image is labeled; classes are 0 .. C - 1."""
     counts = np.bincount(classes)
-    wanted = np.floor(labelled * counts + 0.5).astype(np.int64)
+    wanted = np.floor(labeled * counts + 0.5).astype(np.int64)
     wanted = np.where(counts > 1, np.clip(wanted, 1, np.maximum(counts - 1, 1)), counts)
     order = np.lexsort((rng.random(len(classes)), classes))  # class by class, at random within each
     rank = np.empty(len(classes), np.int64)
@@ -313,13 +313,13 @@ def _split(classes: np.ndarray, labelled: float, rng: np.random.Generator) -> np
     return rank < wanted[classes]
 
 
-def evaluate_generalisation(
+def evaluate_generalization(
     test_embeddings: Any,
     test_labels: Any,
     train_embeddings: Any = None,
     train_labels: Any = None,
     *,
-    measures: Sequence[str] = GENERALISATION_MEASURES,
+    measures: Sequence[str] = GENERALIZATION_MEASURES,
     distance: str = "euclidean",
     repeats: int = 10,
     seed: int = 0,
@@ -328,7 +328,7 @@ def evaluate_generalisation(
 
     Of the test (unseen) classes, and of the training (seen) classes too where their embeddings are given:
 
-    - `recall`: Recall@1 all-to-all, whose difference is the generalisation gap (DML-DA's figure 1d); and, where every
+    - `recall`: Recall@1 all-to-all, whose difference is the generalization gap (DML-DA's figure 1d); and, where every
       class has 20 images or more, its mean over ten disjoint parts with the 95 % interval (JRD's table 3);
     - `overlap`: of the distances of pairs of one class and of different classes (`evaluate_overlap`);
     - `density`: of classes, and how far their means lie apart (`class_density`).
@@ -341,8 +341,8 @@ def evaluate_generalisation(
         test_labels: (N,) integer class ids.
         train_embeddings: (M, d), of the classes trained on; None: what needs them is left out.
         train_labels: (M,) integer class ids, given exactly if `train_embeddings` are.
-        measures: Which of `GENERALISATION_MEASURES`.
-        distance: Of `recall`, `overlap` and `divergence`, as `nearest_neighbours`.
+        measures: Which of `GENERALIZATION_MEASURES`.
+        distance: Of `recall`, `overlap` and `divergence`, as `nearest_neighbors`.
         repeats: Of `evaluate_divergence`: how many splits.
         seed: Of whatever is drawn.
 
@@ -355,13 +355,13 @@ def evaluate_generalisation(
         UserError: Embeddings or labels that do not go together, an unknown measure, or an argument out of range.
 
     Example:
-        >>> figures = evaluate_generalisation([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8])
+        >>> figures = evaluate_generalization([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8])
         >>> figures["unseen_recall@1"], figures["unseen_overlap"]
         (1.0, 0.0)
     """
-    unknown = [name for name in measures if name not in GENERALISATION_MEASURES]
+    unknown = [name for name in measures if name not in GENERALIZATION_MEASURES]
     if unknown or not measures:
-        raise UserError(f"unknown measures {unknown}; choose from {', '.join(GENERALISATION_MEASURES)}")
+        raise UserError(f"unknown measures {unknown}; choose from {', '.join(GENERALIZATION_MEASURES)}")
     if (train_embeddings is None) != (train_labels is None):
         raise UserError("train_embeddings and train_labels go together: give both or none")
     sides = {"unseen": _checked(test_embeddings, test_labels, "test")}
