@@ -1,4 +1,4 @@
-"""Pairs are the same in every case: one device, replicas, blocks of anchors, a memory, label sets."""
+"""Pairs are the same in every case: one device, replicas, a memory, label sets."""
 
 import keras
 import numpy as np
@@ -163,22 +163,11 @@ def test_a_loss_of_ones_own_works_in_every_case(tmp_path):
     from tests.models.networks import SIZE, tiny_embedder
     from tests.played_replicas import sum_and_gradient
     from tfdml.models import MetricLearner
-    from tfdml.models.gradient_cache import AnchorBlocks
     from tfdml.objectives import CrossBatchMemory
 
     loss = NearestNegativeLoss(2.0)
     value, gradient = sum_and_gradient(loss, (LABELS, X), [B])
     assert_close(sum_and_gradient(loss, (LABELS, X), [7, 3])[1], gradient)
-
-    def by_rows(labels, x):
-        def part(rows, total, x):
-            return loss.of_pairs(Pairs.of_batch(x, labels, rows=rows, total=total))
-
-        return AnchorBlocks(B, 3).sum_of(part, [x])
-
-    blocks = sum_and_gradient(by_rows, (LABELS, X), [B])
-    assert_close(blocks[0], value)
-    assert_close(blocks[1], gradient)
     memory = CrossBatchMemory(loss, 20)
     memory({"embedding": X}, LABELS, training=True)
     assert np.isfinite(memory({"embedding": X}, LABELS))

@@ -22,9 +22,9 @@ class Pairs:
     """Anchors (b, d), the references (B, d) that they are compared with, and which of the pairs count.
 
     On a single device anchors and references are the batch. On each of several replicas the anchors are its own images
-    and the references those of all replicas. With gradient caching the anchors are one block of the batch after
-    another. With a cross-batch memory the references also hold the memory. A loss need not know which case it is in: it
-    computes one value per anchor, (b,), from matrices (b, B), and asks `total` for sums over all anchors.
+    and the references those of all replicas. With a cross-batch memory the references also hold the memory. A loss need
+    not know which case it is in: it computes one value per anchor, (b,), from matrices (b, B), and asks `total` for
+    sums over all anchors.
 
     Make them with `Pairs.of_batch`.
 

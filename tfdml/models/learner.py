@@ -288,36 +288,9 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
 
     def _over_pairs(self, objective, representations, labels, num_local):
         """Return a pair objective's value on the global batch, or the part that this replica's anchors make up."""
-        blocks = None if objective.whole_batch else self._anchor_blocks(labels)
-        if blocks is None:
-            pairs = pairs_of_replica(representations, labels, objective.positives, num_local, objective.whole_batch)
-            first = next(iter(pairs.values()))
-            self._track_observations(objective, lambda observe: first.total(observe(pairs)))
-            return objective.compute_pairs(pairs)
-        names, states = list(representations), objective.non_trainable_variables
-
-        def over_blocks(function):
-            def part(rows, total, *tensors):
-                named = dict(zip(names, tensors, strict=True))
-                return function(pairs_by_name(named, labels, objective.positives, rows, total))
-
-            return blocks.sum_of(part, list(representations.values()), objective.trainable_variables, states)
-
-        self._track_observations(objective, over_blocks)
-        return over_blocks(objective.compute_pairs)
-
-    def _anchor_blocks(self, labels) -> Any:
-        """Return the blocks of anchors that pairs of a batch with these labels are computed in; None: all at once.
-
-        Replicas have no blocks: the anchors of each are its own images.
-        """
-        total = ops.shape(labels)[0]
-        size = total if isinstance(total, int) else None
-        if not self._exceeds_a_chunk(size) or replicas.count() > 1 or keras.backend.backend() != "tensorflow":
-            return None
-        from tfdml.models.gradient_cache import AnchorBlocks
-
-        return AnchorBlocks(total, self.gradient_cache)
+        pairs = pairs_of_replica(representations, labels, objective.positives, num_local, objective.whole_batch)
+        self._track_observations(objective, pairs)
+        return objective.compute_pairs(pairs)
 
     @staticmethod
     def _share_and_value(objective, computed, num_local, num_images):
@@ -338,33 +311,24 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
         return pairwise.as_labels(y, rows=self.positives is not None)
 
     def _track_distances(self, embeddings, labels):
-        def sums(rows, total, embeddings):
-            pairs = Pairs.of_batch(embeddings, labels, self.positives, rows, total)
-            distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
-            furthest = ops.max(ops.where(positives, distances, -1.0), axis=1, keepdims=True, initial=-1.0)
-            compared = ops.logical_and(negatives, furthest >= 0)
-            totals = [pairwise.masked_sum(distances, mask) for mask in (positives, negatives)]
-            totals.append(pairwise.masked_count(ops.logical_and(negatives, distances < furthest)))
-            counts = [pairwise.masked_count(mask) for mask in (positives, negatives, compared)]
-            return ops.stack([*totals, *counts])
-
-        embeddings, blocks = ops.stop_gradient(embeddings), self._anchor_blocks(labels)
-        found = ops.unstack(sums(None, None, embeddings) if blocks is None else blocks.sum_of(sums, [embeddings]))
-        for tracker, total, count in zip(self.distance_trackers, found[:3], found[3:], strict=True):
+        pairs = Pairs.of_batch(ops.stop_gradient(embeddings), labels, self.positives)
+        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        furthest = ops.max(ops.where(positives, distances, -1.0), axis=1, keepdims=True, initial=-1.0)
+        compared = ops.logical_and(negatives, furthest >= 0)
+        totals = [pairwise.masked_sum(distances, mask) for mask in (positives, negatives)]
+        totals.append(pairwise.masked_count(ops.logical_and(negatives, distances < furthest)))
+        counts = [pairwise.masked_count(mask) for mask in (positives, negatives, compared)]
+        for tracker, total, count in zip(self.distance_trackers, totals, counts, strict=True):
             # Weighted by the number of pairs, so that a batch without any does not count.
             tracker.update_state(total / ops.maximum(count, 1.0), count)
 
-    def _track_observations(self, objective, over_pairs: Callable) -> None:
-        """Log what an objective observes; `over_pairs` sums a function of its pairs over all anchors."""
+    def _track_observations(self, objective, pairs: dict[str, Pairs]) -> None:
+        """Log what an objective observes of its pairs, over all anchors."""
         if not isinstance(objective, Observed):
             return
-
-        def observed(pairs):
-            found = objective.observe(pairs)
-            numbers = [ops.cast(x, "float32") for key in objective.observes for x in found[key]]
-            return ops.stop_gradient(ops.stack(numbers))
-
-        totals = ops.unstack(over_pairs(observed), 2 * len(objective.observes))
+        found = objective.observe(pairs)
+        numbers = [ops.cast(x, "float32") for key in objective.observes for x in found[key]]
+        totals = ops.unstack(next(iter(pairs.values())).total(ops.stack(numbers)), 2 * len(objective.observes))
         for key, total, count in zip(objective.observes, totals[::2], totals[1::2], strict=True):
             # On every replica the same, of the global batch.
             tracker = self.observation_trackers[f"{objective.name}_{key}"]
