@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.interpolate import interp1d
 from scipy.optimize import brentq
+from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from tfdml.data import PairList
@@ -181,6 +182,15 @@ def test_the_probability_of_same_falls_and_is_that_of_the_pairs():
     odds = probabilities / (1 - probabilities) * (1 - same.mean()) / same.mean()
     inner = (probabilities > 0.01) & (probabilities < 0.9)
     np.testing.assert_allclose(even[inner], (odds / (1 + odds))[inner], atol=0.02)
+
+
+def test_the_probability_of_few_pairs_is_that_of_the_regression_on_each_pair():
+    embeddings, labels = classes(2, 4, 12, dim=2)
+    embeddings[0] *= 100  # the others are close together in the range of all distances
+    distances, same = all_pairs(embeddings.astype(np.float32), labels, "euclidean")
+    expected = IsotonicRegression(increasing=False).fit_transform(distances, same)
+    calibration = calibrate(embeddings, labels, far=0.1, distance="euclidean")
+    np.testing.assert_allclose(calibration.probability(distances), expected, atol=0.02)
 
 
 def test_a_calibration_survives_json():

@@ -104,7 +104,9 @@ def verification(
 
     Intervals are over classes: pairs that share a class are not independent (dyadic cluster-robust variance: Aronow,
     Samii and Assenova, 2015, "Cluster-robust variance estimation for dyadic data"), on the scale of log odds, with
-    Student's t.
+    Student's t. The estimate of few classes may be too low, even negative. The variance of FAR is therefore never
+    below that of independent pairs of classes. Where the estimate for the precision is not positive, pairs of classes
+    are taken as independent.
 
     Args:
         embeddings: (N, d).
@@ -295,7 +297,8 @@ def calibrate(
     The intervals are those of the rates that this threshold has on as many other classes of the same kind. They hold
     both the uncertainty of the choice and that of the other classes (see `verification` for the variance, of which
     they have twice). The probability of "same" is the isotonic regression of "same" on the distance over all pairs
-    (Zadrozny and Elkan, 2002, "Transforming classifier scores into accurate multiclass probability estimates").
+    (Zadrozny and Elkan, 2002, "Transforming classifier scores into accurate multiclass probability estimates"), in the
+    2**20 bins of `verification`.
 
     Args:
         embeddings: (N, d), of held-out classes.
@@ -623,8 +626,6 @@ def _most_accurate(distances: np.ndarray, same: np.ndarray) -> float:
 
 def _isotonic(pairs: _CountedPairs, same, different, prior) -> tuple[np.ndarray, np.ndarray]:
     """Return the knots of the probability of "same" by distance."""
-    step = _BINS // 4096
-    same, different = (counts.reshape(-1, step).sum(axis=1).astype(np.float64) for counts in (same, different))
     # As if the pairs of one class were this share.
     same, different = same * prior / same.sum(), different * (1 - prior) / different.sum()
     weights = same + different
