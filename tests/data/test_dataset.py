@@ -163,7 +163,7 @@ BAD = {
     "ico": (picture(0, kind="ICO"), "unsupported type: ICO"),
     "gif": (picture(0, kind="GIF"), "unsupported type: GIF; convert it to JPEG or PNG"),
     "bmp": (picture(0, kind="BMP"), "unsupported type: BMP; convert it to JPEG or PNG"),
-    "avif": (b"\0\0\0\x1cftypavif\0\0\0\0", "ftypavif"),
+    "avif": (b"\0\0\0\x1cftypavif\0\0\0\0", "unsupported type: AVIF; convert it to JPEG or PNG"),
     "svg": (b'<?xml version="1.0"?>\n<svg xmlns="x">', "it begins with b'<?xml"),
     "webp_animated": (
         picture(0, kind="WEBP", save_all=True, append_images=[Image.new("RGB", (40, 30))]),

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tests.data.preparations import encoded, png
-from tfdml.data.decoding import EXTENSIONS, FORMATS, decode_image, decode_part, format_of, is_format
+from tfdml.data.decoding import EXTENSIONS, FORMATS, decode_image, decode_part, format_of, is_format, kind_of
+from tfdml.data.images import kinds_of
 
 HEIGHT, WIDTH = 40, 56
 ROWS, COLUMNS = np.mgrid[0:HEIGHT, 0:WIDTH]
@@ -231,22 +232,42 @@ def test_parts_of_every_kind(file_format):
     assert size.tolist() == list(whole.shape[:2])
 
 
-FILES = {form: encoded(Image.new("RGB", (3, 2)), form) for form in ("jpeg", "png", "webp", "gif", "bmp", "tiff")} | {
+FILES = {form: encoded(Image.new("RGB", (3, 2)), form) for form in ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF", "ICO")}
+FILES |= {
+    "AVIF": b"\0\0\0\x20ftypavif\0\0\0\0avifmif1",
+    "HEIC": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
+    "JPEG 2000": encoded(Image.new("RGB", (3, 2)), "JPEG2000"),
+}
+NO_IMAGES = {
     "wave": b"RIFF\x24\0\0\0WAVEfmt ",
     "cut off": b"RIFF\x24\0",
     "start of a JPEG": b"\xff\xd8",
     "empty": b"",
+    "text": b"BM is the name of a bitmap",
+    "video": b"\0\0\0\x18ftypisom\0\0\0\0",
+    "thumbnails": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
 }
+READ = ("JPEG", "PNG", "WebP")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, *NO_IMAGES])
 def test_the_format_of_a_file(name):
-    head = FILES[name][:16]
-    known = [form.name for form in FORMATS if form.matches(head)]
-    assert known == ([name] if name in ("jpeg", "png", "webp") else [])
-    assert format_of(head) == next((form for form in FORMATS if form.name == name), None)
-    in_graph = [form.name for form in FORMATS if is_format(tf.constant(FILES[name]), form)]
+    data = (FILES | NO_IMAGES)[name]
+    assert kind_of(data[:32]) == (name if name in FILES else "")
+    known = [form.name for form in FORMATS if form.matches(data[:16])]
+    assert known == ([name] if name in READ else [])
+    assert format_of(data[:16]) == next((form for form in FORMATS if form.name == name), None)
+    in_graph = [form.name for form in FORMATS if is_format(tf.constant(data), form)]
     assert in_graph == known
+
+
+def test_files_are_recognized_by_content(tmp_path):
+    paths = []
+    for number, data in enumerate((FILES | NO_IMAGES).values()):
+        paths.append(tmp_path / f"{number}.txt")
+        paths[-1].write_bytes(data)
+    names = [*FILES, *[""] * len(NO_IMAGES)]
+    assert kinds_of([*map(str, paths), str(tmp_path), str(tmp_path / "none")]) == [*names, "", ""]
 
 
 def test_extensions_are_lower_case_and_belong_to_one_format():

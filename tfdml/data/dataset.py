@@ -11,7 +11,6 @@ import hashlib
 import io
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -20,7 +19,7 @@ import tensorflow as tf
 from absl import logging
 from PIL import Image
 
-from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, PNG, WEBP, Format, decode_whole, format_of
+from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, PNG, WEBP, Format, decode_whole, format_of, kind_of
 from tfdml.data.images import ArrayImages, Images, in_threads, read_header
 from tfdml.errors import UserError, short_message
 from tfdml.pairwise import integer_labels
@@ -340,8 +339,6 @@ _TAIL = 256
 
 _JPEG_END, _JPEG_SCAN = b"\xff\xd9", b"\xff\xda"
 _PNG_END = b"IEND\xaeB`\x82"
-# Formats that every supported Pillow recognizes, whose images can be converted.
-_CONVERTIBLE = ("BMP", "DDS", "GIF", "ICO", "JPEG2000", "PSD", "TIFF")
 # A message of ours that came through TensorFlow, such as that of a damaged record file.
 _USER_ERROR = re.compile(r"UserError: (.+)")
 # What TensorFlow's message holds when reading or decoding an image failed: the operation's name or our own words.
@@ -530,7 +527,8 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
         return "empty file"
     kind = format_of(head)
     if kind is None:
-        return _foreign(file, head)
+        foreign = f"unsupported type: {kind_of(head)}; convert it to JPEG or PNG"
+        return foreign if kind_of(head) else f"{FOREIGN}: it begins with {head!r}"
     ended = _end_fault(file, kind, head)
     if ended:
         return ended
@@ -539,10 +537,10 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
     except Image.DecompressionBombError as error:
         return f"too large: {error}"
     except Exception as error:  # Pillow raises many types on damaged data
-        return f"damaged or unsupported {kind.name.upper()} ({short_message(error)})"
+        return f"damaged or unsupported {kind.name} ({short_message(error)})"
     width, height = image.size
     if not width or not height:
-        return f"damaged {kind.name.upper()} (no size in its header)"
+        return f"damaged {kind.name} (no size in its header)"
     if width * height > max_pixels:
         return f"too large: {width:,} x {height:,} pixels, more than {max_pixels:,}; shrink it"
     if getattr(image, "n_frames", 1) > 1 and kind is WEBP:
@@ -568,14 +566,3 @@ def _end_fault(file: BinaryIO, kind: Format, head: bytes) -> str | None:
     # must have one after the last start of a scan. Scan data cannot contain either marker.
     scan = data.rfind(_JPEG_SCAN)
     return "truncated JPEG (no end-of-image marker)" if scan < 0 or data.rfind(end) < scan else None
-
-
-def _foreign(file: BinaryIO, head: bytes) -> str:
-    """Return the kind of a file without the header of a supported image."""
-    file.seek(0)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            kind = Image.open(file, formats=_CONVERTIBLE).format
-    except Exception:  # many types on damaged data
-        return f"{FOREIGN}: it begins with {head!r}"
-    return f"unsupported type: {kind}; convert it to JPEG or PNG"

@@ -5,6 +5,7 @@ trained.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -20,9 +21,9 @@ class Format:
     """An image format.
 
     Args:
-        name: As in the feature `image/format` of record files.
+        name: As people write it.
         start: The bytes that a file begins with.
-        extensions: Of file names, in lower case.
+        extensions: Of file names, in lower case. A file without one of them may be an image as well, see `kind_of`.
         brand: The bytes from the ninth on; empty for any.
     """
 
@@ -41,10 +42,23 @@ class Format:
         return head.startswith(self.start) and head[8:].startswith(self.brand)
 
 
-JPEG = Format("jpeg", b"\xff\xd8\xff", (".jpg", ".jpeg"))
-PNG = Format("png", b"\x89PNG\r\n\x1a\n", (".png",))
-WEBP = Format("webp", b"RIFF", (".webp",), b"WEBP")
+JPEG = Format("JPEG", b"\xff\xd8\xff", (".jpg", ".jpeg", ".jpe", ".jfif"))
+PNG = Format("PNG", b"\x89PNG\r\n\x1a\n", (".png",))
+WEBP = Format("WebP", b"RIFF", (".webp",), b"WEBP")
 FORMATS = (JPEG, PNG, WEBP)
+# Images that are recognized and not read.
+_FOREIGN_KINDS = {
+    "GIF": rb"GIF8[79]a",
+    "BMP": rb"BM.{4}\0{4}",
+    "TIFF": rb"II\*\0|MM\0\*|II\+\0\x08|MM\0\+\0\x08",
+    "HEIC": rb".{4}ftyp(hei|hev|mif1|msf1)",
+    "AVIF": rb".{4}ftypavi[fs]",
+    "JPEG 2000": rb"\0{3}\x0cjP  |\xff\x4f\xff\x51",
+    "JPEG XL": rb"\0{3}\x0cJXL |\xff\x0a",
+    "ICO": rb"\0\0\x01\0[^\0]\0",
+    "PSD": rb"8BPS\0[\x01\x02]",
+    "DDS": rb"DDS \x7c\0",
+}
 # The extensions of file names, by which images are found in folders; what a file is, its bytes say.
 EXTENSIONS = tuple(extension for known in FORMATS for extension in known.extensions)
 FOREIGN = "not a JPEG, PNG or WebP image"
@@ -55,9 +69,24 @@ def format_of(head: bytes) -> Format | None:
 
     Example:
         >>> format_of(b"RIFF....WEBPVP8 ").name
-        'webp'
+        'WebP'
     """
     return next((known for known in FORMATS if known.matches(head)), None)
+
+
+def kind_of(head: bytes) -> str:
+    """Return what kind of image a file is by its first 32 bytes, whatever its name; empty for no image.
+
+    `"JPEG"`, `"PNG"` and `"WebP"` are read; `"GIF"`, `"BMP"`, `"TIFF"`, `"HEIC"` and others are images that have to be
+    converted. `tfdml.data.images.kinds_of` does the same for files.
+
+    Example:
+        >>> kind_of(b"GIF89a"), kind_of(b"%PDF-1.7")
+        ('GIF', '')
+    """
+    known = format_of(head)
+    foreign = (name for name, start in _FOREIGN_KINDS.items() if re.match(start, head, re.DOTALL))
+    return known.name if known else next(foreign, "")
 
 
 _WHITE = 255
