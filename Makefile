@@ -12,7 +12,7 @@ LOGGERS := .venv-loggers
 # What needs no extra, to be tried without: on the lowest versions, and on other systems.
 ROOMS := tests/test_pairs.py tests/test_kernels.py $(addprefix tests/,evaluation io losses mining)
 
-.PHONY: parity-pml parity-tfsim parity-tfa help install quickstart test test-slow test-processors test-jax test-lowest test-required test-loggers test-images lint format docs code-map wheel lock clean
+.PHONY: parity-pml parity-tfsim parity-tfa help install quickstart test test-slow test-processors test-jax test-lowest test-required test-loggers test-images lint format docs wheel lock clean
 
 help:
 	@echo "make install     create $(VENV) and install tfdml with its development tools, versions as in constraints.txt"
@@ -24,7 +24,7 @@ help:
 	@echo "make parity-pml  losses against pytorch-metric-learning itself, in an environment of its own ($(PML))"
 	@echo "make parity-tfsim, make parity-tfa   the same against TensorFlow Similarity and TensorFlow Addons"
 	@echo "make lint        ruff (lint, format), mypy and the layers of the imports"
-	@echo "make docs        the documentation as a site, in site/;  make code-map: draw the picture of the code map"
+	@echo "make docs        the documentation as a site, in site/"
 	@echo "make wheel       a source archive and a wheel, in dist/"
 	@echo "make lock        write constraints.txt from the versions installed in $(VENV)"
 
@@ -72,8 +72,7 @@ test-jax: $(STAMP)
 
 .venv-required/.installed .venv-lowest/.installed: .venv-%/.installed: setup.cfg
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install --quiet packaging
-	if [ $* = lowest ]; then .venv-lowest/bin/python -m tools.lowest_versions; fi > .venv-$*/constraints.txt
+	if [ $* = lowest ]; then sed -n '/^install_requires/,/^$$/s/^ *\([a-z0-9-]*\)[>=]=\([0-9.]*\).*/\1==\2/p' setup.cfg; fi > .venv-$*/constraints.txt
 	.venv-$*/bin/python -m pip install --quiet -e . pytest hypothesis -c .venv-$*/constraints.txt
 	@touch $@
 
@@ -122,9 +121,6 @@ format: $(STAMP)
 
 docs: $(DOCS)
 	$(BIN)/mkdocs build --strict
-
-code-map: $(STAMP)
-	$(BIN)/python -m tools.code_map
 
 wheel: $(STAMP)
 	$(BIN)/python -m build

@@ -97,7 +97,6 @@ def _alone(flagfile: str, base: str, flags: tuple[str, ...] = ()) -> tuple[Row, 
 
 
 # RankMI's alternating steps take no `auto`: these give a term some 15 % of its gradient after an epoch on Omniglot
-# (`python -m benchmarks.term_gradients`).
 BESIDE_RANK_MI = {"HORDE": 0.03, "ECAML": 0.05, "DML-DA": 0.3}
 
 
@@ -215,28 +214,8 @@ OMNIGLOT = (
     *_both("omniglot_contrastive"),
 )
 
-# Small runs that are quickly made on many data sets; their last epoch counts, and shares are near the best on Omniglot.
-_QUICK = (
-    "--dataset=list",
-    "--epochs=9",
-    "--drop_epochs=6",
-    "--evaluate_every=9",
-    "--selection=last",
-    "--holdout_classes=0",
-)
+# Shares near the best on Omniglot.
 SHARES = {"+ HORDE": 0.15, "+ ECAML": 0.01, "+ DML-DA": 0.03}
-_BRIEF = {"contrastive", "AMSoftmax", "+ JRS", "margin", "RankMI"}
-SECOND_LEVEL = (
-    *(dataclasses.replace(row, flags=(*_QUICK, *row.flags)) for row in OMNIGLOT if row.name in _BRIEF),
-    *(
-        Row(
-            name,
-            *OMNIGLOT_CONTRASTIVE,
-            (*_QUICK, *_with(CONTRASTIVE, TERMS[name[2:]].format(f"auto(share={share})"))),
-        )
-        for name, share in SHARES.items()
-    ),
-)
 
 # Ten seeds of the methods and their bases: docs/ten_seeds.md. Nothing is held out, and the last epoch counts.
 _LAST = ("--selection=last", "--holdout_classes=0", "--evaluate_every=0")

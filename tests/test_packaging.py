@@ -18,7 +18,6 @@ from tests.docs import installed
 from tests.docs.examples import blocks
 from tests.fork_server import ForkServer
 from tfdml_command import STAGES
-from tools.lowest_versions import lowest_versions
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
@@ -87,8 +86,7 @@ def test_every_required_package_has_a_lowest_version():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     lines = [line for line in setup["options"]["install_requires"].splitlines() if line and line[0] != "#"]
-    names = [line.partition("==")[0] for line in lowest_versions()]
-    assert names == [re.match(r"[\w-]+", line)[0] for line in lines]
+    assert [line for line in lines if not re.match(r"[\w-]+[>=]=[\d.]+", line)] == []
 
 
 @pytest.fixture(scope="module")

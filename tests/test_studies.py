@@ -13,7 +13,7 @@ from PIL import Image
 
 from benchmarks import defaults, defaults_data, head_study
 from benchmarks.study import run_folder
-from benchmarks.study_rows import SECOND_LEVEL, STUDIES, Row
+from benchmarks.study_rows import STUDIES, Row
 from benchmarks.study_table import draw, gains, pairs_seeds, tables
 from tests.data.preparations import encoded
 from tests.docs.files import write_photos
@@ -23,7 +23,6 @@ from tfdml.training.expressions import parse_terms
 from tools.numbers import NUMBERS, Results, lookup
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-ROWS = {**STUDIES, "second_level": SECOND_LEVEL}
 
 
 def settings_of(row):
@@ -31,10 +30,10 @@ def settings_of(row):
     return Experiment.from_flags("\n".join([text, *row.flags]), run_dir="unused")
 
 
-@pytest.mark.parametrize("study", ROWS)
+@pytest.mark.parametrize("study", STUDIES)
 def test_each_row_is_an_experiment_beside_a_base_that_differs_in_its_terms_alone(study):
-    rows = {row.name: row for row in ROWS[study]}
-    assert len(rows) == len(ROWS[study])
+    rows = {row.name: row for row in STUDIES[study]}
+    assert len(rows) == len(STUDIES[study])
     settings = {}
     for name, row in rows.items():
         settings[name] = settings_of(row)
@@ -71,14 +70,9 @@ def test_a_run_that_was_interrupted_is_resumed_by_the_same_flags_and_seed_alone(
     assert folders == [run_folder(tmp_path, *one) for one in wanted]
 
 
-@pytest.mark.parametrize("study", [name for name in ROWS if (NUMBERS / f"{name}.json").is_file()])
+@pytest.mark.parametrize("study", [name for name in STUDIES if (NUMBERS / f"{name}.json").is_file()])
 def test_the_published_table_has_the_rows_and_their_bases(study):
-    if study == "second_level":
-        assert {row.name.removeprefix("+ ") for row in SECOND_LEVEL if row.base} <= set(
-            lookup(study)["table"]["columns"]
-        )
-        return
-    bases = {row.name: row.base for row in ROWS[study]}
+    bases = {row.name: row.base for row in STUDIES[study]}
     if pairs_seeds({"study": study}):
         published = lookup(f"{study}/table")["rows"]
         assert {row[0] for row in published} == {name for name, base in bases.items() if base}

@@ -1,4 +1,4 @@
-"""The site: pages, links, the picture of the code map, and the notebook."""
+"""The site: pages, links and the notebook."""
 
 import json
 import os
@@ -10,7 +10,6 @@ import pytest
 from keras.losses import Loss
 
 from tests.docs.examples import PAGES, ROOT
-from tools import code_map
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:|data:)([^)#\s]*)(#[^)\s]+)?\)")
 _HEADING = re.compile(r"^#+ (.+?)\s*$", re.MULTILINE)
@@ -63,18 +62,6 @@ def test_every_loss_and_objective_has_a_row_in_the_table_of_choices():
     missing = [name for name in known() if f"`{name}`" not in text and f"`{short.get(name)}`" not in text]
     assert not missing, missing
     assert not [cls.__name__ for name, cls in known().items() if issubclass(cls, Loss) and cls.__name__ not in text]
-
-
-@pytest.mark.slow
-def test_the_picture_of_the_code_map_shows_the_imports_of_today():
-    drawn = set(re.findall(r'data-imports="(\w+) (\w+)"', code_map.PICTURE.read_text()))
-    assert drawn == code_map.reduced(code_map.imports()), "draw it again: make code-map"
-    assert {name for row in code_map.layers() for name in row} >= {name for edge in drawn for name in edge}
-
-
-def test_an_arrow_that_follows_from_others_is_left_out():
-    reduced = code_map.reduced
-    assert reduced({("a", "b"), ("b", "c"), ("a", "c"), ("a", "d")}) == {("a", "b"), ("b", "c"), ("a", "d")}
 
 
 def _cells(path):
