@@ -221,11 +221,10 @@ CASES = {
         "seed": (3, {"seeds": "0,1"}, {"seeds": "2"}),
         "stop_on": ("collapse", {"watch_every": 0}, {}),
         "probe": (True, {}, {"dry_run": True}),
-        "workers": (2, {}, {"sweep": "epochs=1,2"}),
+        "workers": (2, {}, {"cluster": "local"}),
         "gpus_per_worker": (1, {}, {"cluster": "local"}),
         "max_failures": (1, {}, {"cluster": "local"}),
-        "storage": ("/shared", {"sweep": "epochs=1,2"}, {"cluster": "local"}),
-        "sweep_samples": (2, {"sweep": "epochs=1,2"}, {"sweep": "learning_rate=1e-4..1e-3"}),
+        "storage": ("/shared", {}, {"cluster": "local"}),
     },
     "embed": {
         "dataset": ("sop", {"cluster": "local"}, {}),
@@ -255,8 +254,6 @@ CASES = {
         "intervals": ("classes", COMPARE, VECTORS),
         "generalization": (True, COMPARE, RUN),
         "after": (["query_expansion"], COMPARE, RUN),
-        "cluster": ("local", COMPARE, VECTORS),
-        "workers": (2, VECTORS, {**VECTORS, "cluster": "local"}),
     },
     "export": {
         "moment_embedder": (True, {"gallery": "photos", "embedder": "models/cars"}, {"run_dir": "runs/cars"}),
@@ -331,7 +328,7 @@ CASES = {
 }
 # The flags that have an effect whatever the others are.
 ALWAYS = {
-    "train": SETTINGS_ALWAYS | {"dim", "recipe", "resume", "dry_run", "preview", "cluster", "sweep"},
+    "train": SETTINGS_ALWAYS | {"dim", "recipe", "resume", "dry_run", "preview", "cluster"},
     "embed": {"model", "out", "dtype", "batch_size", "truncate_dim", "rows_per_file", "cluster", "input", "dry_run"},
     "evaluate": {"model", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},

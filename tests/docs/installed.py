@@ -38,7 +38,6 @@ NOT_RUN = {
     "ray://": "needs a cluster; tests/cluster trains on a local one",
     "RAY_AUTH_MODE": "is of a cluster; tests/hosts starts one",
     "ray start": "is of a cluster; tests/hosts starts one",
-    "--sweep": "trains many runs; tests/cluster has one",
 }
 _LINKS = {"runs/cars": "runs/glyphs", "runs/cars_jrd": "runs/glyphs", "presets/dinov2_small": "preset"}
 # Put behind a training command; the last value of a flag counts.

@@ -14,7 +14,6 @@ SLOW = {
     "tfdml.backbones.networks",
     "tfdml.backbones.resolver",
     "tfdml.cluster.bulk_embedding",
-    "tfdml.cluster.query_blocks",
     "tfdml.cluster.ray_session",
     "tfdml.cluster.training",
     "tfdml.data.pipeline",

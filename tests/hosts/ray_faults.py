@@ -7,7 +7,6 @@ the head, or by `ray://`, from outside. In the middle of each something is broke
 started again as the documentation says, and the result must be that of a command of one process.
 """
 
-import csv
 import dataclasses
 import pathlib
 import re
@@ -118,7 +117,7 @@ class Fault:
     """What is done to a command.
 
     Args:
-        work: `train`, `sweep`, `embed` or `evaluate`.
+        work: `train` or `embed`.
         client: Whether it joins the cluster by `ray://`.
         done: `kill node`, `cut node`, `kill driver`, `cut driver`, or nothing.
         back: Whether the node comes back before the command has ended.
@@ -145,8 +144,7 @@ class Fault:
             "kill driver": "the command is killed",
             "cut driver": "the command's cable is cut",
         }[self.done]
-        work = {"sweep": "train --sweep"}.get(self.work, self.work)
-        return f"`tfdml {work}` by {'`ray://`' if self.client else 'address'}: {done}" + (
+        return f"`tfdml {self.work}` by {'`ray://`' if self.client else 'address'}: {done}" + (
             ", and comes back" * self.back
         )
 
@@ -161,14 +159,10 @@ FAULTS = {
     "train_driver_killed": Fault("train", False, "kill driver", status=-9),
     "train_client_killed": Fault("train", True, "kill driver", status=-9),
     "train_client_cut": Fault("train", True, "cut driver", status=2, line="ray://10.77.0.1:10001"),
-    "sweep_node_lost": Fault("sweep", True, "kill node"),
-    "sweep_driver_killed": Fault("sweep", False, "kill driver", status=-9),
     "embed_node_lost": Fault("embed", True, "kill node", line=_LOST),
     "embed_node_cut": Fault("embed", False, "cut node", line=_LOST),
     "embed_client_killed": Fault("embed", True, "kill driver", status=-9),
     "embed_client_cut": Fault("embed", True, "cut driver", status=2, line="ray://10.77.0.1:10001"),
-    "evaluate_node_lost": Fault("evaluate", True, "kill node"),
-    "evaluate_driver_killed": Fault("evaluate", False, "kill driver", status=-9),
 }
 
 
@@ -183,10 +177,7 @@ class RayTrial(Trial):
     def __init__(self, folder, cluster):
         super().__init__(folder)
         self.cluster = cluster
-        rng = np.random.default_rng(0)
-        vectors = rng.normal(size=(9000, 16)).astype(np.float32)
-        np.savez(folder / "vectors.npz", embeddings=vectors, labels=rng.integers(0, 40, 9000))
-        self.references = {}
+        self.reference = None
 
     def words(self, work, name):
         """The command, without the cluster."""
@@ -194,12 +185,9 @@ class RayTrial(Trial):
         train = ["train", *FLAGS, f"--data_dir={self.folder / 'images'}", "--evaluate_every=0", f"--run_dir={out}/run"]
         train += ["--max_failures=1"]
         embed = ["embed", f"--model={self.folder}/reference/run/embedder.keras", "--rows_per_file=4"]
-        evaluate = ["evaluate", f"--model={self.folder}/vectors.npz", "--metrics=recall,map@r"]
         return {
             "train": [*train, "--workers=2"],
-            "sweep": [*train, "--sweep=embedding_dim=8,12", "--holdout_classes=0.2", "--workers=2"],
             "embed": [*embed, f"--input={self.folder}/images/*/*.png", f"--out={out}/run", "--actors=2"],
-            "evaluate": [*evaluate, f"--json={out}/result.json"],
         }[work]
 
     def is_middle(self, work, name):
@@ -207,45 +195,30 @@ class RayTrial(Trial):
         run = self.folder / name / "run"
         return {
             "train": lambda: any(run.parent.glob("run.ray/run/*/checkpoints/step-00000003.npz")),
-            "sweep": lambda: (
-                any(run.glob("trials/*/checkpoints/step-00000003.npz")) and self.cluster.runs("ray::_trial")
-            ),
             "embed": lambda: len(list(run.glob("part-*"))) > 3,
-            "evaluate": lambda: self.cluster.runs("ray::_values_of_block"),
         }[work]()
 
-    def result(self, work, name):
-        """What a command has made, for comparison."""
-        out = self.folder / name
-        if work == "sweep":
-            with open(out / "run" / "sweep.csv", newline="") as file:
-                return sorted(csv.reader(file))
-        if work == "embed":
-            return pq.read_table(sorted((out / "run").glob("part-*")))
-        return (out / "result.json").read_text()
+    def table(self, name):
+        """The rows that `tfdml embed` has written."""
+        return pq.read_table(sorted((self.folder / name / "run").glob("part-*")))
 
     def difference(self, work, name):
-        """Of the weights, or of whatever is made, from those of one process."""
+        """Of the weights or the embeddings from those of one process."""
         if work == "train":
             return self._difference(self.weights(name))
-        if work not in self.references:
-            other = f"{work}_alone"
-            (self.folder / other).mkdir()
-            cluster = [] if work == "evaluate" else ["--cluster=local"]
-            words = [word for word in self.words(work, other) if not word.startswith(("--actors", "--workers"))]
-            words = [sys.executable, "-m", "tfdml", *words, *cluster]
-            log = self.folder / f"{other}.log"
+        if self.reference is None:
+            (self.folder / "alone").mkdir()
+            words = [word for word in self.words(work, "alone") if not word.startswith("--actors")]
+            words = [sys.executable, "-m", "tfdml", *words, "--cluster=local"]
+            log = self.folder / "alone.log"
             process = self.cluster.network.start(HEAD, words, log, **_ENVIRONMENT)
             assert process.wait(300) == 0, log.read_text()
-            self.references[work] = self.result(work, other)
-        found, expected = self.result(work, name), self.references[work]
-        if work == "embed":
-            # As many threads as a process has CPUs may add in another order.
-            vectors = [np.stack(table["embedding"].to_numpy()) for table in (found, expected)]
-            found, expected = (table.drop_columns("embedding") for table in (found, expected))
-            if found == expected and len(vectors[0]) == len(vectors[1]):
-                return float(np.abs(vectors[0] - vectors[1]).max())
-        return 0.0 if found == expected else 1.0
+            self.reference = self.table("alone")
+        # As many threads as a process has CPUs may add in another order.
+        tables = self.table(name), self.reference
+        vectors = [np.stack(table["embedding"].to_numpy()) for table in tables]
+        rows, expected = (table.drop_columns("embedding") for table in tables)
+        return float(np.abs(vectors[0] - vectors[1]).max()) if rows == expected else 1.0
 
     def run(self, name):
         """Make a fault happen, and start the command again if it has not finished; a dictionary of what was seen."""
@@ -274,7 +247,7 @@ class RayTrial(Trial):
             self.cluster.lose(NODE)  # Ray ends a node that comes back after it was given up
         self.cluster.repair()
         if status != 0:
-            resume = ["--resume"] * (fault.work in ("train", "sweep"))
+            resume = ["--resume"] * (fault.work == "train")
             (seen["resumed"],), _ = self._wait([self.cluster.start([*words, *resume], log, fault.client)], 240)
         seen["difference"] = self.difference(fault.work, name)
         return seen

@@ -144,11 +144,6 @@ def test_a_run_from_list_to_export_in_the_store(s3, tmp_path):
 @pytest.mark.parametrize(
     ("name", "flags", "message"),
     [
-        (
-            "train",
-            [*TINY, "--run_dir=s3://photos/a", "--holdout_classes=0.3", "--sweep=learning_rate=1e-3,1e-4"],
-            "keeps a database",
-        ),
         ("train", [*TINY, "--run_dir=s3://photos/a", "--cluster=local"], "--storage, which may be s3://"),
         ("evaluate", ["--model=s3://photos/none"], "--model=s3://photos/none: there is no such file or folder"),
         ("embed", ["--model=s3://nowhere/a", "--out=out"], "--model=s3://nowhere/a: there is no such file or folder"),

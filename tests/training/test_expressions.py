@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdml.errors import UserError
-from tfdml.training.expressions import Call, parse_call, parse_sum, parse_terms, with_weight
+from tfdml.training.expressions import Call, parse_call, parse_sum, parse_terms
 
 
 def test_a_sum_keeps_order_weights_and_arguments():
@@ -50,12 +50,6 @@ def test_a_wrong_factor_is_one_line(text, says):
 def test_only_terms_are_measured():
     with pytest.raises(UserError, match="the factor 'auto' is not a number"):
         parse_sum("a + auto * b", "--policy")
-
-
-def test_another_weight_leaves_the_measured_ones():
-    text = "a + auto(share=0.2) * b + 2 * c(d=1)"
-    assert with_weight(text, 0.5, "--objectives") == "a + auto(share=0.2) * b + 0.5 * c(d=1)"
-    assert with_weight(text, 0.5, "--objectives", "b") == "a + 0.5 * b + 2.0 * c(d=1)"
 
 
 def test_values_are_numbers_words_lists_and_calls():

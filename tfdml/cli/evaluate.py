@@ -9,7 +9,6 @@
   tfdml evaluate --model=runs/head --features=new.npz
   tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
   tfdml evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
-  tfdml evaluate --model=embeddings/photos --metrics=recall,map@r --cluster=ray://head:10001
   tfdml evaluate --compare=runs/cars_am,runs/cars_jrd --report=comparison.html
   tfdml evaluate --model=runs/cars_jrd --task=verification --target=far=0.001 --json=threshold.json
   tfdml evaluate --model=runs/cars_jrd --task=classification
@@ -54,7 +53,6 @@ from absl import logging
 from tfdml import evaluation
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
-from tfdml.cluster.query_blocks import values_over_ray
 from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.backends import EmbeddingBackend, Views, embed_views
@@ -86,8 +84,6 @@ FLAGS.define("task", "retrieval", "What the embeddings are for.", ["retrieval", 
 FLAGS.define("target", "", "With --task=verification: choose a threshold, such as far=0.001 or precision=0.99.")
 FLAGS.define("neighbors", 5, "With --task=classification: how many images vote.", lower_bound=1)
 FLAGS.define("generalization", False, "Also compare the embeddings of the training classes with these.")
-FLAGS.define("cluster", "", "Search over Ray, with the same result: local, ray://host:10001 or host:6379.")
-FLAGS.define("workers", 0, "With --cluster: how many processes; 0: one for each CPU.", lower_bound=0)
 FLAGS.define("json", "", "File to write the metrics to, as fractions.")
 FLAGS.define("report", "", "File to write an HTML page to.")
 FLAGS.define("heat_maps", False, "With --report: show what a few queries have in common with their neighbors.")
@@ -132,11 +128,8 @@ def _retrieval(
     """Print the retrieval metrics of a split, and return them for JSON."""
     ks = fitting_ks(values, split.images) if "recall" in metrics else ks
     options: dict[str, Any] = {"ks": ks, "metrics": metrics, "distance": values.distance}
-    over_ray = {}
-    if values.cluster:
-        over_ray = {"per_query": values_over_ray(values.cluster, values.workers)}
     resampled = values.intervals if values.intervals in ("classes", "queries") else None
-    result = evaluation.evaluate_dataset(split.embeddings, split.images, intervals=resampled, **options, **over_ray)
+    result = evaluation.evaluate_dataset(split.embeddings, split.images, intervals=resampled, **options)
     if values.intervals == "parts":
         if split.images.is_query is not None or getattr(split.images, "groups", None) is not None:
             raise UserError("--intervals=parts: parts are searched all-to-all, and these images have roles or groups")
@@ -543,8 +536,7 @@ COMMAND = Command(
         "features": Effect(lambda given: _kind(given) != "embeddings", "a head as --model"),
         **dict.fromkeys(("split", "distance"), either(_ALONE, needs("dataset"), needs("features"))),
         "heat_maps": both(needs("report"), Effect(lambda given: _kind(given) == "model", "a model")),
-        **dict.fromkeys(("metrics", "ks", "intervals", "generalization", "after", "cluster"), both(_ALONE, _RETRIEVAL)),
-        "workers": needs("cluster"),
+        **dict.fromkeys(("metrics", "ks", "intervals", "generalization", "after"), both(_ALONE, _RETRIEVAL)),
         "task": _ALONE,
         "target": needs("task", "verification"),
         "neighbors": needs("task", "classification"),

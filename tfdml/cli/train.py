@@ -9,11 +9,7 @@ r"""Train an image embedder and measure it on classes never seen in training.
   tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
   tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
   tfdml train --flagfile=... --run_dir=... --folds=4    one for each quarter of the classes, which it holds out
-  tfdml train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
   tfdml train --flagfile=... --run_dir=... --dry_run --probe    print the experiment, its hours, bottleneck and memory
-
---sweep combines lists, draws from ranges --sweep_samples times, and ends runs that are worse than the others (Optuna).
-objectives.weight is the factor of the last term, objectives.NAME that of another. --workers runs train side by side.
 
 The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
 tensorboard/ and report/index.html; with rank_mi statistics_network.keras too.
@@ -28,8 +24,8 @@ from typing import Any
 from absl import flags, logging
 
 from tfdml.cli.command_line import Command, Flags
-from tfdml.cluster.training import ClusterSettings, sweep, train_on_cluster
-from tfdml.effects import Effect, either, needs
+from tfdml.cluster.training import ClusterSettings, train_on_cluster
+from tfdml.effects import needs
 from tfdml.errors import UserError
 from tfdml.io.files import as_named
 from tfdml.report import write_run_report
@@ -72,8 +68,6 @@ FLAGS.define("dry_run", False, "Print images, parameters, rates, steps, memory a
 FLAGS.define("probe", False, "With --dry_run: run a few steps, and print speed, hours, bottleneck and memory.")
 FLAGS.define("preview", "", "Draw the first batch into this PNG file and train nothing.")
 FLAGS.define_settings(ClusterSettings)
-FLAGS.define("sweep", "", "Train a run for each choice of settings, and compare them on held-out classes: see above.")
-FLAGS.define("sweep_samples", 8, "With --sweep: how often ranges are drawn from.")
 
 
 def _values(given: Flags) -> dict[str, Any]:
@@ -90,8 +84,7 @@ def train(values: Flags) -> None:
     folder = RunFolder(str(given.get("run_dir", "")))
     # Of several hosts, those that do not write may not see the folder.
     elsewhere = (rank_and_count()[0] > 0 or values.cluster) and not folder.path.exists()
-    known = folder.is_untouched() or elsewhere or values.sweep
-    if values.resume and not (known and len(given) > 1):
+    if values.resume and not ((folder.is_untouched() or elsewhere) and len(given) > 1):
         experiment = dataclasses.replace(folder.load_experiment(), **given)
     else:
         # A preview writes nothing there.
@@ -106,9 +99,6 @@ def train(values: Flags) -> None:
         return
     if values.dry_run:
         print(describe(experiment, values.probe))
-        return
-    if values.sweep:
-        _sweep(experiment, values)
         return
     if values.cluster and (experiment.seeds or experiment.folds):
         raise UserError("--seeds and --folds train run after run in one process: leave out --cluster")
@@ -157,17 +147,6 @@ def _interval(ends: Sequence[float] | None, over: str, indent: int) -> str:
     return f"{'':{indent}}(95 % interval over {over} {100 * ends[1]:.1f} .. {100 * ends[2]:.1f})" if ends else ""
 
 
-def _sweep(experiment: settings.Experiment, values: Flags) -> None:
-    rows = sweep(experiment, values.sweep, values.settings(ClusterSettings), values.sweep_samples, values.resume)
-    print(f"\n{experiment.selection_metric} on held-out classes:")
-    for row in rows:
-        value = row.pop(experiment.selection_metric)
-        score = "      -" if value is None else f"{100 * value:5.1f} %"
-        print(f"  {score}  {', '.join(f'{name}={shown}' for name, shown in row.items())}")
-    print(f"  table        {experiment.run_dir}/sweep.csv\n  plot         {experiment.run_dir}/sweep.png")
-
-
-_OF_WORKERS = either(needs("cluster"), needs("sweep"))
 COMMAND = Command(
     "train",
     train,
@@ -176,11 +155,7 @@ COMMAND = Command(
     effects={
         **settings.EFFECTS,
         "probe": needs("dry_run"),
-        "workers": _OF_WORKERS,
-        "gpus_per_worker": _OF_WORKERS,
-        "max_failures": _OF_WORKERS,
-        "storage": needs("cluster"),
-        "sweep_samples": Effect(lambda given: ".." in given["sweep"], "a range in --sweep, such as 1e-4..1e-3"),
+        **dict.fromkeys(("workers", "gpus_per_worker", "max_failures", "storage"), needs("cluster")),
     },
     sections={title: [field.name for field in dataclasses.fields(stage)] for title, stage in _STAGES.items()},
     values=_values,

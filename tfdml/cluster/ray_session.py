@@ -210,19 +210,18 @@ class ToOutbox(logging.Handler):
 
     Args:
         outbox: The actor.
-        prefix: Put before every line.
     """
 
-    def __init__(self, outbox: Any, prefix: str = ""):
+    def __init__(self, outbox: Any):
         super().__init__()
-        self.outbox, self.prefix = outbox, prefix
+        self.outbox = outbox
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a line."""
-        self.outbox.write.remote(self.prefix + record.getMessage())
+        self.outbox.write.remote(record.getMessage())
 
     @classmethod
-    def install(cls, outbox: Any, prefix: str = "") -> None:
+    def install(cls, outbox: Any) -> None:
         """Send what this process logs from now on."""
         absl_logging.set_verbosity(absl_logging.INFO)
-        logging.getLogger("absl").addHandler(cls(outbox, prefix))
+        logging.getLogger("absl").addHandler(cls(outbox))

@@ -270,7 +270,6 @@ def values_per_query(
     distance: str,
     memory_budget: int,
     neighbors: NeighborSearch | None = None,
-    depth: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Return what `retrieval_per_query` returns, for a checked task and the names of `requested`.
 
@@ -281,12 +280,9 @@ def values_per_query(
         memory_budget: As `retrieval_per_query`.
         neighbors: A search that is measured in place of the exact one; what it has not found is no hit. It is asked
             for the images that are ignored, too.
-        depth: For a part of the queries, of which perhaps none can be answered: the `search_depth` of the whole. The
-            values are then those of the whole to the last bit, since sums are as long.
     """
-    if depth is None:
-        check_depth(task, names)
-        depth = search_depth(task, names)
+    check_depth(task, names)
+    depth = search_depth(task, names)
     count = len(task.queries)
     levels = task.by_level
     values = {name + end: np.full(count, np.nan) for end in levels for name in names}

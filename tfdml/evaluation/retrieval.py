@@ -106,8 +106,7 @@ def evaluate_retrieval(
         intervals: `"classes"` or `"queries"` adds 95 % bootstrap intervals over them (`confidence_intervals`).
         seed: Of k-means and of the bootstrap.
         memory_budget: Bytes that a block of the search may take.
-        per_query: What computes the metrics of every query: for one that also records them, or that computes over
-            several processes, `tfdml.cluster.query_blocks.values_over_ray`.
+        per_query: What computes the metrics of every query: for one that also records them.
 
     Returns:
         Fractions by metric name, e.g. `{"recall@1": 0.574, ..., "map@r": ..., "r_precision": ..., "nmi": ...,

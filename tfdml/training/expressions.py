@@ -121,33 +121,6 @@ def _is_auto(node: ast.expr) -> bool:
     return isinstance(name, ast.Name) and name.id == AUTO
 
 
-def with_weight(text: str, weight: float, flag: str, name: str = "") -> str:
-    """Return a sum with another factor before one of its terms.
-
-    Args:
-        text: The sum.
-        weight: The factor.
-        flag: For messages.
-        name: Which term; by default the last.
-
-    Raises:
-        UserError: The text is no sum, or has no such term, or several.
-
-    Example:
-        >>> with_weight("am_softmax(scale=20) + 0.4 * jrs", 0.1, "--objectives")
-        'am_softmax(scale=20) + 0.1 * jrs'
-    """
-    terms = parse_terms(text, flag)
-    chosen = [i for i, (_, call) in enumerate(terms) if call.name == name] if name else [len(terms) - 1]
-    if len(chosen) != 1:
-        raise _error(text, flag, f"there is {'no' if not chosen else 'more than one'} term {name!r}")
-    factors = [weight if i == chosen[0] else factor for i, (factor, _) in enumerate(terms)]
-    return " + ".join(
-        _written(call) if factor == 1 else f"{_written(factor)} * {_written(call)}"
-        for factor, (_, call) in zip(factors, terms, strict=True)
-    )
-
-
 def _written(value: Any) -> str:
     if isinstance(value, Call):
         arguments = ", ".join(f"{name}={_written(given)}" for name, given in value.arguments.items())
