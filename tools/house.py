@@ -58,7 +58,6 @@ OF_SEVERAL = frozenset(
         *(
             "cli/test_heads.py",
             "cli/test_broken_files.py",
-            "cli/test_records_equal_files.py",
             "cli/test_wrong_commands.py",
         ),
         *("embeddings/test_backends_onnx.py", "evaluation/test_published_scripts.py", "io/test_object_store.py"),

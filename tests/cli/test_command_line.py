@@ -132,7 +132,7 @@ def test_warnings_are_shown_with_flags(known):
     [
         ("prepare", ["--dataset=folder", "--check_only"], "read from a folder; name it, --data_dir=DIR"),
         ("prepare", ["--dataset=glyphs", "--dataset_options=size=x", "--check_only"], "(one of its --dataset_options)"),
-        ("prepare", ["--dataset=glyphs", "--out=x", "--shrink=-1"], "--shrink=-1: give the pixels"),
+        ("prepare", ["--dataset=glyphs", "--out=x", "--shrink=-1"], "--shrink must not be negative"),
         ("train", ["--run_dir=nothing://bucket/run"], "--run_dir=nothing://bucket/run: only local folders"),
         ("export", ["--run_dir=run", "--out=x", "--formats=onnxx"], "--formats=onnxx: must be of"),
         (
@@ -312,18 +312,11 @@ CASES = {
         "distance": ("cosine", {"gallery": "lancedb:///data"}, VECTORS_GALLERY),
     },
     "prepare": {
-        "dataset": ("sop", {"verify": True}, {}),
-        "data_dir": ("/data", {"verify": True}, {}),
-        "download": (True, {"verify": True}, {}),
-        "check_only": (True, {"verify": True}, {}),
         "dataset_options": ("size=32", {"download": True}, {"check_only": True}),
-        "splits": (["train"], {"verify": True, "out": "records"}, {"out": "records"}),
-        "bad_images": ("skip", {"download": True}, {"out": "records"}),
-        "max_pixels": (100, {"verify": True, "out": "records"}, {"check_only": True}),
-        "out": ("records", {"check_only": True}, {"verify": True}),
-        "shrink": (64, {"check_only": True}, {"out": "records"}),
-        "shrink_format": ("png", {"out": "records"}, {"out": "records", "shrink": 64}),
-        "shard_mb": (1.0, {"check_only": True}, {"out": "records"}),
+        "bad_images": ("skip", {"download": True}, {"out": "copy"}),
+        "max_pixels": (100, {"download": True}, {"check_only": True}),
+        "out": ("copy", {"check_only": True}, {}),
+        "shrink": (64, {"check_only": True}, {"out": "copy"}),
     },
 }
 # The flags that have an effect whatever the others are.
@@ -337,7 +330,7 @@ ALWAYS = {
     "serve": {"model", "name", "host", "port"} | {field.name for field in dataclasses.fields(ServeSettings)},
     "index": {"embeddings", "to", "prefix", "truncate_dim", "dry_run"},
     "search": {"gallery", "queries", "k", "max_distance", "out"},
-    "prepare": {"verify", "dry_run"},
+    "prepare": {"dataset", "data_dir", "download", "check_only", "dry_run"},
 }
 BY_FLAG = [(command, flag) for command, cases in CASES.items() for flag in cases]
 

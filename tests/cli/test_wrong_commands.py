@@ -230,11 +230,8 @@ WRONG += [
 WRONG += [
     ("prepare", [*PREPARE, *flags], says)
     for flags, says in [
-        (["--splits="], "--splits= names no split"),
-        (["--splits=foo"], "there is only train and test"),
-        (["--nocheck_only", "--out=out", "--shrink=-1"], "--shrink=-1"),
-        (["--nocheck_only", "--out=out", "--shard_mb=0"], "--shard_mb=0.0"),
-        (["--max_pixels=-1"], "--max_pixels=-1"),
+        (["--nocheck_only", "--out=out", "--shrink=-1"], "--shrink must not be negative"),
+        (["--max_pixels=-1"], "--max_pixels must be at least 1"),
         (["--dataset="], "--dataset is missing"),
         (["--data_dir=/no/folder"], "there is no folder"),
         (["--nocheck_only", f"--out={LONG}"], "File name too long"),
@@ -242,7 +239,6 @@ WRONG += [
         (["--download", "--data_dir="], "--data_dir is missing"),
     ]
 ]
-WRONG += [("prepare", ["--verify"], "--out is missing"), ("prepare", ["--verify", "--out=/no/folder"], "/no/folder")]
 WRONG += [
     ("export", [*EXPORT, *flags], says)
     for flags, says in [

@@ -118,20 +118,6 @@ def write_embeddings(path: pathlib.Path, names: dict) -> None:
         writer.finish({})
 
 
-def _write_records(path: pathlib.Path, names: dict) -> None:
-    from tfdml.data.records import RecordSettings, prepare
-
-    source = path.parent / "cars196 as published"
-    write_tree("cars196", source, 98, 98, 1)
-    with as_many_images():
-        prepare(
-            {split: official_archives.read_cars196(source, split) for split in ("train", "test")},
-            path,
-            RecordSettings(),
-        )
-    shutil.rmtree(source)
-
-
 def _write_archive(path: pathlib.Path, names: dict) -> None:
     with tarfile.open(path, "w:gz") as archive:
         for name in ("attributes.txt", "CUB_200_2011/images.txt", "CUB_200_2011/classes.txt"):
@@ -179,7 +165,6 @@ QUICK = {
     "data/omniglot": _tree("omniglot", 1, 659, 1),
     "embeddings/cars": write_embeddings,
     "photos": write_photos,
-    "records/cars196": _write_records,
 }
 COSTLY = {
     "models/cars_jrd": _write_models,

@@ -11,7 +11,7 @@ import tfdml
 from tests.docs.stand_ins import SIDE
 
 # Read without a file; the others are stood in for.
-_REAL = ("glyphs", "folder", "list", "records")
+_REAL = ("glyphs", "folder", "list")
 
 
 @contextlib.contextmanager

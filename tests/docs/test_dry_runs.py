@@ -86,13 +86,13 @@ def of_data(words, trees):
     return [f"--data_dir={trees / name}", *([] if name == "folder" else ["--dataset_options=check_counts=false"])]
 
 
-# What is not there: a run to resume, networks of KerasHub, records.
+# What is not there: a run to resume, networks of KerasHub.
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("words", lines_of("train", ("--resume", "--pooling", "--preview", "--drop")))
 def test_a_training_command_is_planned(words, run, trees, tmp_path):
     data = of_data(words, trees)
     words = [word for word in words if word.partition("=")[0] not in ("--data_dir", "--start_from", "--probe")]
-    if "--dataset=records" in words or not any(word.startswith(("--flagfile", "--dataset")) for word in words):
+    if not any(word.startswith(("--flagfile", "--dataset")) for word in words):
         pytest.skip("the rest of the command is another line's")
     where = [f"--run_dir={tmp_path / 'run'}", "--dry_run"]
     status, output, errors = run("train", *words, *data, *SMALL, *where)
@@ -101,7 +101,7 @@ def test_a_training_command_is_planned(words, run, trees, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", lines_of("prepare", ("--verify",)))
+@pytest.mark.parametrize("words", lines_of("prepare", ()))
 def test_a_preparing_command_is_planned(words, run, trees, tmp_path):
     words = [word for word in words if word.partition("=")[0] not in ("--data_dir", "--out", "--check_only")]
     status, _, errors = run("prepare", *words, *of_data(words, trees), f"--out={tmp_path / 'out'}", "--dry_run")

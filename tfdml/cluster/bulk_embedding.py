@@ -22,8 +22,8 @@ from tfdml.cluster.ray_session import as_user_error, first_ready, import_ray, ra
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
+from tfdml.data.preparation import Progress
 from tfdml.data.readers.own_images import LIST_EXTENSIONS, class_ids, read_rows
-from tfdml.data.records import Progress
 from tfdml.embeddings import parquet
 from tfdml.embeddings.backends import embed_readable, load_backend
 from tfdml.embeddings.writer import EmbeddingFolder

@@ -15,9 +15,7 @@ from tfdml.data.pipeline import evaluation_batches as evaluation_batches
 from tfdml.data.pipeline import training_batches as training_batches
 from tfdml.data.policies import Policy as Policy
 from tfdml.data.policies import Step as Step
-from tfdml.data.records import RecordImages as RecordImages
-from tfdml.data.records import RecordSettings as RecordSettings
-from tfdml.data.records import prepare as prepare
+from tfdml.data.preparation import prepare as prepare
 from tfdml.data.sampling import ArrayBatches as ArrayBatches
 from tfdml.data.sampling import ClassBalancedSampler as ClassBalancedSampler
 from tfdml.data.sampling import HierarchicalSampler as HierarchicalSampler

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdml import arguments
-from tfdml.data import records
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.readers import glyphs, hierarchies, landmarks, official_archives, own_images, reidentification
 from tfdml.errors import REASON, UserError, check_choice, user_errors
@@ -28,7 +27,6 @@ _READERS: dict[str, Callable[..., ImageDataset]] = {
     "folder": own_images.read_folder,
     "glyphs": glyphs.read,
     "list": own_images.read_list,
-    "records": records.read,
 }
 
 

@@ -339,7 +339,7 @@ _TAIL = 256
 
 _JPEG_END, _JPEG_SCAN = b"\xff\xd9", b"\xff\xda"
 _PNG_END = b"IEND\xaeB`\x82"
-# A message of ours that came through TensorFlow, such as that of a damaged record file.
+# A message of ours that came through TensorFlow, such as that of a box outside its image.
 _USER_ERROR = re.compile(r"UserError: (.+)")
 # What TensorFlow's message holds when reading or decoding an image failed: the operation's name or our own words.
 _IMAGE_FAILURE = re.compile(
@@ -408,7 +408,7 @@ def find_faults(
     JPEG, PNG and WebP are supported, recognized by content and not by name.
 
     Args:
-        images: The images. Arrays have nothing to check, and record files were checked when they were made.
+        images: The images. Arrays have nothing to check.
         indices: Which of them to check; all by default.
         decode: Decode images in full, at about a millisecond each. Damage in the middle of a file is not found
             otherwise.
@@ -431,7 +431,7 @@ def find_faults(
         except Exception as error:  # clients of file systems have their own error types
             return access_fault(error)
 
-    if images.decoded or (images.verified and not decode):
+    if images.decoded:
         return []
     chosen = range(len(images)) if indices is None else [int(index) for index in indices]
     threads = {"threads": os.cpu_count() or 1} if decode else {}

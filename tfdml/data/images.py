@@ -49,11 +49,9 @@ class Images(abc.ABC):
     Attributes:
         names: The name of each image in messages and reports.
         decoded: Whether the images are held as pixels, so that there is nothing to decode and nothing to be damaged.
-        verified: Whether whoever made the set has examined its images, so that headers need no second look.
     """
 
     decoded: ClassVar[bool] = False
-    verified: ClassVar[bool] = False
     names: Sequence[str]
 
     def __len__(self) -> int:
@@ -81,7 +79,6 @@ class Images(abc.ABC):
 
         Raises:
             OSError: A local file cannot be read.
-            UserError: A record file is damaged.
         """
 
     def picture(self, index: int) -> np.ndarray:
@@ -326,7 +323,6 @@ class ArrayImages(Images):
     """
 
     decoded: ClassVar[bool] = True
-    verified: ClassVar[bool] = True
 
     data: np.ndarray
     names: tuple[str, ...] = ()
@@ -384,7 +380,6 @@ class VectorImages(Images):
     """
 
     decoded: ClassVar[bool] = True
-    verified: ClassVar[bool] = True
 
     vectors: np.ndarray
     names: tuple[str, ...] = ()
@@ -570,7 +565,7 @@ _SAMPLE = 4096
 def images_checksum(images: Images) -> str:
     """SHA-256 of the length, the first and the last 4 KiB of each image, in their order, as `"sha256:..."`.
 
-    Pixels in memory count in full; images in record files by their lengths, since records have sums of their own.
+    Pixels in memory count in full.
     Names do not count. An image that cannot be read counts as empty.
 
     Args:
@@ -583,8 +578,6 @@ def images_checksum(images: Images) -> str:
     digest = hashlib.sha256()
     if images.decoded:
         digest.update(images.pixels().tobytes())
-    elif images.verified:
-        digest.update(np.array(images.stamps(), "<i8").tobytes())
     else:
         for sample in in_threads(lambda index: _sample(images, index), range(len(images))):
             digest.update(hashlib.sha256(sample).digest())

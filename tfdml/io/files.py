@@ -57,8 +57,8 @@ def filesystem_of(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, s
         UserError: There is no such file system, or the package that reaches it is missing.
 
     Example:
-        >>> filesystem_of("memory://records/manifest.json")[1]
-        '/records/manifest.json'
+        >>> filesystem_of("memory://embeddings/manifest.json")[1]
+        '/embeddings/manifest.json'
     """
     if not is_remote(path):
         return fsspec.filesystem("file"), os.path.abspath(path)
@@ -135,7 +135,7 @@ def make_folder(path: str | os.PathLike) -> None:
         OSError: It cannot be made.
 
     Example:
-        >>> make_folder("records/cars196")
+        >>> make_folder("embeddings/cars")
     """
     filesystem, there = filesystem_of(path)
     filesystem.makedirs(there, exist_ok=True)
@@ -206,7 +206,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         OSError: It cannot be read.
 
     Example:
-        >>> read_bytes("records/cars196/manifest.json")[:1]
+        >>> read_bytes("embeddings/cars/manifest.json")[:1]
         b'{'
     """
     with open_file(path) as file:
@@ -735,7 +735,7 @@ def require_space(folder: str | os.PathLike, needed: int, argument: str, what: s
         UserError: Fewer bytes are free.
 
     Example:
-        >>> require_space("records", 10, "out", "the records")
+        >>> require_space("embeddings", 10, "out", "the embeddings")
     """
     free = free_space(folder)
     if free is not None and needed > free:

@@ -169,8 +169,8 @@ def confined(folder: str | os.PathLike, name: Any, where: str) -> str:
         UserError: The name is no text, absolute, of another file system, or has a part that is empty, `.` or `..`.
 
     Example:
-        >>> confined("records", "train-00000-of-00001.tar", "records/manifest.json")
-        'records/train-00000-of-00001.tar'
+        >>> confined("embeddings", "embeddings-00000.npy", "embeddings/manifest.json")
+        'embeddings/embeddings-00000.npy'
     """
     parts = name.split("/") if isinstance(name, str) else [""]
     if {"", ".", ".."}.intersection(parts) or "\0" in name or "\\" in name or "://" in name:
