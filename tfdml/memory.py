@@ -1,30 +1,25 @@
-"""How much memory is free, a refusal in one line of what would take more, and the return of what was freed.
+"""How much memory is free, and a refusal in one line of what would take more.
 
 Without the refusal the kernel ends the process, or another one, without a message.
 """
 
-import contextlib
-import ctypes
-import os
 import pathlib
+
+import psutil
 
 from tfdml.errors import UserError
 
 _GIGABYTE = 2**30
-# Of malloc.h of glibc.
-_M_ARENA_MAX = -8
 
 
 def free_memory() -> float:
-    """Bytes of memory that the machine or container has left; infinite where that cannot be known.
+    """Bytes of memory that the machine or container has left.
 
     Example:
         >>> free_memory() > 0
         True
     """
-    left = [float("inf")]
-    meminfo = _text("/proc/meminfo")
-    left += [1024.0 * int(line.split()[1]) for line in meminfo.splitlines() if line.startswith("MemAvailable:")]
+    left = [float(psutil.virtual_memory().available)]
     most, taken = _text("/sys/fs/cgroup/memory.max").strip(), _text("/sys/fs/cgroup/memory.current").strip()
     if most.isdigit() and taken.isdigit():
         # What the kernel keeps of files it gives up when memory is asked for.
@@ -54,35 +49,6 @@ def require_memory(size: float, what: str, advice: str) -> None:
     if size > free:
         lacking = f"{size / _GIGABYTE:,.1f} GB of memory, and {free / _GIGABYTE:,.1f} GB are free"
         raise UserError(f"{what} would take {lacking}: {advice}")
-
-
-def return_freed_memory() -> None:
-    """Return the memory that this process has freed to the system, where its allocator is glibc's.
-
-    glibc keeps freed blocks that lie between used ones, and in a long run more and more of them.
-
-    Example:
-        >>> return_freed_memory()
-    """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another allocator or system
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def share_arenas(most: int = 2) -> None:
-    """Let threads that have not allocated yet do so from few arenas, where the allocator is glibc's.
-
-    What is freed in one arena is no use to another, so that with many of them memory grows along a long run. The
-    variable of the environment MALLOC_ARENA_MAX, where it is set, counts instead.
-
-    Args:
-        most: How many arenas.
-
-    Example:
-        >>> share_arenas()
-    """
-    if "MALLOC_ARENA_MAX" not in os.environ:
-        with contextlib.suppress(AttributeError, OSError, TypeError):  # another allocator or system
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, most)
 
 
 def _text(path: str) -> str:

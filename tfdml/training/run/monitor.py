@@ -26,7 +26,6 @@ from tfdml.evaluation import QueryValues, embed, evaluate_dataset, evaluate_gene
 from tfdml.evaluation.per_query import recording
 from tfdml.io.files import atomic_write, is_disk_full, unwritable, write_json, write_lines
 from tfdml.layers import StatisticsNetwork
-from tfdml.memory import return_freed_memory
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.objectives import RankMI
@@ -334,7 +333,6 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.checkpoint()
         if self._processes.is_chief:
             publish_selected(self.folder, self.records, selection, metric, self.steps_per_epoch)
-        return_freed_memory()
         self._interruption.agree(self._processes)
         self._interruption.check()
 

@@ -20,7 +20,6 @@ from tfdml.data.sampling import NeighborSampler, Share
 from tfdml.errors import UserError, differences, user_errors
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, student_interval
 from tfdml.io.files import atomic_write, is_disk_full, write_json
-from tfdml.memory import share_arenas
 from tfdml.models.auto_weights import AutoWeights
 from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints, distributed
@@ -68,7 +67,6 @@ def train(
         one = functools.partial(train, saved=saved, write_report=write_report)
         return train_several(experiment, one, resume, write_report)
     folder = RunFolder(experiment.run_dir)
-    share_arenas()
     if experiment.deterministic and experiment.logical_devices < 2:
         distributed.one_operation_at_a_time()
     processes = distributed.join(experiment.logical_devices)
