@@ -102,33 +102,31 @@ class Clients:
 
     def _ask(self, seed, end, most, bad):
         rng = random.Random(seed)
-        with self.module.Client(self.url, self.module.Limits(attempts=1)) as client:
-            while time.monotonic() < end:
-                rows = [rng.randrange(len(self.images)) for _ in range(rng.randint(1, most))]
-                if rng.random() < bad:
-                    rows.insert(rng.randint(0, len(rows)), None)
-                batch = [rng.choice(self.bad) if row is None else self.images[row] for row in rows]
-                started = time.perf_counter()
-                try:
-                    answers = client.embed(batch)
-                except Exception as error:
-                    self._count(note=f"{error!r}", failed=1)
-                    continue
-                self._judge(rows, answers, time.perf_counter() - started)
+        while time.monotonic() < end:
+            rows = [rng.randrange(len(self.images)) for _ in range(rng.randint(1, most))]
+            if rng.random() < bad:
+                rows.insert(rng.randint(0, len(rows)), None)
+            batch = [rng.choice(self.bad) if row is None else self.images[row] for row in rows]
+            started = time.perf_counter()
+            try:
+                outputs = self.module.predict(self.url, "embed_each", {"image_bytes": batch})
+            except Exception as error:
+                self._count(note=f"{error!r}", failed=1)
+                continue
+            self._judge(rows, outputs, time.perf_counter() - started)
 
-    def _judge(self, rows, answers, seconds):
-        good = [(row, answer) for row, answer in zip(rows, answers, strict=True) if row is not None]
-        right = all(answer.error for row, answer in zip(rows, answers, strict=True) if row is None)
-        right = right and not any(answer.error for _, answer in good)
+    def _judge(self, rows, outputs, seconds):
+        good = [place for place, row in enumerate(rows) if row is not None]
+        right = all(bool(error) == (row is None) for row, error in zip(rows, outputs["error"], strict=True))
         version = None
         if right and good:
-            found = np.array([answer.values["embedding"] for _, answer in good])
-            places = [row for row, _ in good]
+            found = np.array([outputs["embedding"][place] for place in good])
+            places = [rows[place] for place in good]
             fits = [n for n, vectors in self.expected.items() if np.abs(vectors[places] - found).max() <= TOLERANCE]
             right = len(fits) == 1
             version = fits[0] if fits else None
         matches = {} if version is None else {version: 1}
-        note = "" if right else f"wrong: {[answer.error for answer in answers]}"
+        note = "" if right else f"wrong: {outputs['error']}"
         self._count(note, seconds, images=len(good), bad=len(rows) - len(good), wrong=int(not right), by=matches)
 
     def _count(self, note="", seconds=None, by=None, **counts):

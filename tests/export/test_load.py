@@ -13,13 +13,12 @@ def load(shop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("each", [True, False])
 @pytest.mark.parametrize("protocol", ["grpc", "rest"])
-def test_no_answer_is_wrong(protocol, each, load, shop):
+def test_no_answer_is_wrong(protocol, load, shop):
     with serving({"embedder": {1: shop.embedder / "1"}, "retriever": {1: shop.retriever / "1"}}) as double:
         base = f"grpc://127.0.0.1:{double.grpc_port}" if protocol == "grpc" else None
         base = base or f"http://127.0.0.1:{double.rest_port}/v1/models"
-        tally = load.run([f"{base}/embedder", f"{base}/retriever"], clients=3, requests=12, each=each)
+        tally = load.run([f"{base}/embedder", f"{base}/retriever"], clients=3, requests=12)
     assert tally.wrong == 0, tally.notes
     assert tally.requests == 36
     assert min(tally.good, tally.bad, tally.refused) > 3
