@@ -57,9 +57,9 @@ def learner(settings, num_classes, steps_per_epoch=2):
     return make_learner(settings, view, num_classes, steps_per_epoch)
 
 
-def train(run_dir, resume=False, **changes):
+def train(run_dir, resume=False, finish=False, **changes):
     """Train a tiny run, as `tfdml.training.train` does."""
-    return trainer.train(experiment(run_dir, **changes), resume, write_report=write_run_report)
+    return trainer.train(experiment(run_dir, **changes), resume, write_report=write_run_report, finish=finish)
 
 
 def records(folder):

@@ -32,6 +32,7 @@ from pathlib import Path
 
 from tfdml import data
 from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.model_flags import UNFINISHED, check_ended
 from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 from tfdml.evaluation import steps_of
@@ -44,6 +45,7 @@ from tfdml.training.expressions import parse_arguments
 
 FLAGS = Flags()
 FLAGS.define("run_dir", "", "Folder of the run.")
+FLAGS.define("unfinished", False, UNFINISHED)
 FLAGS.define("out", "", "Folder of the exported versions.")
 FLAGS.define_settings(ExportOptions)
 FLAGS.define("moment_embedder", False, "Export moments.keras, which searches with all moments.")
@@ -65,6 +67,8 @@ def export(values: Flags) -> None:
     values.require(*(["out"] if values.gallery else ["run_dir", "out"]))
 
     check_backend()
+    for folder in (values.run_dir, values.stack_on):
+        check_ended(folder, values.unfinished)
     whitening = parse_arguments(values.whitening, "--whitening") if values.whitening else None
     steps_of([("whitening", whitening or {})])
     options = values.settings(ExportOptions)
@@ -140,7 +144,7 @@ COMMAND = Command(
         "gallery_dataset_options": _OF_DATASET,
         "gallery_split": _OF_DATASET,
         **dict.fromkeys(
-            ("moment_embedder", "whitening", "truncate_dim", "stack_on", "data_dir", "images", "max_pixels"), _FROM_RUN
+            ("moment_embedder", "whitening", "truncate_dim", "stack_on", "data_dir", "images", "max_pixels", "unfinished"), _FROM_RUN
         ),
         **dict.fromkeys(("min_cosine", "max_recall_drop", "calibrate"), _FROM_RUN),
         "representative_images": Effect(

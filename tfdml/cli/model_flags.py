@@ -8,7 +8,7 @@ from pathlib import Path
 from tfdml import data
 from tfdml.cli.command_line import Flags
 from tfdml.data.dataset import ImageDataset, check
-from tfdml.embeddings.backends import EmbeddingBackend, load_backend
+from tfdml.embeddings.backends import EmbeddingBackend, epochs_missing, load_backend
 from tfdml.embeddings.reader import holds_embeddings
 from tfdml.errors import UserError
 from tfdml.retrieval import is_gallery
@@ -21,10 +21,13 @@ _MODEL = (
     "taken; or a .tflite or .onnx file, whose view is in its export's model_card.json."
 )
 
+UNFINISHED = "Take the best embedder so far of a run that has not ended."
+
 
 def define_model_flags(values: Flags) -> None:
     """Define --model, and the flags that say how it is asked."""
     values.define("model", "", _MODEL)
+    values.define("unfinished", False, UNFINISHED)
     values.define("batch_size", 100, "Images per batch.", lower_bound=1)
     values.define("truncate_dim", 0, "Keep the first N dimensions, scaled to length 1; 0: all.", lower_bound=0)
 
@@ -99,7 +102,7 @@ def chosen_data(values: Flags, model: str | None = None) -> DataChoice:
         UserError: Neither names one, or there is no such model.
     """
     model = values.model if model is None else model
-    _check_model(model)
+    _check_model(model, values.unfinished)
     if values.dataset and values.features:
         raise UserError("--dataset names images and --features stored embeddings: name one of them")
     if values.dataset:
@@ -116,15 +119,25 @@ def chosen_data(values: Flags, model: str | None = None) -> DataChoice:
     return DataChoice(stored.data_name, directory, options, values.bad_images, features, trained_on=True)
 
 
-def _check_model(model: str) -> None:
+def _check_model(model: str, unfinished: bool) -> None:
     if "://" not in model and not os.path.exists(os.path.expanduser(model or ".")):
         raise UserError(f"--model={model}: there is no such file or folder")
+    check_ended(model, unfinished)
+
+
+def check_ended(run: str, unfinished: bool) -> None:
+    """Refuse a run that has not ended, unless `unfinished`."""
+    if run and not unfinished and (missing := epochs_missing(run)):
+        raise UserError(
+            f"{run} has not ended: it has trained {missing}; resume it (tfdml train --run_dir={run} --resume), end it "
+            "here (add --finish to that), or take its best embedder so far (--unfinished)"
+        )
 
 
 def chosen_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
     """Return the model of the flags, or another one, loaded."""
     model = values.model if model is None else model
-    _check_model(model)
+    _check_model(model, values.unfinished)
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
         # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
         distributed.one_operation_at_a_time()

@@ -6,6 +6,7 @@ r"""Train an image embedder and measure it on classes never seen in training.
   tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
   tfdml train --features=vectors.parquet --head=mlp --dim=256 --objectives=multi_similarity --run_dir=runs/head
   tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
+  tfdml train --run_dir=runs/cars_jrd --resume --finish end it here: the metrics, embedder and report of what has been trained
   tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
   tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
   tfdml train --flagfile=... --run_dir=... --folds=4    one for each quarter of the classes, which it holds out
@@ -25,7 +26,7 @@ from absl import flags, logging
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cluster.training import ClusterSettings, train_on_cluster
-from tfdml.effects import needs
+from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 from tfdml.io.files import as_named
 from tfdml.report import write_run_report
@@ -64,6 +65,7 @@ pretrained weights, else finetune. A length in epochs or steps replaces that of 
 here."""
 FLAGS.define("recipe", "auto", " ".join(_RECIPE.split()), choices=("auto", *settings.RECIPES, "none"))
 FLAGS.define("resume", False, "Continue the run in --run_dir from its newest checkpoint.")
+FLAGS.define("finish", False, "With --resume: train no further; measure and write what has been trained.")
 FLAGS.define("dry_run", False, "Print images, parameters, rates, steps, memory and flags; write nothing.")
 FLAGS.define("probe", False, "With --dry_run: run a few steps, and print speed, hours, bottleneck and memory.")
 FLAGS.define("preview", "", "Draw the first batch into this PNG file and train nothing.")
@@ -106,7 +108,7 @@ def train(values: Flags) -> None:
         if values.cluster:
             result = train_on_cluster(experiment, values.settings(ClusterSettings), values.resume)
         else:
-            result = trainer.train(experiment, values.resume, write_report=write_run_report)
+            result = trainer.train(experiment, values.resume, write_report=write_run_report, finish=values.finish)
     except (Interrupted, Halted) as stop:
         print(f"train: {as_named(str(stop))}", file=sys.stderr)
         sys.exit(stop.status)
@@ -154,6 +156,7 @@ COMMAND = Command(
     __doc__,
     effects={
         **settings.EFFECTS,
+        "finish": both(needs("resume"), Effect(lambda given: not given["cluster"], "no --cluster")),
         "probe": needs("dry_run"),
         **dict.fromkeys(("workers", "gpus_per_worker", "max_failures", "storage"), needs("cluster")),
     },

@@ -7,6 +7,7 @@ import abc
 import copy
 import dataclasses
 import hashlib
+import json
 import os
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdml.arguments import boolean, integer
 from tfdml.data.dataset import ImageDataset, ImageError, access_fault, explain_failure, find_faults
@@ -27,6 +29,7 @@ from tfdml.embeddings.model_card import CARD, card_of, compare_with_card, served
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.io.copies import in_store, local_copy
 from tfdml.io.files import is_remote, sha256_of
+from tfdml.io.manifests import parse_flags
 from tfdml.models import AnyEmbedder
 
 
@@ -367,8 +370,22 @@ def _file(path: str | os.PathLike) -> Path:
     return path / "embedder.keras" if path.is_dir() else path
 
 
+def epochs_missing(run: str | os.PathLike) -> str:
+    """Return how far a run has come that has not ended, such as `"3 of 6 epochs"`; empty for all other folders.
+
+    Args:
+        run: A run folder, or a file in it.
+    """
+    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    flags, metrics = folder / "flags.txt", folder / "metrics.jsonl"
+    if not flags.is_file() or not metrics.is_file() or (folder / "result.json").is_file():
+        return ""
+    epoch = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["epoch"]
+    return f"{epoch} of {parse_flags(flags.read_text(encoding='utf-8')).get('epochs', '?')} epochs"
+
+
 def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
-    """Return the Keras embedder of a run folder or a .keras file.
+    """Return the Keras embedder of a run folder or a .keras file; warns where the run has not ended.
 
     Raises:
         UserError: There is none, or the file is not an embedder.
@@ -378,6 +395,8 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
         of_seeds = sorted(path.parent.glob("seed_*/embedder.keras"))
         ask = f"name the run of one seed, such as {of_seeds[0].parent}" if of_seeds else "has the run finished?"
         raise UserError(f"there is no embedder at {path}; {ask}")
+    if missing := epochs_missing(path):
+        logging.warning("%s has not ended: its embedder is the best of %s", path.parent, missing)
     compare_with_card(path)
     # Unknown layers, and whatever else Keras raises on a foreign file.
     with user_errors(Exception, f"{path} cannot be loaded: {REASON}", named=True):

@@ -17,6 +17,7 @@ from tests.data.trees import pictures
 from tests.training import runs
 from tests.training.run.stopping import Killed, assert_alike, finished, make_quick, signal_at, train_until
 from tests.training.runs import EPOCHS, STEPS, train
+from tfdml.cli.model_flags import check_ended
 from tfdml.data import NeighborSampler, PairList
 from tfdml.errors import UserError
 from tfdml.retrieval import confusable_classes
@@ -86,6 +87,30 @@ def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unin
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)] == handlers
     train(folder, resume=True)
     assert_alike(folder, uninterrupted)
+
+
+@pytest.mark.parametrize("step", [STEPS, STEPS + 1])
+def test_a_run_that_is_finished_early_keeps_its_results_and_says_where_it_ended(step, tmp_path, monkeypatch):
+    folder, settings = tmp_path / "run", {"selection": "validation", "holdout_classes": 0.25}
+    train_until(f"step-{step:08d}.npz", folder, checkpoint_steps=1, **settings)
+    with pytest.raises(UserError, match="has not ended: it has trained .* epochs"):
+        check_ended(str(folder), unfinished=False)
+    with pytest.raises(UserError, match="--finish"):
+        train(folder, resume=True, checkpoint_steps=1, epochs=1, **settings)
+    weights = checkpoints.read(checkpoints.list_checkpoints(folder / "checkpoints")[-1])[0]
+    monkeypatch.setattr(keras.Model, "fit", None)
+    result = train(folder, resume=True, finish=True, checkpoint_steps=1, **settings)
+    assert result["steps"] == step
+    assert f"ended after {step} of {EPOCHS * STEPS} steps" in result["selection"]
+    assert [record["step"] for record in runs.records(folder)] == sorted({0, STEPS, step})
+    assert result["metrics"]["recall@1"] >= 0
+    restored = checkpoints.read(checkpoints.list_checkpoints(folder / "checkpoints")[-1])[0]
+    np.testing.assert_equal(
+        {name: array for name, array in restored.items() if not name.startswith("metrics")},
+        {name: array for name, array in weights.items() if not name.startswith("metrics")},
+    )
+    check_ended(str(folder), unfinished=False)
+    assert train(folder, resume=True, checkpoint_steps=1, **settings) == json.loads((folder / "result.json").read_bytes())
 
 
 @pytest.mark.slow

@@ -234,11 +234,11 @@ class TrainingMonitor(keras.callbacks.Callback):
         return self.step > 0 and self.step // self.steps_per_epoch > self.records[-1]["epoch"]
 
     def close_epoch(self) -> None:
-        """Measure and record the epoch that a resumed run had come to the end of."""
+        """Measure and record the epoch that a resumed run had come to the end of, or into which it had come."""
         self._epoch_started = time.perf_counter()
         self.on_train_begin()
         try:
-            self.on_epoch_end(self.step // self.steps_per_epoch - 1, self.model.get_metrics_result())
+            self.on_epoch_end((self.step - 1) // self.steps_per_epoch, self.model.get_metrics_result())
         finally:
             self.on_train_end()
 
@@ -606,6 +606,8 @@ def finish(
         protocol = _PROTOCOL if experiment.sampling != "two_views" else _TWO_VIEWS + "{how} on {test} classes"
         if "test" in splits.two_views:
             protocol = _TWO_VIEWS + "on two views of each of {test} other images, which are to find each other"
+        planned = experiment.epochs * monitor.steps_per_epoch
+        ended = f"; the run was ended after {monitor.step} of {planned} steps" if monitor.step < planned else ""
         selected_by = "two_views" if selection in splits.two_views and selection == "validation" else selection
         result = {
             "dataset": experiment.data_name,
@@ -613,7 +615,7 @@ def finish(
             "metrics": metrics,
             "metrics_before": monitor.records[0].get("test", {}),
             "protocol": protocol.format(train=splits.train.num_classes, test=splits.test.num_classes, how=how),
-            "selection": _SELECTION[selected_by] + (f", by {metric}" if selection != "last" else ""),
+            "selection": _SELECTION[selected_by] + (f", by {metric}" if selection != "last" else "") + ended,
             **({} if splits.test.pairs is None else {"primary": primary_metric(experiment, metrics)}),
             "epoch": epoch,
             "steps": monitor.step,

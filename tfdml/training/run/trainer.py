@@ -38,6 +38,7 @@ def train(
     resume: bool = False,
     saved: Callable[[], None] | None = None,
     write_report: Callable[..., None] | None = None,
+    finish: bool = False,
 ) -> dict[str, Any]:
     """Run an experiment to its end and return what `result.json` holds.
 
@@ -52,6 +53,7 @@ def train(
         write_report: Called at the end, where the settings ask for a report, to write it: with the run's folder, and,
             but for a run of several seeds, its test images, their embeddings, and those of the held-out classes; see
             `tfdml.report.write_run_report`.
+        finish: With `resume`: train no further, and make the results of what has been trained.
 
     Returns:
         What `result.json` holds (of several seeds: see `combine`); empty in all but the first of several
@@ -64,6 +66,8 @@ def train(
     """
     distributed.check_backend()
     if experiment.seeds or experiment.folds:
+        if finish:
+            raise UserError("--finish ends one run: name its folder, such as --run_dir=RUN/seed_0")
         one = functools.partial(train, saved=saved, write_report=write_report)
         return train_several(experiment, one, resume, write_report)
     folder = RunFolder(experiment.run_dir)
@@ -94,7 +98,10 @@ def train(
                     if resume:
                         run.load_initial_weights()
                     run.calibrate()
-                run.fit()
+                if finish:
+                    run.end()
+                else:
+                    run.fit()
                 return run.finish()
             except Exception as error:
                 if not resume and run.monitor.step == 0 and processes.is_chief and not processes.is_loss(error):
@@ -366,6 +373,18 @@ class Run:
                     verbose=0 if not self.processes.is_chief else 1 if sys.stdout.isatty() else 2,
                     shuffle=False,
                 )
+
+    def end(self) -> None:
+        """Close the epoch that the run is in, as its last.
+
+        Raises:
+            UserError: No step has been trained.
+        """
+        if not self.monitor.step:
+            raise UserError(f"{self.folder.path}: no step has been trained, so there is nothing to finish")
+        with self._naming_bad_images(), self.interruption.deferred():
+            if self.monitor.step > self.monitor.records[-1]["step"]:
+                self.monitor.close_epoch()
 
     def _spans(self) -> Iterator[tuple[int, int, int]]:
         """Yield the first epoch of each call of `fit`, that after the last, and how many steps their epochs have.
