@@ -1,6 +1,7 @@
 """The error that the command line shows as one line, and words for it."""
 
 import contextlib
+import difflib
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -9,6 +10,8 @@ from typing import Any, Literal
 #: Stands for what an exception says, in a message of `user_errors`.
 REASON = "\0"
 _LONGEST = 60
+# Choices that are listed next to the nearest.
+_MOST_LISTED = 24
 
 
 class UserError(ValueError):
@@ -105,9 +108,13 @@ def check_share(**numbers: float) -> None:
 
 
 def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
-    """Raise a `UserError` where a value is none of those that are known."""
-    if value not in choices:
-        raise UserError(f"unknown {what} {value!r}; one of {', '.join(choices)}")
+    """Raise a `UserError` where a value is none of some choices, with the nearest of them; of many, that one alone."""
+    if value in choices:
+        return
+    near = difflib.get_close_matches(str(value), choices, 1)
+    hint = [f"did you mean {near[0]!r}?"] if near else []
+    hint += [f"one of {', '.join(choices)}"] if not near or len(choices) <= _MOST_LISTED else []
+    raise UserError(f"unknown {what} {value!r}; {' '.join(hint)}")
 
 
 @contextlib.contextmanager

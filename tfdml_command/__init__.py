@@ -8,6 +8,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import pathlib
+import re
 import signal
 import sys
 import tempfile
@@ -58,12 +60,35 @@ def _run(name: str, rest: list[str]) -> None:
         if status := importlib.import_module(f"tfdml_command.{name}").main(rest):
             sys.exit(status)
     elif name in STAGES:
+        if unknown := unknown_flag(rest):
+            sys.exit(
+                _fail(name, f"there is no flag --{unknown}; {nearest(unknown, flag_names(), f'tfdml {name} --help')}")
+            )
         _load_tensorflow(name)
         from tfdml.cli.command_line import run
 
         run(importlib.import_module(f"tfdml.cli.{name}").COMMAND, rest)
     else:
         sys.exit(_fail("tfdml", f"there is no command {name!r}; {nearest(name, [*STAGES, *OTHERS], 'tfdml --help')}"))
+
+
+def flag_names() -> set[str]:
+    """Return the names that flags of the commands may have, read from the source: to import it takes seconds."""
+    spec = importlib.util.find_spec("tfdml")
+    folders = spec.submodule_search_locations if spec else None
+    sources = [
+        path.read_text(encoding="utf-8") for folder in folders or () for path in pathlib.Path(folder).rglob("*.py")
+    ]
+    pattern = re.compile(r"""\.(?:define|DEFINE_alias)\(\s*"(\w+)"|^    (\w+): .+ = """, re.MULTILINE)
+    names = {name for text in sources for pair in pattern.findall(text) for name in pair if name}
+    return names | {"help", "h", "flagfile"}
+
+
+def unknown_flag(words: Iterable[str]) -> str:
+    """Return the first flag of a command line that no command has; empty where there is none."""
+    names = flag_names()
+    flags = (word.lstrip("-").partition("=")[0] for word in words if word.startswith("--"))
+    return next((flag for flag in flags if not names & {flag, flag.removeprefix("no")}), "")
 
 
 def nearest(name: str, names: Iterable[str], where: str) -> str:

@@ -193,7 +193,7 @@ def test_file_of_a_compiled_model_fits(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"name": "resnet5"}, "unknown backbone 'resnet5'; known: bn_inception"),
+        ({"name": "resnet5"}, "unknown backbone 'resnet5'; did you mean 'resnet50'?"),
         ({"name": "resnet50", "alpha": 0.5}, "backbone 'resnet50' has no option 'alpha' (it has none)"),
         ({"name": "mobilenetv2", "alpha": -1}, "alpha must be positive"),
         ({"name": "conv4", "weights": "imagenet"}, "there are no ImageNet weights for 'conv4'"),

@@ -58,6 +58,22 @@ def test_an_unknown_command_is_one_line_with_the_nearest(capsys):
     )
 
 
+def test_an_unknown_flag_is_one_line_with_the_nearest_before_tensorflow_loads(monkeypatch, capsys):
+    monkeypatch.setattr(tfdml_command, "_load_tensorflow", None)
+    with pytest.raises(SystemExit) as end:
+        tfdml_command.main(["train", "--data_dir=x", "--epoch=1"])
+    assert (end.value.code, capsys.readouterr().err) == (
+        2,
+        "train: error: there is no flag --epoch; did you mean epochs?\n",
+    )
+
+
+def test_every_flag_of_every_command_is_known_before_tensorflow_loads():
+    for name in tfdml_command.STAGES:
+        words = [f"--{flag}" for flag in load(name).flags] + ["--noresume", "--flagfile=x", "--help"]
+        assert tfdml_command.unknown_flag(words) == "", name
+
+
 def test_without_tensorflow_a_command_ends_in_one_line():
     done = fresh("import sys, tfdml_command\nsys.modules['tensorflow'] = None\ntfdml_command.main(['train'])")
     assert done.returncode == 2

@@ -12,7 +12,7 @@ import keras
 from tfdml.arguments import integer, number
 from tfdml.backbones.hub import PREFIX, check_preset, load_preset
 from tfdml.backbones.networks import bn_inception, conv4, googlenet, resnet50_v1_5
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.io.copies import local_copy
 
 
@@ -105,7 +105,7 @@ def check(name: str, weights: str | None = None, **options) -> None:
         >>> check("mobilenetv2", alpha=0.35)
         >>> check("mobilenetv4")
         Traceback (most recent call last):
-        tfdml.errors.UserError: unknown backbone 'mobilenetv4'; known: bn_inception, conv4, ...
+        tfdml.errors.UserError: unknown backbone 'mobilenetv4'; did you mean 'mobilenetv2'?
     """
     if name.startswith(PREFIX):
         _check_hub_options(name, weights, options)
@@ -158,7 +158,7 @@ def _check_hub_options(name: str, weights: str | None, options: dict[str, Any]) 
 def _find(name: str, weights: str | None, options: dict[str, Any]) -> _Entry:
     spelled = {_plain(known): known for known in _BACKBONES}
     if _plain(name) not in spelled:
-        raise UserError(f"unknown backbone {name!r}; known: {', '.join(names())}")
+        check_choice("backbone", name, names())
     entry = _BACKBONES[spelled[_plain(name)]]
     for option, value in options.items():
         if option not in entry.options:

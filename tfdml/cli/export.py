@@ -144,7 +144,17 @@ COMMAND = Command(
         "gallery_dataset_options": _OF_DATASET,
         "gallery_split": _OF_DATASET,
         **dict.fromkeys(
-            ("moment_embedder", "whitening", "truncate_dim", "stack_on", "data_dir", "images", "max_pixels", "unfinished"), _FROM_RUN
+            (
+                "moment_embedder",
+                "whitening",
+                "truncate_dim",
+                "stack_on",
+                "data_dir",
+                "images",
+                "max_pixels",
+                "unfinished",
+            ),
+            _FROM_RUN,
         ),
         **dict.fromkeys(("min_cosine", "max_recall_drop", "calibrate"), _FROM_RUN),
         "representative_images": Effect(

@@ -117,7 +117,9 @@ class RunFolder:
             old, new = getattr(stored, field.name), getattr(asked, field.name)
             if old != new and field.name not in (*MAY_DIFFER, *_WATCHING):
                 end = "; to end it early, add --finish" if field.name in ("epochs", "steps_per_epoch") else ""
-                raise UserError(f"--resume: the run was started with --{field.name}={old}, not {new}; leave it out{end}")
+                raise UserError(
+                    f"--resume: the run was started with --{field.name}={old}, not {new}; leave it out{end}"
+                )
 
     def read_result(self) -> dict[str, Any] | None:
         """Return what `result.json` holds; None if it is not there, or damaged."""

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdml import kernels, losses, objectives
-from tfdml.errors import UserError, short_message
+from tfdml.errors import UserError, check_choice, short_message
 from tfdml.kernels import Kernel
 from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
@@ -131,10 +131,9 @@ def _weight(factor: float | Call) -> float | AutoWeight:
         return AutoWeight(**factor.arguments)
 
 
-def _look_up(call: Call, classes: dict[str, type], kind: str = "") -> type:
+def _look_up(call: Call, classes: dict[str, type], kind: str = "loss or objective") -> type:
     name = _ALIASES.get(call.name, call.name)
-    if name not in classes:
-        raise UserError(f"there is no {kind}{call.name!r}; known: {', '.join(sorted(classes))}")
+    check_choice(kind, name, sorted(classes))
     return classes[name]
 
 
@@ -212,11 +211,11 @@ def _argument(key: str, value: Any) -> Any:
     if not isinstance(value, Call):
         return value
     if key == "mining":
-        cls = _look_up(value, named_miners(), "miner ")
+        cls = _look_up(value, named_miners(), "miner")
     elif key == "positives":
-        cls = _look_up(value, _RELATIONS, "relation ")
+        cls = _look_up(value, _RELATIONS, "relation")
     else:
         inner = {name: cls for name, cls in known().items() if issubclass(cls, keras.losses.Loss)}
-        cls = _look_up(value, {**_known_kernels(), **inner}, "kernel or loss ")
+        cls = _look_up(value, {**_known_kernels(), **inner}, "kernel or loss")
     with _errors_within(value.name):
         return _made(cls, {name: _argument(name, item) for name, item in value.arguments.items()})

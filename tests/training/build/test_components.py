@@ -34,13 +34,13 @@ from tfdml.training.terms import build_objectives
 @pytest.mark.parametrize(
     ("flag", "value", "says"),
     [
-        ("backbone", "resnet5", "unknown backbone 'resnet5'; known: bn_inception, conv4"),
+        ("backbone", "resnet5", "unknown backbone 'resnet5'; did you mean 'resnet50'?"),
         ("backbone", "conv4(hight=3)", "backbone 'conv4' has no option 'hight'"),
         ("weights", "/no/such.weights.h5", "`weights`: there is no file /no/such.weights.h5"),
         ("weights", "imagenet", "there are no ImageNet weights for 'conv4'"),
-        ("objectives", "am_softmaxx + jrs", "there is no 'am_softmaxx'; known: am_softmax"),
+        ("objectives", "am_softmaxx + jrs", "unknown loss or objective 'am_softmaxx'; did you mean 'am_softmax'?"),
         ("objectives", "am_softmax(margn=0.1)", "am_softmax: no argument 'margn'; it has"),
-        ("objectives", "am_softmax + jrs(kernels=laplacian)", "there is no kernel or loss 'laplacian'"),
+        ("objectives", "am_softmax + jrs(kernels=laplacian)", "unknown kernel or loss 'laplacian'"),
         ("policy", "0.5 * blurr", "unknown `policy` 'blurr'"),
         ("optimizer", "adamm", "--optimizer=adamm: must be one of adam"),
     ],

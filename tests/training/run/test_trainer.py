@@ -110,7 +110,9 @@ def test_a_run_that_is_finished_early_keeps_its_results_and_says_where_it_ended(
         {name: array for name, array in weights.items() if not name.startswith("metrics")},
     )
     check_ended(str(folder), unfinished=False)
-    assert train(folder, resume=True, checkpoint_steps=1, **settings) == json.loads((folder / "result.json").read_bytes())
+    assert train(folder, resume=True, checkpoint_steps=1, **settings) == json.loads(
+        (folder / "result.json").read_bytes()
+    )
 
 
 @pytest.mark.slow
