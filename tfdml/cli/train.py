@@ -6,7 +6,7 @@ r"""Train an image embedder and measure it on classes never seen in training.
   tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
   tfdml train --features=vectors.parquet --head=mlp --dim=256 --objectives=multi_similarity --run_dir=runs/head
   tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
-  tfdml train --run_dir=runs/cars_jrd --resume --finish end it here: the metrics, embedder and report of what has been trained
+  tfdml train --run_dir=runs/cars_jrd --resume --finish    end it here, with metrics, embedder and report
   tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
   tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
   tfdml train --flagfile=... --run_dir=... --folds=4    one for each quarter of the classes, which it holds out
