@@ -43,7 +43,7 @@ def test_neighbors_are_those_of_all_distances(index, model):
     distances = np.linalg.norm(model.predict(queries, verbose=0)[:, None] - model.predict(gallery, verbose=0), axis=2)
     np.testing.assert_array_equal(found, np.argsort(distances, axis=1)[:, :4])
     np.testing.assert_allclose(results.column("distance").reshape(2, 4), np.sort(distances)[:, :4], atol=1e-5)
-    np.testing.assert_array_equal(results.column("label").reshape(2, 4), LABELS[found])
+    np.testing.assert_array_equal(results.column("class").reshape(2, 4), LABELS[found].astype(str))
 
 
 @pytest.mark.parametrize("names", [False, True])
@@ -82,7 +82,7 @@ def test_a_model_that_is_no_keras_model_is_given_again(tmp_path):
         tfdml.Index.load(tmp_path / "index")
     loaded = tfdml.Index.load(tmp_path / "index", model=lambda x: x)
     assert loaded.search(images([2], 5), 1).table.num_rows == 1
-    assert "label" not in loaded.search(images([2], 5), 1).table.column_names
+    assert "class" not in loaded.search(images([2], 5), 1).table.column_names
     with pytest.raises(UserError, match="have no labels: give `y`"):
         loaded.classify(images([2], 5))
 

@@ -80,7 +80,7 @@ import tfdml
 from absl import flags
 
 for module in pkgutil.walk_packages(tfdml.__path__, "tfdml."):
-    if not module.name.endswith(("pgvector_gallery", "qdrant_gallery", "lancedb_gallery")):  # which need an extra
+    if not module.name.endswith(("pgvector_gallery", "lancedb_gallery")):  # which need an extra
         importlib.import_module(module.name)
         if module.name.startswith("tfdml.cli."):  # commands have flags of the same name
             for name in set(flags.FLAGS) - {"help"}:

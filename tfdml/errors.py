@@ -86,6 +86,16 @@ def short_message(
     return f"{kind}: {message}".removesuffix(": ") if named else message or kind
 
 
+def redact(address: str) -> str:
+    """Return an address without its user and password, however wrong it is written.
+
+    Example:
+        >>> redact("pgvector://me:se@cret@db/cars?table=vans")
+        'pgvector://db/cars?table=vans'
+    """
+    return re.sub("://.*@", "://", address, flags=re.DOTALL)
+
+
 def check_positive(**numbers: float) -> None:
     """Raise a `UserError` that names the first of these arguments that is below 1."""
     for name, number in numbers.items():

@@ -37,9 +37,9 @@ def test_stored_embeddings_and_a_database_find_the_same(commands, folder):
     stored, said = nearest(commands, folder, folder / "gallery.npz", "--k=4")
     assert stored.column("query").tolist() == [str(query) for query in range(10) for _ in range(4)]
     assert stored.column("id").astype(int).tolist() == rows.ravel().tolist()
-    assert stored.column("label").tolist() == (rows // 3).ravel().tolist()
+    assert stored.column("class").tolist() == (rows // 3).ravel().astype(str).tolist()
     np.testing.assert_allclose(stored.column("distance"), distances.ravel())
-    assert f"     1  {distances[0, 0]:8.4f}  {rows[0, 0]}  label={rows[0, 0] // 3}\n" in said
+    assert f"     1  {distances[0, 0]:8.4f}  {rows[0, 0]}  class={rows[0, 0] // 3}\n" in said
 
     pytest.importorskip("lancedb")
     uri = f"lancedb://{folder}/galleries"

@@ -95,8 +95,8 @@ def test_a_database_finds_what_memory_finds(tmp_path, monkeypatch):
 
     held = small_gallery(tmp_path)
     with connect(f"lancedb://{tmp_path}/galleries") as database:
-        attributes = {"path": held.names, "kind": [name[:1] for name in held.names], "number": list(range(12))}
-        database.upsert(held.names, held.embeddings, attributes)
+        columns = {"path": held.names, "class": [name[:1] for name in held.names], "role": list(map(str, range(12)))}
+        database.upsert(held.names, held.embeddings, columns)
         monkeypatch.setattr(module, "MOST_ROWS", 5)
         gallery = DatabaseGallery(database, str(tmp_path))
         assert (len(gallery), gallery.count, gallery.names[:2]) == (5, 12, ["blue0.png", "blue1.png"])
@@ -106,14 +106,14 @@ def test_a_database_finds_what_memory_finds(tmp_path, monkeypatch):
         assert [far for _, far in found] == pytest.approx([far for _, far in expected])
         beyond = found[0][0]
         assert gallery.describe(beyond) == {
-            "row": beyond, "name": EVIL, "attributes": {"kind": "<", "number": "11"},
+            "row": beyond, "name": EVIL, "attributes": {"class": "<", "role": "11"},
         }  # fmt: skip
         assert gallery.picture(beyond, 8)
         assert gallery.vector(beyond) is None
         demo = Demo(gallery, embed)
         assert demo.neighbors({"positives": [{"row": beyond}], "k": 1})[0]["name"] == "red2.png"
-        assert [gallery.names[row] for row, _ in gallery.search(query, 2, {"number": "3"})] == ["blue3.png"]
-        assert gallery.search(query, 2, {"number": "three"}) == []
+        assert [gallery.names[row] for row, _ in gallery.search(query, 2, {"role": "3"})] == ["blue3.png"]
+        assert gallery.search(query, 2, {"role": "three"}) == []
 
 
 def test_the_map_places_images_by_their_sampled_neighbors(tmp_path, monkeypatch):

@@ -38,8 +38,8 @@ def test_a_data_set_is_searched_by_its_protocol(tmp_path):
     assert set(results.column("query")) == {dataset.names[row] for row in np.flatnonzero(roles)}
     assert not set(results.column("id")) & set(results.column("query"))
     rows = [dataset.names.index(name) for name in results.column("id")]
-    assert results.column("label").tolist() == labels[rows].tolist()
-    assert results.column("relevant").tolist() == (results.column("label") == results.column("query_label")).tolist()
+    assert results.column("class").tolist() == labels[rows].astype(str).tolist()
+    assert results.column("relevant").tolist() == (results.column("class") == results.column("query_class")).tolist()
     frame = results.to_pandas()
     assert frame.groupby("query", sort=False).head(1)["rank"].eq(1).all()
     for suffix in ("parquet", "csv"):
@@ -51,13 +51,13 @@ def test_a_data_set_is_searched_by_its_protocol(tmp_path):
 def test_queries_without_neighbors_have_a_row(tmp_path):
     ids = np.array([["a", None], [None, None], ["b", "a"]], object)
     distances = np.array([[1, np.inf], [np.inf, np.inf], [0, 2]], np.float32)
-    results = RetrievalResults.of_arrays(["x", "y", "z"], ids, distances, {"shop": ids, "query_label": [3, 4, 5]})
+    results = RetrievalResults.of_arrays(["x", "y", "z"], ids, distances, {"shop": ids, "query_class": [3, 4, 5]})
     results.write(tmp_path / "x.parquet")
     read = RetrievalResults.read(tmp_path / "x.parquet").table.to_pylist()
     assert [(row["query"], row["rank"], row["id"]) for row in read] == [
         ("x", 1, "a"), ("y", 1, None), ("z", 1, "b"), ("z", 2, "a"),
     ]  # fmt: skip
-    assert [row["query_label"] for row in read] == [3, 4, 5, 5]
+    assert [row["query_class"] for row in read] == [3, 4, 5, 5]
     results.write(tmp_path / "x.trec")
     assert [line.split()[0] for line in (tmp_path / "x.trec").read_text().splitlines()] == ["x", "z", "z"]
 

@@ -19,7 +19,7 @@ def _uploads(s3):
 
 
 def test_which_paths_are_copied():
-    addresses = ("s3://b/k", "gs://b/k", "memory://k", "http://h/v1", "lancedb:///data", "qdrant://h", "runs/cars")
+    addresses = ("s3://b/k", "gs://b/k", "memory://k", "http://h/v1", "lancedb:///data", "pgvector://h", "runs/cars")
     assert [in_store(address) for address in addresses] == [True, True, True, False, False, False, False]
     assert local_copy("runs/cars") == "runs/cars"
 

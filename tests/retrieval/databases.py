@@ -20,7 +20,7 @@ from tfdml.workarounds import own_symbols_first
 with own_symbols_first():
     import psycopg
 
-KINDS = ("lancedb", "pgvector", "qdrant")
+KINDS = ("lancedb", "pgvector")
 _numbers = itertools.count()
 
 

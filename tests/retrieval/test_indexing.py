@@ -30,6 +30,11 @@ def written(folder, roles, seed=0, dim=6):
     return folder
 
 
+def there(embeddings, gallery):
+    """How many rows of these embeddings a gallery has."""
+    return len(embeddings) - sum(map(len, embeddings.compare(gallery)))
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("embeddings")
@@ -50,7 +55,7 @@ def test_what_was_killed_goes_on(kind, folders, databases, monkeypatch):
     upsert, calls = type(gallery)._upsert, []
 
     def killed(self, rows):
-        calls.append(len(rows))
+        calls.append(len(rows.ids))
         if len(calls) == 4:
             raise KeyboardInterrupt
         upsert(self, rows)
@@ -62,22 +67,17 @@ def test_what_was_killed_goes_on(kind, folders, databases, monkeypatch):
     gallery.close()
     progress = []
     with connect(uri) as gallery:
-        assert embeddings.written_in(gallery) == 33
-        assert index_embeddings(gallery, embeddings, progress.append) == 47
-        assert progress[-1] == 80
+        assert there(embeddings, gallery) == 33
+        assert index_embeddings(gallery, embeddings, progress=progress.append) == 47
+        assert progress == [11, 22, 33, 44, 47]
         assert len(gallery) == 80
         assert index_embeddings(gallery, embeddings) == 0
-        # Rows that were deleted come back, also those of batches before the last.
+        # Rows that were deleted come back.
         gallery.delete([embeddings.ids[3]])
-        assert index_embeddings(gallery, embeddings) > 0
-        assert len(gallery) == embeddings.written_in(gallery) == 80
-        found = gallery.search(embeddings.stored.embeddings[40:41], 1, {"path": "8/40.jpg", "role": "test", "label": 8})
+        assert index_embeddings(gallery, embeddings) == 1
+        assert len(gallery) == there(embeddings, gallery) == 80
+        found = gallery.search(embeddings.stored.embeddings[40:41], 1, {"path": "8/40.jpg", "role": "test"})
         assert found.ids.tolist() == [["8/40.jpg"]]
-        # Other embeddings of the same images take their place.
-        others = EmbeddingsToIndex.read(folders["again"])
-        assert others.written_in(gallery) == 0
-        assert index_embeddings(gallery, others) == 80
-        assert (len(gallery), embeddings.written_in(gallery)) == (80, 0)
 
 
 _KILLED = """
@@ -115,31 +115,44 @@ def test_what_a_process_has_written_outlives_its_kill(folders, databases, monkey
     for kind, uri in uris.items():
         with connect(uri) as gallery:
             monkeypatch.setattr(type(gallery), "batch_rows", 11)
-            assert embeddings.written_in(gallery) == 33, kind
+            assert there(embeddings, gallery) == 33, kind
             assert index_embeddings(gallery, embeddings) == 47
             found = gallery.search(embeddings.stored.embeddings, 1)
             assert found.ids.ravel().tolist() == embeddings.ids
 
 
-def test_what_cannot_be_indexed_is_told_before_anything_is_written(folders, databases, tmp_path):
+def test_embeddings_that_cannot_be_indexed_are_refused_before_anything_is_written(folders, databases, tmp_path):
     with databases.gallery("lancedb") as gallery:
         index_embeddings(gallery, EmbeddingsToIndex.read(folders["wide"], "wide/"))
-        assert gallery.delete(["wide/0/0.jpg"]) == 1
-        with pytest.raises(UserError, match=r"is of dimension 7, .*cars of 6: name another table"):
+        with pytest.raises(UserError, match=r"cars have 6 dimensions, .* has 7: embed both by one model"):
             index_embeddings(gallery, EmbeddingsToIndex.read(folders["cars"]))
-        assert len(gallery) == 9
-    with databases.gallery("lancedb") as gallery:
-        gallery.upsert(["a"], np.ones((1, 6)))
-        with pytest.raises(UserError, match="was not written by tfdml index"):
-            index_embeddings(gallery, EmbeddingsToIndex.read(folders["cars"]))
+        assert len(gallery) == 10
     np.savez(tmp_path / "twice.npz", embeddings=np.eye(2), names=np.array(["a", "a"]))
-    with pytest.raises(UserError, match="1 `ids` occur more than once, the first is a"):
+    with pytest.raises(UserError, match="1 names occur more than once"):
         EmbeddingsToIndex.read(tmp_path / "twice.npz")
-    np.savez(tmp_path / "bare.npz", embeddings=np.eye(3))
-    bare = EmbeddingsToIndex.read(tmp_path / "bare.npz")
-    assert bare.ids == ["0", "1", "2"]
-    with databases.gallery("lancedb") as gallery:
-        assert index_embeddings(gallery, bare) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_other_embeddings_are_replaced_where_that_is_said(kind, folders, databases, tmp_path):
+    """Of two folders with the same names of images, and of two files without names."""
+    first, second = EmbeddingsToIndex.read(folders["cars"]), EmbeddingsToIndex.read(folders["again"])
+    with databases.gallery(kind) as gallery:
+        index_embeddings(gallery, first)
+        before = gallery.rows(80, first.ids[:1]).vectors
+        with pytest.raises(UserError, match=r"holds 80 ids of .*again, of other embeddings, such as 0/0.jpg"):
+            index_embeddings(gallery, second)
+        np.testing.assert_array_equal(gallery.rows(80, first.ids[:1]).vectors, before)
+        assert there(first, gallery) == 80
+        assert index_embeddings(gallery, EmbeddingsToIndex.read(folders["again"], "again/")) == 80
+        assert len(gallery) == 160
+        assert index_embeddings(gallery, second, replace=True) == 80
+        assert (len(gallery), there(first, gallery), there(second, gallery)) == (160, 0, 80)
+    with databases.gallery(kind) as gallery:
+        for name, vectors in (("a", np.eye(3)), ("b", -np.eye(3))):
+            np.savez(tmp_path / f"{name}.npz", embeddings=vectors)
+        assert index_embeddings(gallery, EmbeddingsToIndex.read(tmp_path / "a.npz")) == 3
+        with pytest.raises(UserError, match=r"holds 3 ids of .*b\.npz"):
+            index_embeddings(gallery, EmbeddingsToIndex.read(tmp_path / "b.npz"))
 
 
 def test_the_commands(folders, databases, tmp_path):
@@ -153,6 +166,7 @@ def test_the_commands(folders, databases, tmp_path):
             [cars, f"--to={lance}", "--dry_run"],
             [cars, f"--to={lance}"],
             [cars, f"--to={lance}&index=ivf&lists=4&effort=1", "--prefix=x/"],
+            [f"--embeddings={folders['again']}", f"--to={lance}", "--dry_run"],
             [f"--embeddings={folders['shop']}", f"--to={secret}"],
             [f"--embeddings={folders['wide']}", f"--to={secret}"],
             [cars, f"--to=pgvector://me:{PASSWORD}@127.0.0.1:1/db"],
@@ -162,18 +176,19 @@ def test_the_commands(folders, databases, tmp_path):
         )
     ]
     says = [
-        "would write 80 embeddings of 6 dimensions, of which 0 are there, to lancedb://",
-        "80 were written\n",
+        "80 added, 0 replaced, 0 there already\nnothing was written",
+        "80 added, 0 replaced, 0 there already\nsearched exactly",
         "the gallery holds 80 more rows, of other embeddings\nsearched by the index ivf",
-        "60 embeddings of 6 dimensions in pgvector:///postgres?table=",
-        "is of dimension 6",
+        "0 added, 80 replaced, 0 there already; this needs --replace\nnothing was written",
+        "60 embeddings of 6 dimensions in pgvector:///postgres?socket=",
+        "wide have 7 dimensions",
         "--to=pgvector://127.0.0.1:1/db cannot be opened",
         "--to is missing",
         "--embeddings is missing",
         "there are no embeddings at",
     ]
     for number, ((status, output, error), says_it) in enumerate(zip(answers, says, strict=True)):
-        assert status == (0 if number < 4 else 2), error
+        assert status == (0 if number < 5 else 2), error
         assert says_it in output + error
         assert PASSWORD not in output + error
         assert "Traceback" not in error
@@ -184,8 +199,8 @@ def test_the_first_dimensions_are_another_source_of_length_one(folders):
     whole, cut = EmbeddingsToIndex.read(folders["cars"]), EmbeddingsToIndex.read(folders["cars"], truncate_dim=2)
     assert (whole.dimension, cut.dimension) == (6, 2)
     assert whole.source != cut.source
-    expected = whole.vectors(slice(3, 8))[:, :2]
+    expected = whole.vectors(np.arange(3, 8))[:, :2]
     expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(cut.vectors(slice(3, 8)), expected, atol=1e-6)
+    np.testing.assert_allclose(cut.vectors(np.arange(3, 8)), expected, atol=1e-6)
     with pytest.raises(UserError, match="`truncate_dim=7`: the embeddings have 6 dimensions"):
         EmbeddingsToIndex.read(folders["cars"], truncate_dim=7)

@@ -9,9 +9,9 @@ from tfdml.errors import UserError
 @pytest.mark.parametrize(
     ("index", "says"),
     [
-        ("ivf_pq", "ivf_pq needs 256 rows at least, and there are 2"),
-        ("ivf&lists=3", "lists=3 needs as many rows at least, and there are 2"),
-        ("hnsw&lists=3", "lists=3 needs as many rows at least, and there are 2"),
+        ("ivf_pq", "this index needs 256 rows at least, and there are 2"),
+        ("ivf&lists=3", "this index needs 3 rows at least, and there are 2"),
+        ("hnsw&lists=3", "this index needs 3 rows at least, and there are 2"),
     ],
 )
 def test_too_few_rows_for_the_index_are_refused(index, says, databases):

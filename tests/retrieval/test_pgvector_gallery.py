@@ -11,7 +11,6 @@ import ssl
 import struct
 import subprocess
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -80,44 +79,24 @@ def assert_whole(uri, stored):
         assert gallery.search(vectors, k=1).ids[:, 0].tolist() == list(stored.ids[::300])
 
 
-def test_a_server_that_restarts_during_indexing_and_search_is_waited_for(server, stored):
-    uri, done = server.uri("restarted"), []
-    stopped = threading.Event()
-
-    def progress(rows):
-        done.append(rows)
-        if rows == 1000:
-            server.stop()
-            threading.Timer(3, lambda: (server.start(), stopped.set())).start()
-
-    with small_batches(uri) as gallery:
-        assert index_embeddings(gallery, stored, progress) == ROWS
-        assert stopped.is_set()
-        assert done == list(range(100, ROWS + 1, 100))
-        before = gallery.search(np.asarray(stored.stored.embeddings[:5]), k=5)
-        server.control("restart", "-m", "immediate")
-        after = gallery.search(np.asarray(stored.stored.embeddings[:5]), k=5)
-    np.testing.assert_array_equal(before.ids, after.ids)
-    assert_whole(uri, stored)
-
-
-def test_a_server_that_stays_away_ends_indexing_and_the_next_one_continues(server, stored, monkeypatch):
-    monkeypatch.setattr("tfdml.retrieval.pgvector_gallery._PATIENCE", 2.0)
+def test_a_server_that_stops_ends_indexing_and_the_next_one_writes_the_rest(server, stored):
     uri = server.uri("stopped")
     with small_batches(uri) as gallery:
-        began = time.monotonic()
-        with pytest.raises(UserError, match=r"cannot be written: .*connect") as raised:
-            index_embeddings(gallery, stored, lambda rows: server.stop() if rows == 1000 else None)
-        assert time.monotonic() - began < 15
+        with pytest.raises(UserError, match=r"cannot be written") as raised:
+            index_embeddings(gallery, stored, progress=lambda rows: server.stop() if rows == 1000 else None)
         assert "\n" not in str(raised.value)
-    server.start()
-    with small_batches(uri) as gallery:
+        server.start()
+        # The same connection is opened again.
         assert index_embeddings(gallery, stored) == ROWS - 1000
+        server.control("restart", "-m", "immediate")
+        with pytest.raises(UserError, match="cannot be searched"):
+            gallery.search(stored.stored.embeddings[:1], k=1)
+        assert gallery.search(stored.stored.embeddings[:1], k=1).ids.tolist() == [["0"]]
     assert_whole(uri, stored)
 
 
 def assert_a_full_disk_is_named_and_indexing_continues(uri, stored, disk):
-    """Index on a small disk until it is full, make it larger and index again; returns what was raised."""
+    """Index on a small disk until it is full, make it larger and index again."""
     with small_batches(uri) as gallery:
         with pytest.raises(UserError, match=r"cannot be written: .*No space left on device") as raised:
             index_embeddings(gallery, stored)
@@ -125,9 +104,9 @@ def assert_a_full_disk_is_named_and_indexing_continues(uri, stored, disk):
         assert 0 < kept < ROWS
     subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
     with small_batches(uri) as gallery:
-        assert index_embeddings(gallery, stored) == ROWS - kept + kept % 100
+        assert index_embeddings(gallery, stored) == ROWS - kept
     assert_whole(uri, stored)
-    return str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_full_disk_of_postgresql(server, stored):
@@ -140,7 +119,7 @@ def test_a_full_disk_of_postgresql(server, stored):
         server.run(f"CREATE TABLESPACE small LOCATION '{place}'")
         uri = server.uri("full")
         with small_batches(uri) as gallery:
-            gallery.upsert(stored.ids[:1], stored.vectors(slice(0, 1)), stored.attributes(slice(0, 1)))
+            gallery.upsert(stored.ids[:1], stored.vectors(np.arange(1)), stored.columns(np.arange(1)))
             server.run('ALTER TABLE "full" SET TABLESPACE small')
         assert_a_full_disk_is_named_and_indexing_continues(uri, stored, place)
         server.run('DROP TABLE "full"')
@@ -151,8 +130,7 @@ def test_a_full_disk_of_postgresql(server, stored):
 
 def test_a_full_disk_of_lancedb(stored, small_disk):
     disk = small_disk(400_000)
-    raised = assert_a_full_disk_is_named_and_indexing_continues(f"lancedb://{disk}/full", stored, disk)
-    assert ".rs:" not in raised
+    assert_a_full_disk_is_named_and_indexing_continues(f"lancedb://{disk}/full", stored, disk)
 
 
 @pytest.mark.parametrize("kind", ["pgvector", "lancedb"])
@@ -176,7 +154,7 @@ def test_two_writers_and_many_readers(server, stored, kind, tmp_path):
                 with connect(uri) as gallery:
                     if gallery.about is not None:
                         counts.add(len(gallery))
-                        gallery.search(stored.vectors(slice(0, 1)), k=3)
+                        gallery.search(stored.vectors(np.arange(1)), k=3)
             except Exception as error:
                 faults.append(error)
 

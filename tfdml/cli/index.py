@@ -2,13 +2,14 @@
 
   tfdml index --embeddings=embeddings/cars --to=lancedb:///data/galleries
   tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?index=hnsw&links=16'
-  tfdml index --embeddings=embeddings/cars --to=qdrant://localhost:6333 --prefix=cars/ --truncate_dim=32
+  tfdml index --embeddings=embeddings/vans --to=lancedb:///data/galleries --prefix=vans/ --truncate_dim=32
 
-A row's id is the name of its image; path, label, role and source are its attributes. Rows whose id is there are
-replaced. The same command resumes after the last whole batch. tfdml search --gallery=URI searches it.
+A row's id is the name of its image, after --prefix. Its texts are path, class, role and source. Ids that are there from
+other embeddings are an error, or their rows are replaced (--replace). After a kill, the same command writes the rest.
+tfdml search --gallery=URI searches it.
 
 --to names the database; options follow as ?name=value&name=value, in quotes for the shell:
-  table       the table or collection (default gallery)
+  table       the table (default gallery)
   distance    euclidean (default), sqeuclidean, cosine or dot, for a new table
   index       an approximate index, by the database: ivf, hnsw, and for lancedb ivf_pq; without it the search is exact
   lists, links, bytes, effort, refine    its parameters, see docs/galleries.md
@@ -26,6 +27,7 @@ FLAGS.define("embeddings", "", "A folder that tfdml embed wrote, or a Parquet, .
 FLAGS.define("to", "", "The gallery's address, see above.")
 FLAGS.define("prefix", "", "Put before the name of each image, for its id.")
 FLAGS.define("truncate_dim", 0, "Keep the first N dimensions, scaled to length 1; 0: all, as they are.", lower_bound=0)
+FLAGS.define("replace", False, "Replace rows of other embeddings that have the same ids.")
 FLAGS.define("dry_run", False, "Say what would be done, write nothing.")
 
 
@@ -37,18 +39,18 @@ def index(values: Flags) -> None:
     with connect(values.to) as gallery:
         embeddings = EmbeddingsToIndex.read(os.path.expanduser(values.embeddings), values.prefix, values.truncate_dim)
         where = f"{gallery.address}, {gallery.distance}"
-        done, (total, dimension) = embeddings.written_in(gallery), (len(embeddings), embeddings.dimension)
+        missing, others = map(len, embeddings.compare(gallery))
+        total, size = len(embeddings), f"{len(embeddings):,} embeddings of {embeddings.dimension} dimensions"
+        counts = f"{missing:,} added, {others:,} replaced, {total - missing - others:,} there already"
         if values.dry_run:
-            print(
-                f"would write {total:,} embeddings of {dimension} dimensions, of which {done:,} are there, to {where}"
-            )
-            print("nothing was written (--dry_run)")
+            refused = "; this needs --replace" if others and not values.replace else ""
+            print(f"{size} to {where}: {counts}{refused}\nnothing was written (--dry_run)")
             return
-        if 0 < done < total:
-            print(f"resuming: {done:,} of {total:,} rows are there")
-        with Progress(total, done) as progress_line:
-            written = index_embeddings(gallery, embeddings, progress_line.images)
-        print(f"{total:,} embeddings of {dimension} dimensions in {where}; {written:,} were written")
+        if 0 < missing + others < total:
+            print(f"{total - missing - others:,} of {total:,} rows are there already")
+        with Progress(missing + others) as progress_line:
+            index_embeddings(gallery, embeddings, values.replace, progress_line.images)
+        print(f"{size} in {where}: {counts}")
         if others := len(gallery) - total:
             print(f"the gallery holds {others:,} more rows, of other embeddings")
         print(f"searched by the index {gallery.address.index}" if gallery.address.index else "searched exactly")

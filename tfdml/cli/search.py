@@ -82,7 +82,7 @@ def search(values: Flags) -> None:
 
 _kind = model_flags.kind_of_gallery
 # The others are printed with their names.
-_PRINTED = ("query", "rank", "id", "distance", "relevant", "num_relevant", "query_label")
+_PRINTED = ("query", "rank", "id", "distance", "relevant", "num_relevant", "query_class")
 
 
 def _max_distance(text: str, kind: str) -> float:
@@ -113,14 +113,14 @@ def _files(pattern: str) -> list[str]:
 
 
 def _embedded(values: Flags) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """Return the names of the queries, their embeddings, and their labels where they are known."""
+    """Return the names of the queries, their embeddings, and their classes where they are known."""
     if not _holds_images(values.queries):
         stored = EmbeddingsToIndex.read(os.path.expanduser(values.queries[0]))
         vectors = np.asarray(stored.stored.embeddings)
         if values.model:
             dataset = ImageDataset("queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64))
             vectors = model_flags.chosen_source(values).embed(dataset, values.batch_size)
-        return stored.names, vectors, stored.stored.labels
+        return stored.names, vectors, stored.stored.classes
     paths = _images(values)
     values.require("model")
 
@@ -132,8 +132,7 @@ def _in_database(values: Flags) -> RetrievalResults:
     names, queries, _ = _embedded(values)
     with connect(values.gallery) as gallery:
         found = gallery.search(queries, values.k)
-    # Its id says the same as its path, and the source is a checksum.
-    columns = {name: column for name, column in found.attributes.items() if name not in ("path", "source")}
+    columns = {name: column for name, column in found.columns.items() if name in ("class", "role") and column.any()}
     return RetrievalResults.of_arrays(names, found.ids, found.distances, columns)
 
 
@@ -150,9 +149,9 @@ def _in_embeddings(values: Flags) -> RetrievalResults:
     ):
         part = dataclasses.replace(stored, names=tuple(gallery.names)).split("test")
         return RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
-    names, queries, labels = _embedded(values)
-    options |= {"query_ids": names, "gallery_ids": gallery.ids, "gallery_labels": stored.labels}
-    return RetrievalResults.search(queries, None if stored.labels is None else labels, stored.embeddings, **options)
+    names, queries, classes = _embedded(values)
+    options |= {"query_ids": names, "gallery_ids": gallery.ids, "gallery_labels": stored.classes}
+    return RetrievalResults.search(queries, None if stored.labels is None else classes, stored.embeddings, **options)
 
 
 def _in_retriever(values: Flags) -> RetrievalResults:

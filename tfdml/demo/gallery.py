@@ -200,13 +200,13 @@ class DatabaseGallery(Gallery):
 
     def __init__(self, database: GalleryDatabase, folder: str = ""):
         rows = database.rows(MOST_ROWS)
-        if not len(rows):
+        if not rows.ids:
             raise UserError(f"`uri={database.address}` holds no rows: write it with tfdml index first")
         self.database, self._row_of = database, {name: row for row, name in enumerate(rows.ids)}
-        shown = {name: values for name, values in rows.attributes.items() if name not in ("path", "source")}
-        names = list(rows.attributes.get("path", rows.ids))
-        super().__init__(str(database.address), names, rows.vectors, shown, folder, database.distance)
-        self.count = database.count()
+        columns = {name: values for name, values in rows.columns.items() if name != "source" and any(values)}
+        names = list(columns.pop("path", rows.ids))
+        super().__init__(str(database.address), names, rows.vectors, columns, folder, database.distance)
+        self.count = len(database)
         # Rows that a search has found beyond those held.
         self._further: dict[int, dict[str, str]] = {}
 
@@ -215,18 +215,14 @@ class DatabaseGallery(Gallery):
 
     def search(self, query: np.ndarray, k: int, where: _Values | None = None, without: Iterable[int] = ()) -> _Found:
         """See `Gallery.search`."""
-        kinds, left_out, filters = self.database.existing().attributes, set(without), dict(where or {})
-        try:
-            typed = {name: int(text) if kinds.get(name) == "integer" else text for name, text in filters.items()}
-        except ValueError:
-            return []
-        found = self.database.search(query[None], k + len(left_out), typed)
+        left_out = set(without)
+        found = self.database.search(query[None], k + len(left_out), where)
         neighbors = []
         for rank, name in enumerate(filter(None, found.ids[0])):  # the last are None where fewer match
             row = self._row_of.setdefault(name, len(self.names))
             if row == len(self.names):
-                self.names.append(found.attributes["path"][0, rank] if "path" in kinds else name)  # type: ignore[attr-defined]
-                self._further[row] = {key: str(found.attributes[key][0, rank]) for key in self.columns}
+                self.names.append(found.columns["path"][0, rank] or name)  # type: ignore[attr-defined]
+                self._further[row] = {key: str(found.columns[key][0, rank]) for key in self.columns}
             if row not in left_out:
                 neighbors.append((row, float(found.distances[0, rank])))
         return neighbors[:k]

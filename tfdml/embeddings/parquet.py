@@ -161,10 +161,12 @@ def read_files(files: Sequence[Path]) -> tuple[np.ndarray, dict[str, np.ndarray 
     return embeddings, {name: _column(files, opened, name) for name in ("label", "class", "role", "group")}
 
 
-def read_paths(files: Sequence[Path]) -> tuple[str, ...] | None:
-    """Return the column `path` in the order of `read_files`; None where there is none."""
-    paths = _column(files, [_open(path) for path in files], "path")
-    return None if paths is None else tuple(paths.tolist())
+def read_paths(files: Sequence[Path]) -> tuple[str, ...]:
+    """Return the column `path` in the order of `read_files`; the numbers of the rows where there is none."""
+    opened = [_open(path) for path in files]
+    paths = _column(files, opened, "path")
+    numbers = range(sum(file.metadata.num_rows for file in opened))
+    return tuple(map(str, numbers if paths is None else paths.tolist()))
 
 
 def read_attributes(files: Sequence[Path]) -> dict[str, list[Any]]:

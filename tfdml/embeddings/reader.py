@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +145,16 @@ class StoredEmbeddings:
         return self.source
 
     @property
+    def classes(self) -> np.ndarray | None:
+        """(N,) the name of each row's class, or its number where the file holds no name; None without labels."""
+        return None if self.labels is None else class_of_each(self.labels, self.class_names)
+
+    @property
+    def model(self) -> str:
+        """The fingerprint of the model that embedded them; empty where it is not known."""
+        return str(self.manifest.get("model", {}).get("fingerprint", ""))
+
+    @property
     def is_query(self) -> np.ndarray | None:
         """(N,) bool where queries are searched in a gallery; None for all-to-all."""
         if self.roles is None:
@@ -179,6 +189,30 @@ class StoredEmbeddings:
             names=None if self.names is None else tuple(self.names[row] for row in rows),
             groups=None if groups is None or (groups < 0).all() else groups,
         )
+
+
+def class_of_each(labels: Any, class_names: Mapping[int, str]) -> np.ndarray:
+    """Return (N,) names of the classes of (N,) class ids; the digits of those without a name.
+
+    Example:
+        >>> class_of_each([3, 8, 3], {3: "bus"}).tolist()
+        ['bus', '8', 'bus']
+    """
+    ids, codes = np.unique(labels, return_inverse=True)
+    return np.array([class_names.get(label, str(label)) for label in ids.tolist()], object)[codes]
+
+
+def check_same_model(one: str, other: str, what: str) -> None:
+    """Raise a `UserError` where vectors are of two models; a fingerprint that is not known (empty) fits any other.
+
+    Args:
+        one: The fingerprint of a model.
+        other: Another one.
+        what: What is compared, for the message.
+    """
+    if one and other and one != other:
+        shown = " and ".join(text.replace("sha256:", "")[-64:][:12] if ":" in text else text for text in (one, other))
+        raise UserError(f"{what} are of different models ({shown}): embed both by one model")
 
 
 def holds_embeddings(path: str | os.PathLike) -> bool:
@@ -234,18 +268,22 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
 
 
 def read_names(path: str | os.PathLike) -> tuple[str, ...]:
-    """Read the names of the images of a folder of `tfdml embed`, or of Parquet files, in the order of the rows.
+    """Read the names of the images of stored embeddings, in the order of the rows; their numbers where there are none.
+
+    Args:
+        path: As `read_embeddings`.
 
     Raises:
-        UserError: The files cannot be read, or have no column `path`.
+        UserError: As `read_embeddings`.
     """
+    path = Path(local_copy(path))
+    if path.suffix in (".npz", ".npy"):
+        stored = read_embeddings(path)
+        return tuple(map(str, stored.names or range(len(stored))))
     from tfdml.embeddings import parquet
 
-    files, _ = _files_of(Path(local_copy(path)))
-    names = parquet.read_paths(files)
-    if names is None:
-        raise UserError(f"{files[0]} has no column path")
-    return names
+    files, _ = _files_of(path)
+    return parquet.read_paths(files)
 
 
 def read_attributes(path: str | os.PathLike) -> dict[str, list[Any]]:

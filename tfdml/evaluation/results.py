@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfdml.embeddings.reader import class_of_each
 from tfdml.errors import REASON, UserError, check_positive, user_errors
 from tfdml.evaluation import per_query
 from tfdml.evaluation.relevance import Relevance
@@ -38,8 +39,8 @@ class RetrievalResults:
     Attributes:
         table: A `pyarrow.Table` with a row for each neighbor, nearest first: `query` and `id` (names), `rank` from 1,
             `distance`; where it is known which are right, `relevant` and `num_relevant`, how many the gallery has for
-            the query; and further columns, such as `query_label` and `label`. A query without neighbors has one row
-            without `id`.
+            the query; and further columns, such as `query_class` and `class`, the names. A query without neighbors has
+            one row without `id`.
 
     Example:
         >>> results = RetrievalResults.search(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8], k=1)
@@ -95,24 +96,32 @@ class RetrievalResults:
         own_rows: Any = None,
         query_ids: Sequence[str] | None = None,
         gallery_ids: Sequence[str] | None = None,
+        class_names: Mapping[int, str] | None = None,
     ) -> RetrievalResults:
         """Search exactly, as `evaluate_retrieval` does.
 
         Args:
             embeddings: As `evaluate_retrieval`.
-            labels: As `evaluate_retrieval`; without labels and relevance nothing defines which neighbors are right.
+            labels: As `evaluate_retrieval`, or the names of classes; without labels and relevance nothing defines which
+                neighbors are right.
             gallery: As `evaluate_retrieval`.
-            gallery_labels: As `evaluate_retrieval`.
+            gallery_labels: As `labels`.
             k: How many neighbors; all there are, where there are fewer.
             distance: As `evaluate_retrieval`.
             relevance: As `evaluate_retrieval`, without levels.
             own_rows: As `evaluate_retrieval`.
             query_ids: (N,) what the queries are called; their rows by default.
             gallery_ids: (G,) what the images of a gallery are called; their rows by default.
+            class_names: Names of the class ids; their digits by default.
 
         Raises:
             UserError: As `evaluate_retrieval`, or ids of another number.
         """
+        if labels is not None and np.asarray(labels).dtype.kind in "UO":
+            sides = [labels] if gallery is None else [labels, gallery_labels]
+            names, codes = np.unique(np.concatenate(sides).astype(str), return_inverse=True)
+            labels, gallery_labels = codes[: len(labels)], codes[len(labels) :] if len(sides) > 1 else None
+            class_names = dict(enumerate(names.tolist()))
         known = relevance is not None or labels is not None
         relevance = relevance if known else Relevance.lists([[]] * len(embeddings))
         task = per_query.retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
@@ -125,10 +134,10 @@ class RetrievalResults:
             relevant = task.relevance.of(slice(None), near) > 0
             columns |= {"relevant": relevant, "num_relevant": task.matches}
         if task.labels is not None:
-            columns["query_label"] = task.labels
+            columns["query_class"] = class_of_each(task.labels, class_names or {})
         targets = labels if gallery is None else gallery_labels
         if targets is not None:
-            columns["label"] = np.asarray(targets)[near]
+            columns["class"] = class_of_each(targets, class_names or {})[near]
         ids: Any = np.where(near < 0, None, names[near])
         distances = np.concatenate([measured for _, _, measured in blocks])
         searched = {"_task": task, "_names": (queries, names)} if known else {}
@@ -158,9 +167,8 @@ class RetrievalResults:
         names = np.array(dataset.names, object)
         queries, gallery = dataset_roles(dataset)
         ids = {} if gallery is None else {"gallery_ids": names[gallery]}
-        return cls.search(
-            **dataset_protocol(embeddings, dataset), k=k, distance=distance, query_ids=names[queries], **ids
-        )
+        ids |= {"query_ids": names[queries], "class_names": dataset.class_names}
+        return cls.search(**dataset_protocol(embeddings, dataset), k=k, distance=distance, **ids)
 
     def within(self, max_distance: float) -> RetrievalResults:
         """Return the neighbors that are at most so far; a query that has none keeps one row, without `id`."""
@@ -270,7 +278,7 @@ class RetrievalResults:
         answerable = first[self.column("num_relevant")[first] > 0] if "num_relevant" in known else first
         if not len(answerable):
             raise UserError("no image has another one of its class to find")
-        labels = self.column("query_label") if "query_label" in known else np.arange(len(rank))
+        labels = self.column("query_class") if "query_class" in known else np.arange(len(rank))
         chosen = spread_over_classes(np.random.default_rng(seed).permutation(answerable).tolist(), labels)[:num_queries]
         k = min(k, int(rank.max()))
         numbers = {} if dataset is None else {name: number for number, name in enumerate(dataset.names)}

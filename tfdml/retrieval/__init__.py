@@ -1,4 +1,4 @@
-"""Searching embeddings: exactly, by an index, by codes, re-ranked, or in a database (LanceDB, PostgreSQL, Qdrant)."""
+"""Searching embeddings: exactly, by an index, by codes, re-ranked, or in a database (LanceDB, PostgreSQL)."""
 
 from tfdml.retrieval.confusable import confusable_classes as confusable_classes
 from tfdml.retrieval.database import SCHEMES as SCHEMES

@@ -1,4 +1,4 @@
-"""From a folder of embeddings into a gallery, batch by batch; begun again, it continues."""
+"""From a folder of embeddings into a gallery, batch by batch; a second call writes what is missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,16 +15,13 @@ from tfdml.embeddings.compute import truncate
 from tfdml.embeddings.reader import StoredEmbeddings, read_embeddings, read_names
 from tfdml.errors import UserError
 from tfdml.io.files import sha256_of
-from tfdml.retrieval.database import GalleryDatabase, checked_ids
+from tfdml.retrieval.database import GalleryDatabase
 from tfdml.retrieval.exact import row_blocks
-
-# The attribute with the embeddings that a row belongs to.
-SOURCE = "source"
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingsToIndex:
-    """Stored embeddings with what their rows are called in a gallery.
+    """Stored embeddings with the ids of their rows in a gallery.
 
     Args:
         stored: The embeddings.
@@ -51,7 +47,7 @@ class EmbeddingsToIndex:
             truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they are.
 
         Raises:
-            UserError: There are none or they have fewer dimensions, names occur twice, or one cannot be an id.
+            UserError: There are none, they have fewer dimensions, or names occur twice.
 
         Example:
             >>> EmbeddingsToIndex.read("embeddings/cars", "cars/").ids[0]
@@ -60,17 +56,14 @@ class EmbeddingsToIndex:
         stored = read_embeddings(path)
         if truncate_dim:
             truncate(stored.embeddings[:1], truncate_dim)
-        names = stored.names
-        if names is None:
-            in_folder = bool(stored.manifest)
-            names = read_names(stored.source) if in_folder else tuple(map(str, range(len(stored))))
+        names = stored.names or read_names(path)
         if len(names) != len(stored):
             raise UserError(f"{stored.source} names {len(names):,} images of {len(stored):,} embeddings")
-        ids = checked_ids(prefix + str(name) for name in names)
+        ids = [f"{prefix}{name}" for name in names]
+        if len(set(ids)) < len(ids):
+            raise UserError(f"{stored.source}: {len(ids) - len(set(ids)):,} names occur more than once")
         files = stored.manifest.get("files") or {"file": sha256_of(Path(stored.source))}
-        mark = hashlib.sha256(
-            json.dumps([files, prefix, *([truncate_dim] if truncate_dim else [])], sort_keys=True).encode()
-        ).hexdigest()[:16]
+        mark = hashlib.sha256(json.dumps([files, prefix, truncate_dim], sort_keys=True).encode()).hexdigest()[:16]
         return cls(stored, list(map(str, names)), ids, mark, truncate_dim)
 
     def __len__(self) -> int:
@@ -81,75 +74,81 @@ class EmbeddingsToIndex:
         """Of what is written."""
         return self.truncate_dim or self.stored.embeddings.shape[1]
 
-    def vectors(self, rows: slice) -> np.ndarray:
+    @property
+    def model(self) -> str:
+        """The fingerprint of their model; empty where it is not known."""
+        model = self.stored.model
+        return f"{self.truncate_dim} dimensions of {model}" if model and self.truncate_dim else model
+
+    def vectors(self, rows: np.ndarray) -> np.ndarray:
         """Return some of the embeddings, of which a memory-mapped file reads no others."""
         vectors = self.stored.embeddings[rows]
         return truncate(vectors, self.truncate_dim) if self.truncate_dim else vectors
 
-    def attributes(self, rows: slice) -> dict[str, Any]:
-        """`path` and `source`, and `label` and `role` where they are known."""
-        found: dict[str, Any] = {"path": self.names[rows]}
-        if self.stored.labels is not None:
-            found["label"] = self.stored.labels[rows]
-        if self.stored.roles is not None:
-            found["role"] = self.stored.roles[rows].tolist()
-        return {**found, SOURCE: [self.source] * len(found["path"])}
+    def columns(self, rows: np.ndarray) -> dict[str, list[str]]:
+        """Return the texts of some rows: path and source, and class and role where they are known."""
+        columns = {"path": [self.names[row] for row in rows], "source": [self.source] * len(rows)}
+        for name, values in (("class", self.stored.classes), ("role", self.stored.roles)):
+            if values is not None:
+                columns[name] = values[rows].tolist()
+        return columns
 
-    def written_in(self, gallery: GalleryDatabase) -> int:
-        """How many rows a gallery has of these embeddings.
+    def compare(self, gallery: GalleryDatabase) -> tuple[np.ndarray, np.ndarray]:
+        """Return which rows a gallery lacks, and at which others it has rows of other embeddings.
 
         Raises:
-            UserError: It holds something else, or embeddings of another dimension.
+            UserError: The gallery is of another dimension or model.
         """
-        if gallery.about is None:
-            return 0
-        if gallery.about.dimension != self.dimension:
-            sides = f"dimension {gallery.about.dimension}, {self.stored.source} of {self.dimension}"
-            raise UserError(f"`uri={gallery.address}` is of {sides}: name another table, ?table=..., or another model")
-        if SOURCE not in gallery.about.attributes:
-            raise UserError(f"`uri={gallery.address}` was not written by tfdml index; name another table by ?table=...")
-        return gallery.count({SOURCE: self.source})
+        missing, replaced = np.ones(len(self), bool), np.zeros(len(self), bool)
+        if gallery.about is not None:
+            gallery.check(self.dimension, self.model, self.stored.source)
+            for block in row_blocks(len(self), gallery.batch_rows):
+                there = gallery.rows(len(self), self.ids[block])
+                sources = dict(zip(there.ids, there.columns["source"], strict=True))
+                for row in range(block.start, block.stop):
+                    source = sources.get(self.ids[row])
+                    missing[row], replaced[row] = source is None, source not in (None, self.source)
+        return np.flatnonzero(missing), np.flatnonzero(replaced)
 
 
 def index_embeddings(
     gallery: GalleryDatabase,
     embeddings: EmbeddingsToIndex,
+    replace: bool = False,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> int:
-    """Write embeddings into a gallery, and build the index that its address names.
+    """Write the embeddings that a gallery lacks, and build the index that its address names.
 
-    Rows are written in their order, `gallery.batch_rows` at a time, with the attributes `path`, `label`, `role` and
-    `source`. So what an earlier call has left, killed at any moment, shows in how many rows of the source are there:
-    this call continues at the last whole batch. Where rows were deleted since, all are written again.
+    Rows are written `gallery.batch_rows` at a time. After a kill, the same call writes the rest.
 
     Args:
         gallery: Where to.
         embeddings: What.
-        progress: Called with how many rows are done.
+        replace: Replace rows of other embeddings that have the same ids.
+        progress: Called with how many rows are written.
 
     Returns:
         How many rows were written; 0 where all were there.
 
     Raises:
-        UserError: As `GalleryDatabase.upsert`; nothing is written where dimensions or attributes differ.
+        UserError: An id is that of other embeddings, and `replace` is not set; or as `GalleryDatabase.upsert`. Nothing
+            is written then.
 
     Example:
         >>> with connect(f"lancedb://{os.path.abspath('galleries')}") as gallery:
         ...     index_embeddings(gallery, EmbeddingsToIndex.read("embeddings/cars"))
         256
     """
-    done = embeddings.written_in(gallery)
-    written = 0
-    if done < len(embeddings):
-        written = _write(gallery, embeddings, done - done % gallery.batch_rows, progress)
-        if embeddings.written_in(gallery) < len(embeddings):
-            written = _write(gallery, embeddings, 0, progress)
+    missing, others = embeddings.compare(gallery)
+    if len(others) and not replace:
+        count = f"{len(others):,} ids of {embeddings.stored.source}, of other embeddings, such as"
+        advice = "set `replace=True` to replace these rows, or another `prefix` to keep both"
+        raise UserError(f"`uri={gallery.address}` holds {count} {embeddings.ids[others[0]]}: {advice}")
+    rows = np.union1d(missing, others)
+    for block in row_blocks(len(rows), gallery.batch_rows):
+        part = rows[block]
+        ids = [embeddings.ids[row] for row in part]
+        gallery.upsert(ids, embeddings.vectors(part), embeddings.columns(part), model=embeddings.model)
+        progress(block.stop)
     gallery.optimize()
-    return written
-
-
-def _write(gallery: GalleryDatabase, embeddings: EmbeddingsToIndex, first: int, progress: Callable[[int], None]) -> int:
-    for rows in row_blocks(len(embeddings), gallery.batch_rows)[first // gallery.batch_rows :]:
-        gallery.upsert(embeddings.ids[rows], embeddings.vectors(rows), embeddings.attributes(rows))
-        progress(rows.stop)
-    return len(embeddings) - first
+    return len(rows)

@@ -1,9 +1,8 @@
 """LanceDB, embedded: a folder of Lance files, nothing to start."""
 
 import contextlib
-import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,15 @@ from lancedb.index import HnswFlat, IvfFlat, IvfPq
 
 from tfdml.errors import UserError
 from tfdml.io.files import locked
-from tfdml.retrieval.database import About, GalleryDatabase, Rows
+from tfdml.retrieval.database import COLUMNS, About, GalleryDatabase, Rows
+from tfdml.retrieval.exact import row_blocks
 
 _KEY = b"tfdml"
 # Product quantization learns 256 codes.
 _CODES = 256
 _INDEXES = {"ivf": IvfFlat, "ivf_pq": IvfPq, "hnsw": HnswFlat}
-# What LanceDB calls them, without its underscores.
-_KINDS = {"IVFFLAT": "ivf", "IVFPQ": "ivf_pq", "IVFHNSWFLAT": "hnsw"}
 _CONFIGS = {"lists": "num_partitions", "bytes": "num_sub_vectors", "links": "m"}
+_LISTED_AT_ONCE = 10_000
 
 
 class LanceGallery(GalleryDatabase):
@@ -37,18 +36,14 @@ class LanceGallery(GalleryDatabase):
 
     _errors = (OSError, ValueError, RuntimeError)
     batch_rows = 50_000
-    _database: Any = None
     _table: Any = None
 
     def _open(self) -> str | bytes | None:
-        if not os.path.isdir(self.address.path):
-            return None
-        self._database = lancedb.connect(self.address.path)
         # LanceDB has no error of its own for a table that is not there.
         if not os.path.isdir(os.path.join(self.address.path, f"{self.address.table}.lance")):
             return None
         try:
-            self._table = self._database.open_table(self.address.table)
+            self._table = lancedb.connect(self.address.path).open_table(self.address.table)
         except ValueError:
             return None  # another writer is just making it
         return (self._table.schema.metadata or {}).get(_KEY, b"")
@@ -63,18 +58,15 @@ class LanceGallery(GalleryDatabase):
             yield
 
     def _create(self, about: About) -> None:
-        self._database = self._database or lancedb.connect(self.address.path)
-        kinds = {"integer": pa.int64(), "text": pa.string()}
-        columns = [pa.field(name, kinds[kind], False) for name, kind in about.attributes.items()]
+        columns = [pa.field(name, pa.string(), False) for name in COLUMNS]
         vector = pa.field("vector", pa.list_(pa.float32(), about.dimension), False)
         schema = pa.schema([pa.field("id", pa.string(), False), vector, *columns], {_KEY: about.text().encode()})
         with self._writing():
-            self._table = self._database.create_table(self.address.table, schema=schema)
+            self._table = lancedb.connect(self.address.path).create_table(self.address.table, schema=schema)
 
     def _upsert(self, rows: Rows) -> None:
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.vectors.reshape(-1)), rows.vectors.shape[1])
-        schema = self._table.schema
-        table = pa.table({"id": rows.ids, "vector": vectors, **rows.attributes}).cast(schema)
+        table = pa.table({"id": rows.ids, "vector": vectors, **rows.columns}).cast(self._table.schema)
         with self._writing():
             if not self._table.count_rows():
                 self._table.add(table)
@@ -83,78 +75,68 @@ class LanceGallery(GalleryDatabase):
 
     def _delete(self, ids: list[str]) -> int:
         with self._writing():
-            return int(self._table.delete(f"id IN ({', '.join(map(_quoted, ids))})").num_deleted_rows)
+            parts = row_blocks(len(ids), _LISTED_AT_ONCE)
+            return sum(int(self._table.delete(_listed(ids[part])).num_deleted_rows) for part in parts)
 
-    def _nearest(self, vectors: np.ndarray, k: int, conditions: dict[str, Any]) -> list[Rows]:
-        names = [*self._columns, "_distance"]
-        query = self._table.search(list(vectors), vector_column_name="vector").limit(k).select(names)
-        query = query.distance_type("dot" if self._by_product else "l2")
-        query = self._tuned(query) if self.approximate else query.bypass_vector_index()
-        if conditions:
-            query = query.where(_where(conditions), prefilter=True)
-        found = query.to_arrow().combine_chunks()
-        of_query = found["query_index"].to_numpy() if "query_index" in found.column_names else np.zeros(len(found), int)
-        # One query's rows are in one piece.
-        order = np.argsort(of_query, kind="stable")
-        edges = np.searchsorted(of_query[order], np.arange(len(vectors) + 1))
-        whole = found.take(pa.array(order)) if np.any(np.diff(of_query) < 0) else found
-        return [self._read(whole.slice(a, b - a)) for a, b in itertools.pairwise(edges)]
-
-    def _tuned(self, query: Any) -> Any:
-        address = self.address
-        if effort := address.options.get("effort"):
+    def _nearest(self, vectors: np.ndarray, k: int, where: dict[str, str]) -> Iterable[list[tuple]]:
+        address, effort = self.address, self.address.parameters.get("effort")
+        query = self._table.search(list(vectors), vector_column_name="vector").limit(k)
+        query = query.distance_type("dot" if self._by_product else "l2").select(["id", *COLUMNS, "_distance"])
+        if not address.index:
+            query = query.bypass_vector_index()
+        elif effort:
             query = query.ef(effort) if address.index == "hnsw" else query.nprobes(effort)
-        return query.refine_factor(address.option("refine", 10)) if address.index == "ivf_pq" else query
+        if address.index == "ivf_pq":
+            query = query.refine_factor(address.parameters.get("refine", 10))
+        if where:
+            query = query.where(" AND ".join(f"`{name}` = {_quoted(value)}" for name, value in where.items()), True)
+        table = query.to_arrow()
+        answers: list[list[tuple]] = [[] for _ in vectors]
+        queries = table["query_index"].to_pylist() if "query_index" in table.column_names else [0] * len(table)
+        columns = (table[name].to_pylist() for name in ("_distance", "id", *COLUMNS))
+        for number, distance, *texts in zip(queries, *columns, strict=True):
+            # Of products LanceDB returns 1 - product.
+            answers[number].append((distance - 1 if self._by_product else distance, *texts))
+        return answers
 
-    def _count(self, conditions: dict[str, Any]) -> int:
-        return int(self._table.count_rows(_where(conditions) if conditions else None))
+    def _count(self) -> int:
+        return int(self._table.count_rows())
 
-    def _rows(self, most: int) -> Rows:
-        return self._read(self._table.search().limit(most).select(self._columns).to_arrow().combine_chunks())
-
-    def _read(self, table: Any) -> Rows:
-        about, vectors = self.existing(), table["vector"].combine_chunks()
-        numbers = vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, about.dimension)
-        attributes = {name: table[name].to_pylist() for name in about.attributes}
-        return Rows(table["id"].to_pylist(), numbers, attributes)
-
-    def _indexes(self) -> list[tuple[str, dict[str, int]]]:
-        found = []
-        for index in self._table.list_indices():
-            if index.columns == ["vector"]:
-                details = index.index_details or {}
-                reported = {
-                    "bytes": details.get("compression", {}).get("num_sub_vectors"),
-                    "links": details.get("hnsw", {}).get("max_connections"),
-                }
-                parameters = {name: value for name, value in reported.items() if value is not None}
-                found.append((_KINDS.get(index.index_type.replace("_", "").upper(), index.index_type), parameters))
+    def _rows(self, most: int, ids: list[str] | None) -> list[tuple]:
+        found: list[tuple] = []
+        for where in [None] if ids is None else [_listed(ids[part]) for part in row_blocks(len(ids), _LISTED_AT_ONCE)]:
+            query = self._table.search().limit(most - len(found)).select(["id", "vector", *COLUMNS])
+            query = query.where(where) if where else query
+            table = query.to_arrow()
+            vectors = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            columns = (table[name].to_pylist() for name in COLUMNS)
+            found += zip(
+                table["id"].to_pylist(),
+                vectors.reshape(-1, self._table.schema.field("vector").type.list_size),
+                *columns,
+                strict=True,
+            )
         return found
 
     def _optimize(self) -> None:
+        address, count = self.address, self._table.count_rows()
+        if count < (fewest := _CODES if address.index == "ivf_pq" else address.parameters.get("lists", 0)):
+            raise UserError(f"`uri={address}`: this index needs {fewest} rows at least, and there are {count}")
         with self._writing():
             self._table.optimize()
-        address = self.address
-        if not address.index:
-            return
-        count = self._table.count_rows()
-        if address.index == "ivf_pq" and count < _CODES:
-            raise UserError(f"`uri={address}`: ivf_pq needs {_CODES} rows at least, and there are {count}")
-        lists = address.option("lists", 0)
-        if lists > count:  # LanceDB would build fewer, and say so in a log alone
-            raise UserError(f"`uri={address}`: lists={lists} needs as many rows at least, and there are {count}")
-        options: dict[str, Any] = {_CONFIGS[name]: value for name, value in address.options.items() if name in _CONFIGS}
-        config = _INDEXES[address.index](distance_type="dot" if self._by_product else "l2", **options)
-        with self._writing():
-            self._table.create_index("vector", config=config)
+            if address.index:
+                options: Any = {_CONFIGS[name]: n for name, n in address.parameters.items() if name in _CONFIGS}
+                config = _INDEXES[address.index](distance_type="dot" if self._by_product else "l2", **options)
+                self._table.create_index("vector", config=config)
 
-    def _close(self) -> None:
-        self._table = self._database = None
+    def close(self) -> None:
+        """See `GalleryDatabase.close`."""
+        self._table = None
 
 
-def _quoted(value: Any) -> str:
-    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
-def _where(conditions: dict[str, Any]) -> str:
-    return " AND ".join(f"`{name}` = {_quoted(value)}" for name, value in conditions.items())
+def _listed(ids: list[str]) -> str:
+    return f"id IN ({', '.join(map(_quoted, ids))})"

@@ -168,7 +168,7 @@ def vector_splits(
         check_share(test_fraction=test_fraction)
     path = os.path.expanduser(path)
     stored = read_embeddings(path)
-    names = tuple(map(str, stored.names or _names_of(path) or range(len(stored))))
+    names = tuple(map(str, stored.names or read_names(path)))
     labels, roles, given, protocol = stored.labels, stored.roles, None, None
     if pairs:
         table = Table("features", path, range(1, len(names) + 1), {"path": list(names)})
@@ -198,13 +198,6 @@ def vector_splits(
         shared = np.intersect1d(splits["train"].classes, splits["test"].classes)
         warn_shared_classes("features", path, shared.tolist())
     return splits
-
-
-def _names_of(path: str) -> tuple[str, ...]:
-    try:
-        return () if path.endswith((".npz", ".npy")) else read_names(path)
-    except UserError:
-        return ()  # there is no column path
 
 
 def _vectors_of(stored: StoredEmbeddings, split: str, folder: str, **columns: Any) -> ImageDataset:
