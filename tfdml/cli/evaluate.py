@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -119,7 +118,7 @@ def evaluate(values: Flags) -> None:
         _write(values.json, {**about, **result})
     if values.report:
         split.write_page(result)
-        print(json.dumps({"written": values.report}))
+        print(f"written: {as_named(values.report)}")
 
 
 def _retrieval(
@@ -146,7 +145,7 @@ def _retrieval(
 
 def _write(path: str, result: dict[str, Any]) -> None:
     write_json(path, result)
-    print(json.dumps({"written": path}))
+    print(f"written: {as_named(path)}")
 
 
 def _checked_ks(values: Flags) -> tuple[int, ...]:
@@ -200,7 +199,7 @@ def _compare_runs(values: Flags) -> None:
     if values.json:
         _write(values.json, {"first": folders[0], "differences": [_as_json(pair) for pair in pairs]})
     if report:
-        print(json.dumps({"written": report}))
+        print(f"written: {as_named(report)}")
 
 
 def _as_json(pair: Paired) -> dict[str, Any]:

@@ -22,7 +22,6 @@ qrels.trec next to it where the labels of queries and gallery are known.
 
 import dataclasses
 import glob
-import json
 import os
 
 import numpy as np
@@ -39,7 +38,7 @@ from tfdml.errors import UserError, user_errors
 from tfdml.evaluation import RetrievalResults
 from tfdml.export.retriever import Retriever
 from tfdml.io.copies import local_copy
-from tfdml.io.files import find, is_remote, require_writable
+from tfdml.io.files import as_named, find, is_remote, require_writable
 from tfdml.retrieval import EmbeddingsToIndex, connect
 
 FLAGS = Flags()
@@ -77,7 +76,7 @@ def search(values: Flags) -> None:
         if values.out.endswith(".trec") and "relevant" in results.table.column_names:
             written.append(os.path.join(os.path.dirname(values.out), "qrels.trec"))
             results.write_qrels(written[-1])
-        print(json.dumps({"written": written}))
+        print(f"written: {', '.join(map(as_named, written))}")
 
 
 _kind = model_flags.kind_of_gallery
