@@ -53,7 +53,6 @@ FAST = "--projection_rate=1e-3"
 CANDIDATES = {
     "default": (),
     "jrs": ("--objectives=am_softmax + jrs",),
-    "jrs, auto": ("--objectives=am_softmax + auto(share=0.3) * jrs",),
     "am_softmax": ("--objectives=am_softmax",),
     "contrastive": ("--objectives=contrastive",),
     "short": ("--epochs=6", "--min_steps=240"),

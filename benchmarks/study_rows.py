@@ -85,65 +85,22 @@ TERMS = {
     "GOR": "{} * gor",
 }
 IDEAS = ("HORDE", "ECAML", "DML-DA")
-# Two of them together have the share of the gradient that `auto` gives one alone.
-HALF = "auto(share=0.15)"
-
-
-def _alone(flagfile: str, base: str, flags: tuple[str, ...] = ()) -> tuple[Row, ...]:
-    """Return each term added to the contrastive loss, with a weight by `auto`; two also with a smaller share."""
-    chosen = [(f"+ auto {name}", term.format("auto(share=0.3)")) for name, term in TERMS.items()]
-    chosen += [(f"+ auto(0.03) {name}", TERMS[name].format("auto(share=0.03)")) for name in ("ECAML", "DML-DA")]
-    return tuple(Row(name, flagfile, base, (*flags, *_with(CONTRASTIVE, term))) for name, term in chosen)
-
-
-# RankMI's alternating steps take no `auto`: these give a term some 15 % of its gradient after an epoch on Omniglot
+# These give a term some 15 % of RankMI's gradient after an epoch on Omniglot.
 BESIDE_RANK_MI = {"HORDE": 0.03, "ECAML": 0.05, "DML-DA": 0.3}
 
 
-def _after(
-    first: str,
-    flagfile: str,
-    base: str,
-    loss: str,
-    flags: tuple[str, ...] = (),
-    weights: dict[str, float] | None = None,
-) -> tuple[Row, ...]:
-    """Return a method that is a loss, or needs one, with each of the others."""
+def _beside_rank_mi(flagfile: str, flags: tuple[str, ...]) -> tuple[Row, ...]:
+    """Return RankMI with each of the others."""
     return tuple(
-        Row(
-            f"{first} + {name}",
-            flagfile,
-            base,
-            (*flags, *_with(loss, TERMS[name].format((weights or {}).get(name, HALF)))),
-        )
-        for name in IDEAS
-    )
-
-
-# Energy confusion with the share that `4 * ecaml`, the best by hand on Omniglot's held-out classes, has there.
-THREE = _with(f"{AM_SOFTMAX} + jrs", TERMS["HORDE"].format(HALF), TERMS["ECAML"].format("auto(share=0.01)"))
-# Of 1 and 3 times the gradient of the class similarities, the better on Omniglot's held-out classes.
-PAIRS = f"auto(share=3) * {CONTRASTIVE}"
-
-
-def _both(flagfile: str) -> tuple[Row, ...]:
-    """Return the losses of both kinds in one, and the methods added to it."""
-    horde, ecaml = TERMS["HORDE"].format(HALF), TERMS["ECAML"].format("auto(share=0.03)")
-    joint = f"{AM_SOFTMAX} + jrs"
-    return (
-        Row("both losses", flagfile, flags=_with(AM_SOFTMAX, PAIRS)),
-        Row("both + JRS", flagfile, "both losses", _with(joint, PAIRS)),
-        Row("both + HORDE", flagfile, "both losses", _with(AM_SOFTMAX, PAIRS, horde)),
-        Row("both + ECAML", flagfile, "both losses", _with(AM_SOFTMAX, PAIRS, ecaml)),
-        Row("both + JRS + HORDE", flagfile, "both losses", _with(joint, PAIRS, horde)),
-        Row("both + JRS + ECAML", flagfile, "both losses", _with(joint, PAIRS, ecaml)),
+        Row(f"RankMI + {name}", flagfile, "margin", (*flags, *_with(RANK_MI, TERMS[name].format(weight))))
+        for name, weight in BESIDE_RANK_MI.items()
     )
 
 
 # As in its own flag file, at as many epochs as the others.
 HORDE = f"horde(loss={CONTRASTIVE}, orders=3, dim=512)"
+JRS_HORDE = _with(f"{AM_SOFTMAX} + jrs", TERMS["HORDE"].format(0.17))
 CARS196 += (
-    *_alone(*BESIDE_LONG, LONG),
     # Each term with its own flag file's weight.
     Row("+ HORDE, 24 epochs", *BESIDE_LONG, (*LONG, *_with(CONTRASTIVE, HORDE))),
     Row("+ HORDE + ECAML", *BESIDE_LONG, (*LONG, *_with(CONTRASTIVE, HORDE, TERMS["ECAML"].format(120)))),
@@ -153,42 +110,30 @@ CARS196 += (
         *BESIDE_LONG,
         (*LONG, *_with(CONTRASTIVE, TERMS["ECAML"].format(120), TERMS["DML-DA"].format(1000))),
     ),
-    *_after("+ JRS", "cars_am_softmax", "AMSoftmax", f"{AM_SOFTMAX} + jrs"),
-    Row("+ JRS + HORDE + ECAML", "cars_am_softmax", "AMSoftmax", THREE),
-    Row("AMSoftmax + HORDE", "cars_am_softmax", "AMSoftmax", _with(AM_SOFTMAX, TERMS["HORDE"].format(HALF))),
+    Row("+ JRS + HORDE", "cars_am_softmax", "AMSoftmax", JRS_HORDE),
     Row("AMSoftmax, 24 epochs", "cars_am_softmax", flags=LONG),
     Row("+ JRS, 24 epochs", "cars_jrd", "AMSoftmax, 24 epochs", LONG),
     Row(
         "+ JRS + HORDE, 24 epochs",
         "cars_am_softmax",
         "AMSoftmax, 24 epochs",
-        (*LONG, *_with(f"{AM_SOFTMAX} + jrs", TERMS["HORDE"].format(HALF))),
+        (*LONG, *JRS_HORDE),
     ),
-    *_after("RankMI", "cars_rankmi", "margin", RANK_MI, AS_BEFORE, BESIDE_RANK_MI),
+    *_beside_rank_mi("cars_rankmi", AS_BEFORE),
     Row("RankMI + JRS", "cars_rankmi", "margin", (*AS_BEFORE, *_with(RANK_MI, AM_SOFTMAX, "jrs"))),
-    *_both("cars_am_softmax"),
 )
 
 OMNIGLOT_CONTRASTIVE = ("omniglot_contrastive", "contrastive")
 # Every second step is of its statistics: as many steps of the embedder as the margin loss has.
 ALTERNATING = ("--steps_per_epoch=200",)
-BEST_ON_OMNIGLOT = {"HORDE": "auto(share=0.3)", "ECAML": "4", "DML-DA": "10"}
+BEST_ON_OMNIGLOT = {"HORDE": 85, "ECAML": 4, "DML-DA": 10}
 OMNIGLOT = (
     Row("contrastive", "omniglot_contrastive"),
-    *_alone(*OMNIGLOT_CONTRASTIVE),
-    # Weights by hand, to compare those of `auto` with; the first of each is that of Cars-196.
+    # The first weight of each is that of Cars-196.
     *(
         Row(f"+ {weight:g} {name}", *OMNIGLOT_CONTRASTIVE, _with(CONTRASTIVE, TERMS[name].format(weight)))
         for name, weights in {"ECAML": (120, 12, 4, 1), "DML-DA": (1000, 100, 10)}.items()
         for weight in weights
-    ),
-    *(
-        Row(
-            f"+ {' + '.join(pair)}",
-            *OMNIGLOT_CONTRASTIVE,
-            _with(CONTRASTIVE, *(TERMS[name].format(HALF) for name in pair)),
-        )
-        for pair in itertools.combinations(IDEAS, 2)
     ),
     # Several methods, each with the weight at which it is best alone.
     *(
@@ -204,18 +149,14 @@ OMNIGLOT = (
     *(_joint("omniglot_contrastive", name) for name in JOINT),
     # As figure 5 of the JRD paper.
     *(_joint("omniglot_contrastive", name, weight) for name in JOINT for weight in (0.1, 0.01)),
-    *_after("+ JRS", "omniglot_contrastive", "AMSoftmax", f"{AM_SOFTMAX} + jrs"),
-    Row("AMSoftmax + HORDE", "omniglot_contrastive", "AMSoftmax", _with(AM_SOFTMAX, TERMS["HORDE"].format(HALF))),
-    Row("+ JRS + HORDE + ECAML", "omniglot_contrastive", "AMSoftmax", THREE),
     Row("margin", "omniglot_contrastive", flags=_with("margin")),
     Row("RankMI", "omniglot_contrastive", "margin", (*_with(RANK_MI), *ALTERNATING)),
-    *_after("RankMI", "omniglot_contrastive", "margin", RANK_MI, ALTERNATING, BESIDE_RANK_MI),
+    *_beside_rank_mi("omniglot_contrastive", ALTERNATING),
     Row("RankMI + JRS", "omniglot_contrastive", "margin", (*_with(RANK_MI, AM_SOFTMAX, "jrs"), *ALTERNATING)),
-    *_both("omniglot_contrastive"),
+    # The contrastive loss with about three times the gradient of the class similarities.
+    Row("both losses", "omniglot_contrastive", flags=_with(AM_SOFTMAX, f"0.011 * {CONTRASTIVE}")),
+    Row("both + JRS", "omniglot_contrastive", "both losses", _with(f"{AM_SOFTMAX} + jrs", f"0.011 * {CONTRASTIVE}")),
 )
-
-# Shares near the best on Omniglot.
-SHARES = {"+ HORDE": 0.15, "+ ECAML": 0.01, "+ DML-DA": 0.03}
 
 # Ten seeds of the methods and their bases: docs/ten_seeds.md. Nothing is held out, and the last epoch counts.
 _LAST = ("--selection=last", "--holdout_classes=0", "--evaluate_every=0")
@@ -239,8 +180,8 @@ TEN_OMNIGLOT = (
     Row("+ JRS", "omniglot_contrastive", "AMSoftmax", (*_with(f"{AM_SOFTMAX} + jrs"), *_NINE)),
     Row("contrastive", "omniglot_contrastive", "", _NINE),
     *(
-        Row(name, *OMNIGLOT_CONTRASTIVE, (*_with(CONTRASTIVE, TERMS[name[2:]].format(f"auto(share={share})")), *_NINE))
-        for name, share in SHARES.items()
+        Row(f"+ {name}", *OMNIGLOT_CONTRASTIVE, (*_with(CONTRASTIVE, TERMS[name].format(weight)), *_NINE))
+        for name, weight in {"HORDE": 42, "ECAML": 3.3, "DML-DA": 89}.items()
     ),
     Row("margin", "omniglot_contrastive", "", (*_with("margin(beta=0.6)"), *_NINE)),
     Row("RankMI", "omniglot_contrastive", "margin", (*_with("rank_mi(negatives=all)"), *ALTERNATING, *_NINE)),

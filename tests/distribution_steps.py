@@ -19,14 +19,13 @@ from tests.mathematics import given_pairs, random_batch
 from tests.models.ensembles import ensemble_learner
 from tests.models.networks import images, jrd, tiny_embedder, values
 from tfdml import layers, losses, models, objectives
-from tfdml.models.auto_weights import AutoWeights
 from tfdml.training import averaged, build_optimizer
 
 # Images of one step. Keras cannot begin with a batch of which replicas get unequal parts, so "19" means a step on
 # 5 + 5 images and one on 5 + 4, and "11" a last step on 1 + 0.
 BATCH = 10
 # What else `evaluate` computes is what `fit` does, but for statistics and regularizers.
-EVALUATED = ("contrastive", "am", "given", "jrd regularized", "ensemble", "auto", "curricular")
+EVALUATED = ("contrastive", "am", "given", "jrd regularized", "ensemble", "curricular")
 
 PLAIN = {
     "contrastive": losses.ContrastiveLoss(1.3, "euclidean"),
@@ -113,13 +112,6 @@ LEARNERS = {
             objectives.EnergyConfusion("log_of_mean", "projection", weight=0.1, name="of_mean"),
         ]
     ),
-    "auto": lambda: learner(
-        [
-            losses.ContrastiveLoss(1.3, "euclidean"),
-            objectives.EnergyConfusion("log_of_mean", "projection", weight=objectives.AutoWeight(0.3, 2)),
-            objectives.ProxyLoss(losses.AMSoftmaxLoss(), 3, weight=objectives.AutoWeight(0.2, 2)),
-        ]
-    ),
     "density": lambda: learner(
         [losses.ContrastiveLoss(1.3), objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5])]
     ),
@@ -182,12 +174,9 @@ def step(what, rows, strategy):
     found = {}
     if what in EVALUATED:
         found["evaluated loss"] = model.evaluate(x, labels, batch_size=BATCH, verbose=0, return_dict=True)["loss"]
-    callbacks = AutoWeights.of(model) if what in LEARNERS else []
-    reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0, callbacks=callbacks).history
+    reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0).history
     found["loss"] = reported["loss"][-1]
     observed = {name: reported[name][-1] for name in getattr(model, "observation_trackers", ())}
-    weights = getattr(getattr(model, "auto_weights", None), "names", ())
-    observed |= {f"{name}_weight": reported[f"{name}_weight"][-1] for name in weights}
     observed |= {f"{o.name}_t": float(values([o.t])[0]) for o in getattr(model, "objectives", ()) if hasattr(o, "t")}
     with averaged(model):
         after = values(model.trainable_variables)
@@ -197,14 +186,12 @@ def step(what, rows, strategy):
 
 
 def one_step(what, rows, strategy):
-    """The updates of one training step, and the weights that it measured: without Keras's loop, which takes longer."""
+    """The updates of one training step, without Keras's loop, which takes longer."""
     labels, x = random_batch(1, rows, 3, 8)
     x = images(1, rows, "uint8")
     with strategy.scope():
         model = make(what)
         model.optimizer.build(model.trainable_variables)
-    measurement = getattr(model, "auto_weights", None)
-    model.measures = measurement is not None
     before = values(model.trainable_variables)
     count = strategy.num_replicas_in_sync
 
@@ -214,8 +201,7 @@ def one_step(what, rows, strategy):
     batch = strategy.experimental_distribute_values_from_function(own_rows)
     run = strategy.run if count == 1 else tf.function(strategy.run, autograph=False)
     run(model.train_step, args=(batch,))
-    updates = [new - old for new, old in zip(values(model.trainable_variables), before, strict=True)]
-    return updates, {} if measurement is None else {"ratios": values([measurement.ratios])[0]}
+    return [new - old for new, old in zip(values(model.trainable_variables), before, strict=True)]
 
 
 def two_devices():
@@ -234,9 +220,8 @@ def quick(path, *cases):
     for case in cases:
         what, rows = case.split("/")
         for devices, strategy in ((1, tf.distribute.get_strategy()), (2, two)):
-            updates, observed = one_step(what, int(rows), strategy)
+            updates = one_step(what, int(rows), strategy)
             arrays |= {f"{case}|{devices}|{i}": update for i, update in enumerate(updates)}
-            arrays |= {f"{case}|{devices}|observed {name}": value for name, value in observed.items()}
     np.savez(path, **arrays)
 
 

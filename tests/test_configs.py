@@ -12,12 +12,11 @@ from tests.data.trees import write_tree
 from tests.experiments import ROOT, experiment_of, terms_of
 from tests.training.runs import learner as learner_of
 from tfdml import backbones, data
-from tfdml.callbacks import AutoWeights
 from tfdml.cli.command_line import read_flag_files
 from tfdml.data.pipeline import training_batches
 from tfdml.training import Experiment
 from tfdml.training.build.images import check_measurable, load_splits, make_sampler, make_transforms
-from tfdml.training.expressions import parse_call, parse_terms
+from tfdml.training.expressions import parse_call, parse_sum
 from tfdml.training.settings import DataSettings
 
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.flags") if path.parent.name != "recipes")
@@ -179,7 +178,7 @@ def test_a_paper_is_followed_where_it_states_a_number(name):
     recall, settings, terms = PRINTED[name]
     written = written_in(ROOT / "configs" / f"{name}.flags", run_dir="unused")
     assert {setting: getattr(written, setting) for setting in settings} == settings
-    found = {call.name: (factor, call.arguments) for factor, call in parse_terms(written.objectives, "--objectives")}
+    found = {call.name: (factor, call.arguments) for factor, call in parse_sum(written.objectives, "--objectives")}
     for term, (factor, arguments) in terms.items():
         assert found[term][0] == factor, term
         assert {key: found[term][1].get(key) for key in arguments} == arguments, term
@@ -276,7 +275,7 @@ def takes_a_step(experiment, characters):
     learner.run_eagerly = True  # quicker than tracing for two steps
     before = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
     batches = training_batches(characters, sampler, transform, num_steps=2)
-    logs = learner.fit(batches, epochs=1, verbose=0, callbacks=AutoWeights.of(learner)).history
+    logs = learner.fit(batches, epochs=1, verbose=0).history
     assert all(np.isfinite(values).all() for values in logs.values()), logs
     after = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
     assert any((old != new).any() for old, new in zip(before, after, strict=True))

@@ -26,7 +26,7 @@ WITH_TENSORFLOW = {
     "layers/moments",
     "losses/classification",
     "workarounds",
-    *(f"models/{name}" for name in ("auto_weights", "gradient_cache", "inference", "learner")),
+    *(f"models/{name}" for name in ("gradient_cache", "inference", "learner")),
 }
 # Of TensorFlow alone, and so imported in functions.
 TENSORFLOW_ONLY = {"models/gradient_cache"}

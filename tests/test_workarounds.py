@@ -144,7 +144,7 @@ def test_no_objective_is_left_out():
     seen = {type(term).__name__ for case in CASES for term in worker_steps.MORE[case]().objectives}
     # Proxies of another kind, and a loss on prefixes; they are compared over replicas in tests/objectives.
     kinds = {"CurricularFace", "Matryoshka", "MatryoshkaProxyLoss", "RegularizedSoftTriple", "SphereFace2"}
-    assert public_classes(objectives).keys() - seen == {"AutoWeight", *kinds}
+    assert public_classes(objectives).keys() - seen == kinds
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ READABLE = {"pooled", "projection", "embedding", "detached_projection", "detache
 
 def _all():
     learners = distribution_steps.LEARNERS
-    names = [name for name in learners if not any(word in name for word in ("sum", "rank", "auto"))]
+    names = [name for name in learners if not any(word in name for word in ("sum", "rank"))]
     found = {}
     for objective in (term for name in names for term in learners[name]().objectives):
         if "class" not in objective.provides and set(objective.reads) <= READABLE | set(objective.provides):

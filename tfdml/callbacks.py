@@ -1,8 +1,4 @@
-"""Keras callbacks for `fit`.
-
-`RetrievalEvaluation` measures retrieval on held-out classes after each epoch, and `AutoWeights` the weights of terms in
-the first steps.
-"""
+"""The Keras callback `RetrievalEvaluation`: measures retrieval on held-out classes after each epoch of `fit`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,12 +11,11 @@ from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.per_query import PER_QUERY_METRICS, check_depth, requested, retrieval_task
 from tfdml.evaluation.retrieval import evaluate_retrieval
 from tfdml.models import MetricLearner
-from tfdml.models.auto_weights import AutoWeights
 from tfdml.models.inference import never_ends
 from tfdml.pairwise import integer_labels
 from tfdml.workarounds import put_first
 
-__all__ = ["AutoWeights", "RetrievalEvaluation"]
+__all__ = ["RetrievalEvaluation"]
 
 
 class RetrievalEvaluation(keras.callbacks.Callback):

@@ -99,9 +99,3 @@ def local_rows(x, num_local):
         return x
     first = first_row(num_local)
     return x[first : first + num_local]
-
-
-def total(tensors: list) -> list:
-    """Sum each tensor over replicas, which have it in the same shape. Not differentiable."""
-    context = _context()
-    return tensors if context is None else context.all_reduce("SUM", tensors)

@@ -64,7 +64,6 @@ OF_SEVERAL = frozenset(
         *("demo/test_browser.py", "export/test_client.py", "export/test_hub_networks.py", "export/test_load.py"),
         *("export/test_plain_environments.py", "export/test_serving_files.py"),
         *("training/distributed/test_jax_processes.py", "training/distributed/test_worker_runs.py"),
-        "training/run/test_auto_weights.py",
         *("training/run/test_kills.py", "training/run/test_random_kills.py", "training/run/test_recall_improves.py"),
         "training/run/test_seeds.py",
         *("training/test_rows_of_the_papers.py",),

@@ -688,16 +688,14 @@ def test_a_replica_makes_no_more_than_its_own_rows(name, monkeypatch):
 
 @pytest.mark.slow
 def test_two_logical_devices_make_the_step_of_one(tmp_path):
-    """By chunks, and with weights that are measured: what replicas played in one process cannot do."""
-    path, cases = str(tmp_path / "steps.npz"), ("metric cached/10", "auto/10")
+    """By chunks too: what replicas played in one process cannot do."""
+    path, cases = str(tmp_path / "steps.npz"), ("metric cached/10", "energy/10")
     script = f"from tests import distribution_steps\ndistribution_steps.quick({path!r}, *{cases!r})\n"
     assert fork_server().run_script(script).returncode == 0
     arrays = dict(np.load(path))
     for case in cases:
         one = {key: value for key, value in arrays.items() if key.startswith(f"{case}|1|")}
-        measured = any("ratios" in key and np.all(value[-1].max(axis=-1) > 0) for key, value in one.items())
-        assert measured == ("auto" in case)
-        largest = max(np.abs(value).max() for key, value in one.items() if "ratios" not in key)
+        largest = max(np.abs(value).max() for value in one.values())
         assert largest > 1e-3
         for key, expected in one.items():
             assert_close(arrays[key.replace("|1|", "|2|")], expected, 1e-5, floor=1e-6 * largest)

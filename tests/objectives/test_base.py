@@ -37,7 +37,7 @@ MAKE = {
     },
     "SphereFace2": lambda: objectives.SphereFace2(3),
 }
-NAMES = [name for name in public_classes(objectives) if name != "AutoWeight"]
+NAMES = list(public_classes(objectives))
 
 
 def representations():

@@ -190,7 +190,7 @@ def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):
     seen = pictures_read(monkeypatch)
     write_report(
         tmp_path / "r.html",
-        Run("Shop", {"metrics": after, "auto_weights": {"density": {"weight": 1727.6, "share": 0.3, "steps": 100}}}),
+        Run("Shop", {"metrics": after}),
         made(labels, "shop", is_query=asked),
         embeddings,
         num_queries=4,

@@ -28,7 +28,6 @@ def hostile_run(name, **changes):
     result = {
         "metrics": {"recall@1": 0.5, f"metric {EVIL}": 0.5, "generalization": {f"measure {EVIL}": 1.5}},
         "metrics_orders": {f"order {EVIL}": {"recall@1": 0.5}},
-        "auto_weights": {f"term {EVIL}": {"weight": 812.5, "share": EVIL}},
         **{key: f"{key} {name} {EVIL}" for key in ("dataset", "protocol", "selection")},
     }
     record = {"test": {"recall@1": 0.5}, "train": {f"{EVIL}_energy": 1.0}, "orders": {EVIL: {"recall@1": 0.25}}}

@@ -6,14 +6,14 @@ from tfdml.errors import UserError
 from tfdml.kernels import Exponential, GaussianMixture, Laplace, Polynomial
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.mining import GivenPairs, shares_a_label
-from tfdml.objectives import AutoWeight, CrossBatchMemory, JointRepresentationSimilarity, MetricLoss, ProxyLoss
+from tfdml.objectives import CrossBatchMemory, JointRepresentationSimilarity, MetricLoss, ProxyLoss
 from tfdml.training.terms import build_objectives, check_objectives, known
 
 
 def test_every_public_loss_and_objective_can_be_named():
     assert {"am_softmax", "norm_softmax", "contrastive", "binomial_deviance"} <= set(known())
     assert "joint_representation_similarity" in known()
-    assert not {"objective", "metric", "proxy", "auto_weight"} & set(known())
+    assert not {"objective", "metric", "proxy"} & set(known())
 
 
 def test_jrd_as_the_paper_has_it():
@@ -23,16 +23,6 @@ def test_jrd_as_the_paper_has_it():
     assert (proxy.loss.scale, proxy.loss.margin, proxy.class_proxies.num_classes) == (20.0, 0.05, 7)
     assert isinstance(jrs, JointRepresentationSimilarity)
     assert (proxy.weight, jrs.weight, jrs.levels) == (1.0, 0.4, ("pooled", "embedding", "class"))
-
-
-def test_auto_is_a_weight_that_is_measured():
-    text = "am_softmax + auto * jrs + 0.5 * contrastive + auto(share=0.25, steps=40) * horde(loss=contrastive)"
-    terms = {term.name: term.weight for term in build_objectives(text, 3)}
-    assert {name: weight for name, weight in terms.items() if not isinstance(weight, AutoWeight)} == {
-        "am_softmax": 1.0, "contrastive": 0.5
-    }  # fmt: skip
-    assert (terms["jrs"].share, terms["jrs"].steps) == (0.03, 100)
-    assert (terms["horde"].share, terms["horde"].steps) == (0.25, 40)
 
 
 def test_terms_that_provide_representations_come_first():
@@ -102,12 +92,6 @@ def test_miners_are_named_alone_or_with_arguments():
         ("contrastive(mining=hard_aware(fraction=2))", "hard_aware: fraction must be above 0 and at most 1, not 2"),
         ("nonsense", "unknown loss or objective 'nonsense'; one of"),
         ("0 * contrastive", "every term has the factor 0"),
-        ("contrastive + auto", "unknown loss or objective 'auto'; one of"),
-        ("auto * contrastive", "auto is measured relative to terms whose factors are numbers: give one"),
-        ("0 * contrastive + auto * gor", "give one a number above 0"),
-        ("contrastive + auto(share=0) * gor", "auto: share must be positive, not 0"),
-        ("contrastive + auto(steps=0.5) * gor", "auto: steps must be a positive integer, not 0.5"),
-        ("contrastive + auto(shared=1) * gor", "auto: no argument 'shared'; it has share, steps"),
         ("am_softmax(marginn=1)", "no argument 'marginn'"),
         ("jrs(color=1)", "no argument 'color'"),
         ("contrastive(distance=miles)", "distance must be one of"),
@@ -132,7 +116,6 @@ def test_a_wrong_term_is_one_line(text, says):
     [
         *("nonsense", "am_softmax(marginn=1)", "am_softmax(num_classes=3)", "jrs(kernels=sinc())"),
         *("jrs(kernels=laplace(multiplier=-1))", "horde(loss=contrastiv)", "contrastive(weight=2)", "0 * am_softmax"),
-        *("auto * contrastive", "contrastive + auto(share=none) * gor"),
     ],
 )
 def test_a_wrong_name_is_found_before_the_classes_are_known_by_the_same_line(text):

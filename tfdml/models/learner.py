@@ -14,11 +14,9 @@ from tfdml.arguments import integer
 from tfdml.errors import UserError
 from tfdml.losses.classification import refuse_unknown_classes
 from tfdml.models import alternation
-from tfdml.models.auto_weights import AutoWeights, WeightMeasurement
 from tfdml.models.embedder import Embedder, build_once, first_batch, untrained_batch_norm, warn_of_small_pixels
 from tfdml.models.inference import never_ends, represent_batches
 from tfdml.objectives import (
-    AutoWeight,
     Calibrated,
     InstanceLoss,
     MetricLoss,
@@ -65,9 +63,6 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
     in training, and nothing of it changes, BatchNorm's moving statistics included; `loss` and the terms are reported
     over the embedder's steps. See `AlternatingOptimizer`.
 
-    An objective's weight may be an `AutoWeight`, which the callback `tfdml.callbacks.AutoWeights` measures in the first
-    steps.
-
     Args:
         embedder: An `Embedder`.
         objectives: `tfdml.objectives`, or plain losses, which are wrapped in `MetricLoss`. Objectives that read
@@ -79,18 +74,14 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
 
     Raises:
         ValueError: `gradient_cache` is negative; there is no objective, two share a name or provide the same
-            representation, or one reads a representation that nothing provides; two want different numbers of steps
-            of their statistics; or a weight cannot be measured.
+            representation, or one reads a representation that nothing provides; or two want different numbers of
+            steps of their statistics.
     """
 
     __repr__ = keras.Model.__repr__
     train_function: Any
     #: The phase of the present step; always the embedder's where no objective has statistics.
     phase = alternation.EMBEDDER
-    #: Whether the present step measures the weights that are an `AutoWeight`.
-    measures = False
-    #: What is known of them; None where all weights are numbers.
-    auto_weights: WeightMeasurement | None = None
 
     def __init__(self, embedder, objectives, name="metric_learner", gradient_cache=0, **kwargs):
         # The embedder casts the images itself, after scaling them.
@@ -110,8 +101,6 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
             for key in objective.observes
         }
         self.distance_trackers = [keras.metrics.Mean(name=name) for name in _DISTANCES]
-        if any(isinstance(objective.weight, AutoWeight) for objective in self.objectives):
-            self.auto_weights = WeightMeasurement(self.objectives, self.gradient_cache)
 
     def build(self, input_shape):
         """Create the weights of the embedder and of the objectives."""
@@ -166,18 +155,12 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
 
         images, y, sample_weight = keras.utils.unpack_x_y_sample_weight(args[0])
         labels = self._labels(y, sample_weight)
-        measurement = self.auto_weights if self.measures else None
         chunks = Chunks(self, images, self.gradient_cache) if self._exceeds_a_chunk(images.shape[0]) else None
-        with tf.GradientTape(persistent=measurement is not None) as tape:
+        with tf.GradientTape() as tape:
             representations = chunks.represent(tape) if chunks else self.represent_images(images, training=True)
-            loss, terms = self._loss_and_terms(representations, labels, training=True)
+            loss = self._loss(representations, labels, training=True)
             workarounds.loss_tracker(self).update_state(loss * replicas.count(), sample_weight=tf.shape(images)[0])
             loss = self.optimizer.scale_loss(loss)
-            if measurement is not None:
-                # Scaled alike, so that no gradient vanishes in half precision.
-                base, *measured = map(self.optimizer.scale_loss, self._base_and_measured(terms, measurement.names))
-        if measurement is not None:
-            measurement.add(tape, base, measured, self.embedder.parts())
         trained = self.trainable_variables
         gradients = chunks.gradients(tape, loss, trained) if chunks else tape.gradient(loss, trained)
         self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
@@ -223,15 +206,14 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """Return the weighted sum of the objectives, scaled so that Keras's sum over replicas is its global value."""
         labels = self._labels(y, sample_weight)
-        return self._loss_and_terms(self.add_representations(y_pred, training), labels, training)[0]
+        return self._loss(self.add_representations(y_pred, training), labels, training)
 
-    def _loss_and_terms(self, representations, labels, training) -> tuple[Any, list]:
-        """Return the loss of this replica, and what its terms are; in a step of the statistics there are none."""
+    def _loss(self, representations, labels, training):
+        """Return the loss of this replica."""
         self._track_distances(representations["embedding"], labels)
         if self._in_statistics_phase(training):
-            return self._statistics_loss(representations, labels), []
-        terms = self._terms(representations, labels, training)
-        return self._weighted_sum(terms), terms
+            return self._statistics_loss(representations, labels)
+        return self._weighted_sum(self._terms(representations, labels, training))
 
     def _statistics_loss(self, representations, labels):
         """Return the loss of the statistics over the pairs of the global batch."""
@@ -277,9 +259,8 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
         num_replicas = replicas.count()
         total = reported = ops.zeros((), "float32")
         for objective, (share, value) in zip(self.objectives, terms, strict=True):
-            weight = self.weight_of(objective)
-            total = total + weight * share
-            reported = reported + weight * value / num_replicas
+            total = total + objective.weight * share
+            reported = reported + objective.weight * value / num_replicas
         for regularizer in self.losses:
             penalty = ops.cast(regularizer, "float32") / num_replicas
             total, reported = total + penalty, reported + penalty
@@ -333,21 +314,6 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
             # On every replica the same, of the global batch.
             tracker = self.observation_trackers[f"{objective.name}_{key}"]
             tracker.update_state(total / ops.maximum(count, 1.0), count)
-
-    def weight_of(self, objective):
-        """Return the factor of an objective: a number, or a scalar where it is measured."""
-        measured = self.auto_weights.weight_of(objective.name) if self.auto_weights else None
-        return objective.weight if measured is None else measured
-
-    def term_weights(self) -> dict[str, float]:
-        """Return the present factor of each term by its name; 0 for one that has not been measured yet."""
-        return {o.name: float(ops.convert_to_numpy(self.weight_of(o))) for o in self.objectives}
-
-    def _base_and_measured(self, terms: list, names: list[str]) -> list:
-        """Return the weighted sum of the terms with numbers, and each measured term, as this replica has them."""
-        shares = {objective.name: share for objective, (share, _) in zip(self.objectives, terms, strict=True)}
-        base = sum(o.weight * shares[o.name] for o in self.objectives if o.name not in names)
-        return [base, *(shares[name] for name in names)]
 
     # Phases
 
@@ -438,15 +404,13 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
         """As in Keras; warns of objectives that are not calibrated, BatchNorm that is not trained, and images in 0..1.
 
         Raises:
-            UserError: Labels are no integers, batches never end and there is no `steps_per_epoch`, or a weight is to be
-                measured and the callback `tfdml.callbacks.AutoWeights` is missing.
+            UserError: Labels are no integers, or batches never end and there is no `steps_per_epoch`.
             ValueError: Under a distribution strategy, a batch has fewer images than there are replicas, or the first
                 one cannot be split equally.
         """
         self._warn_of_uncalibrated()
         if message := untrained_batch_norm(self.embedder):
             warnings.warn(message, stacklevel=2)
-        self._check_auto_weights(args[3] if len(args) > 3 else kwargs.get("callbacks"))
         if never_ends(x) and not kwargs.get("steps_per_epoch"):
             raise UserError("the training batches never end: give fit steps_per_epoch, or the batches num_steps")
         images, labels = first_batch(x)
@@ -472,12 +436,6 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
                     f"{without}: call learner.calibrate(batches), one pass over the training images, before fit",
                     stacklevel=3,
                 )
-
-    def _check_auto_weights(self, callbacks) -> None:
-        given = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
-        if self.auto_weights is None or self.auto_weights.done or any(isinstance(c, AutoWeights) for c in given):
-            return
-        raise UserError("an objective has an AutoWeight: give fit callbacks=[tfdml.callbacks.AutoWeights()]")
 
     def evaluate(self, x=None, y=None, *args, return_dict=False, **kwargs):
         """As in Keras, of classes that were trained on; without the metrics of steps of the statistics."""
@@ -539,7 +497,6 @@ def _check_objectives(objectives: list[Objective], representations: tuple[str, .
         raise ValueError("a MetricLearner needs at least one objective")
     names = [objective.name for objective in objectives]
     names += [f"{o.name}_{key}" for o in objectives if isinstance(o, Observed) for key in o.observes]
-    names += [f"{objective.name}_weight" for objective in objectives if isinstance(objective.weight, AutoWeight)]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two objectives are called {name!r}: give one another name=")

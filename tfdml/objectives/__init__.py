@@ -1,6 +1,5 @@
 """The terms of a training loss, as layers from (representations, labels) to a scalar."""
 
-from tfdml.objectives.base import AutoWeight as AutoWeight
 from tfdml.objectives.base import Calibrated as Calibrated
 from tfdml.objectives.base import Matryoshka as Matryoshka
 from tfdml.objectives.base import MatryoshkaProxyLoss as MatryoshkaProxyLoss

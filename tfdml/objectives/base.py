@@ -13,34 +13,7 @@ from tfdml.losses.base import PairLoss, check_rank
 from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes
 from tfdml.losses.proxy import ProxyAnchorLoss
 from tfdml.pairs import pairs_by_name
-from tfdml.saving import Composed, SavedByArguments, restore, snake_case
-
-
-class AutoWeight(Composed):
-    """In the place of an objective's `weight`: makes its gradient this share of that of the terms with numbers.
-
-    weight = share / max over the embedder's parts p of  median over the samples of  |grad_p term| / |grad_p base|
-
-    The callback `tfdml.callbacks.AutoWeights` measures it in the first steps; see
-    `tfdml.models.auto_weights.WeightMeasurement` for the rule.
-
-    Args:
-        share: The length of the weighted term's gradient, as a share of the base's. By default 0.03: where 0.3 cost
-            energy confusion and density points on unseen classes, 0.03 gained some or left them (docs/small_runs.md).
-        steps: The weight is measured during this many steps, and stays as it is from then on.
-
-    Raises:
-        ValueError: `share` is not a positive number, or `steps` not a positive integer.
-
-    Example:
-        >>> objectives = [ContrastiveLoss(), EnergyConfusion(weight=AutoWeight(share=0.25))]
-        >>> MetricLearner(embedder, objectives).term_weights()  # before the first step
-        {'contrastive_loss': 1.0, 'energy_confusion': 0.0}
-    """
-
-    def __init__(self, share=0.03, steps=100):
-        self.share = number("share", share, above=0)
-        self.steps = integer("steps", steps, at_least=1)
+from tfdml.saving import SavedByArguments, restore, snake_case
 
 
 class Objective(SavedByArguments, keras.layers.Layer):
@@ -60,7 +33,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
     `Calibrated`, `Stateful`, `Observed` and `WithStatistics`.
 
     Args:
-        weight: The factor of this term in the learner's loss: a number, or an `AutoWeight` for one that is measured.
+        weight: The factor of this term in the learner's loss, at least 0.
         name: The term's name in logs; by default that of the class, as `energy_confusion`.
 
     Attributes:
@@ -88,8 +61,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
         # Losses are float32 under every dtype policy.
         name = name or snake_case(type(self).__name__).removesuffix("_loss")
         super().__init__(name=name, **{**kwargs, "dtype": "float32"})
-        weight = restore(weight)
-        self.weight = weight if isinstance(weight, AutoWeight) else number("weight", weight, at_least=0)
+        self.weight = number("weight", weight, at_least=0)
 
     @property
     def reads(self) -> tuple[str, ...]:

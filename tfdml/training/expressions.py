@@ -1,7 +1,6 @@
 """The readable syntax of `--objectives` and `--backbone`: names with arguments, and weighted sums of them.
 
     am_softmax(scale=20, margin=0.1) + 0.4 * jrs(levels=[pooled, embedding])
-    contrastive + auto(share=0.1) * density
     mobilenetv2(alpha=0.35)
 
 Values are numbers, `true`, `false`, `none`, quoted or bare words, lists, and calls such as
@@ -20,8 +19,6 @@ from tfdml.errors import UserError
 _RESERVED = re.compile(rf"""('[^']*'|"[^"]*")|\b({"|".join(set(keyword.kwlist) - {"True", "False", "None"})})\b""")
 # The longest flag files of ours have objectives of half this length.
 _LONGEST = 200
-# The factor of a term that is measured in training.
-AUTO = "auto"
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -68,25 +65,7 @@ def parse_sum(text: str, flag: str) -> list[tuple[float, Call]]:
     Raises:
         UserError: The text is not of this form; the message names `flag`.
     """
-    numbers: list[tuple[float, Call]] = []
-    for weight, call in parse_terms(text, flag):
-        if isinstance(weight, Call):
-            raise _error(text, flag, f"the factor {_written(weight)!r} is not a number")
-        numbers.append((weight, call))
-    return numbers
-
-
-def parse_terms(text: str, flag: str) -> list[tuple[float | Call, Call]]:
-    """As `parse_sum`, where a factor may also be `auto`, with arguments or without.
-
-    Raises:
-        UserError: The text is not of this form; the message names `flag`.
-
-    Example:
-        >>> parse_terms("contrastive + auto(share=0.25) * density", "--objectives")[1]
-        (Call(name='auto', arguments={'share': 0.25}), Call(name='density', arguments={}))
-    """
-    terms: list[tuple[float | Call, Call]] = []
+    terms: list[tuple[float, Call]] = []
 
     def visit(node: ast.expr, sign: float) -> None:
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
@@ -94,13 +73,8 @@ def parse_terms(text: str, flag: str) -> list[tuple[float | Call, Call]]:
             visit(node.right, sign if isinstance(node.op, ast.Add) else -sign)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             factor, call = (node.left, node.right)
-            if not isinstance(call, (ast.Call, ast.Name)) or _is_auto(call):
+            if not isinstance(call, (ast.Call, ast.Name)):
                 factor, call = call, factor
-            if _is_auto(factor):
-                if sign < 0:
-                    raise _error(text, flag, f"a factor that is measured is not negative: + {ast.unparse(node)}")
-                terms.append((_call(factor, text, flag), _call(call, text, flag)))
-                return
             weight = _value(factor, text, flag)
             if not isinstance(weight, (int, float)) or isinstance(weight, bool):
                 raise _error(text, flag, f"the factor {ast.unparse(factor)!r} is not a number")
@@ -114,20 +88,6 @@ def parse_terms(text: str, flag: str) -> list[tuple[float | Call, Call]]:
     except RecursionError as error:
         raise _error(text, flag, "it is too long or too deeply nested") from error
     return terms
-
-
-def _is_auto(node: ast.expr) -> bool:
-    name = node.func if isinstance(node, ast.Call) else node
-    return isinstance(name, ast.Name) and name.id == AUTO
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, Call):
-        arguments = ", ".join(f"{name}={_written(given)}" for name, given in value.arguments.items())
-        return f"{value.name}({arguments})" if arguments else value.name
-    if isinstance(value, list):
-        return f"[{', '.join(map(_written, value))}]"
-    return repr(value)
 
 
 def shortened(text: str) -> str:

@@ -18,7 +18,7 @@ from tfdml.effects import Effect, both, either, in_vain, needs
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.manifests import parse_flags
 from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
-from tfdml.training.expressions import Call, parse_arguments, parse_call, parse_sum, parse_terms
+from tfdml.training.expressions import Call, parse_arguments, parse_call, parse_sum
 from tfdml.training.optimizers import FORMS, OPTIMIZERS, SCHEDULES, check_form, rate_schedule
 from tfdml_command.configs import shipped
 
@@ -150,7 +150,7 @@ def _drops(given: Mapping[str, Any]) -> bool:
 
 
 def _names_horde(given: Mapping[str, Any]) -> bool:
-    names = [call.name for _, call in parse_terms(given["objectives"], "--objectives")]
+    names = [call.name for _, call in parse_sum(given["objectives"], "--objectives")]
     return any(name in ("horde", "high_order_moment") for name in names)
 
 
@@ -397,9 +397,7 @@ class OptimizationSettings(Settings):
     """What is minimized, how, and for how long.
 
     Args:
-        objectives: Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'. A factor may be auto, e.g.
-            'contrastive + auto(share=0.03) * ecaml': the first 100 steps measure it, so that the gradient is this share
-            of that of the terms with numbers.
+        objectives: Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'.
         epochs: Number of epochs.
         steps_per_epoch: Steps per epoch; 0 for one pass over the training images.
         min_steps: Least steps of the run: where one pass over few images an epoch is less, epochs are longer.
@@ -465,7 +463,7 @@ class OptimizationSettings(Settings):
         if self.warm_up_epochs and self.warm_up_epochs >= self.epochs:
             raise UserError(f"--warm_up_epochs={self.warm_up_epochs:g} leaves none of --epochs={self.epochs}")
         check_form(self.optimizer, self.optimizer_form, "--optimizer_form")
-        parse_terms(self.objectives, "--objectives")
+        parse_sum(self.objectives, "--objectives")
 
     def epoch_steps(self, one_pass: int) -> int:
         """Return the steps of an epoch.

@@ -13,10 +13,10 @@ from tfdml.kernels import Kernel
 from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.base import Jaccard, Relation, SameLabel, named_miners, shares_a_label
-from tfdml.objectives import AutoWeight, CrossBatchMemory, MetricLoss, Objective, Prism, ProxyLoss
+from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, Prism, ProxyLoss
 from tfdml.objectives.base import Calibrated, Observed, Stateful, WithStatistics
 from tfdml.saving import snake_case
-from tfdml.training.expressions import AUTO, Call, parse_terms, shortened
+from tfdml.training.expressions import Call, parse_sum, shortened
 
 _ALIASES = {
     "xbm": "cross_batch_memory",
@@ -36,7 +36,7 @@ _ALIASES = {
 _MOST_TERMS = 20
 _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
 # What the packages have besides terms.
-_NO_TERMS = (*_WRAPPERS, AutoWeight, PairLoss, ClassSimilarityLoss, Calibrated, Observed, Stateful, WithStatistics)
+_NO_TERMS = (*_WRAPPERS, PairLoss, ClassSimilarityLoss, Calibrated, Observed, Stateful, WithStatistics)
 
 
 def known() -> dict[str, type]:
@@ -74,8 +74,8 @@ def build_objectives(
 ) -> list[Objective]:
     """Return the objectives that a sum such as `am_softmax(margin=0.05) + 0.4 * jrs` describes.
 
-    A loss on class similarities gets proxies for `num_classes` classes; a factor is the term's weight, `auto` an
-    `AutoWeight`. Terms that provide representations come first, whatever the order written.
+    A loss on class similarities gets proxies for `num_classes` classes; a factor is the term's weight. Terms that
+    provide representations come first, whatever the order written.
 
     Args:
         text: The sum.
@@ -98,18 +98,15 @@ def build_objectives(
     return sorted(built, key=lambda objective: not objective.provides)
 
 
-def _each_term(text: str, make: Callable[[float | AutoWeight, Call], Any]) -> list[Any]:
+def _each_term(text: str, make: Callable[[float, Call], Any]) -> list[Any]:
     """Return what is made of the weight and the call of each term."""
-    terms = parse_terms(text, "--objectives")
+    terms = parse_sum(text, "--objectives")
     with _errors_within(f"--objectives={shortened(text)!r}"):
-        weights = [_weight(factor) for factor, _ in terms]
         if len(terms) > _MOST_TERMS:
             raise UserError(f"{len(terms)} terms; {_MOST_TERMS} is the most that one loss may have")
-        if not any(weights):
+        if not any(weight for weight, _ in terms):
             raise UserError("every term has the factor 0, so that there is nothing to learn")
-        if not any(weight for weight in weights if not isinstance(weight, AutoWeight)):
-            raise UserError("auto is measured relative to terms whose factors are numbers: give one a number above 0")
-        return [make(weight, call) for weight, (_, call) in zip(weights, terms, strict=True)]
+        return [make(weight, call) for weight, call in terms]
 
 
 @contextlib.contextmanager
@@ -120,15 +117,6 @@ def _errors_within(name: str, own_name: str = "") -> Iterator[None]:
     except (TypeError, ValueError) as error:
         message = short_message(error, longest=1000).removeprefix(f"{own_name}: ")
         raise UserError(f"{name}: {message}") from error
-
-
-def _weight(factor: float | Call) -> float | AutoWeight:
-    """Return the weight that a factor stands for."""
-    if not isinstance(factor, Call):
-        return factor
-    with _errors_within(AUTO):
-        _check_arguments(AutoWeight, factor.arguments)
-        return AutoWeight(**factor.arguments)
 
 
 def _look_up(call: Call, classes: dict[str, type], kind: str = "loss or objective") -> type:
@@ -150,7 +138,7 @@ def _read(call: Call) -> tuple[type, dict]:
     return cls, arguments
 
 
-def _build(call: Call, weight: float | AutoWeight, num_classes: int) -> Objective:
+def _build(call: Call, weight: float, num_classes: int) -> Objective:
     cls, arguments = _read(call)
     with _errors_within(call.name, arguments["name"]):
         if _wrapper(cls):
@@ -167,7 +155,7 @@ def _wrapper(cls: type) -> type | None:
     return ProxyLoss if issubclass(cls, ClassSimilarityLoss) else MetricLoss
 
 
-def _wrap(cls: type, arguments: dict, weight: float | AutoWeight, num_classes: int) -> Objective:
+def _wrap(cls: type, arguments: dict, weight: float, num_classes: int) -> Objective:
     own = set(inspect.signature(cls).parameters)
     loss = _made(cls, {key: value for key, value in arguments.items() if key in own or key == "positives"})
     extra = {key: value for key, value in arguments.items() if key not in (*own, "positives")}

@@ -112,7 +112,7 @@ class GradientSampler:
         selected, labels = objective.select(representations), objective.as_labels(labels)
         if isinstance(objective, Stateful):
             objective.update(selected, labels)
-        return self._learner.weight_of(objective) * ops.cast(objective.value_of(selected, labels), "float32")
+        return objective.weight * ops.cast(objective.value_of(selected, labels), "float32")
 
     def _norms_and_gram(self, gradients: Sequence[Sequence[Any]]):
         """Squared norms by part of the sum over terms, and the products of terms over the embedder."""

@@ -151,30 +151,6 @@ def test_large_batches_have_their_flags(monkeypatch):
         made(gradient_cache=16)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"gradient_cache": 16}, "do not go with `gradient_cache=16`"),
-        (
-            {"objectives": "xbm(loss=contrastive, size=16) + auto * gor"},
-            "do not go with the memory of xbm",
-        ),
-        ({"objectives": "rank_mi + auto * gor"}, "do not go with the statistics of rank_mi"),
-        ({"objectives": "contrastive + auto(steps=5) * gor + auto * ecaml"}, r"the same steps, not \[5, 100\]"),
-    ],
-)
-def test_weights_that_cannot_be_measured_are_refused(changes, message):
-    with pytest.raises(UserError, match=f"^--objectives='.*': .*{message}"):
-        made(**{"objectives": "contrastive + auto * gor", **changes})
-
-
-def test_weights_are_not_measured_on_jax(monkeypatch):
-    assert made(objectives="contrastive + auto * gor").term_weights() == {"contrastive": 1.0, "gor": 0.0}
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(UserError, match="auto weights need Keras's TensorFlow backend, and this is jax: write numbers"):
-        made(objectives="contrastive + auto * gor")
-
-
 def test_the_rates_drop_after_the_epochs_of_the_flag():
     tiny = made(drop_epochs="1,2", drop_factor=0.1)
     for rate in (0.5, 0.05, 0.005):

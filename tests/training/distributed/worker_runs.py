@@ -19,7 +19,7 @@ from tfdml.training.build import components
 from tfdml.training.run.monitor import TrainingMonitor
 
 SETTINGS = {
-    "objectives": "contrastive + 10 * density + auto(steps=4) * gor",
+    "objectives": "contrastive + 10 * density + 0.1 * gor",
     "batch_norm": "statistics",
     # Every epoch begins with a search over all workers.
     "sampling": "neighbors",

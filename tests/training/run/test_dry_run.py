@@ -75,12 +75,6 @@ def test_a_batch_and_the_memory_of_a_term(said):
     assert "size=64, start=2" in term
 
 
-def test_a_weight_that_will_be_measured(said):
-    lines = said(objectives="2 * contrastive + auto(share=0.25) * gor")
-    measured = "weight=AutoWeight(share=0.25, steps=100)"
-    assert f"GlobalOrthogonal(name='gor', representation='embedding', {measured})" in lines
-
-
 @pytest.mark.parametrize(
     ("changes", "kept"),
     [

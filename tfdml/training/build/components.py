@@ -281,8 +281,6 @@ def _with_objectives(
     kinds = (ValueError, TypeError, tf.errors.InvalidArgumentError)
     with user_errors(kinds, f"--objectives={shortened(objectives)!r}: {REASON}", longest=1000):
         learner = MetricLearner(embedder, terms, gradient_cache=optimization.gradient_cache)
-        if learner.auto_weights is not None:
-            learner.auto_weights.check_backend()
         learner.build((None, *embedder.view_shape))
         _try_objectives(learner, labels)
     return learner

@@ -19,7 +19,6 @@ from tfdml.errors import UserError
 from tfdml.io.files import atomic_write, require_writable, sweep
 from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
-from tfdml.models.auto_weights import AutoWeights
 from tfdml.models.embedder import untrained_batch_norm
 from tfdml.training.build import components
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
@@ -148,10 +147,10 @@ def probe(experiment: Experiment, parts: components.Components, steps: int = 8) 
     batches = training_batches(few, sampler, parts.train_view, cache=parts.cache.training, cache_limit_mb=limit)
 
     def seconds_per_step(source: tf.data.Dataset) -> float:
-        given, measuring = own_threads(source), AutoWeights.of(learner)
-        learner.fit(given.take(2), steps_per_epoch=2, verbose=0, shuffle=False, callbacks=measuring)
+        given = own_threads(source)
+        learner.fit(given.take(2), steps_per_epoch=2, verbose=0, shuffle=False)
         start = time.perf_counter()
-        learner.fit(given.take(steps), steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=measuring)
+        learner.fit(given.take(steps), steps_per_epoch=steps, verbose=0, shuffle=False)
         return (time.perf_counter() - start) / steps
 
     one = tf.data.Dataset.from_tensors(next(iter(batches))).repeat(steps + 2)

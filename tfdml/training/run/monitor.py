@@ -622,7 +622,6 @@ def finish(
             "train_seconds": monitor.train_seconds,
             "images_per_second": monitor.images_per_second(),
             **{name: chosen[part] for name, part in measured.items() if part in chosen},
-            **({} if learner.auto_weights is None else {"auto_weights": learner.auto_weights.describe()}),
             "seconds": seconds,
         }
         QueryValues.of(splits.test, values, experiment.data_dir).write(folder.queries)

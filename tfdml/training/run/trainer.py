@@ -20,7 +20,6 @@ from tfdml.data.sampling import NeighborSampler, Share
 from tfdml.errors import UserError, differences, user_errors
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, student_interval
 from tfdml.io.files import atomic_write, is_disk_full, write_json
-from tfdml.models.auto_weights import AutoWeights
 from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints, distributed
 from tfdml.training.build.components import build_components, calibrate, check_memory, check_start, start_from
@@ -292,7 +291,6 @@ class Run:
         experiment, processes = self.experiment, self.processes
         self.parts = parts = build_components(experiment, processes)
         self.learner, self.splits = parts.learner, parts.splits
-        self.auto_weights = AutoWeights.of(self.learner)
         self.share = Share(parts.sampler, processes.index, processes.count)
         check_memory(self.learner.embedder, parts.train_view, self.share.batch_size, self.learner.gradient_cache)
         for warning in selection_warnings(experiment.selection, self.splits.validation):
@@ -369,7 +367,7 @@ class Run:
                     initial_epoch=first,
                     epochs=last,
                     steps_per_epoch=length,
-                    callbacks=[*self.auto_weights, monitor],
+                    callbacks=[monitor],
                     verbose=0 if not self.processes.is_chief else 1 if sys.stdout.isatty() else 2,
                     shuffle=False,
                 )
