@@ -120,7 +120,7 @@ class Images(abc.ABC):
                     return None
                 image = read_header(file, kind)
                 width, height = image.size
-                turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+                turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
                 return (width, height) if turned else (height, width)
         except Exception:  # a file system's own errors, and a dozen types that Pillow raises on damaged headers
             return None

@@ -9,7 +9,18 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdml.data.decoding import FOREIGN, FORMATS, JPEG, PNG, SERVING_LIMIT, WEBP, decode_part, is_format, starts_with
+from tfdml.data.decoding import (
+    FOREIGN,
+    FORMATS,
+    JPEG,
+    PNG,
+    SERVING_LIMIT,
+    WEBP,
+    decode_part,
+    is_format,
+    only,
+    starts_with,
+)
 from tfdml.data.images import as_written
 from tfdml.data.transforms import EvaluationTransform
 
@@ -97,7 +108,7 @@ class RequestPreprocessor:
         # A data set is TensorFlow's only way to go on after an operation has failed.
         whole = tf.data.Dataset.from_tensors(texts).map(everything).ignore_errors()
         failed = tf.data.Dataset.from_tensors((self._no_view()[None][:0], tf.fill((0,), ""), False))
-        return _only(whole.concatenate(failed).take(1))
+        return only(whole.concatenate(failed).take(1))
 
     def _one_by_one(self, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return what `each` returns, at more cost; knows which images failed."""
@@ -107,7 +118,7 @@ class RequestPreprocessor:
         items = items.map(numbered, num_parallel_calls=_SIDE_BY_SIDE)
         # There must be one element for a single one to be had.
         last = tf.data.Dataset.from_tensors((count, self._no_view(), tf.constant("")))
-        found = _only(items.ignore_errors().concatenate(last).batch(count + 1))
+        found = only(items.ignore_errors().concatenate(last).batch(count + 1))
         indices, views, faults = (column[:-1] for column in found)
         rows, size = indices[:, None], tf.reshape(count, (1,))
         return (
@@ -257,11 +268,3 @@ def refuse(faults: tf.Tensor, name: str) -> tf.Operation:
 
     text = tf.cond(tf.size(bad) > 0, message, lambda: tf.constant(""))
     return tf.debugging.Assert(tf.size(bad) == 0, [text])
-
-
-def _only(items: tf.data.Dataset) -> tuple[tf.Tensor, ...]:
-    """Return the single element, without the searching for speed that pays over many."""
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    options.experimental_optimization.apply_default_optimizations = False
-    return items.with_options(options).get_single_element()
