@@ -57,6 +57,7 @@ OF_SEVERAL = frozenset(
         *("backbones/test_jax.py", "losses/test_backends.py", "losses/test_replicas.py"),
         *(
             "cli/test_heads.py",
+            "data/test_orientation.py",
             "cli/test_broken_files.py",
             "cli/test_wrong_commands.py",
         ),
