@@ -197,7 +197,7 @@ def test_names_survive_a_spreadsheet(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has no column action"),
+        ("", "is empty; expected a CSV header with image, action"),
         ("image\na", "has no column action"),
         ("image,action\n,drop", "line 2: there is no image to drop"),
     ],
@@ -207,5 +207,5 @@ def test_files_that_do_not_say_what_to_drop(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         read_drops(path)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is missing"):
         read_drops(tmp_path / "none.csv")

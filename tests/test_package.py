@@ -1,5 +1,7 @@
 """What `import tfdml` offers to people, editors and type checkers."""
 
+import ast
+import pathlib
 import subprocess
 import sys
 
@@ -31,6 +33,25 @@ def test_what_needs_tensorflow_or_is_heavy_waits_for_its_first_use():
     code = f"import sys, tfdml; dir(tfdml); print([name for name in {lazy} if f'tfdml.{{name}}' in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_nothing_is_unpickled():
+    """A pickle runs code: none is read, by whatever name; `torch.load` reads arrays alone with `weights_only`."""
+    readers = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    root, faults = pathlib.Path(tfdml.__file__).parents[1], []
+    for path in (path for folder in ("tfdml", "tfdml_command", "tools") for path in (root / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called, arguments = ast.unparse(node.func), {one.arg: ast.unparse(one.value) for one in node.keywords}
+            if (
+                called.split(".")[0] in readers
+                or called.endswith(("Unpickler", "read_pickle"))
+                or arguments.get("allow_pickle", "False") != "False"
+                or (called == "torch.load" and arguments.get("weights_only") != "True")
+            ):
+                faults.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
+    assert not faults
 
 
 def test_an_unknown_name_is_an_attribute_error():

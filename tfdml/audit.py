@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from tfdml.data.readers.own_images import read_cells
 from tfdml.embeddings.reader import ImageTable
-from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.files import cell_text, read_bytes, write_whole
+from tfdml.errors import UserError
+from tfdml.io.files import cell_text, write_whole
 from tfdml.pairwise import integer_labels
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_blocks, unit_rows
 
@@ -556,8 +557,7 @@ def write_table(path: str | os.PathLike, columns: Mapping[str, Iterable[Any]]) -
 def read_drops(path: str | os.PathLike) -> tuple[str, ...]:
     """Return the names of the images that a CSV file of `tfdml audit` says to drop, each once.
 
-    A spreadsheet may have saved it, with commas, semicolons or tabs, further columns, or another order. Only the
-    columns `image` and `action` count.
+    It is read as a list is, so that a spreadsheet may have saved it. Only the columns `image` and `action` count.
 
     Args:
         path: The file.
@@ -570,20 +570,9 @@ def read_drops(path: str | os.PathLike) -> tuple[str, ...]:
         >>> read_drops("mine.csv")
         ('a.jpg',)
     """
-    with user_errors(OSError, f"`drop={path}` cannot be read: {REASON}"):
-        text = read_bytes(path).decode("utf-8-sig", "surrogateescape")
-    head = text.partition("\n")[0]
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
-    names: dict[str, None] = {}
-    try:
-        reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
-        if missing := {"image", "action"}.difference(reader.fieldnames):
-            raise UserError(f"`drop={path}` has no column {min(missing)}: it must have image and action")
-        for row in reader:
-            if (row["action"] or "").strip().lower() == "drop":
-                if not row["image"]:
-                    raise UserError(f"`drop={path}`, line {reader.line_num}: there is no image to drop")
-                names[row["image"].removeprefix("'")] = None
-    except csv.Error as error:
-        raise UserError(f"`drop={path}`, line {reader.line_num}: {error}") from error
-    return tuple(names)
+    table = read_cells("drop", os.fspath(path), ("image", "action"), ("image", "action"))
+    rows = [row for row, action in enumerate(table.columns["action"]) if action.lower() == "drop"]
+    images = [table.columns["image"][row].removeprefix("'") for row in rows]
+    if "" in images:
+        raise UserError(f"{table.where(rows[images.index('')])}: there is no image to drop")
+    return tuple(dict.fromkeys(images))

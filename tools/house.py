@@ -34,10 +34,7 @@ SINGLE_USE = {
         "a network",
     ),
     **dict.fromkeys(
-        [
-            f"tfdml.data.readers.{name}"
-            for name in ("glyphs", "hierarchies", "landmarks", "official_archives", "reidentification")
-        ],
+        ["tfdml.data.readers.glyphs", "tfdml.data.readers.official_archives"],
         "data sets of one kind",
     ),
     "tfdml.cluster.bulk_embedding": "the entry of embedding over Ray",

@@ -81,7 +81,7 @@ def test_patterns_and_lists_of_paths_alone(tmp_path, monkeypatch):
         ({"file": ["a"]}, "no column path; it has 'file'"),
         ({"path": ["a", None]}, "line 2: no path"),
         ({"path": ["a", "b"], "label": [1, None]}, "line 2: no label"),
-        ({"path": ["a"], "role": ["best"]}, "role must be query or gallery, it is 'best'"),
+        ({"path": ["a"], "role": ["best"]}, "role must be train or query or gallery or junk, it is 'best'"),
         ({"path": ["a"], "label": [["x"]]}, "cannot be read as Parquet"),
         ({"path": []}, "has no row"),
     ],

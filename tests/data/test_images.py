@@ -5,12 +5,12 @@ import socket
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 from tests.data.preparations import encoded, picture
 from tfdml.data import ImageDataset
 from tfdml.data.dataset import find_faults
-from tfdml.data.images import ArrayImages, CroppedImages, EncodedImages, FileImages, VectorImages, images_checksum
+from tfdml.data.images import ArrayImages, EncodedImages, FileImages, VectorImages, images_checksum
 from tfdml.data.pipeline import evaluation_batches, training_batches
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -110,60 +110,6 @@ def test_pictures_are_upright_opaque_and_rgb(tmp_path):
         assert read(1)[-1, 0].min() > 245
         with pytest.raises(UserError, match=r"c\.jpg cannot be read as an image"):
             read(2)
-
-
-@pytest.fixture
-def photos(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn a quarter clockwise
-    for name, options in (("a.jpg", {}), ("b.jpg", {}), ("turned.jpg", {"exif": exif})):
-        (tmp_path / name).write_bytes(picture(len(name), quality=90, **options))
-    return tuple(str(tmp_path / name) for name in ("a.jpg", "b.jpg", "turned.jpg"))
-
-
-def test_what_is_cut_is_what_pillow_cuts(photos):
-    boxes = {0: (3, 5, 13, 15), 2: (-2, 20, 9, 34)}
-    images = CroppedImages(photos, boxes)
-    expected = []
-    for index, path in enumerate(photos):
-        with Image.open(path) as image:
-            expected.append(np.asarray(ImageOps.exif_transpose(image.crop(boxes.get(index, (0, 0, *image.size))))))
-    for index, pixels in enumerate(expected):
-        np.testing.assert_array_equal(images.picture(index), pixels)
-        assert images.size(index) == pixels.shape[:2]
-    assert images.encoded(1) == FileImages(photos).encoded(1)
-    # By the decoder of training and serving, before any resizing: the pixels around a box have no part in it.
-    dataset = ImageDataset(images=images.take(np.array([0])), labels=[0])
-    ((batch, _),) = evaluation_batches(dataset, EvaluationTransform(resize=10, image_size=10), 1)
-    np.testing.assert_array_equal(batch[0], expected[0])
-    backwards = images.take(np.array([2, 1, 0]))
-    np.testing.assert_array_equal(backwards.picture(0), expected[2])
-    np.testing.assert_array_equal(backwards.picture(2), expected[0])
-
-
-def test_a_box_is_part_of_the_checksum(photos):
-    sums = [images_checksum(CroppedImages(photos, {0: (0, 0, 8, lower)})) for lower in (8, 8, 9)]
-    assert sums[0] == sums[1] != sums[2]
-    assert images_checksum(CroppedImages(photos, {})) == images_checksum(FileImages(photos))
-
-
-@pytest.mark.parametrize("box", [(8, 0, 8, 8), (9, 0, 8, 8), (40, 0, 50, 8), (0, -9, 8, 0)])
-def test_an_empty_box_or_one_outside_is_named_with_its_file(photos, box):
-    images = CroppedImages(photos, {1: box})
-    message = r"b\.jpg: its box .* is empty or outside the image of 40 x 30 pixels"
-    with pytest.raises(UserError, match=message):
-        images.encoded(1)
-    for decode in (False, True):
-        (fault,) = find_faults(images, decode=decode)
-        assert (fault.index, "outside the image of 40 x 30 pixels" in fault.reason) == (1, True)
-
-
-def test_a_file_to_be_cut_that_is_no_image_is_named(photos, tmp_path):
-    (tmp_path / "b.jpg").write_bytes(b"text")
-    images = CroppedImages((*photos, str(tmp_path / "gone.jpg")), {1: (0, 0, 8, 8), 3: (0, 0, 8, 8)})
-    assert [fault.index for fault in find_faults(images, decode=False)] == [1, 3]
-    with pytest.raises(UserError, match=r"b\.jpg cannot be read as an image"):
-        images.picture(1)
 
 
 def test_vectors_come_in_whole_batches_as_they_are(tmp_path):

@@ -1,4 +1,4 @@
-"""Small trees of real pictures in official layouts: CUB-200-2011, Cars-196, SOP, In-Shop, Omniglot, Market-1501."""
+"""Small trees of real pictures in official layouts: CUB-200-2011, Cars-196, SOP, In-Shop and Omniglot."""
 
 import pathlib
 
@@ -15,7 +15,7 @@ def write_tree(name, root, train_classes, test_classes=3, images_per_class=2):
     """Write a data set of the catalog, with so many images of each class.
 
     Args:
-        name: `cub200`, `cars196`, `sop`, `inshop`, `omniglot` or `market1501`.
+        name: `cub200`, `cars196`, `sop`, `inshop` or `omniglot`.
         root: The folder to create.
         train_classes: How many; at most 100 for `cub200`, 98 for `cars196`.
         test_classes: How many.
@@ -104,20 +104,10 @@ def _omniglot(root, numbers, num_train, per_class):
     pictures(root, [f"{part}/Latin/character{number:04d}/{i:05d}_01.png" for i, (part, number) in rows], kind="PNG")
 
 
-def _market(root, numbers, num_train, per_class):
-    names = []
-    for i, number in enumerate(numbers):
-        place = i % per_class
-        folder = "bounding_box_train" if i < num_train else "bounding_box_test" if place else "query"
-        names.append(f"{folder}/{number:04d}_c{1 + place // 2}s1_{i:06d}_01.jpg")
-    pictures(root, names)
-
-
 _WRITERS = {
     "cub200": _cub,
     "cars196": _cars,
     "sop": _sop,
     "inshop": _inshop,
     "omniglot": _omniglot,
-    "market1501": _market,
 }

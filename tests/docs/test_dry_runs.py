@@ -19,7 +19,7 @@ from tfdml.cli.command_line import read_flag_files
 # What a page leaves out, or a machine does not have.
 SMALL = ["--backbone=conv4(width=4)", "--weights=none", "--image_size=32", "--resize=36", "--batch_norm=train"]
 # Classes to train on; images of each.
-TREES = {"cars196": (98, 2), "omniglot": (40, 5), "sop": (12, 2), "cub200": (12, 2), "market1501": (20, 4)}
+TREES = {"cars196": (98, 2), "omniglot": (40, 5), "sop": (12, 2), "cub200": (12, 2)}
 
 
 # What makes no other dry run.
@@ -66,6 +66,7 @@ def write_lists(folder):
     texts = {
         "list.csv": ["path,split", *(f"{path},{split}" for path, split, _ in rows)],
         "photos.csv": ["path,split,label", *(f"{path},{split},{name}" for path, split, name in rows)],
+        "market.csv": ["path,role,label,group", *(f"{p},{s.replace('test', 'query')},{n},1" for p, s, n in rows)],
         "levels.csv": ["path,split,label,super_label", *(f"{p},{s},{name},{name[:1]}" for p, s, name in rows)],
         "sets.jsonl": map(json.dumps, sets),
         "pairs.csv": ["a,b,similar", *(f"{a},{b},{same}" for a, b, same in near)],

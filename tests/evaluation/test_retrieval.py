@@ -1,7 +1,5 @@
 """A data set with roles is measured query against gallery, any other all-to-all."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -341,7 +339,7 @@ def test_every_setting_of_lists_is_measured():
     assert dataset.queries.protocol is None
 
 
-def test_levels_draws_and_the_query_itself_are_measured_where_a_protocol_says_so():
+def test_levels_are_measured_where_a_protocol_says_so():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(6), 4)
     points, images = labels[:, None] + 0.4 * rng.normal(size=(24, 3)), np.zeros((24, 4, 4, 3), np.uint8)
@@ -350,27 +348,6 @@ def test_levels_draws_and_the_query_itself_are_measured_where_a_protocol_says_so
     expected = evaluate_retrieval(points, relevance=Relevance.levels(levels), metrics=["map", "asi"])
     assert evaluate_dataset(points, leveled) == expected
     assert set(expected) >= {"map/0", "map/1", "asi", "asi/0", "asi/1"}
-
-    drawn = ImageDataset("draws", "test", images, labels, protocol=Protocol(("recall",), ks=(1, 3), draws=3))
-    runs = []
-    for draw in range(3):
-        is_query = Protocol.draw(labels, draw)
-        assert labels[~is_query].tolist() == list(range(6))
-        sides = points[is_query], labels[is_query], points[~is_query], labels[~is_query]
-        runs.append(evaluate_retrieval(*sides, metrics=["recall"], ks=(1, 3)))
-    drawn = dataclasses.replace(drawn, is_query=Protocol.draw(labels))
-    found = evaluate_dataset(points, drawn)
-    assert found["recall@1"] == pytest.approx(np.mean([run["recall@1"] for run in runs]))
-    assert found["num_queries"] == 18
-    with pytest.raises(UserError, match="draws: there are no intervals of means over 3 draws"):
-        evaluate_dataset(points, drawn, intervals="queries")
-
-    itself = ImageDataset("itself", "test", images, labels, protocol=Protocol(("map",), finds_itself=True))
-    assert (
-        evaluate_dataset(points, itself)["map"]
-        == evaluate_retrieval(points, labels, points, labels, metrics=["map"])["map"]
-    )
-    assert evaluate_dataset(points, itself)["map"] > evaluate_retrieval(points, labels, metrics=["map"])["map"]
 
 
 @pytest.mark.parametrize("roles", [False, True])

@@ -21,7 +21,7 @@
 
 --metrics are of recall, recall@K (CMC), precision@K, map@K, mp@K, mmp@K, map@r, r_precision, nmi, ami, f1, and of map,
 map_trapezoidal, minp, mrr, ndcg, h_ap, asi, gap and gap_known, which search once more; see docs/evaluation.md. The
-default is what the benchmark of the data set reports: for market1501 CMC, mAP and mINP (docs/protocols.md).
+default is recall, precision@1, map@r, r_precision, nmi, ami and f1; for benchmarks see docs/protocols.md.
 --after measures each step of a chain, e.g. 'whitening(dim=128) + query_expansion(k=5)': its gain and cost. Steps:
 views(flip=true, crops=1 or 5), whitening(dim=0, power=1, shrinkage=0), fitted to the training classes,
 query_expansion(k=10, alpha=3), and as the last one k_reciprocal(k1=20, k2=6, weight=0.3, top=200).

@@ -69,14 +69,13 @@ def images_of(source: str) -> pa.Table:
         raise UserError(f"`input={source}` names no image")
     parquet.require_utf8(paths)
     nothing = [None] * len(paths)
-    roles = zip(columns.get("role", nothing), columns.get("split", nothing), strict=True)
     return pa.table(
         {
             "id": range(len(paths)),
             "path": paths,
             "label": pa.array(nothing if ids is None else ids, pa.int64()),
             "class": pa.array(columns.get("label", nothing), pa.string()),
-            "role": pa.array([role or split for role, split in roles], pa.string()),
+            "role": pa.array(columns.get("split", nothing), pa.string()),
             **({} if groups is None else {"group": groups}),
         }
     )

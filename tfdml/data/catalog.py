@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdml import arguments
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.readers import glyphs, hierarchies, landmarks, official_archives, own_images, reidentification
+from tfdml.data.readers import glyphs, official_archives, own_images
 from tfdml.errors import REASON, UserError, check_choice, user_errors
 
 SPLITS = ("train", "test")
@@ -20,9 +20,8 @@ ROLES = ("query", "gallery")
 _READERS: dict[str, Callable[..., ImageDataset]] = {
     **{
         name.removeprefix("read_"): reader
-        for module in (hierarchies, landmarks, official_archives, reidentification)
-        for name, reader in vars(module).items()
-        if name.startswith("read_") and reader.__module__ == module.__name__
+        for name, reader in vars(official_archives).items()
+        if name.startswith("read_")
     },
     "folder": own_images.read_folder,
     "glyphs": glyphs.read,

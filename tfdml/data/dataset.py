@@ -42,9 +42,6 @@ class Protocol:
             the query's id to ids. The settings end the names of metrics, such as `"/hard"`; the first is that of every
             other use of the data set.
         levels: (N, L) classes of a hierarchy, the finest level first; None for classes.
-        draws: How many times one random image of each class is the gallery and all others are queries; 0 for the roles
-            of the data set.
-        finds_itself: Whether a query, of a data set without roles, is in its gallery and counts as a right answer.
 
     Example:
         >>> Protocol(("recall", "map"), ks=(1, 5, 10)).metrics
@@ -56,44 +53,11 @@ class Protocol:
     ids: np.ndarray | None = None
     lists: Mapping[str, tuple[Mapping[int, Any], Mapping[int, Any]]] | None = None
     levels: np.ndarray | None = None
-    draws: int = 0
-    finds_itself: bool = False
-
-    @classmethod
-    def of_lists(cls, metrics: tuple[str, ...], settings: Mapping[str, tuple[Any, Any]], gallery: int) -> Protocol:
-        """Return the protocol of queries, which come first, and of as many gallery images.
-
-        Args:
-            metrics: See the class.
-            settings: By setting, the gallery rows that are right for each query, and those that are ignored.
-            gallery: How many images follow the queries.
-        """
-        queries = len(next(iter(settings.values()))[0])
-        ids = np.concatenate([gallery + np.arange(queries), np.arange(gallery)])
-        lists = {name: tuple(dict(zip(ids, side, strict=False)) for side in sides) for name, sides in settings.items()}
-        return cls(metrics, ids=ids, lists=lists)  # type: ignore[arg-type]
 
     def take(self, indices: np.ndarray) -> Protocol:
         """Return the protocol of the images at `indices`, in that order."""
         ids = None if self.ids is None else self.ids[indices]
         return dataclasses.replace(self, ids=ids, levels=None if self.levels is None else self.levels[indices])
-
-    @staticmethod
-    def draw(labels: np.ndarray, repeat: int = 0) -> np.ndarray:
-        """(N,) bool: all images but one random one of each class, which are the gallery.
-
-        Args:
-            labels: (N,) class ids.
-            repeat: The seed of the draw.
-
-        Example:
-            >>> Protocol.draw(np.array([7, 7, 7, 9])).tolist().count(False)
-            2
-        """
-        shuffled = np.random.default_rng(repeat).permutation(len(labels))
-        is_query = np.ones(len(labels), bool)
-        is_query[shuffled[np.unique(labels[shuffled], return_index=True)[1]]] = False
-        return is_query
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

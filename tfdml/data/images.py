@@ -18,12 +18,12 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
 import numpy as np
 import tensorflow as tf
-from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import ExifTags, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from tfdml.data.decoding import JPEG, PNG, WEBP, Format, chosen_part, decode_image, decode_part, format_of, kind_of
 from tfdml.errors import REASON, UserError, user_errors
@@ -168,56 +168,6 @@ class FileImages(Images):
         if any(map(files.is_remote, self.paths)):
             return _source_read_here(self)
         return source_of_encoded(lambda indices: (os.fsencode(self.paths[i]) for i in indices), tf.io.read_file)
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class CroppedImages(FileImages):
-    """Images that lie in files, some of which are cut to a box before anything else, such as queries for landmarks.
-
-    What is cut is encoded again as PNG, which loses nothing.
-
-    Args:
-        paths: See `FileImages`.
-        boxes: By index, the left, upper, right and lower pixel of an image that is cut, as `PIL.Image.Image.crop` takes
-            them: in the image as stored, half-open, black beyond its edges. All other images are whole.
-    """
-
-    boxes: Mapping[int, tuple[int, int, int, int]]
-
-    def take(self, indices: np.ndarray) -> CroppedImages:
-        """Return the images at `indices`, in that order."""
-        boxes = {new: self.boxes[old] for new, old in enumerate(indices) if old in self.boxes}
-        return CroppedImages(super().take(indices).paths, boxes)
-
-    def open(self, index: int) -> BinaryIO:
-        """Return the file of one image, or what is cut out of it."""
-        return io.BytesIO(self.encoded(index)) if index in self.boxes else super().open(index)
-
-    def encoded(self, index: int) -> bytes:
-        """Return the bytes of one file, or what is cut out of it.
-
-        Raises:
-            OSError: The file cannot be read.
-            UserError: It is no image, or its box is empty or outside it.
-        """
-        data, box = super().encoded(index), self.boxes.get(index)
-        if box is None:
-            return data
-        pillows = (OSError, ValueError, SyntaxError)
-        with user_errors(pillows, f"{self.name(index)} cannot be read as an image: {REASON}"):
-            image = Image.open(io.BytesIO(data)).convert("RGB")
-        left, upper, right, lower = box
-        if not (max(left, 0) < min(right, image.width) and max(upper, 0) < min(lower, image.height)):
-            size = f"{image.width} x {image.height} pixels"
-            raise UserError(f"{self.name(index)}: its box {box} is empty or outside the image of {size}")
-        image = ImageOps.exif_transpose(image.crop(box))
-        buffer = io.BytesIO()
-        image.save(buffer, "PNG", compress_level=0)  # compressed, their checksum would depend on the version of zlib
-        return buffer.getvalue()
-
-    def lookup(self) -> Source:
-        """See `Images.lookup`."""
-        return _source_read_here(self)
 
 
 @functools.cache

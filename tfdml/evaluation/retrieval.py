@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -274,8 +273,6 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
         raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
     groups, benchmark = getattr(dataset, "groups", None), getattr(dataset, "protocol", None)
     sets = getattr(dataset, "label_rows", None) if benchmark is None else None
-    if gallery is None and benchmark and benchmark.finds_itself:
-        gallery = queries
     sides = [queries] if gallery is None else [queries, gallery]
 
     def by_side(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
@@ -315,12 +312,12 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
         embeddings: (N, d), one row per image of `dataset`, in its order.
         dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all-to-all. A
             `protocol` has the default metrics, and what else its benchmark measures: each of several settings, whose
-            names end those of the metrics (`map_trapezoidal/hard`), levels, or means over draws of a gallery. Of given
-            `pairs`, `evaluate_pairs` is measured too.
+            names end those of the metrics (`map_trapezoidal/hard`), or levels. Of given `pairs`, `evaluate_pairs` is
+            measured too.
         **options: Further arguments of `evaluate_retrieval`.
 
     Raises:
-        UserError: As `evaluate_retrieval`; intervals of means over draws.
+        UserError: As `evaluate_retrieval`.
 
     Example:
         >>> evaluate_dataset(embeddings, test, ks=(1, 10))["recall@1"]
@@ -341,16 +338,6 @@ def _evaluate_retrieval_of(embeddings: Any, dataset: ImageDataset, **options: An
     if benchmark.levels is not None:
         sides = [benchmark.levels[rows] for rows in (queries, gallery) if rows is not None]
         return evaluate_retrieval(**arguments | {"relevance": Relevance.levels(*sides)}, **options)
-    if benchmark.draws:
-        if options.get("intervals"):
-            raise UserError(f"{dataset.name}: there are no intervals of means over {benchmark.draws} draws")
-        roles = (benchmark.draw(dataset.labels, repeat) for repeat in range(benchmark.draws))
-        draws = (dataclasses.replace(dataset, is_query=is_query) for is_query in roles)
-        runs = [evaluate_retrieval(**dataset_protocol(embeddings, drawn), **options) for drawn in draws]
-        return {
-            name: float(np.mean([run[name] for run in runs])) if isinstance(value, float) else value
-            for name, value in runs[0].items()
-        }
     if not benchmark.lists:
         return evaluate_retrieval(**arguments, **options)
     result: dict[str, Any] = {}

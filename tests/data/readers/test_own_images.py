@@ -5,6 +5,7 @@ import io
 import json
 import os
 import tempfile
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.data.trees import touch
 from tfdml.data import catalog
 from tfdml.data.readers import own_images
 from tfdml.errors import UserError
+from tfdml.evaluation import evaluate_dataset
 from tfdml.io.files import write_whole
 
 
@@ -337,13 +339,99 @@ def test_json_lines_are_known_by_their_content(write):
     assert train.class_names == {0: "b"}
 
 
-def test_roles_without_splits_hold_for_the_test_classes(write):
-    path = write("path,label,role\na.jpg,1,query\nb.jpg,1,gallery\nc.jpg,2,gallery\nd.jpg,2,query\n")
-    train, test = _both(path)
-    assert train.is_query is None
-    assert test.is_query.tolist() == [False, True]
-    assert _names(catalog.load("list", path, "query")) == ["d.jpg"]
-    assert _names(catalog.load("list", path, "gallery")) == ["c.jpg"]
+def test_roles_alone_are_splits(write, caplog):
+    path = write("path,label,role\na.jpg,1,query\nb.jpg,1,gallery\nc.jpg,2,gallery\nd.jpg,2,query\ne.jpg,-1,junk\n")
+    with caplog.at_level("WARNING", logger="absl"):
+        test = own_images.read_list(path, "test")
+    assert "1 of junk" in caplog.text
+    assert test.is_query.tolist() == [True, False, False, True]
+    assert _names(catalog.load("list", path, "query")) == ["a.jpg", "d.jpg"]
+    assert _names(catalog.load("list", path, "gallery")) == ["b.jpg", "c.jpg"]
+    with pytest.raises(UserError, match=r"list\.csv has no row of the train split"):
+        own_images.read_list(path)
+    train, test = _both(write("path,label,role\na.jpg,1,Train\nf.jpg,1,\nb.jpg,2,query\nc.jpg,2,gallery\n"))
+    assert (_names(train), train.is_query, test.is_query.tolist()) == (["a.jpg", "f.jpg"], None, [True, False])
+
+
+def test_usual_names_of_splits_in_any_case(write, caplog):
+    train, test = _both(write("path,label,split\na.jpg,1,Training\nb.jpg,2,VAL\nc.jpg,2,valid\n"))
+    assert (_names(train), _names(test), test.is_query) == (["a.jpg"], ["b.jpg", "c.jpg"], None)
+    path = write("path,label,split\na.jpg,1,train\nb.jpg,2,val\nc.jpg,3,query\nd.jpg,3,gallery\n")
+    with caplog.at_level("WARNING", logger="absl"):
+        train, test = _both(path)
+    assert (_names(train), _names(test), test.is_query.tolist()) == (["a.jpg"], ["c.jpg", "d.jpg"], [True, False])
+    assert caplog.text.count("rows are left out: 1 of validation") == 1
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("start", ["", "\ufeff", "sep={}\n", '\ufeff"sep={}"\r\n'])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_every_way_that_a_spreadsheet_or_pandas_writes_a_list(write, caplog, delimiter, start, end):
+    rows = [["", "Unnamed: 0", " Label ", "PATH", "Super Label", "Split", "color"]]
+    rows += [["0", "7", "x, y", "a.jpg", "s;t", "Train", "red"], ["1", "8", "z", "b.jpg", "s;t", "test", "blue"]]
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=delimiter, lineterminator=end).writerows(rows)
+    path = write(start.format(delimiter) + text.getvalue())
+    with caplog.at_level("WARNING", logger="absl"):
+        train, test = _both(path)
+    assert (_names(train), train.class_names, test.class_names) == (["a.jpg"], {0: "x, y"}, {1: "z"})
+    assert train.super_labels.tolist() == [0]
+    assert caplog.text.count("one without a name, 'Unnamed: 0', 'color'") == 1
+
+
+def test_other_columns_are_ignored_with_a_note_in_every_kind_of_list(write, caplog, tmp_path):
+    rows = [{"Path": "a.jpg", "label": "x", "width": 3}, {"Path": "b.jpg", "label": "y", "width": None}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "list.parquet")
+    for path in (tmp_path / "list.parquet", write("\n".join(map(json.dumps, rows)), "list.jsonl")):
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="absl"):
+            assert _names(own_images.read_list(path)) == ["a.jpg"]
+        assert f"{path}: other columns than path, label" in caplog.text
+        assert "are ignored: 'width'" in caplog.text
+
+
+def _forms(text):
+    return [unicodedata.normalize(form, text) for form in ("NFC", "NFD")]
+
+
+@pytest.mark.parametrize("on_disk", [0, 1])
+@pytest.mark.parametrize("in_list", [0, 1])
+def test_names_in_either_unicode_form_are_one(tmp_path, caplog, on_disk, in_list):
+    touch(tmp_path, f"{_forms('é')[on_disk]}/{_forms('ñ')[on_disk]}.jpg", "b.jpg", "c.jpg")
+    path = tmp_path / "list.csv"
+    labels = _forms("café")
+    name = f"{_forms('é')[in_list]}/{_forms('ñ')[in_list]}.jpg"
+    path.write_text(f"path,label,split\n{name},{labels[0]},train\nb.jpg,{labels[1]},train\nc.jpg,x,test\n")
+    (tmp_path / "pairs.csv").write_text(f"a,b,similar\n{_forms('é')[1 - in_list]}/{_forms('ñ')[in_list]}.jpg,b.jpg,1\n")
+    with caplog.at_level("WARNING", logger="absl"):
+        train = own_images.read_list(path, pairs="pairs.csv")
+    assert train.class_names == {0: labels[0]}
+    assert os.path.exists(train.images.paths[0])
+    assert train.pairs.rows.tolist() == [[0, 1]]
+    assert "1 values of label differ from others in their Unicode form alone" in caplog.text
+
+
+@pytest.mark.parametrize("cell", ["sub\\a.png", "sub/a.PNG", "SUB/a.png", "sub/a", "sub/a.jpg", "~/sub/a.png"])
+def test_a_near_miss_is_hinted_at(tmp_path, monkeypatch, cell):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    touch(tmp_path, "sub/a.png", "b.png")
+    path = tmp_path / "list.csv"
+    path.write_text(f"path,label,split\n{cell},1,train\nb.png,2,test\n")
+    with pytest.raises(UserError, match=rf"did you mean '{tmp_path}/sub/a\.png'\?"):
+        own_images.read_list(path)
+
+
+def test_pairs_of_queries_and_gallery_have_junk(write):
+    path = write("path,role\na.jpg,query\nb.jpg,gallery\nc.jpg,gallery\nd.jpg,query\ne.jpg,gallery\n")
+    write("a,b,similar\na.jpg,b.jpg,1\na.jpg,c.jpg,Junk\nd.jpg,e.jpg,1\n", "pairs.csv")
+    test = own_images.read_list(path, "test", pairs="pairs.csv")
+    # The query a.jpg is nearest to its junk, then to b.jpg.
+    points = np.array([[0.0], [2.0], [1.0], [9.0], [8.0]])
+    metrics = evaluate_dataset(points, test, metrics=["recall@1", "map"])
+    assert (metrics["recall@1"], metrics["map"], metrics["num_queries"]) == (1, 1, 2)
+    path = write("path,role,label\na.jpg,query,1\nb.jpg,gallery,1\nc.jpg,gallery,2\nd.jpg,query,2\ne.jpg,gallery,2\n")
+    with pytest.raises(UserError, match=r"pairs\.csv has junk, which a list with the column label cannot use"):
+        own_images.read_list(path, "test", pairs="pairs.csv")
 
 
 def test_repeated_rows_are_dropped_and_counted(write, caplog):
@@ -378,12 +466,10 @@ ROLES = "path,label,split,role\nf.jpg,9,train,\n"
     [
         ("", r"list\.csv is empty"),
         (" \r\n\t\n", r"list\.csv is empty"),
-        ("path,label\n", r"list\.csv has a header but no row"),
-        (",,\n,,\n", r"list\.csv, line 1: the header has no column path"),
-        ("a.jpg,1\nb.jpg,2\n", r"line 1: the header has no column path; found 'a\.jpg,1'"),
-        ("path;label\na.jpg;1\n", r"line 1: the header has no column path; found 'path;label'"),
-        ("path,split\na.jpg,train\n", "line 1: the header has no column label"),
-        ("path,label,color\na.jpg,1,red\n", r"line 1: column 'color' is unknown; the columns are path, label, split"),
+        ("path,label\n", r"list\.csv has no row"),
+        (",,\n,,\n", r"list\.csv has no column path"),
+        ("a.jpg,1\nb.jpg,2\n", r"list\.csv has no column path; it has 'a\.jpg', '1'"),
+        ("path,split\na.jpg,train\n", r"list\.csv has no column label; it has 'path', 'split'"),
         ("\npath,label,path\na.jpg,1,a\n", r"line 2: column 'path' is twice"),
         ("path,label\na.jpg,1\nb,c.jpg,2\n", r"line 3: expected 2 cells as in the header, found 3"),
         ("path,label\na.jpg,1\nb.jpg\n", r"line 3: expected 2 cells as in the header, found 1"),
@@ -391,7 +477,7 @@ ROLES = "path,label,split,role\nf.jpg,9,train,\n"
         ("path,label\n ,1\nb.jpg,2\n", r"line 2: no path"),
         ("path,label,split\na.jpg,1,train\nb.jpg,2,\n", r"line 3: no split"),
         ("path,label,super_label\na.jpg,1,\n", r"line 2: no super_label"),
-        ("path,label,split\na.jpg,1,train\nb.jpg,2,val\n", r"line 3: split must be train or test, it is 'val'"),
+        ("path,label,split\na.jpg,1,train\nb.jpg,2,x\n", r"line 3: split must be train or test .*, it is 'x'"),
         ('path,label\na.jpg,1\n"b.jpg,2\nc.jpg,3\n', r"line 3: not CSV \(unexpected end of data\)"),
         ('path,label\n"a"b.jpg,1\n', r"line 2: not CSV \("),
         ('path,label\n"a\nb.jpg",1\nc.jpg,2\n', r"line 2: the path has control characters: 'a\\nb\.jpg'"),
@@ -405,14 +491,13 @@ ROLES = "path,label,split,role\nf.jpg,9,train,\n"
             r"line 3: '\S*/\./a\.jpg' has another split on",
         ),
         ("path,label\na.jpg,x\nb.jpg,x\n", r"list\.csv has one class only \(\['x'\]\)"),
-        ("path,label,split\na.jpg,1,train\nb.jpg,2,train\n", r"list\.csv has no row whose split is test"),
-        ("path,label,split\na.jpg,1,test\nb.jpg,2,test\n", r"list\.csv has no row whose split is train"),
+        ("path,label,split\na.jpg,1,test\nb.jpg,2,test\n", r"list\.csv has no row of the train split"),
         (
             "path,label\na.jpg,1\nno.jpg,1\nnone.jpg,1\nb.jpg,2\n",
             r"2 of 3 images are missing, .*/no\.jpg \(line 3\); correct the list or add the images",
         ),
         ("path,label\nno/a.jpg,1\nb.jpg,2\n", r"1 of 1 images are missing, first \S*no/a\.jpg \(line 2\)"),
-        (ROLES + "a.jpg,1,test,probe\n", r"line 3: role must be query or gallery, it is 'probe'"),
+        (ROLES + "a.jpg,1,test,probe\n", r"line 3: role must be train or query or gallery or junk, it is 'probe'"),
         (ROLES + "a.jpg,1,test,query\n", r"list\.csv has roles, but no test image with the role gallery"),
         (ROLES + "a.jpg,1,test,gallery\n", r"list\.csv has roles, but no test image with the role query"),
         (ROLES + "a.jpg,1,test,query\nb.jpg,1,test,\n", r"line 4: a test image has no role"),
@@ -456,10 +541,6 @@ GOOD = '{"path": "a.jpg", "label": 1}\n'
         (GOOD + '{"path": ["b.jpg"], "label": 2}', r"line 2: the path must be a string, it is \['b\.jpg'\]"),
         (GOOD + '{"path": "b.jpg", "label": 2, "split": 1}', r"line 2: the split must be a string, it is 1"),
         (GOOD + '{"path": "b.jpg", "label": 2, "split": "test"}', r"line 1: no split"),
-        (
-            GOOD + '{"path": "b.jpg", "label": 2, "color": "red"}',
-            r"line 2: key 'color' is unknown; the keys are path",
-        ),
         (GOOD + '{"path": "\\ud800.jpg", "label": 2}', r"line 2: the path has control characters: '\\ud800\.jpg'"),
         (GOOD + '{"path": "b.jpg", "label": "a\\u0000"}', r"line 2: the label has control characters: 'a\\x00'"),
     ],
@@ -672,7 +753,7 @@ def test_triplets_and_similarities_of_a_list(write):
             "must have the columns a,b,similar or a,b,similarity or anchor,positive,negative; it has",
         ),
         ("a,b,similar\na.jpg,g.jpg,1\n", r"line 2: b 'g\.jpg' is no image of .*list\.csv"),
-        ("a,b,similar\na.jpg,b.jpg,2\n", "line 2: similar must be 0 or 1 or false or true, it is '2'"),
+        ("a,b,similar\na.jpg,b.jpg,2\n", "line 2: similar must be 0 or 1 or false or true or junk, it is '2'"),
         ("a,b,similarity\na.jpg,b.jpg,high\n", "line 2: similarity must be a number, it is 'high'"),
         ("a,b,similar\na.jpg,b.jpg,1\nb.jpg,a.jpg,0\n", r"a\.jpg' and .*b\.jpg' have two similarities"),
         ("a,b,similar\na.jpg,,1\n", "line 2: no b"),

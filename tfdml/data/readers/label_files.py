@@ -1,13 +1,14 @@
 """Label files: text and tables read strictly, columns checked, and images looked for a folder at a time."""
 
+from __future__ import annotations
+
 import contextlib
-import csv
 import dataclasses
 import functools
-import io
 import os
 import re
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,42 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 _LONGEST_QUOTE = 120
 _UNPACK = "unpack the official image archive again"
+
+
+# What folders and cells are called that name a part of the data, in lower case.
+_PARTS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing", "holdout", "hold_out", "heldout", "held_out", "eval", "evaluation"), "test"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("query", "queries"), "query"),
+    "gallery": "gallery",
+}
+
+
+def part_of(name: str) -> str | None:
+    """Return which part of the data a folder or a cell of this name is; None where it is no usual name of one.
+
+    Example:
+        >>> part_of("Valid"), part_of("bus")
+        ('validation', None)
+    """
+    return _PARTS.get(name.lower().replace("-", "_"))
+
+
+def composed(text: str) -> str:
+    """Return text in the composed Unicode form (NFC): file systems and lists spell an accent in one or two characters.
+
+    Example:
+        >>> composed("cafe\u0301") == "caf\u00e9"
+        True
+    """
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+@functools.lru_cache(maxsize=1024)
+def warn(text: str) -> None:
+    """Log a warning, once: both splits of a data set are read from the same files."""
+    logging.warning("%s", text)
 
 
 def quoted(value: object) -> str:
@@ -111,33 +148,68 @@ def check_count(wanted: bool, name: str, what: str, expected: int, found: int, s
         raise UserError(f"{name}: expected {expected:,} {what} in {source}, found {found:,}; {advice}")
 
 
-def require_files(name: str, paths: Sequence[str], advice: str = _UNPACK, origins: Sequence[str] | None = None) -> None:
-    """Check that files are there, by one listing per folder: a stat per file takes minutes on a network disk.
+def require_files(
+    name: str, paths: Sequence[str], advice: str = _UNPACK, origins: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Return where files are, by one listing per folder: a stat per file takes minutes on a network disk.
 
     Args:
         name: The data set, for messages.
-        paths: The files.
-        advice: What to do if some are not.
+        paths: The files; those on the disk may have another Unicode form.
+        advice: What to do if some are missing.
         origins: Where each path was read, for the message.
 
     Raises:
-        UserError: Files are missing; the message has their number and the first of them.
+        UserError: Files are missing; the message has their number, the first of them, and a file of a similar name.
 
     Example:
-        >>> require_files("cub200", ["photos/bus/0.jpg", "photos/bus/1.jpg"])
+        >>> require_files("cub200", ["photos/bus/0.jpg"])
+        ('photos/bus/0.jpg',)
     """
 
     @functools.cache
-    def names_in(folder: str) -> set[str]:
+    def names_in(folder: str, form: Callable[[str], str]) -> dict[str, str]:
         with contextlib.suppress(Exception):  # no permission, or a name that no file system takes
-            return set(files.listing(folder or "."))
-        return set()
+            return {form(file): file for file in files.listing(folder or ".")}
+        return {}
 
-    missing = [i for i, (folder, file) in enumerate(map(os.path.split, paths)) if file not in names_in(folder)]
+    def path_of(path: str, form: Callable[[str], str]) -> str | None:
+        """Return the path that is there and has the same form."""
+        folder, file = os.path.split(path)
+        if file in names_in(folder, str):
+            return path
+        parent = folder if names_in(folder, str) or folder == path else path_of(folder, form)
+        match = None if parent is None else names_in(parent, form).get(form(file))
+        return None if match is None or parent is None else os.path.join(parent, match)
+
+    found = [path_of(path, composed) for path in paths]
+    missing = [row for row, path in enumerate(found) if path is None]
     if missing:
-        first = repr(paths[missing[0]])[1:-1]  # whole, but on one line whatever is in it
+        path = paths[missing[0]]
+        first = repr(path)[1:-1]  # whole, but on one line whatever is in it
         origin = f" ({origins[missing[0]]})" if origins is not None else ""
-        raise UserError(f"{name}: {len(missing)} of {len(paths)} images are missing, first {first}{origin}; {advice}")
+        plain = path.replace("\\", "/")
+        similar = path_of(os.path.expanduser(plain[max(plain.rfind("~/"), 0) :]), _outline) or path_of(plain, _outline)
+        hint = f"; did you mean {quoted(similar)}?" if similar else ""
+        count = f"{len(missing)} of {len(paths)} images are missing"
+        raise UserError(f"{name}: {count}, first {first}{origin}{hint}; {advice}")
+    return tuple(path for path in found if path is not None)
+
+
+def _outline(path: str) -> str:
+    """Return a path without what is easily mistaken: capitals, backslashes, the extension, the Unicode form."""
+    return os.path.splitext(composed(path).replace("\\", "/").lower())[0]
+
+
+def near_miss(path: str, paths: Iterable[str]) -> str:
+    """Return a hint at one of several paths that a path may mean, for the end of a message; empty where none may be.
+
+    Example:
+        >>> near_miss("bus/0.JPG", ["bus/0.jpg", "van/0.jpg"])
+        "; did you mean 'bus/0.jpg'?"
+    """
+    similar = next((other for other in paths if _outline(other) == _outline(path)), None)
+    return f"; did you mean {quoted(similar)}?" if similar else ""
 
 
 def split_classes(name: str, source: str, classes: list, test_fraction: float, alternative: str) -> dict[str, list]:
@@ -172,8 +244,8 @@ def warn_shared_classes(name: str, source: str, shared: list) -> None:
         shared: The names of these classes.
     """
     if len(shared):
-        text = "%s: %d classes are in both train and test of %s (the first is %s): metrics are not zero-shot."
-        logging.warning(text, name, len(shared), source, shared[0])
+        first = f"(the first is {shared[0]}): metrics are not zero-shot."
+        warn(f"{name}: {len(shared)} classes are in both train and test of {source} {first}")
 
 
 # 18 digits always fit in 64 bits.
@@ -200,6 +272,11 @@ class Table:
         """Return the data set, the file, and the line of a row or the lines of two, for messages."""
         lines = " and ".join(str(self.lines[row]) for row in rows)
         return f"{self.name}: {self.path}, line{'s' if len(rows) > 1 else ''} {lines}"
+
+    def take(self, rows: Sequence[int]) -> Table:
+        """Return the table of these rows, in that order."""
+        columns = {column: [values[row] for row in rows] for column, values in self.columns.items()}
+        return Table(self.name, self.path, [self.lines[row] for row in rows], columns)
 
     def integers(self, column: str, low: int = 0, high: int = 10**18) -> np.ndarray:
         """Return a column of whole numbers as (N,) int64.
@@ -304,8 +381,8 @@ class Table:
         first = f"line {self.lines[row]}, {label_of(row)}"
         if count == total:
             raise UserError(f"{self.name}: {self.path}: no query has its class in the gallery (the first: {first})")
-        text = "%s: the classes of %d of %d queries of %s are not in the gallery (the first: %s)."
-        logging.warning(text, self.name, count, total, self.path, first)
+        lacking = f"the classes of {count} of {total} queries of {self.path} are not in the gallery"
+        warn(f"{self.name}: {lacking} (the first: {first}).")
 
 
 def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int = 1, header: bool = False) -> Table:
@@ -348,30 +425,6 @@ def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int 
     if not cells:
         raise UserError(f"{name}: {path} has no row; download it again")
     return Table(name, path, numbers, {column: cells[i :: len(columns)] for i, column in enumerate(columns)})
-
-
-def comma_table(name: str, path: str, text: str, columns: Sequence[str]) -> Table:
-    """Return a table of cells between commas, with a header and distinct cells in the first of its columns.
-
-    Args:
-        name: The data set, for messages.
-        path: Where the text is from.
-        text: The text.
-        columns: The columns; those of the text may have another order.
-
-    Raises:
-        UserError: The text has other columns, no row, or a row of another length; a cell comes twice.
-    """
-    lines = csv.reader(io.StringIO(text), skipinitialspace=True)
-    header, *rows = [[cell.strip() for cell in row] for row in lines if row] or [[]]
-    wrong = next((number for number, row in enumerate(rows, 2) if len(row) != len(columns)), None)
-    if sorted(header) != sorted(columns) or wrong or not rows:
-        where = f"row {wrong}" if wrong else "header"
-        raise UserError(f"{name}: {path}, {where}: expected the columns {', '.join(columns)}; download it again")
-    cells = {column: [row[header.index(column)] for row in rows] for column in columns}
-    table = Table(name, path, range(2, len(rows) + 2), cells)
-    table.check_distinct(columns[0])
-    return table
 
 
 def warn_singleton_classes(name: str, split: str, labels: np.ndarray, class_names: dict[int, str]) -> None:
@@ -418,8 +471,7 @@ def images_in_files(
         >>> images_in_files("cub200", "test", ["photos/bus/0.jpg", "photos/bus/1.jpg"], [3, 3]).num_classes
         1
     """
-    require_files(name, paths, advice)
-    images = FileImages(tuple(paths))
+    images = FileImages(require_files(name, paths, advice))
     return ImageDataset(name, split, images, labels, class_names, **columns)  # type: ignore[arg-type]
 
 
@@ -436,13 +488,3 @@ def one_of(folder: str | os.PathLike, *names: str) -> str:
     """
     paths = [os.path.join(folder, name) for name in names]
     return next((path for path in paths if files.is_file(path) or files.is_folder(path)), paths[0])
-
-
-def require_test(name: str, split: str) -> None:
-    """Refuses a training split, for a data set that has none.
-
-    Example:
-        >>> require_test("roxford5k", "test")
-    """
-    if split == "train":
-        raise UserError(f"{name} has no training split; take `split=test`")

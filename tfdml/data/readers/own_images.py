@@ -1,12 +1,13 @@
 """Your own images as a data set: class folders, or a list in CSV, JSON lines or Parquet."""
 
+import collections
 import csv
 import dataclasses
 import io
 import json
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tfdml.data.dataset import ImageDataset, PairList, Protocol
 from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
 from tfdml.data.readers import label_files
-from tfdml.data.readers.label_files import CONTROL, Table, quoted
+from tfdml.data.readers.label_files import CONTROL, Table, composed, quoted
 from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.io.files import is_remote, open_file, walk
 
@@ -137,7 +138,14 @@ _JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
 LIST_EXTENSIONS = (".csv", ".parquet", *_JSON_EXTENSIONS)
 
 _REQUIRED = COLUMNS[:2]
-_VALUES = {"split": ("train", "test"), "role": ("query", "gallery"), "similar": ("0", "1", "false", "true")}
+_VALUES = {
+    "split": ("train", "test", "validation", "query", "gallery"),
+    "role": ("", "train", "query", "gallery", "junk"),
+    "similar": ("0", "1", "false", "true", "junk"),
+}
+_DELIMITERS = ",;\t"
+# By which a spreadsheet names the delimiter, in the first line.
+_SEPARATOR = re.compile(r'"?sep=(.)"?\n')
 # 007 and 7 are two names, not one number.
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _INT64 = np.iinfo(np.int64)
@@ -159,11 +167,12 @@ def read_list(
     - `path`: of the image; a relative one is relative to the folder of the list.
     - `label`: if every label of the file is an integer, these are the class ids; otherwise labels are names, whose
       ids follow their sorted order over both splits. `007` is a name, `7` an integer.
-    - `split`: `train` or `test`. Without this column, the last classes in order are the test split.
-    - `role`: `query` or `gallery` for the test images, nothing for training images. Queries are then looked up in the
-      gallery; without roles, each test image is looked up among all others.
+    - `split`: `train` or `test`, or another usual name of these (`training`, `val`, `valid`, `holdout`). Next to
+      `test`, images of `val` are left out. Without this column, the last classes in order are the test split.
+    - `role`: `query` or `gallery` for the test images, `train` or nothing for training images. Queries are then looked
+      up in the gallery; without roles, each test image is looked up among all others. `junk` is left out.
     - `super_label`: of a coarser class; integers or names, as for `label`.
-    - `group`: such as the camera or the sequence; integers or names, as for `label`. Evaluation ignores images of the
+    - `group`: the camera or the sequence; integers or names, as for `label`. Evaluation ignores images of the
       query's class and group, which are too easy to find.
     - `labels`: a label set, a list in Parquet and JSON and `cat|dog` in CSV. Images belong together if they share a
       label. Without a column `label` the class is the first of them. With `levels` a class on each level, the finest
@@ -173,13 +182,14 @@ def read_list(
     With `pairs`, the column `label` may be missing: classes are then what similar pairs link, which matters for splits
     alone, and right for a query are the images that are similar to it.
 
-    White space around the cells of a CSV file is dropped, and other columns of a Parquet file are ignored. Rows that
-    repeat another are dropped and counted.
+    The delimiter of a CSV file is a comma, a semicolon or a tab. White space around its cells is dropped. Names of
+    columns and values of `split` and `role` count in capitals or not, and other columns are ignored. Rows that repeat
+    another are dropped. A warning counts what is ignored, dropped or left out.
 
     Args:
         data_dir: The list itself: `*.parquet`, `*.jsonl`, `*.ndjson` or `*.json`; any other name for CSV or JSON lines.
         split: `"train"` or `"test"`.
-        test_fraction: Without a `split` column: the share of the classes that is held out as the test split; each
+        test_fraction: Without splits and roles: the share of the classes that is held out as the test split; each
             split gets at least one class.
         pairs: A file with pairs or triplets of the images, relative to the folder of the list; see `read_pairs`.
         similar_from: From which similarity on a pair is similar.
@@ -196,33 +206,39 @@ def read_list(
     check_share(test_fraction=test_fraction)
     table = _without_duplicates(read_rows(file, ("path",) if pairs else _REQUIRED))
     label_rows = _levels(table) if levels else _label_sets(table) if "labels" in table.columns else None
-    given = read_pairs(os.path.join(os.path.dirname(file), pairs), table, similar_from) if pairs else None
+    given, junk = None, np.zeros((0, 2), np.int64)
+    if pairs:
+        given, junk = read_pairs(os.path.join(os.path.dirname(file), pairs), table, similar_from)
     linked = given is not None and "label" not in table.columns
     if given is not None and linked:
         table.columns["label"] = list(map(str, linked_classes(given, len(table.lines))))
+    elif len(junk):
+        raise UserError(f"list: {pairs} has junk, which a list with the column label cannot use; leave out the column")
     labels, class_names = class_ids(table, "label")
     super_labels, groups = (
         class_ids(table, column)[0] if column in table.columns else None for column in ("super_label", "group")
     )
     is_test = _test_rows(table, labels, class_names, test_fraction)
-    is_query = _query_rows(table, labels, is_test)
+    is_query = _query_rows(table, labels)
     rows = np.flatnonzero(is_test == (split == "test"))
+    if not len(rows):
+        raise UserError(f"list: {file} has no row of the {split} split")
     protocol = Protocol(_MEASURED, levels=label_rows) if levels else None
     if given is not None:
         across = np.ptp(is_test[given.rows].astype(int), axis=1)
         if across.any():
-            text = "list: %d of %d pairs of %s join both splits, and are left out."
-            logging.warning(text, across.sum(), len(across), pairs)
-        protocol = similar_images(given, len(labels)) if linked else protocol
+            label_files.warn(f"list: {across.sum()} of {len(across)} pairs of {pairs} join both splits: left out")
+        protocol = similar_images(given, len(labels), junk) if linked else protocol
     paths = table.columns["path"]
     advice = f"correct the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}"
     origins = [f"line {table.lines[row]}" for row in rows.tolist()]
-    label_files.require_files("list", [paths[row] for row in rows], advice, origins)
+    there = label_files.require_files("list", [paths[row] for row in rows], advice, origins)
     if split == "train" or is_query is None:
         label_files.warn_singleton_classes("list", split, labels[rows], class_names)
     columns: dict[str, Any] = {"super_labels": super_labels, "groups": groups, "label_rows": label_rows}
     columns |= {"is_query": None if split == "train" else is_query, "protocol": protocol, "pairs": given}
-    return ImageDataset("list", split, FileImages(tuple(paths)), labels, class_names, **columns).take(rows)
+    dataset = ImageDataset("list", split, FileImages(tuple(paths)), labels, class_names, **columns).take(rows)
+    return dataclasses.replace(dataset, images=FileImages(there))
 
 
 def _split_labels(table: Table) -> list[list[str]]:
@@ -256,17 +272,20 @@ def _label_sets(table: Table) -> np.ndarray:
     return MultiLabelBinarizer().fit_transform(found).astype(np.int64)
 
 
-def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> PairList:
+def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> tuple[PairList, np.ndarray]:
     """Read pairs or triplets of the images of a list, a file of the same kinds.
 
     Its columns are `a`, `b` and `similar` (0 or 1, or false or true), or `a`, `b` and `similarity` (any number), or
     `anchor`, `positive` and `negative`. Images go by their path, relative to this file or as in the list, or by their
-    `id` in the list.
+    `id` in the list. Where `similar` is `junk`, either image is ignored when the other is a query.
 
     Args:
         file: The file.
         images: The rows of the list.
         similar_from: From which similarity on a pair is similar.
+
+    Returns:
+        The pairs, and the rows (J, 2) of those that are junk.
 
     Raises:
         UserError: A line is not as it should be, or two lines contradict each other; the message names them.
@@ -276,33 +295,35 @@ def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> PairList:
     if columns is None:
         known = " or ".join(map(",".join, PAIR_COLUMNS))
         raise UserError(f"list: {file} must have the columns {known}; it has {','.join(table.columns)}")
-    row_of = {os.path.normpath(path): row for row, path in enumerate(images.columns["path"])}
+    row_of = {composed(os.path.normpath(path)): row for row, path in enumerate(images.columns["path"])}
     if "id" in images.columns:
         images.check_distinct("id")
         row_of |= {name: row for row, name in enumerate(images.columns["id"])}
-    folder, ends = os.path.dirname(file), columns[: 2 if "a" in columns else 3]
+    folder, ends = composed(os.path.dirname(file)), columns[: 2 if "a" in columns else 3]
     rows = np.empty((len(table.lines), len(ends)), np.int64)
     for column, name in enumerate(ends):
         for line, cell in enumerate(table.columns[name]):
             beside = cell if is_remote(cell) else os.path.normpath(os.path.join(folder, cell))
             row = row_of.get(cell, row_of.get(beside, row_of.get(os.path.normpath(cell))))
             if row is None:
-                raise UserError(f"{table.where(line)}: {name} {quoted(cell)} is no image of {images.path}")
+                hint = label_files.near_miss(beside, row_of)
+                raise UserError(f"{table.where(line)}: {name} {quoted(cell)} is no image of {images.path}{hint}")
             rows[line, column] = row
-    found = PairList(rows, None, similar_from)
+    found, junk = PairList(rows, None, similar_from), np.zeros((0, 2), np.int64)
     if len(ends) == 2:
         values = []
         for line, cell in enumerate(table.columns[columns[2]]):
             where = table.where(line)
             with user_errors(ValueError, f"{where}: similarity must be a number, it is {quoted(cell)}"):
-                values.append(float({"true": "1", "false": "0"}.get(cell, cell)))
-        found = PairList(rows, np.array(values), similar_from)
+                values.append(float({"true": "1", "false": "0", "junk": "nan"}.get(cell, cell)))
+        ignored = np.isnan(values)
+        found, junk = PairList(rows[~ignored], np.array(values)[~ignored], similar_from), rows[ignored]
     scored = found.scored()
     same = np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))
     if len(same):
         names = " and ".join(label_files.quoted(images.columns["path"][row]) for row in scored[same[0], :2].astype(int))
         raise UserError(f"list: {file}: {names} have two similarities; leave out one of the lines")
-    return found
+    return found, junk
 
 
 def linked_classes(pairs: PairList, size: int) -> np.ndarray:
@@ -312,17 +333,25 @@ def linked_classes(pairs: PairList, size: int) -> np.ndarray:
     return scipy.sparse.csgraph.connected_components(graph, directed=False)[1].astype(np.int64)
 
 
-def similar_images(pairs: PairList, size: int) -> Protocol:
-    """Return the protocol of images without classes: right for a query are the images that are similar to it."""
+def similar_images(pairs: PairList, size: int, junk: np.ndarray) -> Protocol:
+    """Return the protocol of images without classes: right for a query are the images that are similar to it.
+
+    Args:
+        pairs: The pairs.
+        size: How many images there are.
+        junk: (J, 2) rows; either of a pair is ignored for the other.
+    """
     right: dict[int, list[int]] = {}
-    for a, b in pairs.similar().tolist():
-        right.setdefault(a, []).append(b)
-        right.setdefault(b, []).append(a)
-    return Protocol(_MEASURED, ids=np.arange(size), lists={"": (right, {})})
+    ignored: dict[int, list[int]] = {}
+    for lists, rows in ((right, pairs.similar()), (ignored, junk)):
+        for a, b in rows.tolist():
+            lists.setdefault(a, []).append(b)
+            lists.setdefault(b, []).append(a)
+    return Protocol(_MEASURED, ids=np.arange(size), lists={"": (right, ignored)})
 
 
 def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[str] = COLUMNS) -> Table:
-    """Read the rows of a list, as text.
+    """Read the rows of a list, as text, and check its cells.
 
     Args:
         file: The list, see `read_list`.
@@ -330,7 +359,8 @@ def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[st
         known: The columns that it may have.
 
     Returns:
-        The columns that it has; `path` is relative to the working folder, or absolute.
+        The columns that it has; `path` is relative to the working folder, or absolute. `split` has the roles, too:
+        `train`, `test`, `query` or `gallery`.
 
     Raises:
         UserError: A line is not as it should be; the message names it.
@@ -339,33 +369,93 @@ def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[st
         >>> read_rows("photos/list.csv").columns["label"][0]
         'bus'
     """
-    if file.lower().endswith(".parquet"):
-        lines, columns = _parquet_columns(file, required, known)
-    else:
-        text = label_files.read_text("list", file)
-        if not text.strip():
-            raise UserError(f"list: {file} is empty; expected a CSV header with {', '.join(required)}, or JSON lines")
-        is_json = file.lower().endswith(_JSON_EXTENSIONS) or text.lstrip().startswith("{")
-        found = _json_rows(file, text, known) if is_json else _csv_rows(file, text, required, known)
-        lines, rows = zip(*found, strict=True)
-        used = set().union(*rows)
-        used |= {*_needed(required, used)}
-        columns = {column: [row.get(column, "") for row in rows] for column in known if column in used}
-    table = Table("list", file, lines, columns)
-    for column, values in columns.items():
-        allowed = _VALUES.get(column)
+    table = read_cells("list", file, required, known)
+    for column, values in table.columns.items():
         # Only training images may lack a value, and only that one.
         if column not in ("role", "labels") and "" in values:
             raise UserError(f"{table.where(values.index(''))}: no {column}")
-        if allowed:
-            table.check_cells(column, ("", *allowed).__contains__, " or ".join(allowed))
-        if CONTROL.search("".join(values)):
+        if column in _VALUES:
+            values[:] = [label_files.part_of(value) or value.lower() for value in values]
+            allowed = _VALUES[column]
+            table.check_cells(column, allowed.__contains__, " or ".join(filter(None, allowed)))
+        together = "".join(values)
+        if CONTROL.search(together):
             row = next(row for row, value in enumerate(values) if CONTROL.search(value))
             raise UserError(f"{table.where(row)}: the {column} has control characters: {quoted(values[row])}")
+        # One word in two Unicode forms looks like one, and is.
+        if column != "path" and not together.isascii():
+            forms = len({*values})
+            values[:] = map(composed, values)
+            if merged := forms - len({*values}):
+                text = f"{merged} values of {column} differ from others in their Unicode form alone: merged"
+                label_files.warn(f"list: {file}: {text}")
     folder = os.path.dirname(file)
-    if "path" in columns:
-        columns["path"] = [path if is_remote(path) else os.path.join(folder, path) for path in columns["path"]]
-    return table
+    if "path" in table.columns:
+        table.columns["path"] = [
+            path if is_remote(path) else os.path.join(folder, path) for path in table.columns["path"]
+        ]
+    return _with_parts(table)
+
+
+def read_cells(name: str, file: str, required: Sequence[str], known: Sequence[str]) -> Table:
+    """Read the columns of a table that are known, as text: CSV, JSON lines or Parquet.
+
+    Args:
+        name: What the table is, for messages.
+        file: The file: `*.parquet`, `*.jsonl`, `*.ndjson` or `*.json`; any other name for CSV or JSON lines.
+        required: The columns that it must have; `labels` may stand for `label`.
+        known: The columns that are read. A warning names the others.
+
+    Raises:
+        UserError: It cannot be read, or a column is missing.
+
+    Example:
+        >>> read_cells("list", "photos/list.csv", ("path",), ("path",)).columns["path"][0]
+        'bus/0.jpg'
+    """
+    if file.lower().endswith(".parquet"):
+        lines, columns, others = _parquet_columns(name, file, known)
+    else:
+        text = label_files.read_text(name, file)
+        if not text.strip():
+            raise UserError(f"{name}: {file} is empty; expected a CSV header with {', '.join(required)}, or JSON lines")
+        is_json = file.lower().endswith(_JSON_EXTENSIONS) or text.lstrip().startswith("{")
+        lines, columns, others = (_json_columns if is_json else _csv_columns)(name, file, text, known)
+    lacking = [column for column in _needed(required, columns) if column not in columns]
+    if lacking:
+        has = ", ".join(map(quoted, [*columns, *others]))
+        raise UserError(f"{name}: {file} has no column {lacking[0]}; it has {has}")
+    if not lines:
+        raise UserError(f"{name}: {file} has no row")
+    if others:
+        named = ", ".join(quoted(other) if other else "one without a name" for other in others)
+        label_files.warn(f"{name}: {file}: other columns than {', '.join(known)} are ignored: {named}")
+    return Table(name, file, lines, columns)
+
+
+def _with_parts(table: Table) -> Table:
+    """Return the table with its roles in `split`, without the rows that are in neither split."""
+    splits, roles = table.columns.pop("split", None), table.columns.pop("role", None)
+    if splits is None and not any(roles or ()):
+        return table
+    parts = []
+    for row in range(len(table.lines)):
+        split, role = splits[row] if splits else "", roles[row] if roles else ""
+        if split == "train" and role in ("query", "gallery"):
+            raise UserError(f"{table.where(row)}: a training image has the role {role}; only test images have one")
+        if role == "train" and split not in ("", "train"):
+            raise UserError(f"{table.where(row)}: an image of the split {split} has the role train")
+        parts.append(role or split or "train")
+    left_out = {"junk"}
+    if not {"test", "query", "gallery"}.isdisjoint(parts):
+        left_out.add("validation")
+    rows = [row for row, part in enumerate(parts) if part not in left_out]
+    if len(rows) < len(parts):
+        counts = collections.Counter(part for part in parts if part in left_out)
+        text = ", ".join(f"{count} of {part}" for part, count in counts.items())
+        label_files.warn(f"list: {table.path}: rows are left out: {text}")
+    table.columns["split"] = ["test" if part == "validation" else part for part in parts]
+    return table.take(rows)
 
 
 def _needed(required: Sequence[str], there: Container[str]) -> list[str]:
@@ -373,24 +463,35 @@ def _needed(required: Sequence[str], there: Container[str]) -> list[str]:
     return [column for column in required if column != "label" or "labels" not in there]
 
 
-def _parquet_columns(
-    file: str, required: Sequence[str], known: Sequence[str]
-) -> tuple[Sequence[int], dict[str, list[str]]]:
-    """Return the numbers of the rows, and the columns as text."""
+_Columns = tuple[Sequence[int], dict[str, list[str]], list[str]]
+
+
+def _known_columns(name: str, file: str, header: Sequence[str], known: Sequence[str]) -> tuple[dict[str, int], list]:
+    """Return the place of each column that is known, and the names of the others."""
+    places: dict[str, int] = {}
+    others = []
+    for place, column in enumerate(header):
+        plain = column.strip().lower().replace(" ", "_")
+        if plain not in known:
+            others.append(column)
+        elif places.setdefault(plain, place) != place:
+            raise UserError(f"{name}: {file}: column {quoted(plain)} is twice in {quoted(', '.join(header))}")
+    return {column: places[column] for column in known if column in places}, others
+
+
+def _parquet_columns(name: str, file: str, known: Sequence[str]) -> _Columns:
+    """Return the numbers of the rows, the columns as text, and the names of other columns."""
     import pyarrow as pa  # takes a while to import
     import pyarrow.parquet
 
-    with user_errors((OSError, pa.ArrowException), f"list: {file} cannot be read as Parquet: {REASON}", keep="first"):
+    with user_errors((OSError, pa.ArrowException), f"{name}: {file} cannot be read as Parquet: {REASON}", keep="first"):
         with open_file(file) as opened:
             parquet = pa.parquet.ParquetFile(opened)
-            names = parquet.schema_arrow.names
-            found = parquet.read(columns=[name for name in known if name in names])
-        columns = {name: _as_text(found[name], name == "labels") for name in found.column_names}
-    lacking = [name for name in _needed(required, columns) if name not in columns]
-    if lacking or not found.num_rows:
-        fault = f"no column {lacking[0]}; it has {', '.join(map(quoted, names))}" if lacking else "no row"
-        raise UserError(f"list: {file} has {fault}")
-    return range(1, found.num_rows + 1), columns
+            header = parquet.schema_arrow.names
+            places, others = _known_columns(name, file, header, known)
+            table = parquet.read(columns=[header[place] for place in places.values()])
+        columns = {column: _as_text(table[header[place]], column == "labels") for column, place in places.items()}
+    return range(1, table.num_rows + 1), columns, others
 
 
 def _as_text(column: Any, of_sets: bool) -> list[str]:
@@ -402,60 +503,69 @@ def _as_text(column: Any, of_sets: bool) -> list[str]:
     return column.cast("string").fill_null("").to_pylist()
 
 
-def _csv_rows(file: str, text: str, required: Sequence[str], known: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """Return the line of every row, and its cells by column."""
-    reader = csv.reader(io.StringIO(text), skipinitialspace=True, strict=True)
-    found, line = [], 1
+def _csv_columns(name: str, file: str, text: str, known: Sequence[str]) -> _Columns:
+    """Return the line of every row, the columns, and the names of other columns."""
+    separator = _SEPARATOR.match(text)
+    text = "\n" + text[separator.end() :] if separator else text
+    head = next((line for line in text.split("\n") if line.strip(_DELIMITERS + ' "')), "")
+
+    def count_known(delimiter: str) -> int:
+        header = next(csv.reader([head], delimiter=delimiter, skipinitialspace=True), [])
+        return len(_known_columns(name, file, list(dict.fromkeys(header)), known)[0])
+
+    delimiter = separator[1] if separator else max(_DELIMITERS, key=count_known)
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
+    rows, line = [], 1
     try:
         for cells in reader:
-            found.append((line, [cell.strip() for cell in cells]))
+            rows.append((line, [cell.strip() for cell in cells]))
             line = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"list: {file}, line {line}: not CSV ({error})") from None
-    (line, header), *rows = [(line, row) for line, row in found if any(row)] or [(1, [])]
-    where = f"list: {file}, line {line}"
-    lacking = next((column for column in _needed(required, header) if column not in header), None)
-    if lacking:
-        raise UserError(f"{where}: the header has no column {lacking}; found {quoted(','.join(header))}")
-    for i, column in enumerate(header):
-        if column not in known or column in header[:i]:
-            kind = "twice" if column in header[:i] else f"unknown; the columns are {', '.join(known)}"
-            raise UserError(f"{where}: column {quoted(column)} is {kind}")
-    if not rows:
-        raise UserError(f"list: {file} has a header but no row")
+        raise UserError(f"{name}: {file}, line {line}: not CSV ({error})") from None
+    (line, header), *rows = [(line, row) for line, row in rows if any(row)] or [(1, [])]
+    places, others = _known_columns(name, f"{file}, line {line}", header, known)
     for line, row in rows:
-        if len(row) != len(header):
+        if len(row) < len(header) or any(row[len(header) :]):
             expected = f"expected {len(header)} cells as in the header, found {len(row)}"
-            raise UserError(f"list: {file}, line {line}: {expected}")
-    return [(line, dict(zip(header, row, strict=True))) for line, row in rows]
+            raise UserError(f"{name}: {file}, line {line}: {expected}")
+    columns = {column: [row[place] for _, row in rows] for column, place in places.items()}
+    return [line for line, _ in rows], columns, others
 
 
-def _json_rows(file: str, text: str, known: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the line of every object, and its values as text."""
+def _json_columns(name: str, file: str, text: str, known: Sequence[str]) -> _Columns:
+    """Return the line of every object, their values as text, and other keys."""
+    lines, rows = [], []
+    others: dict[str, None] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        where = f"list: {file}, line {number}"
+        where = f"{name}: {file}, line {number}"
         try:
-            row = json.loads(line)
+            cells = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "unreadable"
             raise UserError(f"{where}: not JSON ({reason}); expected one JSON object a line") from None
-        if not isinstance(row, dict):
-            raise UserError(f'{where}: expected an object such as {{"path": "a.jpg"}}, found {quoted(row)}')
-        for key, value in row.items():
-            is_label = key.endswith("label")
-            if key not in known:
-                raise UserError(f"{where}: key {quoted(key)} is unknown; the keys are {', '.join(known)}")
-            if key == "labels" and isinstance(value, list):
-                value = _BETWEEN.join(map(str, value))
-            elif key.startswith("similar") and isinstance(value, (bool, int, float)):
-                value = str(value).lower()
-            if not (value is None or isinstance(value, str) or (is_label and type(value) is int)):
-                kind = "a string or an integer" if is_label else "a string"
-                raise UserError(f"{where}: the {key} must be {kind}, it is {quoted(value)}")
-            row[key] = "" if value is None else str(value)
-        yield number, row
+        if not isinstance(cells, dict):
+            raise UserError(f'{where}: expected an object such as {{"path": "a.jpg"}}, found {quoted(cells)}')
+        keys, values = list(cells), list(cells.values())
+        places, unknown = _known_columns(name, f"{file}, line {number}", keys, known)
+        others |= dict.fromkeys(unknown)
+        rows.append({key: _json_text(where, key, values[place]) for key, place in places.items()})
+        lines.append(number)
+    used = set().union(*rows)
+    return lines, {key: [row.get(key, "") for row in rows] for key in known if key in used}, list(others)
+
+
+def _json_text(where: str, key: str, value: Any) -> str:
+    is_label = key.endswith("label")
+    if key == "labels" and isinstance(value, list):
+        value = _BETWEEN.join(map(str, value))
+    elif key.startswith("similar") and isinstance(value, (bool, int, float)):
+        value = str(value).lower()
+    if not (value is None or isinstance(value, str) or (is_label and type(value) is int)):
+        kind = "a string or an integer" if is_label else "a string"
+        raise UserError(f"{where}: the {key} must be {kind}, it is {quoted(value)}")
+    return "" if value is None else str(value)
 
 
 def _without_duplicates(table: Table) -> Table:
@@ -467,7 +577,7 @@ def _without_duplicates(table: Table) -> Table:
     paths = table.columns["path"]
     first_row: dict[str, int] = {}
     for row, path in enumerate(paths):
-        first = first_row.setdefault(os.path.normpath(path), row)
+        first = first_row.setdefault(composed(os.path.normpath(path)), row)
         if first == row:
             continue
         for column, values in table.columns.items():
@@ -475,9 +585,8 @@ def _without_duplicates(table: Table) -> Table:
                 raise UserError(f"{table.where(row)}: {quoted(path)} has another {column} on line {table.lines[first]}")
     kept = list(first_row.values())
     if len(kept) < len(paths):
-        logging.warning("list: dropped %d rows of %s that repeat another.", len(paths) - len(kept), table.path)
-    columns = {column: [values[row] for row in kept] for column, values in table.columns.items()}
-    return Table("list", table.path, [table.lines[row] for row in kept], columns)
+        label_files.warn(f"list: dropped {len(paths) - len(kept)} rows of {table.path} that repeat another")
+    return table.take(kept)
 
 
 def class_ids(table: Table, column: str) -> tuple[np.ndarray, dict[int, str]]:
@@ -506,28 +615,21 @@ def _test_rows(table: Table, labels: np.ndarray, class_names: dict[int, str], te
         classes = [class_names[label] for label in np.unique(labels).tolist()]
         unseen = {*label_files.split_classes("list", table.path, classes, test_fraction, "a column split")["test"]}
         return np.isin(labels, [label for label, name in class_names.items() if name in unseen])
-    is_test = np.array([value == "test" for value in table.columns["split"]])
-    for name, rows in (("train", ~is_test), ("test", is_test)):
-        if not rows.any():
-            raise UserError(f"list: {table.path} has no row whose split is {name}")
+    is_test = np.array([part != "train" for part in table.columns["split"]])
     shared = np.intersect1d(labels[is_test], labels[~is_test]).tolist()
     label_files.warn_shared_classes("list", table.path, [class_names[label] for label in shared])
     return is_test
 
 
-def _query_rows(table: Table, labels: np.ndarray, is_test: np.ndarray) -> np.ndarray | None:
+def _query_rows(table: Table, labels: np.ndarray) -> np.ndarray | None:
     """Which rows are queries, (N,) bool; None without roles."""
-    roles = np.array(table.columns.get("role", [""] * len(labels)))
-    if "split" in table.columns and roles[~is_test].any():
-        row = int(np.flatnonzero(~is_test & (roles != ""))[0])
-        raise UserError(f"{table.where(row)}: a training image has the role {roles[row]}; only test images have one")
-    lacking = is_test & (roles == "")
-    if lacking.all(where=is_test):
+    parts = np.array(table.columns.get("split", []))
+    is_query, is_gallery = parts == "query", parts == "gallery"
+    if not (is_query.any() or is_gallery.any()):
         return None
-    if lacking.any():
-        row = int(np.flatnonzero(lacking)[0])
+    if (parts == "test").any():
+        row = int(np.flatnonzero(parts == "test")[0])
         raise UserError(f"{table.where(row)}: a test image has no role, where others have one")
-    is_query, is_gallery = is_test & (roles == "query"), is_test & (roles == "gallery")
     for role, rows in (("query", is_query), ("gallery", is_gallery)):
         if not rows.any():
             raise UserError(f"list: {table.path} has roles, but no test image with the role {role}")

@@ -16,7 +16,7 @@ from tfdml.data.dataset import ImageDataset, check
 from tfdml.data.images import VectorImages, images_checksum
 from tfdml.data.pipeline import MEGABYTE, decoded_bytes, memory_to_spare
 from tfdml.data.policies import Policy, Step
-from tfdml.data.readers.label_files import Table, split_classes, warn_shared_classes
+from tfdml.data.readers.label_files import Table, composed, near_miss, split_classes, warn_shared_classes
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
 from tfdml.embeddings.reader import ImageTable, StoredEmbeddings, read_embeddings, read_names
@@ -124,12 +124,13 @@ def leave_out(
     Raises:
         UserError: As `read_drops`; the file names images that are in neither split, or all of `train`.
     """
-    named = set(read_drops(os.path.expanduser(drop)))
-    names, others = (ImageTable.of([split], os.path.expanduser(directory)).names for split in (train, test))
+    named = set(map(composed, read_drops(os.path.expanduser(drop))))
+    tables = [ImageTable.of([split], os.path.expanduser(directory)) for split in (train, test)]
+    names, others = (list(map(composed, table.names)) for table in tables)
     if unknown := sorted(named.difference(names, others)):
         raise UserError(
             f"`drop={drop}` names {len(unknown):,} images that {train.name} does not have, such as {unknown[0]!r}: "
-            "correct the names, or take out the rows"
+            f"correct the names, or take out the rows{near_miss(unknown[0], names)}"
         )
     kept = [row for row, name in enumerate(names) if name not in named]
     if not kept:
@@ -172,9 +173,9 @@ def vector_splits(
     labels, roles, given, protocol = stored.labels, stored.roles, None, None
     if pairs:
         table = Table("features", path, range(1, len(names) + 1), {"path": list(names)})
-        given = read_pairs(os.path.join(os.path.dirname(path), pairs), table, similar_from)
+        given, junk = read_pairs(os.path.join(os.path.dirname(path), pairs), table, similar_from)
         if labels is None:
-            labels, protocol = linked_classes(given, len(names)), similar_images(given, len(names))
+            labels, protocol = linked_classes(given, len(names)), similar_images(given, len(names), junk)
     if test_fraction is None:
         labels = np.arange(len(stored)) if labels is None else labels
         roles = np.full(len(stored), "test") if roles is None else roles
