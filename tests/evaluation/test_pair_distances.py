@@ -6,6 +6,7 @@ from scipy.spatial.distance import jensenshannon
 from sklearn.metrics import roc_auc_score
 
 from tests import references
+from tests.far_vectors import NAMES, far_vectors
 from tfdml.errors import UserError
 from tfdml.evaluation import pair_distances
 from tfdml.evaluation.pair_distances import (
@@ -29,6 +30,16 @@ def all_distances(embeddings, labels, distance):
     return np.array(found[True]), np.array(found[False])
 
 
+def area_bounds(positive, negative, width):
+    """The least and the largest area under the ROC curve, if distances within this share may be in either order, and
+    those below 5e-10 of the largest."""
+    near, far = positive[:, None], negative[None, :]
+    larger = np.maximum(near, far)
+    tied = np.abs(near - far) <= width * larger + 1e-14
+    tied |= larger <= 5e-10 * larger.max()
+    return np.mean((near < far) & ~tied) - 1e-9, np.mean((near < far) | tied) + 1e-9
+
+
 def assert_same_counts(counts, distances, edges, slack):
     """Cumulated counts are between those of the distances moved by `slack` either way."""
     above = np.cumsum(counts)
@@ -43,7 +54,7 @@ def test_every_pair_is_counted_in_its_bin(distance, tile, monkeypatch):
     monkeypatch.setattr(pair_distances, "_TILE", tile)
     rng = np.random.default_rng(0)
     embeddings, labels = rng.normal(2, 1, size=(60, 5)).astype(np.float32), rng.integers(0, 9, 60) * 10**12
-    histogram = count_pair_distances(embeddings, labels, distance=distance, bins=50)
+    histogram = count_pair_distances(embeddings, labels, distance=distance).rebinned(50)
     positive, negative = all_distances(embeddings, labels, distance)
     slack = 1e-5 * max(abs(histogram.edges[0]), histogram.edges[-1])
     assert_same_counts(histogram.positive, positive, histogram.edges, slack)
@@ -62,28 +73,46 @@ def test_ties_and_duplicates_at_any_scale(values, scale, tile):
     embeddings = np.array([[x] for x, _ in values], np.float32) * np.float32(scale)
     labels = np.array([c for _, c in values])
     assume(1 < len(np.unique(labels)) < len(labels))
-    before = pair_distances._TILE
-    pair_distances._TILE = tile
+    before = pair_distances._TILE, pair_distances.AllPairs.bins
+    pair_distances._TILE, pair_distances.AllPairs.bins = tile, 2**10
     try:
-        histogram = count_pair_distances(embeddings, labels, bins=64)
+        histogram = count_pair_distances(embeddings, labels)
     finally:
-        pair_distances._TILE = before
+        pair_distances._TILE, pair_distances.AllPairs.bins = before
     positive, negative = all_distances(embeddings, labels, "euclidean")
     slack = 1e-3 * histogram.edges[-1]
     assert_same_counts(histogram.positive, positive, histogram.edges, slack)
     assert_same_counts(histogram.negative, negative, histogram.edges, slack)
 
 
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("name", NAMES)
+def test_far_vectors_do_not_blur_the_distances_of_others(name, distance):
+    embeddings, labels = far_vectors(name), np.arange(40) % 9
+    histogram = count_pair_distances(embeddings, labels, distance=distance)
+    positive, negative = all_distances(embeddings, labels, distance)
+    # Each pair is in its bin, or a little beyond, also those that are near.
+    for counts, distances in ((histogram.positive, positive), (histogram.negative, negative)):
+        places, distances = np.sort(np.repeat(np.arange(len(counts)), counts)), np.sort(distances)
+        slack = 1e-4 * np.abs(distances) + 1e-15 + (1e-6 * histogram.edges[-1] if distance == "dot" else 0)
+        assert (distances >= histogram.edges[places] - slack).all()
+        assert (distances <= histogram.edges[places + 1] + slack).all()
+    if distance != "dot":
+        least, most = area_bounds(positive, negative, 3e-4)
+        assert least <= probability_nearer(histogram.positive, histogram.negative) <= most
+    assert histogram.mean_positive == pytest.approx(positive.mean(), rel=1e-5, abs=1e-6)
+    assert histogram.mean_negative == pytest.approx(negative.mean(), rel=1e-5, abs=1e-6)
+
+
 def test_collapsed_embeddings_lie_in_the_first_bin():
-    histogram = count_pair_distances(np.full((4, 3), 0.7), [0, 0, 1, 1], bins=8)
-    assert histogram.positive.tolist() == [2] + [0] * 7
-    assert histogram.negative.tolist() == [4] + [0] * 7
+    histogram = count_pair_distances(np.full((4, 3), 0.7), [0, 0, 1, 1])
+    assert (histogram.positive[0], histogram.negative[0]) == (2, 4)
     assert histogram.mean_positive == histogram.mean_negative == 0
 
 
 def test_bins_are_joined_without_losing_a_pair():
     rng = np.random.default_rng(1)
-    fine = count_pair_distances(rng.normal(size=(80, 4)), rng.integers(0, 5, 80), bins=997)
+    fine = count_pair_distances(rng.normal(size=(80, 4)), rng.integers(0, 5, 80))
     coarse = fine.rebinned(10)
     occupied = np.flatnonzero(fine.positive + fine.negative)
     assert len(coarse.positive) == len(coarse.edges) - 1 == 10
@@ -97,7 +126,7 @@ def test_bins_are_joined_without_losing_a_pair():
 
 
 def test_no_more_bins_than_there_were():
-    fine = count_pair_distances([[0.0], [1.0], [2.0]], [0, 0, 1], bins=4)
+    fine = count_pair_distances([[0.0], [1.0], [2.0]], [0, 0, 1]).rebinned(4)
     assert len(fine.rebinned(100).positive) <= 4
 
 

@@ -9,6 +9,8 @@ from scipy.optimize import brentq
 from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from tests.evaluation.test_pair_distances import area_bounds
+from tests.far_vectors import NAMES, far_vectors
 from tfdml.data import PairList
 from tfdml.errors import UserError
 from tfdml.evaluation import Calibration, accepted_rates, calibrate, evaluate_pairs, verification, verify_pairs
@@ -26,9 +28,11 @@ def all_pairs(embeddings, labels, distance):
     x = np.asarray(embeddings, np.float64)
     if distance == "cosine":
         x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    if distance in ("cosine", "dot"):
-        return (distance == "cosine") - np.einsum("pd,pd->p", x[i], x[j]), labels[i] == labels[j]
+    if distance == "dot":
+        return -np.einsum("pd,pd->p", x[i], x[j]), labels[i] == labels[j]
     squared = np.square(x[i] - x[j]).sum(axis=1)
+    if distance == "cosine":
+        return squared / 2, labels[i] == labels[j]
     return np.sqrt(squared) if distance == "euclidean" else squared, labels[i] == labels[j]
 
 
@@ -93,6 +97,54 @@ def test_equal_distances_are_accepted_together():
     for wanted, point in result.points.items():
         place = np.flatnonzero(far <= wanted)[-1]
         assert (point.far.mean, point.tar.mean) == pytest.approx((far[place], tar[place]))
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean", "cosine", "dot"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_accepted_rate_is_at_most_that_asked_for_and_is_the_one_reported(name, distance):
+    embeddings, labels = far_vectors(name), np.arange(40) % 9
+    distances, same = all_pairs(embeddings, labels, distance)
+    result = verification(embeddings, labels, distance=distance, fars=(0.3, 0.05))
+    least, most = area_bounds(distances[same], distances[~same], 1e-4)
+    assert distance == "dot" or least <= result.auc <= most
+    for far in (0.3, 0.05):
+        allowed = np.sort(distances[~same])[int(far * np.sum(~same))]
+        if distance != "dot" and allowed < 1e-12:
+            with pytest.raises(UserError, match="pairs of different classes are at distance 0"):
+                calibrate(embeddings, labels, far=far, distance=distance)
+            continue
+        calibration = calibrate(embeddings, labels, far=far, distance=distance)
+        for measured in (distances, distances.astype(np.float32)):
+            accepted = calibration.same(measured)
+            assert np.mean(accepted[~same]) <= far
+            assert calibration.far.mean == pytest.approx(np.mean(accepted[~same]))
+            assert calibration.tar.mean == pytest.approx(np.mean(accepted[same]))
+        point = accepted_rates(embeddings, labels, calibration.threshold, distance=distance)
+        assert (point.far.mean, point.tar.mean) == (calibration.far.mean, calibration.tar.mean)
+        assert result.points[far].threshold == calibration.threshold
+        # The largest: the next pair would be one too many.
+        assert calibration.threshold == pytest.approx(allowed, rel=1e-6)
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean", "cosine"])
+def test_copies_are_at_distance_0(distance):
+    rng = np.random.default_rng(0)
+    embeddings = np.repeat(rng.normal(size=(150, 64)), 2, axis=0).astype(np.float32)
+    labels = np.repeat(np.arange(150), 2)
+    point = accepted_rates(embeddings, labels, 0.0, distance=distance)
+    assert (point.tar.mean, point.far.mean) == (1.0, 0.0)
+
+
+def test_more_copies_of_other_classes_than_the_rate_allows_are_refused():
+    embeddings, labels = np.array([[0], [0], [0], [4], [4], [8], [8.5]]) / 64, [0, 1, 2, 3, 3, 4, 4]
+    for distance in ("euclidean", "sqeuclidean"):
+        with pytest.raises(UserError, match="more than 1 of the 19 pairs of different classes are at distance 0"):
+            calibrate(embeddings, labels, far=0.1, distance=distance)
+        threshold = calibrate(embeddings, labels, far=0.2, distance=distance).threshold
+        assert 0 <= threshold < 4 / 64
+        # Nothing is accepted, rather than all of the copies.
+        (point,) = verification(embeddings, labels, distance=distance, fars=[0.1]).points.values()
+        assert (point.far.mean, point.tar.mean) == (0, 0)
 
 
 def dyadic_by_hand(embeddings, labels, distance, threshold):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +12,16 @@ import numpy as np
 from tfdml.errors import UserError, check_choice
 from tfdml.evaluation.per_query import check_labels
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval.exact import check_embeddings, placed_together
+from tfdml.retrieval.exact import check_embeddings, frame_of, placed, row_blocks
 
 # Rows and columns of the distance matrix that are counted at once: 16 MB with the bins.
 _TILE = 1024
-# So many that what happens within one bin does not matter, and their counts still stay in the cache.
-_BINS = 2**14
+# The share of |x|^2 + |y|^2 from which on |x - y|^2 is that of products, to 1e-4 in float32 and 1e-9 in float64.
+_OF_PRODUCTS: dict[Any, float] = {np.float32: 1e-3, np.float64: 1e-6}
+# Numbers of the differences that are measured at once: 8 MB.
+_DIFFERENCES_AT_ONCE = 2**20
+# Below the largest distance by this many powers of two there is one bin; twice as many for squares.
+_OCTAVES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,28 +54,27 @@ class PairHistogram:
         """
         occupied = np.flatnonzero(self.positive + self.negative)
         first, stop = int(occupied[0]), int(occupied[-1]) + 1
-        starts = first + np.unique(np.arange(bins) * (stop - first) // bins)
+        wanted = np.linspace(self.edges[first], self.edges[stop], bins, endpoint=False)
+        starts = np.unique(np.searchsorted(self.edges, wanted, side="right") - 1)
         positive, negative = (np.add.reduceat(counts[:stop], starts) for counts in (self.positive, self.negative))
         return dataclasses.replace(
             self, edges=self.edges[np.append(starts, stop)], positive=positive, negative=negative
         )
 
 
-def count_pair_distances(
-    embeddings: Any, labels: Any, *, distance: str = "euclidean", bins: int = _BINS
-) -> PairHistogram:
+def count_pair_distances(embeddings: Any, labels: Any, *, distance: str = "euclidean") -> PairHistogram:
     """Return the histogram of the distances of all pairs of images, each unordered pair counted once.
 
-    The bins are equal and cover every distance that embeddings of these lengths can have. Distances come from float32
-    products, tile by tile of the matrix, of the embeddings shifted to their mean: with an error of some 1e-7 of the
-    largest squared length, so that copies may seem up to 1e-3 of the largest length apart. Besides the embeddings it
-    takes two copies of them and some 30 MB; 60,502 images of 512 dimensions take about a minute on two cores.
+    The 2**18 bins have widths in proportion to the distance, 1e-4 of it, so that far images do not put all others into
+    one bin. Only below a billionth of the largest distance there is one bin. Distances come from float32 products, tile
+    by tile of the matrix, with a relative error below 1e-4. Tiles that hold pairs too close for that are computed in
+    float64. Exact copies are at distance 0. Besides the embeddings it takes a copy of them and some 60 MB; 60,502
+    images of 512 dimensions take about a minute on two cores.
 
     Args:
         embeddings: (N, d).
         labels: (N,) integer class ids.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`, as `nearest_neighbors`.
-        bins: How many.
 
     Raises:
         UserError: Embeddings that are empty or not finite, labels that do not go with them, an unknown distance, or
@@ -81,7 +85,7 @@ def count_pair_distances(
         >>> histogram.positive.sum().item(), histogram.negative.sum().item(), round(histogram.mean_negative, 3)
         (1, 2, 4.5)
     """
-    return AllPairs(embeddings, labels, distance).histogram(bins)
+    return AllPairs(embeddings, labels, distance).histogram()
 
 
 class AllPairs:
@@ -91,6 +95,8 @@ class AllPairs:
         classes: (N,) the place of each image's class in `sizes`, ascending.
         sizes: (C,) the number of images of each class.
         scale: What the distances of the tiles are multiplied by.
+        precisions: In which they are computed: in the next one where a pair is too close for one.
+        bins: How many bins there are, a power of two: so many that what happens within one does not matter.
 
     Args:
         embeddings: (N, d).
@@ -101,6 +107,9 @@ class AllPairs:
         UserError: Embeddings that are empty or not finite, labels that do not go with them, an unknown distance, or
             not both pairs of one class and pairs of different classes.
     """
+
+    precisions: tuple[Any, ...] = (np.float32, np.float64)
+    bins = 2**18
 
     def __init__(self, embeddings: Any, labels: Any, distance: str):
         check_choice("distance", distance, DISTANCES)
@@ -113,42 +122,54 @@ class AllPairs:
         if not 1 < classes < len(labels):
             missing = "of one class" if classes == len(labels) else "of different classes"
             raise UserError(f"there is no pair of images {missing}: {len(labels)} images of {classes} classes")
-        points = embeddings[order]
-        space = placed_together(points, points, distance)
-        self._points, unit = space.gallery, space.unit
-        self._squares = np.einsum("nd,nd->n", self._points, self._points)
+        self._points = embeddings[order]
         self._distance = distance
-        # All distances lie between bounds that the largest squared length gives.
-        largest = float(self._squares.max()) or 1.0
-        bounds = {"euclidean": (0.0, 2 * largest**0.5), "sqeuclidean": (0.0, 4 * largest), "cosine": (0.0, 2.0)}
-        self._low, self._high = bounds.get(distance, (-largest, largest))
-        self.scale = {"euclidean": unit, "cosine": 1.0}.get(distance, unit**2)
+        self._shift, self._unit = frame_of(self._points, self._points, distance)
+        squares = np.concatenate([_squares(self._placed(rows)) for rows in row_blocks(len(order), _TILE)])
+        self.scale = {"euclidean": self._unit, "cosine": 1.0}.get(distance, self._unit**2)
+        # Bins are ranges of the bits of float32, which order its positive numbers. No distance is beyond `largest`.
+        largest = float(squares.max()) or 1.0
+        largest = {"euclidean": 2 * largest**0.5, "sqeuclidean": 4 * largest, "cosine": 2.0, "dot": largest}[distance]
+        self._magnitudes = self.bins // 2 if distance == "dot" else self.bins
+        octaves = 2 * _OCTAVES if distance == "sqeuclidean" else _OCTAVES
+        self._shift_of_bits = (octaves * 2**23 // self._magnitudes).bit_length() - 1
+        self._first_bits = int(np.float32(largest).view(np.int32)) + 1 - (self._magnitudes << self._shift_of_bits)
 
-    def edges(self, bins: int) -> np.ndarray:
-        """Return the (bins + 1,) edges of equal bins that hold every distance."""
-        return np.linspace(self._low, self._high, bins + 1)
+    def _placed(self, rows: slice, dtype: Any = np.float32) -> np.ndarray:
+        return placed(self._points[rows].astype(dtype, copy=False), self._distance, self._shift, self._unit)
 
-    def bins_of(self, distances: np.ndarray, bins: int) -> np.ndarray:
+    @functools.cached_property
+    def edges(self) -> np.ndarray:
+        """(bins + 1,) float64, the ends of the bins."""
+        bits = self._first_bits + (np.arange(self._magnitudes + 1) << self._shift_of_bits)
+        ends = bits.astype(np.int32).view(np.float32).astype(np.float64)
+        ends[0] = 0
+        return np.concatenate([-ends[:0:-1], ends]) if self._distance == "dot" else ends
+
+    def bins_of(self, distances: np.ndarray) -> np.ndarray:
         """Return the bin of each distance."""
-        per_bin = np.float32(bins / (self._high - self._low))
-        return np.clip(((distances - np.float32(self._low)) * per_bin).astype(np.intp), 0, bins - 1)
+        places = (np.abs(distances).view(np.int32) - self._first_bits) >> self._shift_of_bits
+        places = np.clip(places, 0, self._magnitudes - 1)
+        if self._distance == "dot":
+            places = np.where(distances < 0, self._magnitudes - 1 - places, self._magnitudes + places)
+        return places
 
-    def histogram(self, bins: int) -> PairHistogram:
-        """Return the counts of all pairs in equal bins that hold every distance."""
-        everything, positive = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
+    def histogram(self) -> PairHistogram:
+        """Return the counts of all pairs."""
+        everything, positive = np.zeros((2, self.bins), np.int64)
         sum_of_all = sum_of_positive = 0.0
         for rows, columns, distances, kept in self.tiles():
             same = self.same(rows, columns)
             distances = distances[kept]
-            bin_of = self.bins_of(distances, bins)
-            everything += np.bincount(bin_of.ravel(), minlength=bins)
+            bin_of = self.bins_of(distances)
+            everything += np.bincount(bin_of.ravel(), minlength=self.bins)
             sum_of_all += float(distances.sum(dtype=np.float64))
             if same is not None:
-                positive += np.bincount(bin_of[same[kept]], minlength=bins)
+                positive += np.bincount(bin_of[same[kept]], minlength=self.bins)
                 sum_of_positive += float(distances[same[kept]].sum(dtype=np.float64))
         num_positive, num_negative = int(positive.sum()), int(everything.sum() - positive.sum())
         return PairHistogram(
-            self.scale * self.edges(bins),
+            self.scale * self.edges,
             positive,
             everything - positive,
             self.scale * sum_of_positive / num_positive,
@@ -168,10 +189,31 @@ class AllPairs:
             rows = slice(i, min(i + _TILE, stop))
             for j in range(i, len(self._points), _TILE):
                 columns = slice(j, min(j + _TILE, len(self._points)))
-                products = self._points[rows] @ self._points[columns].T
-                distances = _from_products(products, self._squares[rows], self._squares[columns], self._distance)
+                distances = self._tile(rows, columns)
                 kept: Any = above_diagonal[: distances.shape[0], : distances.shape[1]] if i == j else ...
                 yield rows, columns, distances, kept
+
+    def _tile(self, rows: slice, columns: slice) -> np.ndarray:
+        """Return the distances of a tile, float32, before `scale`."""
+        for dtype in self.precisions:
+            x, y = self._placed(rows, dtype), self._placed(columns, dtype)
+            values = x @ y.T
+            if self._distance == "dot":
+                break
+            # Of cosine 1 - <x, y>, which is |x - y|^2 / 2 of unit vectors.
+            sums = dtype(1) if self._distance == "cosine" else _squares(x)[:, None] + _squares(y)
+            values *= dtype(-1 if self._distance == "cosine" else -2)
+            values += sums
+            close = values <= dtype(_OF_PRODUCTS[dtype]) * sums
+            if not close.any():
+                break
+        else:
+            of_pair = np.argwhere(close)
+            for part in row_blocks(len(of_pair), max(1, _DIFFERENCES_AT_ONCE // x.shape[1])):
+                i, j = of_pair[part].T
+                values[i, j] = _squares(x[i] - y[j]) / (2 if self._distance == "cosine" else 1)
+        values = -values if self._distance == "dot" else values
+        return (np.sqrt(values) if self._distance == "euclidean" else values).astype(np.float32, copy=False)
 
     def same(self, rows: slice, columns: slice) -> np.ndarray | None:
         """Return which pairs of a tile are of one class; None where none is."""
@@ -180,17 +222,8 @@ class AllPairs:
         return self.classes[rows, None] == self.classes[columns]
 
 
-def _from_products(products: np.ndarray, left: np.ndarray, right: np.ndarray, distance: str) -> np.ndarray:
-    """Return the distances, written over the products <x, y>, from these and the squared lengths of x and y."""
-    if distance == "dot":
-        return np.negative(products, out=products)
-    if distance == "cosine":
-        return np.subtract(np.float32(1), products, out=products)
-    products *= np.float32(-2)
-    products += left[:, None]
-    products += right
-    np.maximum(products, 0, out=products)
-    return np.sqrt(products, out=products) if distance == "euclidean" else products
+def _squares(rows: np.ndarray) -> np.ndarray:
+    return np.einsum("nd,nd->n", rows, rows)
 
 
 def overlap_coefficient(positive: Any, negative: Any) -> float:

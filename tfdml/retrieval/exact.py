@@ -335,11 +335,14 @@ def frame_of(queries: np.ndarray, gallery: np.ndarray, distance: str) -> tuple[n
     if distance == "cosine":
         return shift, 1.0
     if distance != "dot":
-        # Distances do not change when everything moves by the gallery's mean, and the squares that cancel are then
-        # smallest. On a coarse grid of powers of two the subtraction adds no error of its own to simple data.
+        # Distances do not change when everything moves by the gallery's center, and the squares that cancel are then
+        # small. The median is moved by no outlier. On a coarse grid of powers of two the subtraction adds no error of
+        # its own to simple data.
         sample = gallery[:: -(-len(gallery) // 4096)].astype(np.float64)
-        grid = _power_of_two(float(np.sqrt(sample.var(axis=0).mean()))) / 8
-        shift = (np.round(sample.mean(axis=0) / grid) * grid).astype(np.float32)
+        center = np.median(sample, axis=0)
+        spread = np.abs(sample - center)
+        grid = _power_of_two(float(np.median(spread) or spread.mean())) / 8
+        shift = (np.round(center / grid) * grid).astype(np.float32)
     sides = [gallery] if queries is gallery else [gallery, queries]
     extremes = [np.abs(edge - shift).max() for side in sides for edge in (side.min(axis=0), side.max(axis=0))]
     return shift, _power_of_two(float(max(extremes)))
