@@ -124,3 +124,23 @@ def test_embeddings_that_are_not_finite_are_refused():
     with pytest.raises(UserError, match="NaN or infinite"):
         index.add(np.ones((2, 3), "float32"))
     assert len(index) == 0
+
+
+def test_classes_of_two_data_sets_go_by_name(model):
+    """Both number their classes from 0; `van` is in both."""
+    index = tfdml.Index(model, distance="euclidean")
+    index.add(images([0, 0, 2, 2], 0), [0, 0, 1, 1], class_names={0: "bus", 1: "van"})
+    index.add(images([5, 5, 2, 2], 1), [0, 0, 1, 1], "abcd", class_names={0: "pizza", 1: "van"})
+    assert index.labels.tolist() == ["bus", "bus", "van", "van", "pizza", "pizza", "van", "van"]
+    queries = images([0, 2, 5], 2)
+    assert index.classify(queries, k=2).labels.tolist() == ["bus", "van", "pizza"]
+    assert index.search(queries, k=2).column("class").tolist() == ["bus", "bus", "van", "van", "pizza", "pizza"]
+
+
+def test_an_index_is_loaded_with_its_own_model_alone(index, model, tmp_path):
+    index.save(tmp_path / "index")
+    other = keras.models.clone_model(model)
+    with pytest.raises(UserError, match="are of different models"):
+        tfdml.Index.load(tmp_path / "index", other)
+    other.set_weights(model.get_weights())
+    assert len(tfdml.Index.load(tmp_path / "index", other)) == 18

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import keras
 import numpy as np
 
 from tfdml.embeddings.compute import embed, slices
+from tfdml.embeddings.model_card import fingerprint
 from tfdml.embeddings.parquet import table_of, write_file
-from tfdml.embeddings.reader import read_embeddings, read_names
+from tfdml.embeddings.reader import check_same_model, class_of_each, read_embeddings, read_names
 from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.classification import KNNClassifier, Predictions
 from tfdml.evaluation.results import RetrievalResults
@@ -37,7 +38,7 @@ class Index:
 
     Example:
         >>> index = tfdml.Index(model)
-        >>> index.add(train.images.pixels(), train.labels)
+        >>> index.add(train.images.pixels(), train.labels, class_names=train.class_names)
         >>> queries = test.images.pixels()[:2]
         >>> index.search(queries, k=3).column("rank").tolist()
         [1, 2, 3, 1, 2, 3]
@@ -63,19 +64,30 @@ class Index:
         """Return the embeddings (N, d) of images: an array (N, ...), or batches of them."""
         return embed(self.model, slices(x, self.batch_size) if hasattr(x, "shape") else x)
 
-    def add(self, x: Any, y: Any = None, ids: Sequence[str] | None = None) -> None:
+    def add(
+        self,
+        x: Any,
+        y: Any = None,
+        ids: Sequence[str] | None = None,
+        *,
+        class_names: Mapping[int, str] | None = None,
+    ) -> None:
         """Add images, of known or of new classes.
 
         Args:
             x: (N, ...) images, or batches of them.
-            y: (N,) class ids (integers) or names; with all images, or with none.
+            y: (N,) names of classes, or class ids (integers), which mean the same in every call; with all images, or
+                with none.
             ids: (N,) what the images are called; their numbers by default.
+            class_names: Names of the class ids, such as those of a data set. The index keeps the names.
 
         Raises:
             UserError: The embeddings are not finite or of another dimension, or there is not one label and id for each.
         """
         embeddings = check_embeddings(self.embed(x))
         labels = None if y is None else np.asarray(y)
+        if labels is not None and class_names is not None:
+            labels = class_of_each(labels, class_names).astype(str)
         ids = [str(len(self) + i) for i in range(len(embeddings))] if ids is None else list(map(str, ids))
         if (labels is not None and labels.shape != (len(embeddings),)) or len(ids) != len(embeddings):
             raise UserError(f"`y` and `ids` must have one value for each of the {len(embeddings)} images")
@@ -158,11 +170,12 @@ class Index:
             raise UserError(f"{folder} exists: choose another folder, or remove it")
         folder.parent.mkdir(parents=True, exist_ok=True)
         images: dict[str, Any] = {"id": range(len(self)), "path": self.ids, "label": self.labels}
-        classes = None
-        if self.labels is not None and self.labels.dtype.kind not in "iu":
-            classes, images["label"] = np.unique(self.labels.astype(str), return_inverse=True)
-            images["class"], classes = classes[images["label"]].tolist(), classes.tolist()
-        about = {"distance": self.distance, "batch_size": self.batch_size, "classes": classes}
+        named = self.labels is not None and self.labels.dtype.kind not in "iu"
+        if named:
+            images["class"] = self.labels.astype(str).tolist()  # type: ignore[union-attr]
+            images["label"] = np.unique(images["class"], return_inverse=True)[1]
+        about = {"distance": self.distance, "batch_size": self.batch_size, "named": named}
+        about["model"] = fingerprint(self.model) if isinstance(self.model, keras.Model) else ""
         with partial_folder(folder.parent) as partial:
             write_file(partial / _EMBEDDINGS, table_of(images, gallery))
             if isinstance(self.model, keras.Model):
@@ -179,18 +192,20 @@ class Index:
             model: Embeds further images; by default the model that was saved with the index.
 
         Raises:
-            UserError: The folder holds no index, or neither it nor you give a model.
+            UserError: The folder holds no index, neither it nor you give a model, or the model is another one.
         """
         folder = Path(folder)
-        about = read_json(folder / _ABOUT, {"distance": str, "batch_size": int})
+        about = read_json(folder / _ABOUT, {"distance": str, "batch_size": int, "model": str})
         if model is None:
             if not (folder / _MODEL).is_file():
                 raise UserError(f"{folder} holds no model: give the one that embedded its images")
             model = keras.saving.load_model(folder / _MODEL)
+        check_same_model(
+            about["model"], fingerprint(model) if isinstance(model, keras.Model) else "", f"{folder} and `model`"
+        )
         index = cls(model, distance=about["distance"], batch_size=about["batch_size"])
         stored = read_embeddings(folder / _EMBEDDINGS)
         index.embeddings, index.ids = stored.embeddings, list(read_names(folder / _EMBEDDINGS))
-        classes = about.get("classes")
-        index.labels = stored.labels if classes is None else np.array(classes)[stored.labels]
+        index.labels = stored.classes.astype(str) if about.get("named") else stored.labels  # type: ignore[union-attr]
         index.calibration = about.get("calibration") and Calibration.from_dict(about["calibration"])
         return index

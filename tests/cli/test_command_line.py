@@ -328,7 +328,7 @@ ALWAYS = {
     "audit": {"model", "dataset", "data_dir", "embeddings", "pick", "out"},
     "demo": {"gallery", "calibration", "cache", "host", "port"},
     "serve": {"model", "name", "host", "port"} | {field.name for field in dataclasses.fields(ServeSettings)},
-    "index": {"embeddings", "to", "prefix", "truncate_dim", "dry_run"},
+    "index": {"embeddings", "to", "prefix", "truncate_dim", "replace", "dry_run"},
     "search": {"gallery", "queries", "k", "max_distance", "out"},
     "prepare": {"dataset", "data_dir", "download", "check_only", "dry_run"},
 }

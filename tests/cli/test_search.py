@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from tfdml.evaluation import RetrievalResults, evaluate_retrieval
-from tfdml.retrieval import nearest_neighbors
+from tfdml.retrieval import EmbeddingsToIndex, nearest_neighbors
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,14 @@ def test_images_are_queries(commands, tmp_path):
     if status:
         pytest.fail(errors)
     asked = f"--queries={tmp_path}/photos/a/*.png,{tmp_path}/photos/a/3.png"
+    other = Embedder("conv4", embedding_dim=4, image_size=16)
+    other.build((None, 16, 16, 3))
+    other.save(tmp_path / "other.keras")
+    status, _, errors = commands.run(
+        "search", f"--gallery={tmp_path}/embeddings", f"--model={tmp_path}/other.keras", asked
+    )
+    assert status == 2
+    assert "are of different models" in errors
     for number, flags in enumerate(([f"--gallery={tmp_path}/retriever"], [f"--gallery={tmp_path}/embeddings", model])):
         status, _, errors = commands.run("search", *flags, asked, f"--out={tmp_path}/{number}.parquet", "--k=2")
         assert status == 0, errors
@@ -127,7 +135,10 @@ def test_images_are_queries(commands, tmp_path):
         ([], "--gallery is missing"),
         (["--gallery={}/gallery.npz"], "--queries is missing"),
         (["--gallery={}/gallery.npz", "--queries={}/*.jpg"], "--model is missing"),
-        (["--gallery={}/gallery.npz", "--queries={}/*.jpg", "--model=nowhere"], "*.jpg"),
+        (
+            ["--gallery={}/gallery.npz", "--queries={}/*.jpg", "--model=x"],
+            "*.jpg: there is no such file, and none that",
+        ),
         (["--gallery={}/gallery.npz", "--queries={}", "--model=x"], "is a folder: name its files"),
         (["--gallery={}/gallery.npz", "--queries={}/other.npz"], "dimension"),
         (["--gallery={}/gallery.npz", "--queries={}/none.npz"], "none.npz"),
@@ -148,3 +159,87 @@ def test_what_is_wrong_is_one_line(commands, folder, flags, says):
     status, _, errors = commands.run("search", *[flag.replace("{}", str(folder)) for flag in flags])
     assert (status, errors.count("\n")) == (2, 1), errors
     assert says in errors
+
+
+@pytest.fixture(scope="module")
+def two_shops(commands, tmp_path_factory):
+    """An embedder, and two folders of images that number their classes each from 0; `b` is in both."""
+    from tfdml.models import Embedder
+
+    folder = tmp_path_factory.mktemp("shops")
+    rng = np.random.default_rng(0)
+    for shop, names in (("one", ("a", "b")), ("two", ("b", "c"))):
+        for name in names:
+            (folder / shop / name).mkdir(parents=True)
+            for number in range(3):
+                image = Image.fromarray(rng.integers(0, 255, (24, 24, 3), np.uint8))
+                image.save(folder / shop / name / f"{number}.png")
+    embedder = Embedder("conv4", embedding_dim=4, image_size=16)
+    embedder.build((None, 16, 16, 3))
+    embedder.save(folder / "embedder.keras")
+    for shop in ("one", "two"):
+        data = ["--dataset=folder", f"--data_dir={folder / shop}", "--split=all", f"--out={folder / shop}.embeddings"]
+        status, _, errors = commands.run("embed", f"--model={folder}/embedder.keras", *data)
+        assert status == 0, errors
+    return folder
+
+
+@pytest.mark.slow
+def test_classes_of_two_folders_go_by_name_in_one_gallery(commands, two_shops):
+    pytest.importorskip("lancedb")
+    from tfdml.retrieval import connect
+
+    uri = f"lancedb://{two_shops}/galleries"
+    index = ["index", f"--to={uri}"]
+    assert commands.run(*index, f"--embeddings={two_shops}/one.embeddings")[0] == 0
+    # `b/0.png` of the second shop is another image than that of the first.
+    status, _, errors = commands.run(*index, f"--embeddings={two_shops}/two.embeddings")
+    assert status == 2
+    assert "3 ids of" in errors
+    assert "b/0.png: set --replace to replace these rows, or another --prefix" in errors
+    status, text, _ = commands.run(*index, f"--embeddings={two_shops}/two.embeddings", "--prefix=two/", "--dry_run")
+    assert (status, "6 added, 0 replaced" in text) == (0, True)
+    assert commands.run(*index, f"--embeddings={two_shops}/two.embeddings", "--prefix=two/")[0] == 0
+    with connect(uri) as gallery:
+        rows = gallery.rows(99)
+    assert {name: rows.columns["class"].count(name) for name in "abc"} == {"a": 3, "b": 6, "c": 3}
+    query = f"--queries={two_shops}/two/c/1.png"
+    status, text, errors = commands.run("search", f"--gallery={uri}", f"--model={two_shops}/embedder.keras", query)
+    assert status == 0, errors
+    assert "two/c/1.png  class=c" in text.splitlines()[1]
+
+
+@pytest.mark.slow
+def test_queries_and_gallery_of_two_sources_are_compared_by_names(commands, two_shops):
+    """Recall@1 of the queries of class b, whose number is 0 here and 1 in the gallery."""
+    one, two = (EmbeddingsToIndex.read(two_shops / f"{shop}.embeddings") for shop in ("one", "two"))
+    nearest = nearest_neighbors(two.stored.embeddings[:3], one.stored.embeddings, k=1)[0][:, 0]
+    flags = [f"--gallery={two_shops}/one.embeddings", f"--queries={two_shops}/two.embeddings"]
+    status, text, errors = commands.run("search", *flags, f"--out={two_shops}/nearest.parquet")
+    assert status == 0, errors
+    assert f"Recall@1 {100 * (nearest >= 3).mean():.2f} %" in text
+    table = RetrievalResults.read(two_shops / "nearest.parquet").to_pandas()
+    assert set(table["query_class"]) == {"b", "c"}
+    assert (table["relevant"] == (table["query_class"] == table["class"])).all()
+    assert table[table["query_class"] == "c"]["num_relevant"].eq(0).all()
+
+
+@pytest.mark.slow
+def test_existing_files_come_before_patterns(commands, two_shops):
+    folder = two_shops / "odd"
+    folder.mkdir()
+    for name in ("car[1].png", "car1.png", "a,b.png", "star*.png", "starry.png"):
+        (folder / name).write_bytes((two_shops / "one" / "a" / "0.png").read_bytes())
+    flags = ["search", f"--gallery={two_shops}/one.embeddings", f"--model={two_shops}/embedder.keras", "--k=1"]
+
+    def queries(*names):
+        status, text, errors = commands.run(*flags, *(f"--queries={folder}/{name}" for name in names))
+        assert status == 0, errors
+        return [line.rpartition("/")[2] for line in text.splitlines() if not line.startswith(" ")]
+
+    assert queries("car[1].png") == ["car[1].png"]
+    assert queries("a,b.png", "car1.png") == ["a,b.png", "car1.png"]
+    assert queries("star*.png") == ["star*.png"]
+    assert queries("star*") == ["star*.png", "starry.png"]
+    assert queries("car[[]1*") == ["car[1].png"]
+    assert queries(f"car1.png,{folder}/a,b.png".replace(",b", "*")) == ["car1.png", "a,b.png"]

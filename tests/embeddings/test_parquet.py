@@ -145,3 +145,18 @@ def test_files_that_are_damaged(tmp_path):
             read_embeddings(tmp_path / "x.parquet")
     with pytest.raises(UserError, match="cannot be read as Parquet"):
         read_embeddings(tmp_path / "nowhere.parquet")
+
+
+def test_classes_of_a_folder_go_by_name(tmp_path, caplog):
+    """Two files that number their classes each from 0; and one that has names alone."""
+    for number, names in enumerate((["bus", "coupe", "bus"], ["pizza", "bus", "pizza"])):
+        columns = {"id": range(3), "path": [f"{number}/{row}" for row in range(3)], "label": [0, 1, 0], "class": names}
+        parquet.write_file(tmp_path / f"{number}.parquet", parquet.table_of(columns, np.eye(3, dtype=np.float32)))
+    stored = read_embeddings(tmp_path)
+    assert stored.classes.tolist() == ["bus", "coupe", "bus", "pizza", "bus", "pizza"]
+    assert stored.labels.tolist() == [0, 1, 0, 2, 0, 2]
+    assert "the columns label and class disagree; classes go by name, and are 3" in caplog.text
+    one = read_embeddings(tmp_path / "1.parquet")
+    assert (one.labels.tolist(), one.class_names) == ([0, 1, 0], {0: "pizza", 1: "bus"})
+    pq.write_table(pa.table({"embedding": [[1.0], [2.0]], "class": ["x", "a"]}), tmp_path / "names.parquet")
+    assert read_embeddings(tmp_path / "names.parquet").classes.tolist() == ["x", "a"]

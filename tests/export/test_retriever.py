@@ -16,7 +16,7 @@ from tfdml.data import EncodedImages
 from tfdml.errors import UserError
 from tfdml.evaluation import KNNClassifier
 from tfdml.export import GalleryItem, Retriever, prune, search_graph
-from tfdml.export.gallery import embedded, items_of_dataset
+from tfdml.export.gallery import embedded, items_of_dataset, items_of_folder
 from tfdml.export.saved_model import version_numbers
 from tfdml.export.search_graph import MAX_NEIGHBORS
 
@@ -59,7 +59,7 @@ def test_neighbors_are_those_of_a_search_by_hand(shop, retriever):
     np.testing.assert_allclose(found.distances, distances, atol=1e-6)
     np.testing.assert_allclose(found.similarities, (vectors[:, None] * shop.embeddings[rows]).sum(-1), atol=1e-6)
     assert found.ids.tolist() == [[shop.ids[row] for row in line] for line in rows]
-    assert found.labels.tolist() == (rows // 3).tolist()
+    assert found.classes.tolist() == [[f"class {row // 3}" for row in line] for line in rows]
     assert json.loads(found.metadata[0, 0]) == {"class": f"class {rows[0, 0] // 3}", "path": f"{rows[0, 0]}.jpg"}
 
 
@@ -76,7 +76,7 @@ def test_what_is_further_than_a_distance_is_left_out(limit, shop, retriever):
     near = whole.distances <= (CALIBRATION.threshold if limit == "calibrated" else limit)
     assert near[0].any() == (limit != 0.0)
     for name, filler in (
-        *(("indices", -1), ("ids", ""), ("distances", np.inf), ("similarities", -1), ("labels", -1), ("metadata", "")),
+        *(("indices", -1), ("ids", ""), ("distances", np.inf), ("similarities", -1), ("classes", ""), ("metadata", "")),
     ):
         column, expected = getattr(found, name), getattr(whole, name)
         assert column.dtype == expected.dtype
@@ -163,7 +163,7 @@ def test_a_bad_query_is_named(shop, retriever):
         (np.zeros((2, 8)), 2, r"embedding\[0\] of 2: has length 0"),
         (np.ones((2, 7)), 2, r"must be \(images, 8\)"),
         (np.array(["a"]), 2, "real numbers"),
-        ([shop.images[0], b""], 2, r"image_bytes\[1\] of 2: no bytes"),
+        ([shop.images[0], b""], 2, "1 of 2 images cannot be embedded, the first is image 1: no bytes"),
         (["nowhere.jpg"], 2, r"nowhere\.jpg cannot be read"),
         (np.zeros((5, 5), np.uint8), 2, "must be"),
         (np.zeros((1, 5, 5, 1), np.uint8), 2, r".+"),
@@ -477,3 +477,31 @@ def test_the_limit_of_neighbors_holds_for_small_galleries(shop):
     search = retriever._version.loaded.signatures["search_embedding"]
     with pytest.raises(tf.errors.InvalidArgumentError, match="k is 10001, more than the limit of 10000"):
         search(embedding=tf.constant(shop.embeddings[:1]), k=tf.constant(MAX_NEIGHBORS + 1))
+
+
+def test_classes_of_two_folders_go_by_name(own, tmp_path):
+    """The second folder numbers its classes from 0 again; `class 1` is in both."""
+    for number, name in enumerate(("class 1", "pizza")):
+        (tmp_path / "new" / name).mkdir(parents=True)
+        (tmp_path / "new" / name / "0.jpg").write_bytes(picture(80 + number))
+    own.add(items_of_folder(tmp_path / "new"))
+    gallery = own.gallery()
+    of_name = dict(zip(gallery.classes, gallery.labels.tolist(), strict=True))
+    assert len(of_name) == len(set(of_name.values())) == 5
+    assert gallery.classes.count("class 1") == 4
+    assert own.search([picture(80), picture(81)], 1).classes.tolist() == [["class 1"], ["pizza"]]
+    assert own.card["classes"] == 5
+
+
+def test_bad_queries_keep_their_file_name(own, tmp_path, capfd):
+    good, cut = tmp_path / "good.jpg", tmp_path / "cut.jpg"
+    good.write_bytes(picture(3))
+    cut.write_bytes(picture(3)[:300])
+    with pytest.raises(UserError) as raised:
+        own.search([good, cut, tmp_path / "cut.jpg"], 1)
+    assert str(raised.value).startswith(f"2 of 3 images cannot be embedded, the first is {cut}: ")
+    for word in ("Node", "{{", "Op", "image_bytes", "Graph", "jpeg"):
+        assert word not in str(raised.value).replace(str(tmp_path), "").replace("cut.jpg", "")
+    print(str(raised.value))
+    text = capfd.readouterr()
+    assert "Premature" not in text.err, text.err

@@ -131,7 +131,12 @@ def _named(read: EmbeddingsToIndex, values: Flags) -> tuple[str, np.ndarray, Ima
     base = os.path.expanduser(values.data_dir)
     images = FileImages(tuple(os.path.join(base, name) for name in names))
     name = os.path.basename(os.path.normpath(values.embeddings))
-    return name, stored.embeddings, ImageTable(names, labels, roles), images.picture if base else None
+    return (
+        name,
+        stored.embeddings,
+        ImageTable(names, labels, roles, stored.class_names),
+        images.picture if base else None,
+    )
 
 
 def _write(folder: ResumableFolder, found: Audit, name: str, picture: _Picture | None) -> list[str]:

@@ -25,7 +25,7 @@ from absl import logging as absl_logging
 from tfdml.effects import Effect, in_vain
 from tfdml.errors import UserError, short_message, user_errors
 from tfdml.io.copies import local_copy
-from tfdml.io.files import GO_ON, as_named, is_disk_full, unwritable
+from tfdml.io.files import GO_ON, as_named, exists, is_disk_full, unwritable
 from tfdml.training.run.interruption import SIGNALS, Stopped
 from tfdml.training.settings import meanings
 from tfdml_command import drop_output, nearest
@@ -62,9 +62,14 @@ class Flags(flags.FlagValues):
             default: Its value where the command line does not set it.
             text: Its help.
             choices: The values that a text may have; empty: any.
-            kind: What comes after `DEFINE_` in the name of absl's function; by default that of the default value.
+            kind: What comes after `DEFINE_` in the name of absl's function; by default that of the default value. Or
+                `paths`, for paths and patterns.
             **options: Further arguments of absl's function, such as `lower_bound`.
         """
+        if kind == "paths":
+            flag = _Paths(flags.ArgumentParser[str](), flags.ArgumentSerializer[str](), name, default, text)
+            flags.DEFINE_flag(flag, flag_values=self, module_name="tfdml")
+            return
         kind = kind or ("enum" if choices else KINDS[type(default)])
         rest = ([choices] if choices else []) + [text]
         getattr(flags, f"DEFINE_{kind}")(name, default, *rest, flag_values=self, module_name="tfdml", **options)
@@ -100,6 +105,14 @@ class Flags(flags.FlagValues):
         for name in names:
             if not self[name].value:
                 raise UserError(f"--{name} is missing")
+
+
+class _Paths(flags.MultiFlag):
+    """Paths and patterns: the flag is repeated, or has commas; the name of an existing file may have commas, too."""
+
+    def _parse(self, arguments: Any) -> list[str]:
+        texts = super()._parse(arguments)
+        return [path for text in texts for path in ([text] if exists(text) else text.split(",")) if path]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,6 +214,21 @@ def as_flags(message: str, known: Flags, flag_of: Mapping[str, str] | None = Non
     return _ARGUMENT.sub(written, message)
 
 
+def _said_once() -> Callable[[logging.LogRecord], bool]:
+    """Return a filter that passes each warning once: a list that is read for each split warns each time."""
+    warnings: set[str] = set()
+
+    def passes(record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        text = record.getMessage()
+        is_new = text not in warnings
+        warnings.add(text)
+        return is_new
+
+    return passes
+
+
 class Formatter(logging.Formatter):
     """Writes log lines in which arguments are flags.
 
@@ -285,7 +313,9 @@ def run(command: Command, words: Sequence[str]) -> None:
     flags.FLAGS.mark_as_parsed()  # absl's own, which its logging waits for
     absl_logging.use_absl_handler()
     absl_logging.set_verbosity(absl_logging.INFO)
-    absl_logging.get_absl_handler().setFormatter(Formatter(command))
+    handler = absl_logging.get_absl_handler()
+    handler.setFormatter(Formatter(command))
+    handler.filters = [_said_once()]
     for library in ("tensorflow", "faiss", "faiss.loader", "jax"):
         logging.getLogger(library).setLevel(logging.ERROR)
     try:

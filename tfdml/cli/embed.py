@@ -9,8 +9,9 @@
 --out gets part-*.parquet, a row per image, and, last of all, manifest.json. The same command resumes after the last
 whole file and ends with the same bytes. tfdml evaluate --model=OUT measures the embeddings.
 
-With --cluster the images of --input are embedded over many processes: a path or URL with * and **, a folder, or a list
-as --dataset=list reads it, of which only path is required. Bad images are listed in bad_images.csv.
+With --cluster the images of --input are embedded over many processes: files, paths or URLs with * and **, folders (the
+flag may be repeated), or one list as --dataset=list reads it, of which only path is required. Bad images are listed in
+bad_images.csv.
 """
 
 import json
@@ -37,7 +38,7 @@ FLAGS.define("split", "test", "Images of unseen or training classes, or both; or
 FLAGS.define("dtype", "float32", "Vectors as they are, or 8 bits with a scale for each row.", ["float32", "int8"])
 FLAGS.define("dry_run", False, "Say what would be done, write nothing.")
 FLAGS.define("cluster", "", "Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379.")
-FLAGS.define("input", "", "With --cluster, which images: see above.")
+FLAGS.define("input", [], "With --cluster, which images: see above.", kind="paths")
 FLAGS.define("actors", 0, "With --cluster: processes with the model; 0: one per GPU, or per 4 CPUs.", lower_bound=0)
 FLAGS.define("rows_per_file", 4096, "Images of a Parquet file; a kill loses the files under way.", lower_bound=1)
 
@@ -82,7 +83,12 @@ def embed(values: Flags) -> None:
             rate = progress_line.rate(writer.rows)
         manifest = writer.finish(
             {
-                "model": {"source": source.address, "kind": source.kind, "checksum": source.checksum()},
+                "model": {
+                    "source": source.address,
+                    "kind": source.kind,
+                    "checksum": source.checksum(),
+                    "fingerprint": source.fingerprint(),
+                },
                 "view": source.view,
                 "dataset": {"name": choice.name, "options": choice.options, "split": values.split},
             }
@@ -110,9 +116,11 @@ def _embed_in_bulk(values: Flags) -> None:
     names = ("cluster", "actors", "batch_size", "dtype", "rows_per_file", "truncate_dim")
     options: dict[str, Any] = {name: values[name].value for name in names}
     model = as_named(os.path.expanduser(values.model))
-    request = bulk_embedding.BulkRequest(model, values.input, out, **options)
+    source = values.input[0] if len(values.input) == 1 else values.input
+    request = bulk_embedding.BulkRequest(model, source, out, **options)
     if values.dry_run:
-        print(f"would embed {values.input} by {as_named(values.model)} into {out}; nothing was written (--dry_run)")
+        images, model = ",".join(values.input), as_named(values.model)
+        print(f"would embed {images} by {model} into {out}; nothing was written (--dry_run)")
         return
     line: Progress | None = None
 

@@ -86,7 +86,7 @@ FLAGS.define("generalization", False, "Also compare the embeddings of the traini
 FLAGS.define("json", "", "File to write the metrics to, as fractions.")
 FLAGS.define("report", "", "File to write an HTML page to.")
 FLAGS.define("heat_maps", False, "With --report: show what a few queries have in common with their neighbors.")
-FLAGS.define("compare", [], "In place of --model: finished runs, compared with the first of them.")
+FLAGS.define("compare", [], "In place of --model: finished runs, compared with the first of them.", kind="paths")
 FLAGS.define(
     "after", [], "Steps after the embedding, see above; repeat the flag for another chain.", kind="multi_string"
 )

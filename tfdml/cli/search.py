@@ -23,6 +23,7 @@ qrels.trec next to it where the labels of queries and gallery are known.
 import dataclasses
 import glob
 import os
+from typing import Any
 
 import numpy as np
 
@@ -33,17 +34,18 @@ from tfdml.data import ImageDataset
 from tfdml.data.dataset import check
 from tfdml.data.images import FileImages, VectorImages
 from tfdml.effects import Effect, both, either, needs
-from tfdml.embeddings.reader import holds_embeddings
+from tfdml.embeddings.reader import check_same_model, holds_embeddings
 from tfdml.errors import UserError, user_errors
 from tfdml.evaluation import RetrievalResults
 from tfdml.export.retriever import Retriever
 from tfdml.io.copies import local_copy
-from tfdml.io.files import as_named, find, is_remote, require_writable
+from tfdml.io.files import as_named, exists, find, is_remote, require_writable
 from tfdml.retrieval import EmbeddingsToIndex, connect
 
 FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
-FLAGS.define("queries", [], "Images: files, or patterns with * and **. Or one folder or file of embeddings.")
+QUERIES = "Images: files, or patterns with * and **; may be repeated. Or one folder or file of embeddings."
+FLAGS.define("queries", [], QUERIES, kind="paths")
 FLAGS.define("k", 10, "How many neighbors of each query.", lower_bound=1)
 model_flags.define_distance(FLAGS)
 FLAGS.define("max_distance", "", "Leave out what is further away; calibrated: than the threshold of a retriever.")
@@ -97,9 +99,8 @@ def _holds_images(queries: list[str]) -> bool:
 
 
 def _images(values: Flags) -> list[str]:
-    """Return the paths of the query images."""
-    patterns = [os.path.expanduser(text) for text in values.queries]
-    paths = [path for text in patterns for path in _files(text)]
+    """Return the paths of the query images: existing files, then what patterns match."""
+    paths = [path for text in values.queries for path in _files(os.path.expanduser(text))]
     if folders := [path for path in paths if os.path.isdir(path)]:
         raise UserError(f"--queries={folders[0]} is a folder: name its files, such as {folders[0]}/*.jpg")
     return paths
@@ -108,31 +109,47 @@ def _images(values: Flags) -> list[str]:
 def _files(pattern: str) -> list[str]:
     if is_remote(pattern):
         return find(pattern)
-    return sorted(glob.glob(pattern, recursive=True)) or [pattern]
+    if exists(pattern):
+        return [pattern]
+    # Brackets are signs of a name, or else a set of signs.
+    matches = glob.glob(pattern.replace("[", "[[]"), recursive=True) or glob.glob(pattern, recursive=True)
+    if not matches:
+        raise UserError(f"--queries={pattern}: there is no such file, and none that it matches as a pattern")
+    return sorted(matches)
 
 
-def _embedded(values: Flags) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """Return the names of the queries, their embeddings, and their classes where they are known."""
+@dataclasses.dataclass(frozen=True)
+class _Queries:
+    """Embedded queries: their names, vectors, classes (None: not known), and the fingerprint of their model."""
+
+    names: list[str]
+    vectors: np.ndarray
+    classes: np.ndarray | None
+    model: str
+
+
+def _embedded(values: Flags) -> _Queries:
     if not _holds_images(values.queries):
         stored = EmbeddingsToIndex.read(os.path.expanduser(values.queries[0]))
-        vectors = np.asarray(stored.stored.embeddings)
+        vectors, model = np.asarray(stored.stored.embeddings), stored.model
         if values.model:
             dataset = ImageDataset("queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64))
-            vectors = model_flags.chosen_source(values).embed(dataset, values.batch_size)
-        return stored.names, vectors, stored.stored.classes
-    paths = _images(values)
+            head = model_flags.chosen_source(values)
+            vectors, model = head.embed(dataset, values.batch_size), head.fingerprint()
+        return _Queries(stored.names, vectors, stored.stored.classes, model)
     values.require("model")
-
+    paths = _images(values)
     dataset = check(ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64)))
-    return paths, model_flags.chosen_source(values).embed(dataset, values.batch_size), None
+    source = model_flags.chosen_source(values)
+    return _Queries(paths, source.embed(dataset, values.batch_size), None, source.fingerprint())
 
 
 def _in_database(values: Flags) -> RetrievalResults:
-    names, queries, _ = _embedded(values)
+    queries = _embedded(values)
     with connect(values.gallery) as gallery:
-        found = gallery.search(queries, values.k)
+        found = gallery.search(queries.vectors, values.k, model=queries.model)
     columns = {name: column for name, column in found.columns.items() if name in ("class", "role") and column.any()}
-    return RetrievalResults.of_arrays(names, found.ids, found.distances, columns)
+    return RetrievalResults.of_arrays(queries.names, found.ids, found.distances, columns)
 
 
 def _in_embeddings(values: Flags) -> RetrievalResults:
@@ -148,19 +165,31 @@ def _in_embeddings(values: Flags) -> RetrievalResults:
     ):
         part = dataclasses.replace(stored, names=tuple(gallery.names)).split("test")
         return RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
-    names, queries, classes = _embedded(values)
-    options |= {"query_ids": names, "gallery_ids": gallery.ids, "gallery_labels": stored.classes}
-    return RetrievalResults.search(queries, None if stored.labels is None else classes, stored.embeddings, **options)
+    queries = _embedded(values)
+    check_same_model(gallery.model, queries.model, f"--gallery={values.gallery} and the queries")
+    classes, others = queries.classes, stored.classes
+    if others is None:
+        classes = None
+    elif classes is not None and not np.isin(classes, others).any():
+        print("queries and gallery have no class in common, by name: nothing is counted")
+        classes = None
+    options |= {"query_ids": queries.names, "gallery_ids": gallery.ids, "gallery_labels": others}
+    return RetrievalResults.search(queries.vectors, classes, stored.embeddings, **options)
 
 
 def _in_retriever(values: Flags) -> RetrievalResults:
     retriever = Retriever.load(os.path.expanduser(values.gallery))
-    images = _images(values) if _holds_images(values.queries) else None
-    names, queries = (images, images) if images is not None else _embedded(values)[:2]
+    asked: Any
+    if _holds_images(values.queries):
+        names = asked = _images(values)
+    else:
+        queries = _embedded(values)
+        names, asked = queries.names, queries.vectors
+        check_same_model(retriever.card["model"], queries.model, f"--gallery={values.gallery} and the queries")
     limit = "calibrated" if values.max_distance == "calibrated" else None
-    found = retriever.search(queries, values.k, max_distance=limit)
+    found = retriever.search(asked, values.k, max_distance=limit)
     ids = np.where(found.ids == "", np.array(None), found.ids.astype(object))
-    return RetrievalResults.of_arrays(names, ids, found.distances, {"label": found.labels})
+    return RetrievalResults.of_arrays(names, ids, found.distances, {"class": found.classes})
 
 
 _SEARCHES = {"database": _in_database, "embeddings": _in_embeddings, "retriever": _in_retriever}

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,12 @@ _CPUS_PER_ACTOR = 4
 BAD_IMAGES = "bad_images.csv"
 
 
-def images_of(source: str) -> pa.Table:
+def images_of(source: str | Sequence[str]) -> pa.Table:
     """Return the images that a source names.
 
     Args:
-        source: A pattern of paths or of URLs, see `tfdml.io.files.find`, of which there may be several with commas
-            between; or a list, see `tfdml.data.readers.own_images.read_list`, of which only `path` is required.
+        source: Paths, URLs or patterns of them, see `tfdml.io.files.find`; or one list, see
+            `tfdml.data.readers.own_images.read_list`, of which only `path` is required.
 
     Returns:
         `id`, `path`, `label`, `class` and `role` of each, null where nothing is known, and `group` of a list with it.
@@ -58,15 +58,16 @@ def images_of(source: str) -> pa.Table:
     """
     columns: dict[str, list] = {}
     ids = groups = None
-    if source.lower().endswith(LIST_EXTENSIONS):
-        table = read_rows(source if is_remote(source) else os.path.abspath(source), required=("path",))
+    sources = [source] if isinstance(source, str) else source
+    if len(sources) == 1 and sources[0].lower().endswith(LIST_EXTENSIONS):
+        table = read_rows(sources[0] if is_remote(sources[0]) else os.path.abspath(sources[0]), required=("path",))
         columns = table.columns
         ids, groups = (class_ids(table, name)[0] if name in columns else None for name in ("label", "group"))
     else:
-        columns["path"] = [path for pattern in source.split(",") for path in find(pattern, EXTENSIONS)]
+        columns["path"] = [path for pattern in sources for path in find(pattern, EXTENSIONS)]
     paths = columns["path"]
     if not paths:
-        raise UserError(f"`input={source}` names no image")
+        raise UserError(f"`input={','.join(sources)}` names no image")
     parquet.require_utf8(paths)
     nothing = [None] * len(paths)
     return pa.table(
@@ -99,7 +100,7 @@ class BulkFolder(EmbeddingFolder):
         """How many images there are."""
         return (self.plan or {}).get("count", 0)
 
-    def list_images(self, source: str, rows: int) -> None:
+    def list_images(self, source: str | Sequence[str], rows: int) -> None:
         """List the images of each part, where that is not done.
 
         Args:
@@ -224,7 +225,7 @@ class BulkRequest:
     """
 
     model: str
-    source: str
+    source: str | Sequence[str]
     folder: str
     cluster: str = "local"
     actors: int = 0
@@ -285,6 +286,7 @@ def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
         tf.config.set_visible_devices([], "GPU")  # they are left to the actors
     backend = load_backend(request.model, truncate_dim=request.truncate_dim)
     about = {"source": backend.address, "kind": backend.kind, "checksum": backend.checksum()}
+    about["fingerprint"] = backend.fingerprint()
     identity = {
         "model": about["checksum"],
         "view": json.dumps(backend.view, sort_keys=True),
@@ -293,7 +295,7 @@ def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
         "rows_per_file": request.rows_per_file,
         "batch_size": request.batch_size,
     }
-    return identity, {"model": about, "view": backend.view, "dataset": {"name": request.source}}
+    return identity, {"model": about, "view": backend.view, "dataset": {"name": str(request.source)}}
 
 
 def _embed_parts(ray: Any, request: BulkRequest, folder: BulkFolder, workers: dict[str, int], report: Progress) -> None:

@@ -25,11 +25,19 @@ from tfdml.data.images import Images
 from tfdml.data.pipeline import evaluation_batches, own_threads, readable_batches, readable_views
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.compute import embed_batches, truncate
-from tfdml.embeddings.model_card import CARD, card_of, compare_with_card, served_version, view_of, view_of_card
+from tfdml.embeddings.model_card import (
+    CARD,
+    card_of,
+    compare_with_card,
+    fingerprint,
+    served_version,
+    view_of,
+    view_of_card,
+)
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.io.copies import in_store, local_copy
 from tfdml.io.files import is_remote, sha256_of
-from tfdml.io.manifests import parse_flags
+from tfdml.io.manifests import parse_flags, read_json
 from tfdml.models import AnyEmbedder
 
 
@@ -53,6 +61,11 @@ class EmbeddingBackend(abc.ABC):
     def checksum(self) -> str:
         """Return what identifies this model: `"sha256:..."` of its files."""
         return checksum_of(self.path)
+
+    def fingerprint(self) -> str:
+        """Return what identifies its embedder in every format; its checksum where no model card is there."""
+        card = card_of(self.path)
+        return (read_json(card).get("fingerprint") if card else None) or self.checksum()
 
     @abc.abstractmethod
     def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
@@ -117,6 +130,10 @@ class TruncatedBackend(EmbeddingBackend):
     def checksum(self) -> str:
         """How many dimensions are kept, and that of the other one."""
         return f"{self.dim} dimensions of {self.backend.checksum()}"
+
+    def fingerprint(self) -> str:
+        """See `EmbeddingBackend.fingerprint`."""
+        return f"{self.dim} dimensions of {self.backend.fingerprint()}"
 
     def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
         """See `EmbeddingBackend.stream`."""
@@ -360,6 +377,10 @@ class KerasEmbedder(ViewBackend):
         self.transform = EvaluationTransform.of(self.embedder)
         self.view = view_of(self.embedder)
         self.dimension = self.view.get("dimension", 0)
+
+    def fingerprint(self) -> str:
+        """See `EmbeddingBackend.fingerprint`."""
+        return fingerprint(self.embedder)
 
     def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
         return embed_batches(self.embedder, batches, batch_size=batch_size)

@@ -1,9 +1,13 @@
 """`model_card.json`: what an exported version is, what it was made from, how it was measured; written and read."""
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import keras
 
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import REASON, UserError, user_errors
@@ -40,6 +44,7 @@ def model_card(
     """
     return {
         "model": {"class": type(embedder).__name__, "name": embedder.name, "parameters": embedder.count_params()},
+        "fingerprint": fingerprint(embedder),
         "embedding_dim": embedder.embedding_dim,
         "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
         "view": view_of(embedder),
@@ -50,6 +55,14 @@ def model_card(
         "versions": {"tfdml": __version__, **installed(_PACKAGES)},
         "license": LICENSE,
     }
+
+
+def fingerprint(model: keras.Model) -> str:
+    """Return what identifies a model in every format that it is exported to: the hash of its weights and its view."""
+    weights = (keras.ops.convert_to_numpy(weight).tobytes() for weight in model.weights)
+    parts = sorted(hashlib.sha256(weight).hexdigest() for weight in weights)
+    parts.append(json.dumps(view_of(model), sort_keys=True) if isinstance(model, AnyEmbedder) else "")
+    return f"sha256:{hashlib.sha256(' '.join(parts).encode()).hexdigest()}"
 
 
 def describe_files(version: Path, paths: Iterable[Path]) -> dict[str, Any]:

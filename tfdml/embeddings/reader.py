@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from absl import logging
 
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.copies import local_copy
@@ -230,11 +231,11 @@ def holds_embeddings(path: str | os.PathLike) -> bool:
 def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     """Read the embeddings of a folder that `tfdml embed` wrote, or of Parquet, .npz or .npy files from anywhere.
 
-    Parquet files have the column `embedding`, lists of d numbers, and optionally `label`, `class` (its name), `role`,
-    `group` (integers or text) and `scale` (each row is multiplied by its own); rows come in the order of the files. An
-    .npz holds `embeddings` (N, d) and `labels` (N,), integers or names of classes; optionally `is_query` (N,) bool, for
-    queries that are searched in the rest, or `roles` (N,), and `names` (N,). An .npy holds the embeddings only, and is
-    memory-mapped.
+    Parquet files have the column `embedding`, lists of d numbers, and optionally `class` (its name), `label` (a number
+    of these files alone), `role`, `group` (integers or text) and `scale` (each row is multiplied by its own); rows come
+    in the order of the files. An .npz holds `embeddings` (N, d) and `labels` (N,), integers or names of classes;
+    optionally `is_query` (N,) bool, for queries that are searched in the rest, or `roles` (N,), and `names` (N,). An
+    .npy holds the embeddings only, and is memory-mapped.
 
     Args:
         path: The folder or its manifest; a Parquet file, or a folder of them; the .npz or .npy file.
@@ -400,12 +401,21 @@ def _checked(
             raise UserError(f"{source}: {len(embeddings)} embeddings but {what} of shape {array.shape}; one for each")
     class_names: dict[int, str] = {}
     if labels is not None and labels.dtype.kind in "US":
-        classes, labels = labels.astype(np.str_), np.unique(labels, return_inverse=True)[1]
+        labels, classes = None, labels
     if labels is not None:
         if labels.dtype.kind not in "iu":
             raise UserError(f"{source}: labels must be integers or names of classes, not {labels.dtype}")
         labels = labels.astype(np.int64)
-        class_names = {} if classes is None else dict(zip(labels.tolist(), map(str, classes), strict=True))
+    if classes is not None:
+        names_of_classes, codes = np.unique(classes.astype(np.str_), return_inverse=True)
+        if labels is not None:
+            pairs = np.unique(np.stack([labels, codes]), axis=1).shape[1]
+            if not pairs == len(names_of_classes) == len(np.unique(labels)):
+                text = "%s: the columns label and class disagree; classes go by name, and are %d"
+                logging.warning(text, source, len(names_of_classes))
+                labels = None
+        labels = codes.astype(np.int64) if labels is None else labels
+        class_names = dict(zip(labels.tolist(), map(str, classes), strict=True))
     if roles is not None:
         unknown = set(np.unique(roles).tolist()) - set(ROLE_NAMES)
         if unknown:

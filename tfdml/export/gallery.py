@@ -35,8 +35,8 @@ class GalleryItem:
         id: Its name, which no other item of the gallery has.
         image: The bytes of a JPEG, PNG or WebP file.
         embedding: (d,), by the retriever's own embedder; in place of `image`.
-        label: Its class id; -1 for none.
-        metadata: What a search returns with it, such as class name and path: anything that JSON can hold.
+        label: The number of its class; -1 for none.
+        metadata: What a search returns with it: anything that JSON can hold. `class` is the name of its class.
         fault: Why its image cannot be read, in place of image and embedding.
 
     Raises:
@@ -82,7 +82,8 @@ class Gallery:
     Args:
         embeddings: (N, d), finite, no row zero; brought to length 1 here.
         ids: N names, each once.
-        labels: (N,) class ids, -1 for none.
+        labels: (N,) numbers of classes, -1 for none. Classes go by name: all items of a class get the label of its
+            first one, or the next free number if that is taken.
         metadata: N texts, JSON.
 
     Raises:
@@ -109,15 +110,25 @@ class Gallery:
         if twice:
             raise UserError(f"{len(twice)} ids occur more than once, the first is {twice[0]}: remove or replace it")
         object.__setattr__(self, "embeddings", unit_rows(embeddings))
+        object.__setattr__(self, "labels", self._labels_by_name())
+
+    def _labels_by_name(self) -> np.ndarray:
+        names, numbers, used = self.classes, {"": NO_LABEL}, {NO_LABEL}
+        free = itertools.count(int(max(self.labels)) + 1)
+        for name, label in zip(names, self.labels.tolist(), strict=True):
+            if name not in numbers:
+                numbers[name] = next(free) if label in used else label
+                used.add(numbers[name])
+        return np.array([numbers[name] for name in names], np.int64)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def classes(self) -> list[str]:
-        """The name of each item's class, from its metadata, or else its label; "unknown" where it has none."""
+        """The name of each item's class, from its metadata, or else its label; empty where it has none."""
         return [
-            UNKNOWN if label == NO_LABEL else str(json.loads(text).get("class", label))
+            str(json.loads(text).get("class", "" if label == NO_LABEL else label))
             for label, text in zip(self.labels.tolist(), self.metadata, strict=True)
         ]
 

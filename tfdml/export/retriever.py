@@ -15,7 +15,7 @@ from absl import logging
 
 from tfdml.arguments import number
 from tfdml.data.dataset import ImageDataset
-from tfdml.embeddings.model_card import CARD, describe_files, served_version
+from tfdml.embeddings.model_card import CARD, describe_files, fingerprint, served_version
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration
 from tfdml.export import saved_model
@@ -29,6 +29,7 @@ RETRIEVER_CARD = "retriever.json"
 _CARD: Kinds = {
     "items": int,
     "classes": int,
+    "model": str,
     "embedding_dim": int,
     "calibration": (dict, type(None)),
     "files": dict,
@@ -38,7 +39,7 @@ _WARM_UP_SIZES = (1, 8)
 _ATTEMPTS = 5
 
 # In place of items that are too far away.
-_FILLERS = {"indices": -1, "ids": "", "distances": np.inf, "similarities": -1, "labels": NO_LABEL, "metadata": ""}
+_FILLERS = {"indices": -1, "ids": "", "distances": np.inf, "similarities": -1, "classes": "", "metadata": ""}
 
 Queries = np.ndarray | bytes | str | os.PathLike | Sequence[bytes | str | os.PathLike]
 
@@ -52,7 +53,7 @@ class SearchResult:
         ids: (B, m) str objects.
         distances: (B, m) float32, Euclidean, between vectors of length 1.
         similarities: (B, m) float32 cosines.
-        labels: (B, m) int64 class ids, -1 for none.
+        classes: (B, m) str objects, the names of classes, empty for none.
         metadata: (B, m) str objects, JSON.
     """
 
@@ -60,7 +61,7 @@ class SearchResult:
     ids: np.ndarray
     distances: np.ndarray
     similarities: np.ndarray
-    labels: np.ndarray
+    classes: np.ndarray
     metadata: np.ndarray
 
     def within(self, distance: float) -> SearchResult:
@@ -134,7 +135,8 @@ class Retriever:
                 card = {**about, "artifacts": {}, "calibration": stored, "signatures": _signatures(calibration)}
                 write_json(around / CARD, card)
             gallery = embedded(items, loaded.signatures["embed_each"], skip_bad, report)
-            path = write_version(around, folder, gallery, calibration)
+            model = fingerprint(embedder) if isinstance(embedder, AnyEmbedder) else about.get("fingerprint", "")
+            path = write_version(around, folder, gallery, calibration, model)
         return cls(LoadedVersion.read(path))
 
     @classmethod
@@ -194,7 +196,7 @@ class Retriever:
 
         Returns:
             (B, min(k, N)) neighbors; B is 1 for a single query. In place of those left out, at the end of a row: index
-            -1, label -1, distance infinity, similarity -1 and empty texts.
+            -1, distance infinity, similarity -1 and empty texts.
 
         Raises:
             UserError: A query is bad; it is named. Or there is no calibration.
@@ -254,7 +256,9 @@ class Retriever:
         with locked(folder, "folder", wait=True):
             self.refresh()
             version = self._version
-            path = write_version(version.path, folder, change(version, version.gallery()), version.calibration)
+            path = write_version(
+                version.path, folder, change(version, version.gallery()), version.calibration, version.card["model"]
+            )
             self._version = LoadedVersion.read(path)
         return path
 
@@ -342,8 +346,13 @@ class LoadedVersion:
                 raise UserError(f"images must be (B, H, W, 3) uint8; got {images.dtype} of shape {images.shape}")
             return self._answer("embed_images", images=images if images.ndim == 4 else images[None])["embedding"]
         several = [images] if isinstance(images, (bytes, str, os.PathLike)) else images
-        encoded = tf.constant([_bytes(image) for image in several], tf.string)
-        return self._answer("serving_default", image_bytes=encoded)["embedding"]
+        answer = self._answer("embed_each", image_bytes=tf.constant([_bytes(image) for image in several], tf.string))
+        if len(bad := np.flatnonzero(answer["error"] != b"")):
+            first = several[bad[0]]
+            place = f"image {bad[0]}" if isinstance(first, bytes) else os.fspath(first)
+            count = f"{len(bad)} of {len(several)} images cannot be embedded, the first is "
+            raise UserError(f"{count if len(several) > 1 else ''}{place}: {answer['error'][bad[0]].decode()}")
+        return answer["embedding"]
 
     def search(self, queries: Queries, k: int, max_distance: float | str | None) -> SearchResult:
         """See `Retriever.search`."""
@@ -356,8 +365,9 @@ class LoadedVersion:
             vectors = self.embed(queries)
         columns = self._answer("search_embedding", embedding=vectors, k=np.int32(k))
         texts = {name: _decoded(columns.pop(name)) for name in ("ids", "metadata")}
-        columns.pop("same", None)
-        found = SearchResult(**columns, **texts)
+        names = tf.gather(self.loaded.table["classes"], np.maximum(columns["indices"], 0))
+        texts["classes"] = np.where(columns["indices"] < 0, "", _decoded(names.numpy()))
+        found = SearchResult(**{name: columns[name] for name in ("indices", "distances", "similarities")}, **texts)
         return found if limit is None else found.within(limit)
 
     def _answer(self, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
@@ -394,7 +404,9 @@ def _decoded(texts: np.ndarray) -> np.ndarray:
     return np.array([text.decode() for text in texts.ravel()], object).reshape(texts.shape)
 
 
-def write_version(source: Path, folder: str | os.PathLike, gallery: Gallery, calibration: Calibration | None) -> Path:
+def write_version(
+    source: Path, folder: str | os.PathLike, gallery: Gallery, calibration: Calibration | None, model: str
+) -> Path:
     """Write a gallery as the next version.
 
     Args:
@@ -402,6 +414,7 @@ def write_version(source: Path, folder: str | os.PathLike, gallery: Gallery, cal
         folder: Where versions lie.
         gallery: The items.
         calibration: That of the SavedModel.
+        model: The fingerprint of its embedder; empty where it is not known.
 
     Returns:
         The path of the version.
@@ -413,6 +426,7 @@ def write_version(source: Path, folder: str | os.PathLike, gallery: Gallery, cal
         card = {
             "items": len(gallery),
             "classes": len(np.unique(gallery.labels[gallery.labels != NO_LABEL])),
+            "model": model,
             "embedding_dim": gallery.embedding_dim,
             "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
             "signatures": _signatures(calibration),

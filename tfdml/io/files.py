@@ -157,11 +157,16 @@ def walk(folder: str, onerror: Callable[[OSError], None] | None = None) -> Itera
         yield f"{folder.rstrip('/')}/{below}" if below else folder, folders, names
 
 
+def exists(path: str) -> bool:
+    """Whether a path of this machine is there; a home folder may be written `~`."""
+    return os.path.exists(os.path.expanduser(path))
+
+
 def find(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
     """Return the files that a pattern names, in the order of the names of folders and files.
 
     Args:
-        pattern: A path or URL with `*` and `?` (within a name) and `**` (any folders); without them a file, or a folder
+        pattern: An existing file; a path or URL with `*` and `?` (within a name) and `**` (any folders); or a folder,
             for the files below it.
         suffixes: Of a folder, only the files that end with one of these, in capitals or not.
 
@@ -181,7 +186,7 @@ def find(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
     folder = pattern[: wild.start()].rpartition("/")[0] if wild else pattern
     filesystem, there = filesystem_of(folder or "/")
     with user_errors(OSError, f"{folder} cannot be listed: {REASON}", keep="first"):
-        if wild is None and filesystem.isfile(there):
+        if filesystem.isfile(filesystem_of(pattern)[1]):
             return [pattern]
         if not filesystem.isdir(there):
             raise UserError(f"there is no {'folder' if wild else 'file or folder'} {folder}")
