@@ -4,6 +4,7 @@ Everything is computed in float32 whatever the dtype policy, on GPUs too, costs 
 finite values and gradients for duplicates, zero vectors and empty masks.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,8 @@ def integer_labels(labels: Any, what: str = "labels") -> np.ndarray:
         (N,) int64.
 
     Raises:
-        UserError: Names, numbers that are not whole, rows of several labels (one-hot or multi-hot), or beyond int64.
+        UserError: Names, numbers that are not whole, floats so large that ids merge, rows of several labels (one-hot or
+            multi-hot), or beyond int64.
 
     Example:
         >>> integer_labels([[3.0], [1.0]])
@@ -48,29 +50,64 @@ def integer_labels(labels: Any, what: str = "labels") -> np.ndarray:
     return _whole_numbers(array, what)
 
 
+def require_classes(labels: np.ndarray, use: str) -> None:
+    """Refuse labels (N,) of a single class, among which no image is wrong.
+
+    Args:
+        labels: As `integer_labels` returns them.
+        use: What they are for, to begin the message.
+
+    Raises:
+        UserError: All are equal.
+
+    Example:
+        >>> require_classes(np.zeros(12, np.int64), "training")
+        Traceback (most recent call last):
+        tfdml.errors.UserError: training needs images of two classes or more; all 12 are of class 0: check how ...
+    """
+    if len(labels) and (labels == labels[0]).all():
+        found = f"all {len(labels)} are of class {labels[0]}"
+        raise UserError(f"{use} needs images of two classes or more; {found}: check how the classes are read")
+
+
 def _as_array(labels, what) -> np.ndarray:
     with user_errors(ValueError, f"{what} must have shape (B,) or (B, 1), one label for each image: {REASON}"):
         array = np.asarray(labels)
-    if array.dtype.kind == "O" and all(isinstance(value, int | np.integer) for value in array.flat):
-        array = array.astype(np.int64)
+    if array.dtype.kind == "O":
+        for kind, numbers in ((np.int64, (int, np.integer)), (np.float64, (int, float, np.number))):
+            if all(isinstance(value, numbers) for value in array.flat):
+                with user_errors((OverflowError, TypeError), f"{what} must fit int64: {REASON}"):
+                    return array.astype(kind)
     return array
 
 
 def _whole_numbers(array: np.ndarray, what: str) -> np.ndarray:
     if array.dtype.kind in "OUS":
-        name = f"names such as {str(array.flat[0])[:40]!r}"
-        raise UserError(f"{what} must be integers, not {name}: np.unique({what}, return_inverse=True)[1] numbers them")
+        value = next((value for value in array.flat if not isinstance(value, int | float | np.number)), "")
+        name = f"{'names such as ' if isinstance(value, str | bytes) else ''}{str(value)[:40]!r}"
+        raise UserError(f"{what} must be integers, not {name}: {_numbered(what)} numbers them")
     if array.dtype.kind not in "iubf":
         raise UserError(f"{what} must be integers; got dtype {array.dtype}")
     if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
         raise UserError(f"{what} must fit int64; the largest is {array.max()}")
     if array.dtype.kind == "f":
-        whole = np.isfinite(array) & (array == np.rint(array)) & (np.abs(array) < 2.0**63)
+        whole = np.isfinite(array) & (array == np.rint(array))
+        limit = 2.0 ** min(np.finfo(array.dtype).nmant + 1, 63)
         if not whole.all():
             found = f"{array[~whole].flat[0]:g} is not a whole number"
-            advice = f"np.unique({what}, return_inverse=True)[1] numbers classes that have such ids"
+            advice = f"{_numbered(what)} numbers classes that have such ids"
             raise UserError(f"{what} must be integers; {found}: {advice}")
+        if np.abs(array).max(initial=0) >= limit:
+            raise UserError(f"{what} must be integers; {_merging(array.dtype, limit)}: give them as int64 from the start")
     return array.astype(np.int64)
+
+
+def _numbered(what: str) -> str:
+    return f"np.unique({what}, return_inverse=True)[1]"
+
+
+def _merging(dtype, limit: float) -> str:
+    return f"as {dtype} different ids from {limit:,.0f} on become one"
 
 
 def _not_a_vector(what: str, labels: Any) -> str:
@@ -92,9 +129,10 @@ def _not_a_vector(what: str, labels: Any) -> str:
 def as_labels(labels, rows=False):
     """Convert class labels to a vector of integers (B,); with `rows` to rows of them (B, L).
 
-    Accepts (B,) or (B, 1) integers, booleans, or floats that are whole numbers; see `integer_labels`. Where values are
-    not known yet, in a graph, floats are rounded to the nearest integer. On a backend without 64-bit integers, concrete
-    ids that need them are renumbered within the batch, so they never collide.
+    Accepts (B,) or (B, 1) integers, booleans, or floats that are whole numbers; see `integer_labels`. In a graph, where
+    values are not known yet, a float that `integer_labels` would refuse becomes a label of which `nan_if_no_label` is
+    NaN, and TensorFlow raises unless XLA compiles the step. On a backend without 64-bit integers, concrete ids that
+    need them are renumbered within the batch, so they never collide.
 
     Args:
         labels: The labels.
@@ -125,10 +163,45 @@ def as_labels(labels, rows=False):
         if keras.backend.backend() == "jax" and labels.size and np.abs(labels).max() > np.iinfo(np.int32).max:
             labels = np.unique(labels, return_inverse=True)[1].reshape(labels.shape).astype(np.int32)
         return ops.convert_to_tensor(labels)
-    if "int" in keras.backend.standardize_dtype(labels.dtype):
+    kind = keras.backend.standardize_dtype(labels.dtype)
+    if "int" in kind:
         return labels
-    dtype = "int32" if keras.backend.backend() == "jax" else "int64"
-    return ops.cast(labels if keras.backend.standardize_dtype(labels.dtype) == "bool" else ops.round(labels), dtype)
+    return ops.cast(labels, _integer_type()) if kind == "bool" else _checked_in_graph(labels, kind)
+
+
+def nan_if_no_label(labels):
+    """Return NaN where a label of `as_labels` was not a whole number, and 0 elsewhere; a scalar.
+
+    Example:
+        >>> float(nan_if_no_label(as_labels([3.0, 1.0])))
+        0.0
+    """
+    if keras.backend.standardize_dtype(labels.dtype) != _integer_type():
+        return ops.zeros(())
+    return ops.where(ops.any(labels == np.iinfo(_integer_type()).min), float("nan"), 0.0)
+
+
+def _integer_type() -> str:
+    return "int32" if keras.backend.backend() == "jax" else "int64"
+
+
+def _checked_in_graph(labels, kind: str):
+    """Return floats without values as integers; the lowest one in place of what is not a whole number."""
+    digits = {"float16": 11, "float32": 24, "float64": 53}
+    if kind not in digits:
+        raise UserError(f"labels must be integers; got dtype {kind}")
+    limit = min(2.0 ** digits[kind], -float(np.iinfo(_integer_type()).min))
+    message = f"labels must be integers; fractions have no class, and {_merging(kind, limit)}"
+    message = f"{message}: {_numbered('labels')} numbers them"
+    whole = ops.logical_and(labels == ops.round(labels), ops.abs(labels) < limit)
+    if keras.backend.backend() == "tensorflow" and not isinstance(labels, keras.KerasTensor):
+        import tensorflow as tf
+
+        tf.debugging.Assert(tf.reduce_all(whole), [message, "Labels:", labels], summarize=8)
+    # Neither XLA nor JAX can raise.
+    warnings.warn(f"{message}. In a compiled step the loss is NaN where there are such labels", stacklevel=2)
+    integers = ops.cast(ops.where(whole, labels, 0), _integer_type())
+    return ops.where(whole, integers, np.iinfo(_integer_type()).min)
 
 
 def _known_whole_numbers(labels):
@@ -142,9 +215,7 @@ def _known_whole_numbers(labels):
             labels = np.asarray(ops.convert_to_numpy(labels))
         except Exception:  # each backend has its own type for a tensor without values
             if kind == "string":
-                raise UserError(
-                    "labels must be integers, not names: np.unique(labels, return_inverse=True)[1] numbers them"
-                ) from None
+                raise UserError(f"labels must be integers, not names: {_numbered('labels')} numbers them") from None
             return labels
     return _whole_numbers(labels, "labels")
 
