@@ -97,7 +97,7 @@ def test_a_save_that_fails_leaves_nothing(index, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((images([1], 0), [1, 2]), "one value for each of the 1 images"),
+        ((images([1], 0), [1, 2]), "one class id per embedding, 1"),
         ((images([1], 0), None), "give `y` with all images"),
         ((images([1], 0), ["bee"]), "labels are of type"),
         ((images([1], 0), [1], ["3"]), "`ids` must differ"),

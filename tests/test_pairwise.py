@@ -284,3 +284,56 @@ def test_masked_mean_of_nothing_is_zero(axis):
     assert np.all(np.asarray(pairwise.masked_mean(values, np.zeros((2, 2), bool), axis)) == 0)
     if axis is None:
         assert float(pairwise.masked_mean(values, mask)) == 3.0
+
+
+def fit_plainly(y, **options):
+    """The first loss that plain `fit` reports of labels (8,)."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.UnitNormalization()])
+    model.compile("sgd", ContrastiveLoss(), **options)
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    return model.fit(x, y, batch_size=8, verbose=0).history["loss"][0]
+
+
+CLASSES = np.arange(8) // 2
+# Keras makes them float32 before a loss sees them.
+MERGING = {"large": 1e8 + CLASSES, "fractions": 0.5 + CLASSES, "missing": np.where(CLASSES, CLASSES, np.nan)}
+
+
+@pytest.mark.parametrize("labels", MERGING.values(), ids=MERGING)
+def test_labels_that_keras_would_merge_are_refused_by_plain_fit(labels):
+    with pytest.raises(UserError, match="must be integers; "):
+        fit_plainly(labels, run_eagerly=True)
+    refused = pytest.raises(tf.errors.InvalidArgumentError, match=f"must be integers; .*{NUMBERS}")
+    with pytest.warns(UserWarning, match="give integers"), refused:
+        fit_plainly(labels, jit_compile=False)
+    with pytest.warns(UserWarning, match="give integers"):
+        loss = fit_plainly(labels, jit_compile=True)
+    assert np.isnan(loss)
+
+
+def test_whole_floats_booleans_and_columns_train_in_plain_fit_as_integers_do():
+    expected = fit_plainly(CLASSES, jit_compile=False)
+    assert_close(fit_plainly(CLASSES[:, None], jit_compile=False), expected)
+    with pytest.warns(UserWarning, match="give integers"):
+        of_floats = fit_plainly(CLASSES.astype("float64"), jit_compile=False)
+    assert_close(of_floats, expected)
+    flags = CLASSES > 1
+    assert_close(fit_plainly(flags, jit_compile=False), fit_plainly(flags.astype("int32"), jit_compile=False))
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_floats_are_accepted_up_to_where_ids_merge(kind):
+    limit = 2 ** (np.finfo(kind).nmant + 1)
+    np.testing.assert_array_equal(
+        pairwise.integer_labels(np.array([limit - 1, 1 - limit], kind)), [limit - 1, 1 - limit]
+    )
+    for wrong in (limit, -limit):
+        with pytest.raises(UserError, match=f"as {kind} different ids from {limit:,} on become one"):
+            pairwise.integer_labels(np.array([0, wrong], kind))
+
+
+@pytest.mark.parametrize("labels", [[1, None], [2**70, 1], [1.5, 2**60], [1, "a", 2]])
+def test_mixed_objects_are_refused(labels):
+    with pytest.raises(UserError, match="labels must"):
+        pairwise.integer_labels(np.array(labels, object))
+    np.testing.assert_array_equal(pairwise.integer_labels(np.array([True, 2, 3.0], object)), [1, 2, 3])

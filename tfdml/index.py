@@ -16,6 +16,7 @@ from tfdml.embeddings.parquet import table_of, write_file
 from tfdml.embeddings.reader import check_same_model, class_of_each, read_embeddings, read_names
 from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.classification import KNNClassifier, Predictions
+from tfdml.evaluation.relevance import ids_or_names
 from tfdml.evaluation.results import RetrievalResults
 from tfdml.evaluation.verification import Calibration, calibrate
 from tfdml.io.files import partial_folder, write_json
@@ -85,12 +86,12 @@ class Index:
             UserError: The embeddings are not finite or of another dimension, or there is not one label and id for each.
         """
         embeddings = check_embeddings(self.embed(x))
-        labels = None if y is None else np.asarray(y)
+        labels = None if y is None else ids_or_names(y, len(embeddings))
         if labels is not None and class_names is not None:
             labels = class_of_each(labels, class_names).astype(str)
         ids = [str(len(self) + i) for i in range(len(embeddings))] if ids is None else list(map(str, ids))
-        if (labels is not None and labels.shape != (len(embeddings),)) or len(ids) != len(embeddings):
-            raise UserError(f"`y` and `ids` must have one value for each of the {len(embeddings)} images")
+        if len(ids) != len(embeddings):
+            raise UserError(f"`ids` must have one value for each of the {len(embeddings)} images; it has {len(ids)}")
         if len({*self.ids, *ids}) < len(self) + len(ids):
             raise UserError("`ids` must differ from one another and from those in the index")
         if self.embeddings is not None:

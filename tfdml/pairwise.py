@@ -21,15 +21,16 @@ DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
 _ROUNDING = 8.0 * float(np.finfo(np.float32).eps)
 
 
-def integer_labels(labels: Any, what: str = "labels") -> np.ndarray:
+def integer_labels(labels: Any, what: str = "labels", rows: bool = False) -> np.ndarray:
     """Convert class ids to a NumPy vector of integers, for training and evaluation.
 
     Args:
         labels: (N,) or (N, 1) integers or booleans, or floats that are whole numbers.
         what: Their name in the message.
+        rows: Whether (N, L) is accepted, too: label sets or levels.
 
     Returns:
-        (N,) int64.
+        (N,) int64; with `rows` (N, L) where there are several.
 
     Raises:
         UserError: Names, numbers that are not whole, floats so large that ids merge, rows of several labels (one-hot or
@@ -45,9 +46,42 @@ def integer_labels(labels: Any, what: str = "labels") -> np.ndarray:
     array = _as_array(labels, what)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.ndim != 1:
+    if array.ndim != 1 and not (rows and array.ndim == 2):
         raise UserError(_not_a_vector(what, array))
     return _whole_numbers(array, what)
+
+
+def image_rows(rows: Any, what: str, size: int | None = None) -> np.ndarray:
+    """Convert given pairs (G, 2) or triplets (G, 3) of rows of images to int64.
+
+    Args:
+        rows: They.
+        what: Their name in the message.
+        size: The number of images, where it is known.
+
+    Raises:
+        UserError: They have another shape, or one is no row of the images.
+
+    Example:
+        >>> image_rows([[0, -1]], "pairs")
+        Traceback (most recent call last):
+        tfdml.errors.UserError: pairs: row 0 is [0, -1]: give whole numbers from 0 on, the rows of the images
+    """
+    with user_errors(ValueError, f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images: {REASON}"):
+        array = np.asarray(rows)
+    if array.ndim != 2 or array.shape[1] not in (2, 3) or array.dtype.kind not in "iuf":
+        found = f"{array.dtype} of shape {array.shape}"
+        raise UserError(f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images, not {found}")
+    end = np.iinfo(np.int64).max if size is None else size
+    # Written so that NaN fails, too.
+    right = (array == np.rint(array)) & (array >= 0) & (array < end)
+    if not right.all():
+        place = int(np.flatnonzero(~right.all(axis=1))[0])
+        span = "from 0 on" if size is None else f"from 0 to {size - 1}"
+        raise UserError(
+            f"{what}: row {place} is {array[place].tolist()}: give whole numbers {span}, the rows of the images"
+        )
+    return array.astype(np.int64)
 
 
 def require_classes(labels: np.ndarray, use: str) -> None:
@@ -98,7 +132,9 @@ def _whole_numbers(array: np.ndarray, what: str) -> np.ndarray:
             advice = f"{_numbered(what)} numbers classes that have such ids"
             raise UserError(f"{what} must be integers; {found}: {advice}")
         if np.abs(array).max(initial=0) >= limit:
-            raise UserError(f"{what} must be integers; {_merging(array.dtype, limit)}: give them as int64 from the start")
+            raise UserError(
+                f"{what} must be integers; {_merging(array.dtype, limit)}: give them as int64 from the start"
+            )
     return array.astype(np.int64)
 
 
@@ -191,15 +227,16 @@ def _checked_in_graph(labels, kind: str):
     if kind not in digits:
         raise UserError(f"labels must be integers; got dtype {kind}")
     limit = min(2.0 ** digits[kind], -float(np.iinfo(_integer_type()).min))
-    message = f"labels must be integers; fractions have no class, and {_merging(kind, limit)}"
-    message = f"{message}: {_numbered('labels')} numbers them"
     whole = ops.logical_and(labels == ops.round(labels), ops.abs(labels) < limit)
     if keras.backend.backend() == "tensorflow" and not isinstance(labels, keras.KerasTensor):
         import tensorflow as tf
 
-        tf.debugging.Assert(tf.reduce_all(whole), [message, "Labels:", labels], summarize=8)
+        message = f"labels must be integers; fractions have no class, and {_merging(kind, limit)}"
+        message = f"{message}: {_numbered('labels')} numbers them; got"
+        tf.debugging.Assert(tf.reduce_all(whole), [message, labels], summarize=8)
     # Neither XLA nor JAX can raise.
-    warnings.warn(f"{message}. In a compiled step the loss is NaN where there are such labels", stacklevel=2)
+    needs = f"whole numbers below {limit:,.0f}, or the loss of a compiled step is NaN"
+    warnings.warn(f"labels reach the loss as {kind}: they must be {needs}; give integers", stacklevel=2)
     integers = ops.cast(ops.where(whole, labels, 0), _integer_type())
     return ops.where(whole, integers, np.iinfo(_integer_type()).min)
 

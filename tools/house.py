@@ -49,7 +49,7 @@ SINGLE_USE = {
 #: Tests of several modules at once.
 OF_SEVERAL = frozenset(
     {
-        *("test_configs.py", "test_distribution.py", "test_jax.py", "test_package.py"),
+        *("test_configs.py", "test_distribution.py", "test_jax.py", "test_labels.py", "test_package.py"),
         *("test_packaging.py", "test_studies.py", "test_tensorflow.py"),
         *("backbones/test_jax.py", "losses/test_backends.py", "losses/test_replicas.py"),
         *(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.sampling_workers import BATCH, FIRST_STEP, STEPS, TRANSFORMS, made, samplers
 from tests.worker_processes import free_ports
+from tfdml.data import ImageDataset, PairList, TrainTransform
 from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import (
     ArrayBatches,
@@ -159,8 +160,8 @@ def test_an_epoch_is_as_many_batches_as_hold_the_images():
         ({"images_per_class": 0}, "`images_per_class` must be at least 1, not 0"),
         ({"seed": -1}, "`seed` must not be negative"),
         ({"short_classes": "pad"}, "unknown `short_classes` 'pad'; one of repeat, drop"),
-        ({"labels": np.array([0.5])}, "float64"),
-        ({"labels": np.zeros(0, np.int64)}, r"\(0,\)"),
+        ({"labels": np.array([0.5])}, "0.5 is not a whole number"),
+        ({"labels": np.zeros(0, np.int64)}, "labels are empty"),
     ],
 )
 def test_class_balanced_says_what_is_wrong(arguments, message):
@@ -248,7 +249,7 @@ def data_of(classes_per_kind, images=3, seed=0):
 
 
 @given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    st.lists(st.integers(1, 9), min_size=1, max_size=8).filter(lambda classes_per_kind: classes_per_kind != [1]),
     st.integers(1, 3),
     st.integers(1, 3),
     st.integers(1, 4),
@@ -291,6 +292,22 @@ def test_in_proportion_every_class_comes_equally_often(rows):
         seen = [int(c) for i in range(per_pass) for c in set(labels[sampler.batch(number * per_pass + i)].tolist())]
         assert len(seen) == len(set(seen)), "no class comes twice in a pass"
         assert len(seen) >= sum(classes_per_kind) - 2 * (rows - 1)
+
+
+@pytest.mark.parametrize("classes_per_kind", [[7, 4], [7, 4, 9, 5], [5, 6, 10]])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_in_proportion_the_sizes_of_super_classes_need_not_fit(classes_per_kind, rows):
+    labels, kinds = data_of(classes_per_kind, images=1)
+    sampler = HierarchicalSampler(labels, kinds, 4 * rows, 1, rows, seed=1)
+    drawn = Counter(kinds[np.concatenate([sampler.batch(step) for step in range(2000)])].tolist())
+    share = np.array([drawn[kind] for kind in sorted(drawn)]) / drawn.total()
+    # No super-class is in a batch twice.
+    largest = 1 / rows
+    expected = np.array(classes_per_kind) / sum(classes_per_kind)
+    if expected.max() > largest:
+        rest = np.where(expected == expected.max(), 0, expected)
+        expected = np.where(rest > 0, (1 - largest) * rest / rest.sum(), largest)
+    np.testing.assert_allclose(share, expected, atol=0.02)
 
 
 @pytest.mark.slow
@@ -362,8 +379,8 @@ def test_extreme_ids_stay_apart():
         ({"images_per_class": 0}, "`images_per_class` must be at least 1"),
         ({"weights": "sqrt"}, "unknown `weights` 'sqrt'; one of proportional, uniform"),
         ({"short_classes": "pad"}, "unknown `short_classes` 'pad'; one of repeat, drop"),
-        ({"super_labels": np.zeros(3, int)}, r"super_labels must be \(45,\) integers"),
-        ({"super_labels": np.zeros(45)}, "not float64"),
+        ({"super_labels": np.zeros(3, int)}, "there are 45 labels and 3 super_labels"),
+        ({"super_labels": np.full(45, 0.5)}, "super_labels must be integers; 0.5 is not a whole number"),
         ({"super_labels": np.arange(45)}, r"15 classes lie in more than one super-class: class 1 in \d+ and \d+"),
     ],
 )
@@ -406,7 +423,7 @@ def fewest_batches(counts, batch_size):
     return batches
 
 
-counts_and_size = st.lists(st.integers(1, 12), min_size=1, max_size=60).flatmap(
+counts_and_size = st.lists(st.integers(1, 12), min_size=2, max_size=60).flatmap(
     lambda counts: st.tuples(st.just(counts), st.integers(1, sum(counts)))
 )
 
@@ -487,7 +504,7 @@ def test_a_class_beyond_the_batch_gives_no_more_than_a_batch(caplog):
         ({"batch_size": 7}, "`batch_size=7`, but the data has 6 images; lower `batch_size`"),
         ({"batch_size": 0}, "`batch_size` must be at least 1, not 0"),
         ({"seed": -1}, "`seed` must not be negative"),
-        ({"labels": np.array([0.5])}, "float64"),
+        ({"labels": np.array([0.5])}, "0.5 is not a whole number"),
     ],
 )
 def test_whole_classes_say_what_is_wrong(arguments, message):
@@ -676,3 +693,68 @@ def test_neighbor_batches_of_two_classes_and_of_classes_of_one_image():
         one_each.update([[1], [0]])
     with pytest.raises(UserError, match="`anchor_classes=3` is above `classes_per_batch=2`"):
         NeighborSampler([4, 4, 9], 2, 2, anchor_classes=3)
+
+
+FORMS = {
+    "column": lambda labels: labels[:, None],
+    "whole floats": lambda labels: labels.astype("float64"),
+    "booleans": lambda labels: labels > labels.min(),
+    "list": lambda labels: labels.tolist(),
+}
+CLASS_SAMPLERS = {
+    "balanced": lambda labels: ClassBalancedSampler(labels, 2, 2),
+    "neighbor": lambda labels: NeighborSampler(labels, 2, 2, anchor_classes=1),
+    "whole classes": lambda labels: WholeClassSampler(labels, 4),
+    "hierarchical": lambda labels: HierarchicalSampler(labels, labels, 2, 2, 2),
+    "arrays": lambda labels: ArrayBatches(np.zeros((8, 1)), labels, ClassBalancedSampler(labels, 2, 2)).sampler,
+}
+
+
+@pytest.mark.parametrize("make", CLASS_SAMPLERS.values(), ids=CLASS_SAMPLERS)
+def test_samplers_take_and_refuse_labels_as_losses_do(make):
+    labels = np.repeat([3, 7], 4)
+    expected = make(labels).batch(5).tolist()
+    for form in FORMS.values():
+        assert make(form(labels)).batch(5).tolist() == expected
+    merged = labels.astype("float32") + 2**24
+    for wrong in (labels + 0.5, np.where(labels > 3, np.nan, 3), merged, np.eye(8), list("ab") * 4):
+        with pytest.raises(UserError, match=r"labels must (be integers|have shape)"):
+            make(wrong)
+    with pytest.raises(UserError, match="training needs images of two classes or more; all 8 are of class 3"):
+        make(np.full(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([[0, 1], [0, -1]], r"pairs: row 1 is \[0, -1\]: give whole numbers from 0 on"),
+        ([[0, 4.7], [0, 1]], r"pairs: row 0 is \[0.0, 4.7\]"),
+        ([[0, np.nan], [0, 1]], r"pairs: row 0 is \[0.0, nan\]"),
+        ([[0, 1, 2, 3]], r"pairs must be \(G, 2\) pairs or \(G, 3\) triplets of rows of images, not int64 of shape"),
+        ([[0, 1], [2]], r"pairs must be \(G, 2\) pairs or"),
+        ([["a", "b"]], "pairs must be .* not <U1"),
+        (np.zeros((0, 2)), "up to 0, as there are 0 pairs"),
+    ],
+)
+def test_given_pairs_that_are_no_rows_are_refused(pairs, message):
+    with pytest.raises(UserError, match=message):
+        PairSampler(pairs, batch_size=2)
+    if len(pairs):
+        with pytest.raises(UserError, match=message):
+            PairList(pairs, np.zeros(len(pairs)))
+
+
+def test_given_pairs_beyond_the_images_are_refused():
+    x, y = np.zeros((3, 4, 4, 3), np.uint8), np.array([0, 0, 1])
+    sampler = PairSampler([[0, 1], [2, 3]], batch_size=2)
+    beyond = "the sampler may draw image 3, but there are 3: make it for the same images"
+    for whole in (sampler, Share(sampler, 1, 2)):
+        with pytest.raises(UserError, match=beyond):
+            ArrayBatches(x, y, whole)
+        with pytest.raises(UserError, match=beyond):
+            training_batches(ImageDataset(images=x, labels=y), whole, TrainTransform("none", 4, 4))
+    with pytest.raises(UserError, match=r"images: pairs: row 1 is \[2, 3\]: give whole numbers from 0 to 2"):
+        ImageDataset(images=x, labels=y, pairs=PairList([[0, 1], [2, 3]], [1, 0]))
+    for similarities in (None, [1], [1, np.nan]):
+        with pytest.raises(UserError, match=r"similarities"):
+            PairList([[0, 1], [2, 3]], similarities)

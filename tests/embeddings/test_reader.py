@@ -156,7 +156,7 @@ def test_archives_from_elsewhere(tmp_path):
         ({"labels": np.arange(3)}, "no array embeddings; it holds labels"),
         ({}, "no array embeddings; it is empty"),
         ({"embeddings": EMBEDDINGS, "labels": np.arange(9)}, r"10 embeddings but labels of shape \(9,\)"),
-        ({"embeddings": EMBEDDINGS, "labels": np.ones(10)}, "labels must be integers"),
+        ({"embeddings": EMBEDDINGS, "labels": np.full(10, 0.5)}, "labels must be integers"),
         ({"embeddings": EMBEDDINGS[0], "labels": np.arange(3)}, r"must be numbers .* \(3,\)"),
         ({"embeddings": EMBEDDINGS[:0], "labels": np.arange(0)}, r"must be numbers \(N, d\), not"),
         ({"embeddings": EMBEDDINGS, "labels": np.arange(10), "is_query": np.arange(10)}, "is_query must be bool"),

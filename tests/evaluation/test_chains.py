@@ -50,7 +50,8 @@ def test_queries_and_gallery_apart():
 
 def test_one_class_and_fewer_images_than_any_k():
     chains = [steps_of([(name, {})]) for name in ("query_expansion", "k_reciprocal")]
-    for row in measure_chains(POINTS[:3], np.zeros(3, int), chains=chains, metrics=["recall@2", "map@r"]):
+    sides = (POINTS[:3], np.zeros(3, int), POINTS[3:5], np.zeros(2, int))
+    for row in measure_chains(*sides, chains=chains, metrics=["recall@2", "map@r"]):
         assert row["metrics"] == {"recall@2": 1, "map@r": 1}
     apart = measure_chains(POINTS[:2], np.zeros(2, int), POINTS[2:3], np.zeros(1, int), chains=chains, ks=[1])
     assert {row["metrics"]["recall@1"] for row in apart} == {1}

@@ -139,5 +139,5 @@ def test_bad_arguments():
         kmeans(np.zeros((4, 2)), 2, iterations=0)
     with pytest.raises(UserError, match="NaN"):
         kmeans(np.full((4, 2), np.nan), 2)
-    with pytest.raises(UserError, match="4 embeddings but labels of shape \\(3,\\)"):
+    with pytest.raises(UserError, match="one class id per embedding, 4"):
         evaluate_clustering(np.zeros((4, 2)), [1, 2, 3])

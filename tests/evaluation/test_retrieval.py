@@ -91,7 +91,7 @@ def test_duplicates_ties_and_lonely_classes(data):
     gallery_labels, gallery = (np.array(rows)[:, 0], np.array(rows, np.float32)[:, 1:]) if rows else (None, None)
     arguments = {"ks": (1, 2), "metrics": RETRIEVAL}
     lonely = [(list(gallery_labels).count(y) if with_gallery else list(labels).count(y) - 1) == 0 for y in labels]
-    if all(lonely):
+    if all(lonely) or (not with_gallery and len({*labels}) == 1):
         with pytest.raises(UserError, match="class"):
             evaluate_retrieval(embeddings, labels, gallery, gallery_labels, **arguments)
         return
@@ -106,7 +106,19 @@ def test_labels_that_floats_would_confuse():
     points = np.array([[0.0], [0.1], [0.2], [5.0]])
     result = evaluate_retrieval(points, np.array([base, base + 1, base, base + 1]), ks=[1], metrics=["recall"])
     assert result["recall@1"] == 0.0
-    assert evaluate_retrieval(points, [-(2**63)] * 4, ks=[1], metrics=["recall"])["recall@1"] == 1.0
+    lowest = [-(2**63), -(2**63), 2**63 - 1, 2**63 - 1]
+    assert evaluate_retrieval(points, lowest, ks=[1], metrics=["recall"])["recall@1"] == 0.75
+
+
+def test_default_ks_are_those_that_the_images_suffice_for():
+    with pytest.warns(UserWarning, match="for K = 1, 2, 4 alone: a query is compared with 5 images"):
+        found = evaluate_retrieval(POINTS, LABELS, metrics=["recall"])
+    assert found == evaluate_retrieval(POINTS, LABELS, metrics=["recall"], ks=(1, 2, 4))
+    with pytest.warns(UserWarning, match="for K = 1, 2 alone"):
+        assert {*retrieval_per_query(POINTS, LABELS, POINTS[:3], LABELS[:3], metrics=["recall"])} == {
+            "recall@1",
+            "recall@2",
+        }
 
 
 def test_every_metric_by_default_and_any_subset_by_name():
@@ -409,5 +421,5 @@ def test_recall_by_size_halves_the_dimensions_samples_queries_and_ignores_images
 
 def test_recall_by_size_of_two_images_and_of_zero_vectors():
     for points in (np.zeros((2, 4)), np.ones((2, 1))):
-        for row in recall_by_size(points, [5, 5]):
+        for row in recall_by_size(points, [5, 5], points[:1], [5]):
             assert (row["recall@1"], row["recall@1_rescored"]) == (1.0, 1.0)

@@ -339,4 +339,5 @@ def test_graded_pairs_are_correlated_and_triplets_are_counted():
     triplets = rng.permuted(np.tile(np.arange(20), (30, 1)), axis=1)[:, :3]
     nearer = [np.linalg.norm(x[a] - x[p]) < np.linalg.norm(x[a] - x[n]) for a, p, n in triplets]
     assert evaluate_pairs(x, PairList(triplets))["triplet_accuracy"] == np.mean(nearer)
-    assert evaluate_pairs(x, PairList(rows[:0], grades[:0])) == {}
+    with pytest.raises(UserError, match="0 pairs, of which 0 are similar, are too few to measure"):
+        evaluate_pairs(x, PairList(rows[:0], grades[:0]))

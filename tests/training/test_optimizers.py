@@ -551,3 +551,17 @@ def test_the_default_epsilon_of_a_run_is_that_of_its_form(form, epsilon):
     assert runs.learner(settings, 3).optimizer.epsilon == epsilon
     settings = runs.experiment("unused", optimizer="adam", optimizer_form=form, epsilon=0.5)
     assert runs.learner(settings, 3).optimizer.epsilon == 0.5
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        rate_schedule("cosine", 0.01, total_steps=20, warm_up_steps=2),
+        keras.optimizers.schedules.CosineDecay(1e-5, 20, warmup_target=0.01, warmup_steps=2),
+    ],
+)
+def test_rates_of_parts_are_those_at_the_end_of_a_warm_up(schedule):
+    optimizer = build_optimizer("sgd", make_learner(), schedule, {"projection": 0.1})
+    factors = {round(factor, 6) for factor in optimizer.part_settings.factors}
+    assert factors == {1.0, 10.0}
+    assert float(schedule(2)) * 10.0 == pytest.approx(0.1)

@@ -58,8 +58,8 @@ from tfdml.embeddings.backends import EmbeddingBackend, Views, embed_views
 from tfdml.embeddings.reader import StoredEmbeddings, holds_embeddings, read_embeddings
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation.chains import Step, steps_of
-from tfdml.evaluation.per_query import WHOLE_RANKING_METRICS, dataset_roles, requested
-from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol, ks_within
+from tfdml.evaluation.per_query import WHOLE_RANKING_METRICS, ks_within, requested
+from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol, images_to_search
 from tfdml.io.files import as_named, require_writable, sweep, write_json
 from tfdml.report import Run, write_comparison, write_report
 from tfdml.report.pages import Paired
@@ -424,12 +424,15 @@ def fitting_ks(values: Flags, images: Any) -> tuple[int, ...]:
     """
     benchmark = getattr(images, "protocol", None)
     ks = benchmark.ks if benchmark and not values["ks"].present else tuple(int(k) for k in values.ks)
-    queries, gallery = dataset_roles(images)
-    available = len(queries) - 1 if gallery is None else len(gallery)
+    available = images_to_search(images)
     fitting = ks_within(ks, available)
-    if max(ks) > available and values["ks"].present:
-        asked, smaller = (",".join(map(str, some)) for some in (ks, fitting))
-        raise UserError(f"--ks={asked}: there are {available:,} images to search in; choose e.g. --ks={smaller}")
+    if fitting == ks:
+        return ks
+    asked, smaller = (",".join(map(str, some)) for some in (ks, fitting))
+    found = f"there are {available:,} images to search in"
+    if values["ks"].present:
+        raise UserError(f"--ks={asked}: {found}; choose e.g. --ks={smaller}")
+    logging.log_first_n(logging.WARNING, "recall@K is measured for K = %s of %s: %s", 1, smaller, asked, found)
     return fitting
 
 

@@ -22,7 +22,7 @@ from PIL import Image
 from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, PNG, WEBP, Format, decode_whole, format_of, kind_of
 from tfdml.data.images import ArrayImages, Images, in_threads, read_header
 from tfdml.errors import UserError, short_message
-from tfdml.pairwise import integer_labels
+from tfdml.pairwise import image_rows, integer_labels
 
 #: What a data set may have of each image besides its class.
 _COLUMNS = {"super_labels": np.int64, "is_query": np.bool_, "groups": np.int64, "label_rows": np.int64}
@@ -69,14 +69,30 @@ class PairList:
         similarities: (G,) of each pair, 1 and 0 or any number; None for triplets.
         threshold: From which similarity on a pair is similar.
 
+    Raises:
+        UserError: A row is no whole number from 0 on, or there is not one finite similarity for each pair.
+
     Example:
         >>> PairList(np.array([[0, 1, 2]])).scored().tolist()
         [[0.0, 1.0, 1.0], [0.0, 2.0, 0.0]]
     """
 
-    rows: np.ndarray
-    similarities: np.ndarray | None = None
+    rows: Any
+    similarities: Any = None
     threshold: float = 0.5
+
+    def __post_init__(self):
+        rows, similarities = image_rows(self.rows, "pairs"), self.similarities
+        if (similarities is None) != (rows.shape[1] == 3):
+            raise UserError(
+                "pairs have similarities, and triplets have none: give rows (G, 2) and (G,), or (G, 3) alone"
+            )
+        if similarities is not None:
+            similarities = np.asarray(similarities, np.float64)
+            if similarities.shape != (len(rows),) or not np.isfinite(similarities).all():
+                raise UserError(f"similarities must be {len(rows)} finite numbers, one for each pair")
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "similarities", similarities)
 
     @property
     def graded(self) -> bool:
@@ -168,9 +184,18 @@ class ImageDataset:
             values["class_names"] = {int(label): str(label) for label in np.unique(labels)}
         for field, kind in _COLUMNS.items():
             if getattr(self, field) is not None:
-                values[field] = np.asarray(getattr(self, field), kind)
+                value = getattr(self, field)
+                if kind is np.bool_:
+                    value = np.asarray(value, kind)
+                elif field == "label_rows":
+                    value = integer_labels(value, field, rows=True).reshape(len(value), -1)
+                else:
+                    value = integer_labels(value, field)
+                values[field] = value
                 if values[field].shape[: 1 if field == "label_rows" else None] != labels.shape:
                     raise UserError(f"{self.name}: {len(labels)} images but {field} of shape {values[field].shape}")
+        if self.pairs is not None:
+            image_rows(self.pairs.rows, f"{self.name}: pairs", len(images))
         for field, value in values.items():
             object.__setattr__(self, field, value)
 

@@ -17,7 +17,7 @@ from absl import logging
 from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.decoding import decode_part, whole
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
-from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share
+from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share, require_images
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError, check_not_negative, check_positive
 from tfdml.memory import free_memory
@@ -61,8 +61,8 @@ def training_batches(
         (B, L).
 
     Raises:
-        UserError: A number is negative, or `every` less than 1; the cache would exceed its limit, or meets an image
-            that cannot be decoded.
+        UserError: A number is negative, or `every` less than 1; the sampler is made for more images; the cache would
+            exceed its limit, or meets an image that cannot be decoded.
 
     Example:
         >>> sampler = ClassBalancedSampler(dataset.labels, classes_per_batch=32, images_per_class=4, seed=0)
@@ -71,6 +71,7 @@ def training_batches(
     """
     check_not_negative(seed=seed, first_step=first_step, num_steps=num_steps or 0)
     check_positive(every=every)
+    require_images(sampler, len(dataset))
     if isinstance(cache, Source):
         source = cache
     else:

@@ -18,6 +18,7 @@ import numpy as np
 from absl import logging
 
 from tfdml.errors import UserError, check_choice, check_not_negative, check_positive
+from tfdml.pairwise import image_rows, integer_labels, require_classes
 
 
 class Sampler(Protocol):
@@ -131,18 +132,19 @@ class ClassIndex:
 
     @classmethod
     def of(cls, labels: np.ndarray) -> ClassIndex:
-        """Return the index of (N,) integer labels, by one sort.
+        """Return the index of the (N,) labels of images to train on, by one sort.
 
         Raises:
-            UserError: The labels are no integers, not one-dimensional or none.
+            UserError: There are none, or of one class, or `tfdml.pairwise.integer_labels` refuses them.
 
         Example:
             >>> ClassIndex.of([7, 5, 7]).counts.tolist()
             [1, 2]
         """
-        labels = np.asarray(labels)
-        if labels.ndim != 1 or not len(labels) or not np.issubdtype(labels.dtype, np.integer):
-            raise UserError(f"labels must be (N,) integers with N > 0, not {labels.dtype} of shape {labels.shape}")
+        labels = integer_labels(labels)
+        if not len(labels):
+            raise UserError("there is no image to sample: labels are empty")
+        require_classes(labels, "training")
         small = np.int32 if len(labels) < 2**31 else np.int64
         order = np.argsort(labels, kind="stable").astype(small)
         grouped = labels[order]
@@ -194,6 +196,7 @@ class ShuffleSampler:
         seed: A non-negative integer.
 
     Attributes:
+        num_images: N.
         batch_size: B.
         steps_per_epoch: floor(N / B).
 
@@ -211,7 +214,7 @@ class ShuffleSampler:
         check_not_negative(seed=seed)
         if batch_size > num_images:
             raise UserError(f"`batch_size={batch_size}`, but the data has {num_images} images; lower `batch_size`")
-        self._num_images, self._seed = num_images, seed
+        self.num_images, self._seed = num_images, seed
         self.batch_size = batch_size
         self.steps_per_epoch = num_images // batch_size
 
@@ -219,7 +222,7 @@ class ShuffleSampler:
         """See `Sampler.batch`."""
         epoch, place = divmod(int(step), self.steps_per_epoch)
         positions = np.arange(place * self.batch_size, (place + 1) * self.batch_size)
-        return permute(positions, self._num_images, round_keys(self._seed, SHUFFLE_STREAM, epoch))
+        return permute(positions, self.num_images, round_keys(self._seed, SHUFFLE_STREAM, epoch))
 
 
 class PairSampler:
@@ -238,9 +241,11 @@ class PairSampler:
     Attributes:
         batch_size: B.
         steps_per_epoch: floor(2 G / B), or floor(3 G / B).
+        num_images: How many images there must be: the largest row and 1.
 
     Raises:
-        UserError: B is no multiple of 2 or 3, there are too few pairs, or a number is out of range.
+        UserError: B is no multiple of 2 or 3, there are too few pairs, a row is no whole number from 0 on, or a number
+            is out of range.
 
     Example:
         >>> PairSampler([[0, 5], [1, 2], [2, 7]], batch_size=4).batch(step=0).shape
@@ -249,10 +254,12 @@ class PairSampler:
 
     def __init__(self, pairs: Any, batch_size: int, seed: int = 0, shuffle: bool = True):
         check_positive(batch_size=batch_size)
-        self._pairs = np.asarray(pairs, np.int64)
+        self._pairs = image_rows(pairs, "pairs")
         count, width = self._pairs.shape
+        self.num_images = int(self._pairs.max(initial=-1)) + 1
         if batch_size % width or batch_size // width > count:
-            raise UserError(f"`batch_size={batch_size}` must be a multiple of {width}, up to {count * width}")
+            most = f"up to {count * width}, as there are {count} pairs or triplets"
+            raise UserError(f"`batch_size={batch_size}` must be a multiple of {width}, {most}")
         self._order, self._shuffle = ShuffleSampler(count, batch_size // width, seed), shuffle
         self.batch_size, self.steps_per_epoch = batch_size, self._order.steps_per_epoch
 
@@ -380,7 +387,7 @@ class NeighborSampler(ClassBalancedSampler):
         check_positive(anchor_classes=anchor_classes)
         if anchor_classes > classes_per_batch:
             raise UserError(f"`anchor_classes={anchor_classes}` is above `classes_per_batch={classes_per_batch}`")
-        counts = np.unique(labels, return_counts=True)[1]
+        counts = np.unique(integer_labels(labels), return_counts=True)[1]
         self._kept = counts >= (images_per_class if short_classes == "drop" else 1)
         self._anchors, self.classes_per_batch = anchor_classes, classes_per_batch
         self._tables = [(0, np.zeros((len(self._classes), 0), np.int64))]
@@ -423,12 +430,14 @@ class HierarchicalSampler:
     kind of product and hard (Cakir et al., "Deep Metric Learning to Rank", CVPR 2019: S = 2, uniform).
 
     The classes of a super-class are cut, in an order that is new every time, into groups of Q = P / S. A pass gives
-    each super-class as many turns as it has groups (`"proportional"`: all classes are drawn equally often) or one
+    each super-class turns in proportion to its classes (`"proportional"`: all classes are drawn equally often) or one
     (`"uniform"`: all super-classes are drawn equally often, the classes of small ones more often), but to no
-    super-class more turns than the pass has batches. Turns are assigned by McNaughton's wrap-around rule: the
-    super-classes, in an order and from a place that are new every pass, are laid end to end and cut into S rows of
-    equal length; a batch is a column. The turns left over, and those that a dominant super-class has too many, are
-    left out of the pass. In the next, a super-class continues with its groups where its turns ended.
+    super-class more turns than the pass has batches. In proportion that is one turn for Q classes; where Q does not
+    divide their numbers, a pass is as much longer as makes the turns whole numbers, up to Q times. Turns are assigned
+    by McNaughton's wrap-around rule: the super-classes, in an order and from a place that are new every pass, are laid
+    end to end and cut into S rows of equal length; a batch is a column. The turns left over, and those that a dominant
+    super-class has too many, are left out of the pass. In the next, a super-class continues with its groups where its
+    turns ended.
 
     All super-classes of fewer than Q classes together make one more. Classes that are never sampled, because it is
     still too small, are counted in a warning. Rows are grouped by super-class, then by class.
@@ -489,7 +498,8 @@ class HierarchicalSampler:
             advice = "lower `super_classes_per_batch` or `classes_per_batch`"
             raise UserError(f"`super_classes_per_batch={super_classes_per_batch}`, but the data has {found}; {advice}")
         self._images_per_class, self._seed, self._rows = images_per_class, seed, super_classes_per_batch
-        turns = self._counts // self._group if weights == "proportional" else np.ones_like(self._counts)
+        shared = np.gcd.reduce(self._counts, initial=self._group)
+        turns = self._counts // shared if weights == "proportional" else np.ones_like(self._counts)
         self._columns = _longest_pass(turns, super_classes_per_batch)
         self._turns = np.minimum(turns, self._columns)
         self.batch_size = classes_per_batch * images_per_class
@@ -530,15 +540,14 @@ class HierarchicalSampler:
 
 def _kind_of_classes(classes: ClassIndex, labels: np.ndarray, super_labels: np.ndarray) -> np.ndarray:
     """Return the super-class id of each class, (C,)."""
-    super_labels = np.asarray(super_labels)
-    if super_labels.shape != np.shape(labels) or not np.issubdtype(super_labels.dtype, np.integer):
-        kind = f"{super_labels.dtype} of shape {super_labels.shape}"
-        raise UserError(f"super_labels must be {np.shape(labels)} integers as the labels are, not {kind}")
+    labels, super_labels = integer_labels(labels), integer_labels(super_labels, "super_labels")
+    if super_labels.shape != labels.shape:
+        raise UserError(f"there are {len(labels)} labels and {len(super_labels)} super_labels: give one for each image")
     grouped = super_labels[classes.order]
     lowest, highest = (function.reduceat(grouped, classes.starts) for function in (np.minimum, np.maximum))
     split = np.flatnonzero(lowest != highest)
     if len(split):
-        label = np.asarray(labels)[classes.order[classes.starts[split[0]]]]
+        label = labels[classes.order[classes.starts[split[0]]]]
         found = f"class {label} in {lowest[split[0]]} and {highest[split[0]]}"
         raise UserError(f"{len(split)} classes lie in more than one super-class: {found}; correct the super-classes")
     return lowest
@@ -707,6 +716,21 @@ def check_divides(batch_size: int, count: int, what: str) -> None:
         raise UserError(f"a batch of {batch_size} images cannot be shared out evenly over {count} {what}: {advice}")
 
 
+def require_images(sampler: Sampler, count: int) -> None:
+    """Refuse a sampler that may draw an image beyond the end.
+
+    Args:
+        sampler: Its `num_images`, where it has any, says how many it needs.
+        count: How many images there are.
+
+    Raises:
+        UserError: It needs more.
+    """
+    needed = getattr(getattr(sampler, "whole", sampler), "num_images", 0)
+    if needed > count:
+        raise UserError(f"the sampler may draw image {needed - 1}, but there are {count}: make it for the same images")
+
+
 class ArrayBatches(keras.utils.PyDataset):
     """Batches that a sampler chooses from arrays, for `fit` on every Keras backend.
 
@@ -714,12 +738,13 @@ class ArrayBatches(keras.utils.PyDataset):
 
     Args:
         x: (N, ...) the images, or whatever the model embeds; anything that NumPy indices select from.
-        y: (N,) their labels.
+        y: (N,) their labels; or rows (N, L), label sets or levels.
         sampler: Chooses the rows of each step, for example a `ClassBalancedSampler` of `y`.
         **options: Of `keras.utils.PyDataset`: `workers`, `use_multiprocessing`, `max_queue_size`.
 
     Raises:
-        UserError: Not one label per image.
+        UserError: Not one label per image, labels that `tfdml.pairwise.integer_labels` refuses, or a sampler of more
+            images.
 
     Example:
         >>> x, y = np.zeros((6, 8, 8, 3)), np.array([7, 7, 7, 9, 9, 9])
@@ -730,9 +755,11 @@ class ArrayBatches(keras.utils.PyDataset):
 
     def __init__(self, x: Any, y: Any, sampler: Sampler, **options: Any):
         super().__init__(**options)
+        y = integer_labels(y, "y", rows=True)
         if len(x) != len(y):
             raise UserError(f"`x` has {len(x)} images and `y` has {len(y)} labels")
-        self.x, self.y, self.sampler, self.epoch = x, np.asarray(y), sampler, 0
+        require_images(sampler, len(x))
+        self.x, self.y, self.sampler, self.epoch = x, y, sampler, 0
 
     def __len__(self) -> int:
         return self.sampler.steps_per_epoch

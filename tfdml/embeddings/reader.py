@@ -17,6 +17,7 @@ from tfdml.io.copies import local_copy
 from tfdml.io.files import require_regular
 from tfdml.io.folders import MANIFEST, PROGRESS
 from tfdml.io.manifests import confined, fields, read_json
+from tfdml.pairwise import integer_labels
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
     from tfdml.data.dataset import ImageDataset
@@ -49,7 +50,7 @@ class ImageTable:
     groups: Sequence[int | None] | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "labels", np.asarray(self.labels, np.int64))
+        object.__setattr__(self, "labels", integer_labels(self.labels))
         object.__setattr__(self, "roles", np.asarray(self.roles, "<U7"))
         if not len(self.names) == len(self.labels) == len(self.roles):
             raise UserError(f"{len(self.names)} names, {len(self.labels)} labels and {len(self.roles)} roles")
@@ -396,17 +397,17 @@ def _checked(
 ) -> StoredEmbeddings:
     if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype.kind not in "fiu":
         raise UserError(f"{source}: embeddings must be numbers (N, d), not {embeddings.dtype} {embeddings.shape}")
+    if labels is not None and labels.dtype.kind in "US":
+        classes, labels = labels.astype(np.str_), np.unique(labels, return_inverse=True)[1].reshape(labels.shape)
+    if labels is not None:
+        with user_errors(UserError, f"{source}: {REASON}"):
+            labels = integer_labels(labels)
     for what, array in (("labels", labels), ("roles or is_query", roles), ("names", names)):
         if array is not None and array.shape != (len(embeddings),):
             raise UserError(f"{source}: {len(embeddings)} embeddings but {what} of shape {array.shape}; one for each")
     class_names: dict[int, str] = {}
-    if labels is not None and labels.dtype.kind in "US":
-        labels, classes = None, labels
-    if labels is not None:
-        if labels.dtype.kind not in "iu":
-            raise UserError(f"{source}: labels must be integers or names of classes, not {labels.dtype}")
-        labels = labels.astype(np.int64)
     if classes is not None:
+        classes = np.ravel(classes)
         names_of_classes, codes = np.unique(classes.astype(np.str_), return_inverse=True)
         if labels is not None:
             pairs = np.unique(np.stack([labels, codes]), axis=1).shape[1]

@@ -9,6 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from tfdml.arguments import one_of
 from tfdml.errors import UserError, check_positive, check_share
+from tfdml.evaluation.relevance import ids_or_names
 from tfdml.evaluation.verification import Calibration
 from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbors, unit_rows
 
@@ -83,7 +84,7 @@ class KNNClassifier:
         self.threshold = None if threshold is None else float(threshold)
         self.distance = one_of("distance", distance, ("euclidean", "sqeuclidean", "cosine", "dot"))
         self.embeddings = np.zeros((0, check_embeddings(embeddings).shape[1]), np.float32)
-        self.labels = np.asarray(labels)[:0]
+        self.labels = ids_or_names(labels, len(embeddings))[:0]
         self.add(embeddings, labels)
 
     def add(self, embeddings: Any, labels: Any) -> None:
@@ -96,9 +97,8 @@ class KNNClassifier:
         Raises:
             UserError: Embeddings that are not finite or of another dimension, or not one label per embedding.
         """
-        embeddings, labels = check_embeddings(embeddings), np.asarray(labels)
-        if labels.shape != (len(embeddings),) or labels.dtype.kind not in "iuUO":
-            raise UserError(f"labels must be one class id or name per embedding; got {labels.dtype} {labels.shape}")
+        embeddings = check_embeddings(embeddings)
+        labels = ids_or_names(labels, len(embeddings))
         if len(self.labels) and (labels.dtype.kind in "iu") != (self.labels.dtype.kind in "iu"):
             raise UserError(f"the gallery's labels are of type {self.labels.dtype}, those to add of {labels.dtype}")
         check_dimensions(embeddings, self.embeddings)
@@ -152,8 +152,6 @@ class KNNClassifier:
         return Predictions(labels, self._names[closed], distances, confidences)
 
     def _update(self) -> None:
-        if self.labels.dtype.kind == "u":
-            self.labels = self.labels.astype(np.int64)
         self._names, self._places = np.unique(self.labels, return_inverse=True)
 
     def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -256,10 +254,8 @@ def evaluate_classification(
         >>> measures["accuracy"], measures["auroc"], measures["oscr"]
         (1.0, 1.0, 1.0)
     """
-    labels = np.asarray(labels)
     predictions = classifier.classify(queries)
-    if labels.shape != predictions.labels.shape:
-        raise UserError(f"give one label per query, {len(predictions.labels)}; got shape {labels.shape}")
+    labels = ids_or_names(labels, len(predictions.labels))
     known = np.isin(labels, classifier.classes)
     if not known.any():
         raise UserError("no query is of a class in the gallery")

@@ -9,6 +9,8 @@ from scipy.stats import entropy, hypergeom
 from sklearn import metrics as sk
 
 from tfdml.errors import UserError, check_positive
+from tfdml.evaluation.relevance import check_labels
+from tfdml.pairwise import integer_labels, require_classes
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 CLUSTERING_METRICS = ("nmi", "ami", "f1")
@@ -92,6 +94,7 @@ def clustering_agreement(labels: Any, clusters: Any, metrics: Sequence[str] = CL
     Returns:
         The metrics by name, as fractions (AMI may be slightly negative).
     """
+    labels, clusters = integer_labels(labels), integer_labels(clusters, "clusters")
     # scikit-learn warns that so many classes look like regression targets; class ids they are.
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         compute = {
@@ -125,16 +128,15 @@ def evaluate_clustering(
         The metrics by name.
 
     Raises:
-        UserError: Embeddings that are empty or not finite, or not as many as labels.
+        UserError: Embeddings that are empty or not finite; labels of one class, or that do not go with them.
 
     Example:
         >>> import numpy as np
         >>> evaluate_clustering(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8])["nmi"]
         1.0
     """
-    labels = np.asarray(labels)
-    if labels.shape != (len(embeddings),):
-        raise UserError(f"{len(embeddings)} embeddings but labels of shape {labels.shape}; one label per embedding")
+    labels = check_labels(labels, len(embeddings))
+    require_classes(labels, "clustering")
     clusters = kmeans(embeddings, len(np.unique(labels)), distance=distance, iterations=iterations, seed=seed)
     return clustering_agreement(labels, clusters, metrics)
 

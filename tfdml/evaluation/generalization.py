@@ -371,9 +371,9 @@ def evaluate_generalization(
     for side, (embeddings, labels) in sides.items():
         counts = np.unique(labels, return_counts=True)[1]
         found: dict[str, float | int] = {}
-        if "recall" in measures and counts.max() > 1:
-            found |= _recall(embeddings, labels, int(counts.min()), distance, seed)
         if len(counts) > 1 and counts.max() > 1:
+            if "recall" in measures:
+                found |= _recall(embeddings, labels, int(counts.min()), distance, seed)
             if "overlap" in measures:
                 found |= evaluate_overlap(embeddings, labels, distance=distance)
             if "density" in measures:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdml.errors import UserError, check_choice, check_share
+from tfdml.evaluation.relevance import ids_or_names
 
 RESAMPLED = ("classes", "queries")
 
@@ -101,7 +102,7 @@ def confidence_intervals(
 
 def _answered(per_query: Mapping[str, Any], labels: Any) -> tuple[np.ndarray, np.ndarray]:
     """(n, metrics) values and (n,) labels of the queries that have values."""
-    labels = np.asarray(labels)
+    labels = ids_or_names(labels, np.size(labels))
     if not per_query:
         raise UserError("there is no metric to give an interval of")
     for name, column in per_query.items():

@@ -13,6 +13,7 @@ import itertools
 import operator
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.evaluation.relevance import Relevance, check_labels
 from tfdml.io.files import atomic_write, require_regular
-from tfdml.pairwise import DISTANCES
+from tfdml.pairwise import DISTANCES, require_classes
 from tfdml.retrieval import exact
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 WHOLE_RANKING_METRICS = ("map", "map_trapezoidal", "minp", "mrr", "h_ap", "asi", "ndcg")
 PER_QUERY_METRICS = ("recall", "precision@1", "map@r", "r_precision", *WHOLE_RANKING_METRICS)
 _FAMILIES = ("recall", "precision", "map", "mp", "mmp")
+#: The K of `recall`, where the images suffice for them.
+DEFAULT_KS = (1, 2, 4, 8)
 # Called with k: what `neighbor_blocks` yields, of another search; row -1 where it has found fewer than k.
 NeighborSearch = Callable[[int], Iterator[tuple[slice, np.ndarray, np.ndarray]]]
 
@@ -150,8 +153,26 @@ def retrieval_task(
     return RetrievalTask(embeddings, relevance.labels if labels is None else labels, gallery, own_rows, relevance)
 
 
-def requested(ks: Sequence[int], metrics: Sequence[str], known: Sequence[str]) -> list[str]:
+def ks_within(ks: Sequence[int], available: int) -> tuple[int, ...]:
+    """Those K for which a query has enough images to be compared with; 1 where none is.
+
+    Example:
+        >>> ks_within((1, 10, 100), available=12)
+        (1, 10)
+    """
+    return tuple(k for k in ks if k <= available) or (1,)
+
+
+def requested(
+    ks: Sequence[int] | None, metrics: Sequence[str], known: Sequence[str], available: int = DEFAULT_KS[-1]
+) -> list[str]:
     """Return the names of the results: those at each K, ascending, then the others as `known`.
+
+    Args:
+        ks: The K of `recall`; None for those of `DEFAULT_KS` for which the images suffice, with a warning if not all.
+        metrics: The names.
+        known: The names that there are.
+        available: How many images a query is compared with.
 
     Raises:
         UserError: No metric, an unknown one, or K below 1.
@@ -165,6 +186,11 @@ def requested(ks: Sequence[int], metrics: Sequence[str], known: Sequence[str]) -
         if single:
             at_k.add((single[1], int(single[2])))
         elif name == "recall":
+            if ks is None:
+                ks = ks_within(DEFAULT_KS, available)
+                if ks != DEFAULT_KS:
+                    left = f"recall@K is measured for K = {', '.join(map(str, ks))} alone"
+                    warnings.warn(f"{left}: a query is compared with {available} images", stacklevel=3)
             if isinstance(ks, int | np.integer):
                 raise UserError(f"ks must be a list of integers; got {ks}: write ks=({ks},)")
             if not len(ks) or min(ks) < 1:
@@ -182,7 +208,7 @@ def retrieval_per_query(
     labels: Any = None,
     gallery: Any = None,
     gallery_labels: Any = None,
-    ks: Sequence[int] = (1, 2, 4, 8),
+    ks: Sequence[int] | None = None,
     metrics: Sequence[str] = ("recall", "map@r", "r_precision"),
     distance: str = "euclidean",
     *,
@@ -197,7 +223,7 @@ def retrieval_per_query(
         labels: As `evaluate_retrieval`.
         gallery: As `evaluate_retrieval`.
         gallery_labels: As `evaluate_retrieval`.
-        ks: The K of `recall`.
+        ks: As `evaluate_retrieval`.
         metrics: Retrieval metrics, as `evaluate_retrieval`.
         distance: As `evaluate_retrieval`.
         relevance: As `evaluate_retrieval`.
@@ -216,8 +242,8 @@ def retrieval_per_query(
         >>> retrieval_per_query(points, [3, 3, 8, 3, 7], ks=[1], metrics=["recall"])["recall@1"].tolist()
         [1.0, 1.0, nan, 0.0, nan]
     """
-    names = requested(ks, metrics, PER_QUERY_METRICS)
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
+    names = requested(ks, metrics, PER_QUERY_METRICS, task.available)
     return values_per_query(task, names, distance, memory_budget)
 
 
@@ -232,7 +258,8 @@ def recording(found: dict[str, np.ndarray]) -> Callable[..., dict[str, np.ndarra
 
 
 def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
-    """Raise UserError where a metric needs more gallery images than there are, or no query can be answered."""
+    """Raise UserError where a metric needs more gallery images than there are, or nothing can be right or wrong."""
+    require_wrong_answers(task)
     at_k = _depths(names)
     largest = max(at_k.values(), default=0)
     if largest > task.available:
@@ -249,6 +276,12 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
             why = "queries and gallery have no class in common; do both use the same class ids?"
         ignored = f"; up to {task.relevance.most_ignored} images of each query are ignored"
         raise UserError(f"{why}{ignored if task.relevance.most_ignored else ''}{f' (level {end[1:]})' if end else ''}")
+
+
+def require_wrong_answers(task: RetrievalTask) -> None:
+    """Raise UserError where all images are of one class, which any embedding retrieves."""
+    if task.gallery is None and task.relevance.labels is not None:
+        require_classes(task.relevance.labels, "retrieval")
 
 
 def search_depth(task: RetrievalTask, names: Sequence[str]) -> int:

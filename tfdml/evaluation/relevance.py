@@ -26,6 +26,15 @@ def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
     return array
 
 
+def ids_or_names(labels: Any, count: int) -> np.ndarray:
+    """As `check_labels`; names of classes are accepted, too."""
+    array = np.asarray(labels)
+    if array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat)):
+        names, places = np.unique(array, return_inverse=True)
+        return names[check_labels(places.reshape(array.shape), count)]
+    return check_labels(array, count)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Shared:
     """The gallery rows of each query: those under one of its keys, such as its class or its labels.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,12 @@ from tfdml.evaluation.per_query import (
     global_average_precision,
     nearest_hits,
     requested,
+    require_wrong_answers,
     retrieval_task,
     values_per_query,
 )
 from tfdml.evaluation.relevance import Relevance, check_labels
-from tfdml.evaluation.verification import evaluate_pairs
+from tfdml.evaluation.verification import measures_of_pairs
 from tfdml.memory import require_memory
 from tfdml.retrieval.exact import check_embeddings, left_over
 from tfdml.retrieval.faiss_index import build_index, rescore
@@ -42,7 +44,7 @@ def evaluate_retrieval(
     labels: Any = None,
     gallery: Any = None,
     gallery_labels: Any = None,
-    ks: Sequence[int] = (1, 2, 4, 8),
+    ks: Sequence[int] | None = None,
     metrics: Sequence[str] | None = None,
     distance: str = "euclidean",
     *,
@@ -94,7 +96,7 @@ def evaluate_retrieval(
             needed: they are the classes of clustering and intervals, by default those of the relevance.
         gallery: (G, d) what is searched; None: all-to-all.
         gallery_labels: (G,) class ids of the gallery, given exactly if `gallery` is; not needed with a `relevance`.
-        ks: The K of Recall@K.
+        ks: The K of Recall@K; by default those of 1, 2, 4 and 8 that the images suffice for, with a warning if not all.
         metrics: Any of these; `recall` means every K of `ks`. By default `recall`, `precision@1`, `map@r`,
             `r_precision`, and with classes `nmi`, `ami` and `f1`.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`. Clusters are Euclidean, of the embeddings scaled to
@@ -114,19 +116,18 @@ def evaluate_retrieval(
 
     Raises:
         UserError: No image; embeddings not finite; embeddings, labels or dimensions that do not go together; an
-            unknown metric or distance; K beyond the gallery; no query with an image of its class to find; intervals
-            of clustering metrics alone;
-            or too little memory for k-means.
+            unknown metric or distance; K beyond the gallery; all-to-all with one class; no query with an image of its
+            class to find; intervals of clustering metrics alone; or too little memory for k-means.
 
     Example:
         >>> import numpy as np
         >>> evaluate_retrieval(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8], ks=[1])["recall@1"]
         1.0
     """
-    names = requested(ks, DEFAULT_METRICS if metrics is None else metrics, METRICS)
     if intervals is not None:
         check_choice("unit of intervals", intervals, RESAMPLED)
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
+    names = requested(ks, DEFAULT_METRICS if metrics is None else metrics, METRICS, task.available)
     clustering = [name for name in names if name in CLUSTERING_METRICS]
     confident = [name for name in names if name in CONFIDENCE_METRICS]
     retrieval = [name for name in names if name not in (*clustering, *confident)]
@@ -153,6 +154,7 @@ def evaluate_retrieval(
                 classes = np.arange(len(task.queries)) if level.labels is None else level.labels
                 resampled |= confidence_intervals(of_level, classes, over=intervals, seed=seed)
     if confident:
+        require_wrong_answers(task)
         hits, distances = nearest_hits(task, distance, memory_budget)
         for name, rows in (("gap", slice(None)), ("gap_known", task.answerable)):
             if name in confident:
@@ -238,14 +240,10 @@ def recall_by_size(
     return rows
 
 
-def ks_within(ks: Sequence[int], available: int) -> tuple[int, ...]:
-    """Those K for which a query has enough images to be compared with; 1 where none is.
-
-    Example:
-        >>> ks_within((1, 10, 100), available=12)
-        (1, 10)
-    """
-    return tuple(k for k in ks if k <= available) or (1,)
+def images_to_search(dataset: ImageDataset) -> int:
+    """Return how many images of a data set a query is compared with."""
+    queries, gallery = dataset_roles(dataset)
+    return len(queries) - 1 if gallery is None else len(gallery)
 
 
 def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
@@ -325,7 +323,12 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
     """
     pairs = getattr(dataset, "pairs", None)
     found = _evaluate_retrieval_of(embeddings, dataset, **options)
-    return found if pairs is None else found | evaluate_pairs(embeddings, pairs, options.get("distance", "euclidean"))
+    if pairs is None:
+        return found
+    measured = measures_of_pairs(embeddings, pairs, options.get("distance", "euclidean"))
+    if not measured:
+        warnings.warn(f"{dataset.name}: {len(pairs.rows)} given pairs are too few to be measured", stacklevel=2)
+    return found | measured
 
 
 def _evaluate_retrieval_of(embeddings: Any, dataset: ImageDataset, **options: Any) -> dict[str, Any]:
@@ -394,7 +397,7 @@ def part_protocol(
     parts: int = 10,
     level: float = 0.95,
     seed: int = 0,
-    ks: Sequence[int] = (1, 2, 4, 8),
+    ks: Sequence[int] | None = None,
     metrics: Sequence[str] = ("recall",),
     **options: Any,
 ) -> dict[str, Interval]:

@@ -17,6 +17,8 @@ from sklearn.metrics import roc_auc_score
 from tfdml.errors import UserError, check_share
 from tfdml.evaluation.intervals import Interval
 from tfdml.evaluation.pair_distances import AllPairs, PairHistogram, probability_nearer
+from tfdml.pairwise import image_rows
+from tfdml.retrieval.exact import check_embeddings
 from tfdml.retrieval.faiss_index import rescore
 
 if TYPE_CHECKING:
@@ -415,14 +417,24 @@ def evaluate_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean"
         the share whose positive is nearer than the negative. Nothing that the pairs do not suffice for.
 
     Raises:
-        UserError: `distance` is unknown.
+        UserError: `distance` is unknown, a pair names no row of the embeddings, or the pairs suffice for nothing.
 
     Example:
         >>> pairs = tfdml.data.PairList(np.array([[0, 1], [0, 2], [1, 2]]), np.array([1, 0, 0]))
         >>> tfdml.evaluation.evaluate_pairs(np.array([[0.0, 1.0], [0.1, 1.0], [1.0, 0.0]]), pairs)["auc"]
         1.0
     """
-    vectors = np.asarray(embeddings)
+    found = measures_of_pairs(embeddings, pairs, distance)
+    if not found:
+        few = f"{len(pairs.rows)} pairs, of which {len(pairs.similar())} are similar, are too few to measure"
+        raise UserError(f"{few}: give at least 3, similar and dissimilar ones, or pairs of different similarities")
+    return found
+
+
+def measures_of_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean") -> dict[str, float]:
+    """As `evaluate_pairs`, but nothing where the pairs suffice for nothing."""
+    vectors = check_embeddings(embeddings)
+    image_rows(pairs.rows, "pairs", len(vectors))
 
     def between(rows: np.ndarray, kind: str) -> np.ndarray:
         return rescore(vectors[rows[:, 0]], vectors, rows[:, 1:], k=1, distance=kind)[1][:, 0].astype(np.float64)

@@ -33,7 +33,8 @@ class LabeledLoss(SavedByArguments, keras.losses.Loss):
         """Compute the reduced loss of labels (B,) and predictions (B, ...), scaled for the replicas as Keras does."""
         with keras.name_scope(self.name):
             y_pred = ops.cast(ops.convert_to_tensor(y_pred), "float32")
-            values = self.call(self.as_labels(y_true), y_pred)
+            labels = self.as_labels(y_true)
+            values = self.call(labels, y_pred) + pairwise.nan_if_no_label(labels)
             value = self.reduce(values, sample_weight)
             if self.reduction not in _MEANS or replicas.count() == 1:
                 return value

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from tfdml import pairwise, replicas, workarounds
@@ -211,9 +212,10 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
     def _loss(self, representations, labels, training):
         """Return the loss of this replica."""
         self._track_distances(representations["embedding"], labels)
+        no_label = pairwise.nan_if_no_label(labels)
         if self._in_statistics_phase(training):
-            return self._statistics_loss(representations, labels)
-        return self._weighted_sum(self._terms(representations, labels, training))
+            return self._statistics_loss(representations, labels) + no_label
+        return self._weighted_sum(self._terms(representations, labels, training)) + no_label
 
     def _statistics_loss(self, representations, labels):
         """Return the loss of the statistics over the pairs of the global batch."""
@@ -414,16 +416,20 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
         if never_ends(x) and not kwargs.get("steps_per_epoch"):
             raise UserError("the training batches never end: give fit steps_per_epoch, or the batches num_steps")
         images, labels = first_batch(x)
-        labels = labels if y is None else y
-        if self.positives is None and labels is not None:
-            pairwise.integer_labels(labels)
+        y = self._integers(y)
+        if y is not None and y.ndim == 1:
+            pairwise.require_classes(y, "training")
+        self._integers(labels)
         warn_of_small_pixels(self.embedder, images)
         self._check_classes(y)
         if y is None and hasattr(x, "cardinality"):
             # Keras warns that it does not shuffle a tf.data.Dataset, though nobody asked it to.
             kwargs.setdefault("shuffle", False)
         if "validation_data" in kwargs:
-            kwargs["validation_data"] = self._with_checked_classes(kwargs["validation_data"])
+            validation = self._with_checked_classes(kwargs["validation_data"])
+            if isinstance(validation, tuple) and len(validation) == 2:
+                validation = validation[0], self._integers(validation[1])
+            kwargs["validation_data"] = validation
         with replicas.explaining_empty_replicas():
             return super().fit(self._with_checked_classes(x), y, *args, **kwargs)
 
@@ -439,11 +445,19 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
 
     def evaluate(self, x=None, y=None, *args, return_dict=False, **kwargs):
         """As in Keras, of classes that were trained on; without the metrics of steps of the statistics."""
+        y = self._integers(y)
         self._check_classes(y)
         logs = super().evaluate(self._with_checked_classes(x), y, *args, return_dict=True, **kwargs)
         trackers = [tracker.name for o in self._with_statistics for tracker in getattr(o, "trackers", {}).values()]
         logs = {name: value for name, value in logs.items() if name not in trackers}
         return logs if return_dict else [logs[metric.name] for metric in self.metrics if metric.name in logs]
+
+    def _integers(self, y):
+        # Before Keras makes them float32.
+        labels = None if y is None else pairwise.integer_labels(y, rows=self.positives is not None)
+        if labels is not None and keras.backend.backend() == "jax" and np.abs(labels).max(initial=0) > 2**31 - 1:
+            raise UserError("labels must fit int32 on JAX: np.unique(labels, return_inverse=True)[1] numbers them")
+        return labels
 
     def _check_classes(self, y):
         # Before the first step, as a program compiled by XLA or JAX cannot refuse labels.

@@ -8,6 +8,7 @@ from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import integer, number, one_of
+from tfdml.errors import UserError
 from tfdml.layers import CosineProxies
 from tfdml.losses.base import PairLoss, check_rank
 from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes
@@ -105,7 +106,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
         stateful = training and isinstance(self, Stateful)
         if stateful:
             self.update(selected, labels)
-        value = self.value_of(selected, labels)
+        value = self.value_of(selected, labels) + pairwise.nan_if_no_label(labels)
         if stateful:
             self.remember(selected, labels)
         return value
@@ -135,10 +136,10 @@ class Objective(SavedByArguments, keras.layers.Layer):
         """Labels as integers (B,), or rows (B, L) where there are `positives`.
 
         Raises:
-            ValueError: They are rows, and this objective takes one label for each image.
+            UserError: They are rows, and this objective takes one label for each image.
         """
         if self.positives is None and len(getattr(labels, "shape", ())) == 2 and labels.shape[1] not in (None, 1):
-            raise ValueError(f"{self.name} takes one label for each image, not {labels.shape}: see with_positives")
+            raise UserError(f"{self.name} takes one label for each image, not {labels.shape}: see with_positives")
         return pairwise.as_labels(labels, rows=self.positives is not None)
 
     def select(self, representations) -> dict:

@@ -30,7 +30,7 @@ def class_densities(features, labels, num_classes):
         >>> class_densities(np.array([[0.0], [2.0], [5.0]]), np.array([0, 0, 1]), 3)
         array([1., 0., 0.], dtype=float32)
     """
-    features, labels = np.asarray(features), np.asarray(labels)
+    features, labels = np.asarray(features), pairwise.integer_labels(labels)
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         raise ValueError(f"expected features (N, D) and labels (N,), got {features.shape} and {labels.shape}")
     if labels.size and (labels.min() < 0 or labels.max() >= num_classes):

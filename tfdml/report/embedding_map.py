@@ -9,6 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from tfdml.errors import UserError
+from tfdml.evaluation.relevance import ids_or_names
 from tfdml.evaluation.results import notebook_figure
 from tfdml.report.plots import MARKS, STYLES, color, draw
 from tfdml.report.queries import class_rows, rank_queries
@@ -91,9 +92,7 @@ def map(
         >>> figure.savefig("map.png")
     """
     vectors = check_embeddings(embeddings, "embeddings")
-    labels = np.zeros(len(vectors), np.int64) if labels is None else np.asarray(labels)
-    if len(labels) != len(vectors):
-        raise UserError(f"{len(labels)} labels for {len(vectors)} embeddings")
+    labels = ids_or_names(np.zeros(len(vectors), np.int64) if labels is None else labels, len(vectors))
     rows = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:_MAX_IMAGES])
     places = lay_out(vectors[rows], distance=distance, seed=seed)
     if places is None:

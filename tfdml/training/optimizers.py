@@ -478,8 +478,8 @@ def build_optimizer(
         name: One of `OPTIMIZERS`.
         learner: A `MetricLearner`, which is built if it is not.
         learning_rate: A number or schedule, the base rate.
-        learning_rates: The rates of `PARTS` that have one of their own, at the first step; where the base rate is a
-            schedule they follow it in proportion.
+        learning_rates: The rates of `PARTS` that have one of their own, at the first step, or at the end of a warm-up;
+            where the base rate is a schedule they follow it in proportion.
         weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam, sgd and rmsprop; decoupled, at
             each variable's own rate, for adamw, lion and muon. 0 by default for all, whereas AdamW's own default is
             0.004 in Keras and 0.01 in PyTorch: a decay is part of the recipe that the caller states.
@@ -543,6 +543,8 @@ def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float
         base = learning_rate.values[0]
     elif isinstance(learning_rate, WarmUp):
         base = learning_rate.peak
+    elif getattr(learning_rate, "warmup_target", None):  # Keras's cosine
+        base = learning_rate.warmup_target
     elif isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
         base = float(ops.convert_to_numpy(learning_rate(0)))
     else:

@@ -14,6 +14,7 @@ import numpy as np
 import scipy.sparse
 from absl import logging
 
+from tfdml import arguments
 from tfdml.data.dataset import ImageDataset, PairList, Protocol
 from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
@@ -309,15 +310,17 @@ def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> tuple[Pai
                 hint = label_files.near_miss(beside, row_of)
                 raise UserError(f"{table.where(line)}: {name} {quoted(cell)} is no image of {images.path}{hint}")
             rows[line, column] = row
-    found, junk = PairList(rows, None, similar_from), np.zeros((0, 2), np.int64)
+    similarities, junk = None, np.zeros((0, 2), np.int64)
     if len(ends) == 2:
         values = []
         for line, cell in enumerate(table.columns[columns[2]]):
             where = table.where(line)
             with user_errors(ValueError, f"{where}: similarity must be a number, it is {quoted(cell)}"):
-                values.append(float({"true": "1", "false": "0", "junk": "nan"}.get(cell, cell)))
+                value = {"true": "1", "false": "0"}.get(cell, cell)
+                values.append(np.nan if cell == "junk" else arguments.number("similarity", float(value)))
         ignored = np.isnan(values)
-        found, junk = PairList(rows[~ignored], np.array(values)[~ignored], similar_from), rows[ignored]
+        rows, junk, similarities = rows[~ignored], rows[ignored], np.array(values)[~ignored]
+    found = PairList(rows, similarities, similar_from)
     scored = found.scored()
     same = np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))
     if len(same):

@@ -371,9 +371,9 @@ def build_components(experiment: Experiment, processes: distributed.Processes | 
     strategy = distributed.make_strategy(experiment.logical_devices, processes)
 
     splits = load_splits(experiment, experiment.seed, experiment.evaluate_train)
-    check_measurable(splits, experiment.recall_ks())
     if experiment.selection == "validation" and splits.validation is not None and splits.validation.num_classes < 2:
         raise UserError("--selection=validation: one held-out class selects nothing; raise --holdout_classes")
+    check_measurable(splits, experiment.recall_ks())
     selected_on = getattr(splits, experiment.selection, None)
     if experiment.selection_metric in PAIR_METRICS and selected_on is not None:
         pairs = selected_on.pairs

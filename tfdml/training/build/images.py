@@ -22,8 +22,7 @@ from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
 from tfdml.embeddings.reader import ImageTable, StoredEmbeddings, read_embeddings, read_names
 from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.evaluation import dataset_protocol
-from tfdml.evaluation.per_query import check_depth, retrieval_task
-from tfdml.evaluation.retrieval import ks_within
+from tfdml.evaluation.per_query import DEFAULT_KS, check_depth, ks_within, retrieval_task
 from tfdml.mining import GivenPairs, Relation, SameLabel, shares_a_label
 from tfdml.training.settings import MOST_CLASSES, DataSettings
 
@@ -409,7 +408,7 @@ def plan_cache(
 
 
 def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
-    """Refuse splits on which Recall@K cannot be measured for each of `ks`.
+    """Refuse splits on which Recall@K cannot be measured for each of `ks`; of the default, what fits is measured.
 
     Args:
         splits: The images of a run.
@@ -424,7 +423,8 @@ def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
             check_depth(task, ())
         if max(ks) > task.available:
             fitting = ",".join(map(str, ks_within(ks, task.available)))
-            raise UserError(
-                f"--ks={','.join(map(str, ks))}: recall@{max(ks)} of the {name} images of {split.name} needs {max(ks)} "
-                f"gallery images, and there are {task.available}; choose smaller ones, e.g. --ks={fitting}"
-            )
+            found = f"of the {name} images of {split.name} a query is compared with {task.available}"
+            if ks != DEFAULT_KS:
+                asked = ",".join(map(str, ks))
+                raise UserError(f"--ks={asked}: {found}; choose smaller ones, e.g. --ks={fitting}")
+            logging.warning("recall@K is measured for K = %s alone: %s", fitting, found)

@@ -23,7 +23,8 @@ from tfdml.data.pipeline import evaluation_batches, own_threads, two_view_batche
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.evaluation import QueryValues, embed, evaluate_dataset, evaluate_generalization
-from tfdml.evaluation.per_query import recording
+from tfdml.evaluation.per_query import ks_within, recording
+from tfdml.evaluation.retrieval import images_to_search
 from tfdml.io.files import atomic_write, is_disk_full, unwritable, write_json, write_lines
 from tfdml.layers import StatisticsNetwork
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
@@ -437,7 +438,8 @@ def measure_together(experiment: Experiment, embedders: Sequence[Path]) -> dict[
     batches = evaluation_batches(images, make_transforms(experiment)[1], experiment.evaluation_batch_size)
     parts = [embed(keras.saving.load_model(path), batches) for path in embedders]
     together = np.concatenate(parts, axis=1) / np.sqrt(len(parts))
-    return evaluate_dataset(together, images, ks=experiment.recall_ks(), metrics=RETRIEVAL)
+    ks = ks_within(experiment.recall_ks(), images_to_search(images))
+    return evaluate_dataset(together, images, ks=ks, metrics=RETRIEVAL)
 
 
 @dataclasses.dataclass(eq=False)
@@ -496,7 +498,8 @@ class Evaluator:
 
     def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, **options: Any) -> dict[str, Any]:
         """Return the metrics of a split's embeddings; see `evaluate_retrieval` for the options."""
-        ks, images = self.settings.recall_ks(), getattr(self.splits, name)
+        images = getattr(self.splits, name)
+        ks = ks_within(self.settings.recall_ks(), images_to_search(images))
         return evaluate_dataset(embeddings, images, ks=ks, metrics=metrics, **options)
 
     def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:
