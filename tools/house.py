@@ -58,7 +58,12 @@ OF_SEVERAL = frozenset(
             "cli/test_broken_files.py",
             "cli/test_wrong_commands.py",
         ),
-        *("embeddings/test_backends_onnx.py", "evaluation/test_published_scripts.py", "io/test_object_store.py"),
+        *(
+            "embeddings/test_backends_onnx.py",
+            "evaluation/test_published_scripts.py",
+            "io/test_object_store.py",
+            "io/test_stores.py",
+        ),
         *("demo/test_browser.py", "export/test_client.py", "export/test_hub_networks.py", "export/test_load.py"),
         *("export/test_plain_environments.py", "export/test_serving_files.py"),
         *("training/distributed/test_jax_processes.py", "training/distributed/test_worker_runs.py"),

@@ -220,6 +220,7 @@ CASES = {
         "heat_maps": (True, {"report": False}, {}),
         "seed": (3, {"seeds": "0,1"}, {"seeds": "2"}),
         "stop_on": ("collapse", {"watch_every": 0}, {}),
+        "finish": (True, {}, {"resume": True}),
         "probe": (True, {}, {"dry_run": True}),
         "workers": (2, {}, {"cluster": "local"}),
         "gpus_per_worker": (1, {}, {"cluster": "local"}),
@@ -261,6 +262,7 @@ CASES = {
         "truncate_dim": (8, {"gallery": "photos", "embedder": "models/cars"}, {}),
         "stack_on": ("runs/cars", {"gallery": "photos", "embedder": "models/cars"}, {}),
         "data_dir": ("/data", {"gallery": "photos", "embedder": "models/cars"}, {}),
+        "unfinished": (True, {"gallery": "photos", "embedder": "models/cars"}, {}),
         "images": (100, {"gallery": "photos", "embedder": "models/cars"}, {}),
         "max_pixels": (100, {"gallery": "photos", "embedder": "models/cars"}, {}),
         "min_cosine": (0.9, {"gallery": "photos", "embedder": "models/cars"}, {}),
@@ -322,14 +324,14 @@ CASES = {
 # The flags that have an effect whatever the others are.
 ALWAYS = {
     "train": SETTINGS_ALWAYS | {"dim", "recipe", "resume", "dry_run", "preview", "cluster"},
-    "embed": {"model", "out", "dtype", "batch_size", "truncate_dim", "rows_per_file", "cluster", "input", "dry_run"},
-    "evaluate": {"model", "compare", "dataset", "json"},
+    "embed": {"model", "unfinished", "out", "dtype", "batch_size", "truncate_dim", "rows_per_file", "cluster", "input", "dry_run"},
+    "evaluate": {"model", "unfinished", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},
-    "audit": {"model", "dataset", "data_dir", "embeddings", "pick", "out"},
-    "demo": {"gallery", "calibration", "cache", "host", "port"},
+    "audit": {"model", "unfinished", "dataset", "data_dir", "embeddings", "pick", "out"},
+    "demo": {"unfinished", "gallery", "calibration", "cache", "host", "port"},
     "serve": {"model", "name", "host", "port"} | {field.name for field in dataclasses.fields(ServeSettings)},
     "index": {"embeddings", "to", "prefix", "truncate_dim", "replace", "dry_run"},
-    "search": {"gallery", "queries", "k", "max_distance", "out"},
+    "search": {"unfinished", "gallery", "queries", "k", "max_distance", "out"},
     "prepare": {"dataset", "data_dir", "download", "check_only", "dry_run"},
 }
 BY_FLAG = [(command, flag) for command, cases in CASES.items() for flag in cases]

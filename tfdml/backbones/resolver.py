@@ -13,7 +13,7 @@ from tfdml.arguments import integer, number
 from tfdml.backbones.hub import PREFIX, check_preset, load_preset
 from tfdml.backbones.networks import bn_inception, conv4, googlenet, resnet50_v1_5
 from tfdml.errors import REASON, UserError, check_choice, user_errors
-from tfdml.io.copies import local_copy
+from tfdml.io.files import local_copy
 
 
 @dataclasses.dataclass(frozen=True)

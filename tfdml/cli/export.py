@@ -27,6 +27,7 @@ of images, or where --gallery_dataset lies. The embedder is that of a run, compa
 
 import functools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from tfdml.export.exporter import ExportOptions, export_run, load_run
 from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
 from tfdml.export.retriever import Retriever, newest_version
 from tfdml.export.saved_model import check_backend
-from tfdml.io.files import as_named, scratch_folder
+from tfdml.io.files import as_named
 from tfdml.training.expressions import parse_arguments
 
 FLAGS = Flags()
@@ -112,7 +113,7 @@ def _export_gallery(values: Flags, export_embedder: Callable[[str], Path]) -> No
             newest_version(Path(values.embedder))
         print(f"would build a retriever of {values.gallery} in {values.out}; nothing was written (--dry_run)")
         return
-    with scratch_folder() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         embedder = values.embedder or export_embedder(folder)
         skip_bad = values.gallery_bad_images == "skip"
         built = Retriever.build(embedder, items, values.out, skip_bad=skip_bad, report=print)

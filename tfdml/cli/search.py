@@ -38,8 +38,7 @@ from tfdml.embeddings.reader import check_same_model, holds_embeddings
 from tfdml.errors import UserError, user_errors
 from tfdml.evaluation import RetrievalResults
 from tfdml.export.retriever import Retriever
-from tfdml.io.copies import local_copy
-from tfdml.io.files import as_named, exists, find, is_remote, require_writable
+from tfdml.io.files import as_named, exists, find, is_remote, local_copy, require_writable
 from tfdml.retrieval import EmbeddingsToIndex, connect
 
 FLAGS = Flags()

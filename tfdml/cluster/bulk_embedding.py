@@ -28,8 +28,7 @@ from tfdml.embeddings import parquet
 from tfdml.embeddings.backends import embed_readable, load_backend
 from tfdml.embeddings.writer import EmbeddingFolder
 from tfdml.errors import UserError, check_choice, check_not_negative, check_positive, short_message, user_errors
-from tfdml.io.copies import in_store
-from tfdml.io.files import atomic_write, find, is_remote, make_folder, read_bytes, remove_folder
+from tfdml.io.files import atomic_write, find, in_store, is_remote, make_folder, read_bytes, remove_folder
 
 # How often a part is begun whose process is lost on the way, as to an image that takes all memory.
 _MOST_TRIES = 4

@@ -12,8 +12,7 @@ from absl import logging
 
 from tfdml.cluster.ray_session import LOCAL, ToOutbox, lost_hosts, outbox_shown, ray_session
 from tfdml.errors import UserError, check_not_negative, check_positive, short_message
-from tfdml.io.copies import require_no_store
-from tfdml.io.files import PARTIAL_PREFIX, is_folder
+from tfdml.io.files import PARTIAL_PREFIX, is_folder, require_local
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, RunFolder
 from tfdml.training.distributed import WorkerLost, rank_and_count
@@ -62,7 +61,7 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
         >>> train_on_cluster(experiment, ClusterSettings(workers=2))["protocol"]
         'zero-shot: trained on 213 classes, evaluated all-to-all on 107 classes never seen in training'
     """
-    require_no_store(experiment.run_dir, "run_dir", "Ray keeps the run in --storage, which may be s3://")
+    require_local(experiment.run_dir, "run_dir")
     folder = RunFolder(experiment.run_dir)
     finished = folder.read_result() if resume else None
     if finished is not None:

@@ -13,8 +13,7 @@ import numpy as np
 from absl import logging
 
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.copies import local_copy
-from tfdml.io.files import require_regular
+from tfdml.io.files import local_copy, require_regular
 from tfdml.io.folders import MANIFEST, PROGRESS
 from tfdml.io.manifests import confined, fields, read_json
 from tfdml.pairwise import integer_labels

@@ -8,6 +8,7 @@ import functools
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, steps_of, target_of
 from tfdml.export import saved_model
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
-from tfdml.io.files import is_remote, scratch_folder, unwritable, write_json
+from tfdml.io.files import is_remote, unwritable, write_json
 from tfdml.io.manifests import parse_flags, read_json
 from tfdml.models import AnyEmbedder, TruncatedEmbedder, WhitenedEmbedder, stack, with_whitening
 from tfdml.training import RunFolder
@@ -221,7 +222,7 @@ class ExportVerifier:
             encoded = [encoded_image(self.dataset.images, index) for index in range(len(self.dataset))]
             ends = np.cumsum([len(image) for image in encoded])
             given = {"encoded": np.frombuffer(b"".join(encoded), np.uint8), "ends": ends}
-        with scratch_folder() as folder:
+        with tempfile.TemporaryDirectory() as folder:
             source, target = os.path.join(folder, "in.npz"), os.path.join(folder, "out.npy")
             try:
                 np.savez(source, **given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tfdml.evaluation import Calibration
 from tfdml.export import saved_model
 from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, embedded
 from tfdml.export.search_graph import DECISIONS, MAX_NEIGHBORS, MAX_RESULTS, SEARCHES, copy_with_gallery, write_graph
-from tfdml.io.files import locked, partial_folder, read_bytes, scratch_folder, write_json
+from tfdml.io.files import locked, partial_folder, read_bytes, write_json
 from tfdml.io.manifests import Kinds, compare_files, read_json
 from tfdml.models import AnyEmbedder
 
@@ -117,7 +118,7 @@ class Retriever:
         Raises:
             UserError: An item is bad or occurs twice, there is none, or the folder cannot be written.
         """
-        with scratch_folder() as name:
+        with tempfile.TemporaryDirectory() as name:
             exported, around = Path(name) / "embedder", Path(name) / "retriever"
             if isinstance(embedder, AnyEmbedder):
                 saved_model.write_saved_model(saved_model.in_float32(embedder), exported)

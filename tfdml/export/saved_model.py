@@ -27,9 +27,7 @@ from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
 from tfdml.export.request import RequestPreprocessor
-from tfdml.io.copies import in_store, local_path, upload
-from tfdml.io.files import is_disk_full, listing, partial_folder, require_local, require_space, sweep, unwritable
-from tfdml.io.folders import token_lock
+from tfdml.io.files import is_disk_full, partial_folder, require_local, require_space, sweep, unwritable
 from tfdml.models import AnyEmbedder
 
 SIGNATURES = ("serving_default", "embed_images", "embed_each")
@@ -37,7 +35,6 @@ WARM_UP = Path("assets.extra") / "tf_serving_warmup_requests"
 # The numbers of images in warm-up requests; a server is quick for the shapes that it has seen.
 _WARM_UP_SIZES = (1, 8, 32)
 # Without these there is no version, for this library and for TensorFlow Serving; a store gets them last.
-_LAST = ("model_card.json", "retriever.json", "saved_model.pb")
 
 
 @dataclasses.dataclass
@@ -62,8 +59,7 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
     left that were killed is removed.
 
     Args:
-        versions: Where versions lie, as TF Serving's `base_path`; made if it is not there. In a store, `path` is that
-            of a local copy of what was uploaded.
+        versions: Where versions lie, as TF Serving's `base_path`; made if it is not there.
         size: About how many bytes the version will have, where that is known.
 
     Yields:
@@ -78,17 +74,6 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
         >>> version.path
         PosixPath('models/cars/1')
     """
-    if in_store(versions):
-        url = os.fspath(versions).rstrip("/")
-        with token_lock(url, "folder"):
-            number = 1 + max((int(name) for name in listing(url) if name.isdecimal()), default=0)
-            with new_version(local_path(url), size) as version:
-                yield version
-            path = Path(local_path(url), str(number))
-            os.rename(version.path, path)
-            version.path = path
-            upload(f"{url}/{number}", last=_LAST)
-        return
     require_local(versions, "folder")
     versions = Path(versions)
     require_space(versions, size, "folder", "this version's files")

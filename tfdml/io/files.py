@@ -1,4 +1,8 @@
-"""Files, local or where `fsspec` reaches: atomic writes, locks, checksums, full disks, where a file may go."""
+"""Files, local or where `fsspec` reaches: atomic writes, locks, checksums, full disks, where a file may go.
+
+A local copy of what is in a store lies below one folder of this process, at the place that its URL names, so that
+`as_named` can turn every path back into the URL.
+"""
 
 import atexit
 import concurrent.futures
@@ -13,7 +17,6 @@ import re
 import shutil
 import socket
 import stat
-import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,7 +32,6 @@ from tfdml.errors import REASON, UserError, short_message, user_errors
 
 # Of the temporary names, which end in the writing process's number: see `sweep`.
 PARTIAL_PREFIX = ".partial-"
-_SCRATCH_PREFIX = "tfdml-"
 LOCK = ".lock"
 _HOLDER = ".holder"
 # What file systems say that have no locks, such as some network disks.
@@ -83,6 +85,69 @@ def _arrow(root: str) -> tuple[fsspec.AbstractFileSystem, str]:
     with user_errors(Exception, f"{root} cannot be reached: {REASON}", keep="first"):
         filesystem, base = pyarrow.fs.FileSystem.from_uri(root)
     return ArrowFSWrapper(filesystem), base
+
+
+def in_store(path: str | os.PathLike) -> bool:
+    """Whether a path is a URL of a file or folder in a store, such as `s3://`; not the address of a server or database.
+
+    Example:
+        >>> in_store("s3://bucket/runs/cars"), in_store("http://localhost:8501/v1/models/cars"), in_store("runs/cars")
+        (True, False, False)
+    """
+    scheme, separator, _ = os.fspath(path).partition("://")
+    return bool(separator) and scheme not in ("http", "https") and scheme in fsspec.available_protocols()
+
+
+def local_copy(path: str | os.PathLike) -> str:
+    """Return a path; for a file or folder in a store, that of a local copy, which the first call downloads.
+
+    Args:
+        path: A path or URL; there need not be anything.
+
+    Raises:
+        UserError: The store cannot be read.
+
+    Example:
+        >>> local_copy("runs/cars")
+        'runs/cars'
+    """
+    return _download(os.fspath(path).rstrip("/")) if in_store(path) else os.fspath(path)
+
+
+@functools.cache
+def _copies() -> str:
+    folder = tempfile.mkdtemp(prefix="tfdml-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def _download(url: str) -> str:
+    local = os.path.join(_copies(), *url.split("://", 1))
+    with user_errors(OSError, f"{url} cannot be read: {REASON}", keep="first"):
+        filesystem, there = filesystem_of(url)
+        for name, entry in filesystem.find(there, detail=True).items():
+            # A key may hold "..", which would lead out of the folder.
+            target = os.path.normpath(local + name[len(there) :])
+            if not (target + "/").startswith(local + "/"):
+                raise OSError(f"its key {name} leads out of it")
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            filesystem.get_file(name, target)
+            if os.path.getsize(target) != entry["size"]:
+                raise OSError(f"{os.path.getsize(target):,} of {entry['size']:,} bytes of {name} have come")
+    return local
+
+
+def as_named(text: str | os.PathLike) -> str:
+    """Return a text with the paths of local copies as the URLs that they are copies of.
+
+    Example:
+        >>> as_named("runs/cars")
+        'runs/cars'
+    """
+    if not _copies.cache_info().currsize:
+        return os.fspath(text)
+    return re.sub(re.escape(_copies()) + r"/(\w+)/", r"\1://", os.fspath(text))
 
 
 def _naming_path(function: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -336,35 +401,39 @@ def entry_of(path: str | os.PathLike) -> dict[str, Any]:
 def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
     """Yield a temporary local path, renamed onto `path` when the block ends well, and removed when it does not.
 
-    It lies next to `path`, and keeps the suffix, which some writers go by. A link is followed. A device, a pipe, or
-    what this process prints to is not replaced: it gets the bytes when the block ends well. So does a remote file, of
-    which object stores show nothing until it is whole.
+    It lies next to `path`, and keeps the suffix, which some writers go by. A link is followed. A remote file is written
+    in a folder of its own first: object stores show nothing of it until it is whole.
 
     Args:
         path: The file to be written.
         size: About how many bytes it will have, where that is known, for the message when the disk is full.
 
     Raises:
-        UserError: The disk is full, or the file system refuses.
+        UserError: The disk is full, the file system refuses, or `path` is a device, a pipe or a folder.
 
     Example:
         >>> with atomic_write(Path("train.npz")) as temporary:
         ...     np.savez(temporary, labels=labels)
     """
-    stream, remote = is_stream(path), is_remote(path)
-    target = os.fspath(path) if stream or remote else os.path.realpath(path)
-    folder = tempfile.gettempdir() if stream or remote else os.path.dirname(target)
-    temporary = type(path)(os.path.join(folder, f"{PARTIAL_PREFIX}{os.getpid()}-{os.path.basename(target)}"))
+    if is_remote(path):
+        with tempfile.TemporaryDirectory() as folder:
+            temporary = type(path)(os.path.join(folder, os.path.basename(path)))
+            yield temporary
+            try:
+                put_file(temporary, *filesystem_of(path))
+            except OSError as error:
+                raise unwritable(path, error, size) from error
+        return
+    target = os.path.realpath(path)
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise UserError(f"{path} is no regular file: name another")
+    name = f"{PARTIAL_PREFIX}{os.getpid()}-{os.path.basename(target)}"
+    temporary = type(path)(os.path.join(os.path.dirname(target), name))
     try:
         yield temporary
-        if stream:
-            copy_into_stream(temporary, path)
-        elif remote:
-            put_file(temporary, *filesystem_of(path))
-        else:
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
     except Exception as error:
         if not _is_refusal(error, target, temporary):
             raise
@@ -439,24 +508,23 @@ def finite(value: Any) -> Any:
     return value
 
 
-def sweep(folder: str | os.PathLike, prefix: str = PARTIAL_PREFIX) -> None:
+def sweep(folder: str | os.PathLike) -> None:
     """Remove what processes left in a local folder that were killed in the middle of writing a file.
 
     Temporary files and folders of processes that still run stay.
 
     Args:
         folder: The folder; it need not exist.
-        prefix: What their names begin with, before the number of the process.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in list(os.scandir(os.fspath(folder))):
-            number = entry.name.removeprefix(prefix).partition("-")[0]
-            if not entry.name.startswith(prefix) or not number.isdigit() or psutil.pid_exists(int(number)):
+            number = re.match(rf"{re.escape(PARTIAL_PREFIX)}([0-9]{{1,9}})-", entry.name)
+            if number is None or psutil.pid_exists(int(number[1])):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:
-                with contextlib.suppress(OSError):  # in a folder of everybody's, such as /tmp, it is another's
+                with contextlib.suppress(OSError):  # in a folder of everybody's it is another's
                     remove(entry.path)
 
 
@@ -475,40 +543,6 @@ def partial_folder(parent: str | os.PathLike) -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[str]:
-    """Yield a folder for files that nobody needs after the block; those that killed processes left are removed, too.
-
-    Example:
-        >>> with scratch_folder() as folder:
-        ...     write_whole(os.path.join(folder, "views.bin"), b"views")
-    """
-    sweep(tempfile.gettempdir(), _SCRATCH_PREFIX)
-    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH_PREFIX}{os.getpid()}-") as folder:
-        yield folder
-
-
-@functools.cache
-def copies_folder() -> str:
-    """Return the folder of this process for local copies of remote files; see `tfdml.io.copies`."""
-    sweep(tempfile.gettempdir(), _SCRATCH_PREFIX)
-    folder = tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{os.getpid()}-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def as_named(text: str | os.PathLike) -> str:
-    """Return a text with the paths of local copies as the URLs that they are copies of.
-
-    Example:
-        >>> as_named("runs/cars")
-        'runs/cars'
-    """
-    if not copies_folder.cache_info().currsize:
-        return os.fspath(text)
-    return re.sub(re.escape(copies_folder()) + r"/(\w+)/", r"\1://", os.fspath(text))
 
 
 @contextlib.contextmanager
@@ -587,8 +621,6 @@ def _is_refusal(error: Exception, path: str | Path, temporary: str | Path) -> bo
         return False
     if is_disk_full(error):
         return True
-    if is_remote(path):
-        return isinstance(error, OSError)
     named = {os.fspath(name) for name in (getattr(error, "filename", None), getattr(error, "filename2", None)) if name}
     return isinstance(error, OSError) and bool(named & {os.fspath(path), os.fspath(temporary)})
 
@@ -630,8 +662,8 @@ def require_writable(path: str | os.PathLike, argument: str) -> None:
         return
     if os.path.isdir(path):
         raise UserError(f"`{argument}={path}` is a folder: name a file to write")
-    if is_stream(path):
-        return
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"`{argument}={path}` is no regular file: name another")
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
         raise UserError(f"`{argument}={path}`: its folder does not exist")
@@ -639,58 +671,6 @@ def require_writable(path: str | os.PathLike, argument: str) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise unwritable(path, error) from error
-
-
-def is_stream(path: str | os.PathLike) -> bool:
-    """Whether a path leads to a device, a pipe or a socket, or to what this process prints to.
-
-    Example:
-        >>> is_stream("/dev/null")
-        True
-    """
-    try:
-        status = os.stat(path)
-    except OSError:
-        return False
-    return not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or _printed_to(status) is not None
-
-
-def copy_into_stream(source: str | os.PathLike, path: str | os.PathLike) -> None:
-    """Write the content of a file to where a path leads, behind what has been printed there.
-
-    Args:
-        source: The file.
-        path: What `is_stream` is true of.
-
-    Raises:
-        UserError: It cannot be written.
-        BrokenPipeError: The reader of this process's own output has had enough.
-
-    Example:
-        >>> copy_into_stream("photos/list.csv", "/dev/stdout")
-    """
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    # A file that the output was redirected to has a place to go on at, which only its descriptor knows.
-    own = _printed_to(os.stat(path))
-    try:
-        with open(source, "rb") as file, open(path if own is None else os.dup(own), "wb") as target:
-            shutil.copyfileobj(file, target)
-    except BrokenPipeError as error:
-        if own is not None:
-            raise
-        raise UserError(f"{path} cannot be written: its reader has gone") from error
-    except OSError as error:
-        raise unwritable(path, error) from error
-
-
-def _printed_to(status: os.stat_result) -> int | None:
-    """Which of the process's own output streams a file is, by its descriptor."""
-    for descriptor in (1, 2):
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(descriptor), status):
-                return descriptor
-    return None
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

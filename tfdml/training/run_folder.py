@@ -15,7 +15,6 @@ from absl import logging
 
 from tfdml.errors import REASON, UserError, differences, user_errors
 from tfdml.evaluation.per_query import QUERIES_FILE as QUERIES
-from tfdml.io.copies import in_store, local_copy, save, uploading
 from tfdml.io.files import PARTIAL_PREFIX, atomic_write, is_debris, locked, require_local, sweep, write_json
 from tfdml.io.manifests import read_json
 from tfdml.training.checkpoints import list_checkpoints, step_of
@@ -39,13 +38,10 @@ class RunFolder:
          neighbors/
 
     Args:
-        path: The folder. One in a store, such as `s3://`, is written in a local copy, which is uploaded after every
-            checkpoint and at the end.
+        path: The folder, a local one.
     """
 
     def __init__(self, path: str | os.PathLike):
-        self._url = os.fspath(path).rstrip("/") if in_store(path) else ""
-        path = local_copy(path)
         require_local(path, "run_dir")
         self.path = Path(path)
         self.flags = self.path / "flags.txt"
@@ -146,17 +142,9 @@ class RunFolder:
         Raises:
             UserError: Another run is at work here.
         """
-        with contextlib.ExitStack() as held:
-            if self._url:
-                held.enter_context(uploading(self._url, "run_dir"))
-            held.enter_context(locked(self.path, "run_dir"))
+        with locked(self.path, "run_dir"):
             self._sweep()
             yield
-
-    def save(self) -> None:
-        """Upload what is new, where the folder is in a store."""
-        if self._url:
-            save(self._url)
 
     @contextlib.contextmanager
     def created(self, experiment: Experiment) -> Iterator[None]:

@@ -26,7 +26,7 @@ from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings.backends import load_embedder
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import evaluate_pairs
-from tfdml.io.copies import local_copy
+from tfdml.io.files import local_copy
 from tfdml.layers import PrincipalComponents
 from tfdml.memory import require_memory
 from tfdml.models import AttentionEnsemble, Embedder, Head, MetricLearner

@@ -307,8 +307,6 @@ class Run:
         self.monitor.set_model(self.learner)
 
     def _save(self) -> None:
-        if self.processes.is_chief:
-            self.folder.save()
         if self.saved is not None:
             self.saved()
 
