@@ -1,7 +1,7 @@
 """Parses command lines with the flags of the commands that they call."""
 
 from tests.cli.commands import NAMES, load
-from tfdml.io import copies
+from tfdml.io import files
 from tfdml.training.terms import build_objectives
 
 
@@ -21,7 +21,7 @@ def parse(lines, monkeypatch):
     Returns:
         {"faults": [(row, what is wrong), ...], "flags": every flag of every command}.
     """
-    monkeypatch.setattr(copies, "in_store", lambda path: False)
+    monkeypatch.setattr(files, "in_store", lambda path: False)
     faults = []
     for row, (name, arguments, whole) in enumerate(lines):
         command = load(name)

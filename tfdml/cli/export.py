@@ -41,7 +41,7 @@ from tfdml.export.exporter import ExportOptions, export_run, load_run
 from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
 from tfdml.export.retriever import Retriever, newest_version
 from tfdml.export.saved_model import check_backend
-from tfdml.io.files import as_named
+from tfdml.io.files import as_named, require_local
 from tfdml.training.expressions import parse_arguments
 
 FLAGS = Flags()
@@ -68,6 +68,7 @@ def export(values: Flags) -> None:
     values.require(*(["out"] if values.gallery else ["run_dir", "out"]))
 
     check_backend()
+    require_local(values.out, "out")
     for folder in (values.run_dir, values.stack_on):
         check_ended(folder, values.unfinished)
     whitening = parse_arguments(values.whitening, "--whitening") if values.whitening else None

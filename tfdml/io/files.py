@@ -426,7 +426,7 @@ def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
         return
     target = os.path.realpath(path)
     if os.path.exists(target) and not os.path.isfile(target):
-        raise UserError(f"{path} is no regular file: name another")
+        raise UserError(f"{path} is {'a folder' if os.path.isdir(target) else 'no regular file'}: name another")
     name = f"{PARTIAL_PREFIX}{os.getpid()}-{os.path.basename(target)}"
     temporary = type(path)(os.path.join(os.path.dirname(target), name))
     try:
