@@ -324,7 +324,18 @@ CASES = {
 # The flags that have an effect whatever the others are.
 ALWAYS = {
     "train": SETTINGS_ALWAYS | {"dim", "recipe", "resume", "dry_run", "preview", "cluster"},
-    "embed": {"model", "unfinished", "out", "dtype", "batch_size", "truncate_dim", "rows_per_file", "cluster", "input", "dry_run"},
+    "embed": {
+        "model",
+        "unfinished",
+        "out",
+        "dtype",
+        "batch_size",
+        "truncate_dim",
+        "rows_per_file",
+        "cluster",
+        "input",
+        "dry_run",
+    },
     "evaluate": {"model", "unfinished", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},
     "audit": {"model", "unfinished", "dataset", "data_dir", "embeddings", "pick", "out"},

@@ -17,7 +17,6 @@ from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.export import export_saved_model
 from tfdml.export.saved_model import new_version, version_numbers
-from tfdml.io import files
 from tfdml.models import Embedder
 
 
@@ -144,21 +143,6 @@ def test_a_folder_that_cannot_be_reached_is_refused_and_none_is_made_in_its_name
     with pytest.raises(UserError, match="`folder=nothing://a/cars`: only local"), new_version("nothing://a/cars"):
         pytest.fail("there is no such place")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_version_in_a_store_gets_the_next_number_there():
-    files.write_whole("memory://exports/cars/7/saved_model.pb", b"of before")
-    with new_version("memory://exports/cars") as version:
-        (version.folder / "variables").mkdir()
-        (version.folder / "variables" / "index").write_text("weights")
-        (version.folder / "saved_model.pb").write_text("graph")
-    assert (version.path / "saved_model.pb").read_text() == "graph"
-    assert files.find("memory://exports/cars") == [
-        f"memory://exports/cars/{name}" for name in ("7/saved_model.pb", "8/saved_model.pb", "8/variables/index")
-    ]
-    with pytest.raises(KeyError), new_version("memory://exports/cars"):
-        raise KeyError
-    assert files.listing("memory://exports/cars") == ["7", "8"]
 
 
 FULL = r"cannot be written: the disk is full.* free\); .*free some space and run the same command again$"
