@@ -573,3 +573,24 @@ main(["export"])
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+def test_paths_are_repeated_or_have_commas(tmp_path, monkeypatch):
+    """An existing file may have commas in its name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a,b.jpg").write_text("")
+    values = Flags()
+    values.define("queries", [], "Images.", kind="paths")
+    values.parse([])
+    assert values.queries == []
+    values.parse(["--queries=a,b.jpg", "--queries=*.png,c.jpg"])
+    assert values.queries == ["a,b.jpg", "*.png", "c.jpg"]
+
+
+def test_a_warning_is_printed_once():
+    passes = command_line.once()
+    records = [
+        logging.LogRecord("absl", level, "", 0, "dropped %d rows", (count,), None)
+        for level, count in ((logging.WARNING, 2), (logging.WARNING, 2), (logging.WARNING, 3), (logging.INFO, 2))
+    ]
+    assert [passes(record) for record in records + records[3:]] == [True, False, True, True, True]

@@ -64,7 +64,7 @@ def test_lists_give_paths_labels_and_roles(form, tmp_path):
 def test_patterns_and_lists_of_paths_alone(tmp_path, monkeypatch):
     touch(tmp_path, "x/c.jpg", "a.jpg", "note.txt")
     monkeypatch.chdir(tmp_path)
-    images = images_of("x/*.jpg,a.jpg").to_pydict()
+    images = images_of(["x/*.jpg", "a.jpg"]).to_pydict()
     assert images["path"] == [f"{tmp_path}/x/c.jpg", f"{tmp_path}/a.jpg"]
     assert images["label"] == images["class"] == images["role"] == [None, None]
     (tmp_path / "list.csv").write_text("path,group\na.jpg,left\nb.jpg,right\nc.jpg,left\n")

@@ -14,6 +14,7 @@ from tests.models.networks import tiny_embedder
 from tfdml import data
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import LiteRTEmbedder, Views, embed_views, load_backend, load_embedder
+from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError
 
 FORMS = ("keras", "saved_model", "litert")
@@ -40,6 +41,12 @@ def test_the_embedders_own_vectors(form, sources, models):
     np.testing.assert_allclose(found, expected, atol=TOLERANCE)
     assert sources[form].kind == form
     assert sources[form].view == models_on_disk.VIEW
+
+
+def test_every_form_has_the_fingerprint_of_the_embedder(sources, models):
+    expected = fingerprint(models.embedder)
+    assert {source.fingerprint() for source in sources.values()} == {expected}
+    assert load_backend(models.keras, truncate_dim=2).fingerprint() == f"2 dimensions of {expected}"
 
 
 @pytest.mark.slow

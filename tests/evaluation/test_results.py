@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -156,3 +157,20 @@ def test_what_is_no_file_of_neighbors(tmp_path):
         RetrievalResults.read(tmp_path / "y.parquet").write_qrels(tmp_path / "qrels.trec")
     with pytest.raises(UserError, match="query_ids must be one name for each of 50 images; got 3"):
         RetrievalResults.search(points, labels, query_ids="abc")
+
+
+def test_names_of_classes_are_compared_and_shown():
+    """A gallery that numbers its classes in another way than the queries."""
+    points = np.array([[0.0], [1.0], [2.0]])
+    results = RetrievalResults.search(points, ["bus", "van", "cab"], points, ["bus", "cab", "van"], k=1)
+    assert results.column("class").tolist() == ["bus", "cab", "van"]
+    assert results.column("query_class").tolist() == ["bus", "van", "cab"]
+    assert results.column("relevant").tolist() == [True, False, False]
+    assert results.column("num_relevant").tolist() == [1, 1, 1]
+
+
+def test_pandas_that_is_not_installed_is_named(monkeypatch):
+    results = RetrievalResults.search(np.eye(2), k=1)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="`to_pandas` needs pandas: pip install pandas"):
+        results.to_pandas()

@@ -12,6 +12,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from tests.export.networks import picture
 from tfdml import backbones
 from tfdml.data import EncodedImages, ImageDataset
+from tfdml.embeddings.model_card import fingerprint
 from tfdml.export import export_saved_model
 from tfdml.models import Embedder
 
@@ -38,7 +39,7 @@ def make(folder, seed=0):
     litert = version / "litert" / "float32.tflite"
     litert.parent.mkdir(exist_ok=True)
     litert.write_bytes(tflite(embedder))
-    (version / "model_card.json").write_text(json.dumps({"view": VIEW}))
+    (version / "model_card.json").write_text(json.dumps({"view": VIEW, "fingerprint": fingerprint(embedder)}))
     return Models(folder / "embedder.keras", version, litert, embedder)
 
 

@@ -63,6 +63,7 @@ def test_the_version_is_the_next_and_whole(version):
 @pytest.mark.slow
 def test_the_card_describes_what_lies_there(version, embedder):
     card = json.loads((version / "model_card.json").read_text())
+    assert card["fingerprint"].startswith("sha256:")
     assert EvaluationTransform(**card["view"]) == EvaluationTransform(40, 32, "squash")
     assert card["embedding_dim"] == 8
     assert card["max_pixels"] == 250_000

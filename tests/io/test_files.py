@@ -14,7 +14,7 @@ import pytest
 
 from tfdml.errors import UserError
 from tfdml.io import files
-from tfdml.io.files import require_local, require_space, require_writable
+from tfdml.io.files import find, require_local, require_space, require_writable
 
 
 def ended_process():
@@ -237,3 +237,11 @@ def test_relative_patterns_folders_and_single_files(tree, monkeypatch):
     assert list(files.find("note.txt")) == [f"{tree}/note.txt"]
     with pytest.raises(UserError, match=f"no file or folder {tree}/nowhere"):
         list(files.find("nowhere"))
+
+
+def test_an_existing_file_comes_before_a_pattern(tmp_path):
+    for name in ("star*.png", "starry.png", "car[1].png", "a,b.png"):
+        (tmp_path / name).write_bytes(b"x")
+    for name in ("star*.png", "car[1].png", "a,b.png"):
+        assert find(f"{tmp_path}/{name}") == [f"{tmp_path}/{name}"]
+    assert [path.rpartition("/")[2] for path in find(f"{tmp_path}/st*")] == ["star*.png", "starry.png"]

@@ -213,7 +213,7 @@ def as_flags(message: str, known: Flags, flag_of: Mapping[str, str] | None = Non
     return _ARGUMENT.sub(written, message)
 
 
-def _said_once() -> Callable[[logging.LogRecord], bool]:
+def once() -> Callable[[logging.LogRecord], bool]:
     """Return a filter that passes each warning once: a list that is read for each split warns each time."""
     warnings: set[str] = set()
 
@@ -314,7 +314,7 @@ def run(command: Command, words: Sequence[str]) -> None:
     absl_logging.set_verbosity(absl_logging.INFO)
     handler = absl_logging.get_absl_handler()
     handler.setFormatter(Formatter(command))
-    handler.filters = [_said_once()]
+    handler.filters = [once()]
     for library in ("tensorflow", "faiss", "faiss.loader", "jax"):
         logging.getLogger(library).setLevel(logging.ERROR)
     try:

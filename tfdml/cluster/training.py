@@ -11,7 +11,7 @@ from typing import Any
 from absl import logging
 
 from tfdml.cluster.ray_session import LOCAL, ToOutbox, lost_hosts, outbox_shown, ray_session
-from tfdml.errors import UserError, check_not_negative, check_positive, short_message
+from tfdml.errors import REASON, UserError, check_not_negative, check_positive, short_message, user_errors
 from tfdml.io.files import PARTIAL_PREFIX, is_folder, require_local
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, RunFolder
@@ -88,8 +88,9 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
 
 
 def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: str, outbox: Any, ray: Any) -> Any:
-    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-    from ray.train.tensorflow import TensorflowTrainer
+    with user_errors(ImportError, f"`cluster` needs Ray Train ({REASON}): pip install 'tfdml[ray]'"):
+        from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+        from ray.train.tensorflow import TensorflowTrainer
 
     python_logging.getLogger("ray.train").setLevel(python_logging.ERROR)
     gpus = settings.gpus_per_worker

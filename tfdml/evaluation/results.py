@@ -187,8 +187,13 @@ class RetrievalResults:
         return self.table[name].to_numpy()
 
     def to_pandas(self) -> Any:
-        """Return the table as a `pandas.DataFrame`."""
-        return self.table.to_pandas()
+        """Return the table as a `pandas.DataFrame`.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        with user_errors(ImportError, "`to_pandas` needs pandas: pip install pandas, or take `table`, of pyarrow"):
+            return self.table.to_pandas()
 
     def write(self, path: str | os.PathLike) -> None:
         """Write the neighbors atomically, in the format of the suffix.
