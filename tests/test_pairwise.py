@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from tests import references
+from tests.far_vectors import NAMES, far_vectors
 from tests.mathematics import MODES, assert_close, finite_differences, random_batch, value_and_gradients
 from tfdml import pairwise
 from tfdml.errors import UserError
@@ -108,6 +109,45 @@ def test_a_shared_offset_does_not_cost_digits():
         references.matrix(references.squared_distance, np.float32(1024) + np.round(x, 2)),
         1e-4,
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_vector_blurs_the_distances_of_others_nor_their_gradient(name):
+    x = far_vectors(name, size=24)
+    exact = x.astype(np.float64)
+    difference = exact[:, None] - exact[None]
+    expected = np.square(difference).sum(axis=-1)
+    # Weights in proportion to nearness, so that far pairs do not drown the gradient of near ones.
+    weights = 1 / np.maximum(expected, 1e-20)
+    np.fill_diagonal(weights, 0)
+    slopes = (2 * weights[..., None] * difference).sum(axis=1)
+    largest = (2 * weights[..., None] * np.abs(difference)).sum(axis=1)
+    for arguments in ((x,), (x, x)):
+        np.testing.assert_allclose(pairwise.squared_distances(*arguments), expected, rtol=2e-4)
+        _, gradients = value_and_gradients(
+            lambda *a: ops.sum(weights.astype("float32") * pairwise.squared_distances(*a)), *arguments
+        )
+        assert np.all(np.abs(sum(gradients) - 2 * slopes) <= 1e-3 * largest)
+    itself = np.eye(len(x), dtype=bool)
+    assert np.all(np.diagonal(pairwise.squared_distances(x, x, itself)) == 0)
+
+
+def test_a_pair_far_away_leaves_the_loss_and_the_gradient_of_the_others():
+    labels = np.array([0, 0, 1, 1, 2, 2])
+    near = random_batch(5, 4, 2, 3, unit=False)[1] / 2
+    x = np.concatenate([near, np.float32(1e4) + np.array([[0, 0, 0], [0.25, 0.5, 0]], np.float32)])
+    loss = ContrastiveLoss(margin=1.0, distance="euclidean", average="all")
+    value, (gradient,) = value_and_gradients(lambda e: loss(labels, e), x)
+
+    def reference(e):
+        found = [references.distance(e[i], e[j], "euclidean") for i, j in references.positive_pairs(labels)]
+        apart = [max(1 - references.distance(e[i], e[j], "euclidean"), 0) for i, j in references.negative_pairs(labels)]
+        return np.mean(found) + np.mean(apart)
+
+    assert value == pytest.approx(reference(x), rel=1e-5)
+    (expected,) = finite_differences(reference, x)
+    assert np.abs(expected[:4]).max() > 0.05
+    assert_close(gradient, expected, 1e-3, floor=1e-5)
 
 
 def rounded_to_ten_bits(x):

@@ -178,8 +178,7 @@ class Pairs:
         if distance == "sqeuclidean":
             if self.square:
                 return pairwise.squared_distances(self.anchors)
-            squared = pairwise.squared_distances(self.anchors, self.references)
-            return ops.where(self.itself, 0.0, squared)
+            return pairwise.squared_distances(self.anchors, self.references, self.itself)
         if isinstance(distance, str):
             one_of("distance", distance, pairwise.DISTANCES)
         matrix = ops.convert_to_tensor(distance(self.anchors, self.references))

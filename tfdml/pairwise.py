@@ -17,8 +17,8 @@ from tfdml.errors import REASON, UserError, user_errors
 DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
 
 
-# Of a sum of products in float32, whatever their order.
-_ROUNDING = 8.0 * float(np.finfo(np.float32).eps)
+# The share of |x|^2 + |y|^2 from which on |x - y|^2 is that of float32 products, to about 1e-4.
+_OF_PRODUCTS = 2.0**-10
 
 
 def integer_labels(labels: Any, what: str = "labels", rows: bool = False) -> np.ndarray:
@@ -328,57 +328,76 @@ def dot_products(x, y=None):
     return matmul(x, ops.transpose(y))
 
 
-def squared_distances(x, y=None):
+def squared_distances(x, y=None, itself=None):
     """Compute the matrix of |x_i - y_j|^2: (B, D), (B', D) -> (B, B'); `y` defaults to `x`.
 
-    A distance within the rounding error is 0: below 8 units of float32's rounding of |x_i|^2 + |y_j|^2. On some
-    processors the product of duplicates depends on where they are in the matrix. Without `y` the diagonal is exactly 0
-    too. Both sides are first shifted by the mean of `y`, which changes no distance and keeps the rounding error small
-    for features that share a large offset.
+    By one product of matrices, after both sides are shifted by the mean of `y`, which changes no distance. A product
+    loses distances that are small compared with |x_i|^2 + |y_j|^2: in clusters that are far apart, or of all others
+    where one vector is far away. Pairs with less than a 1,000th of that sum are computed from x_i - y_j instead, their
+    gradient too, so that no vector blurs the distances of others and duplicates are at exactly 0. That costs O(B^2 D)
+    operations in batches that hold such a pair, and nothing in others.
+
+    Args:
+        x: (B, D).
+        y: (B', D).
+        itself: (B, B') booleans, the pairs of an image with itself, which are at 0. Without `y` it is the diagonal.
     """
     x = ops.cast(x, "float32")
     y = None if y is None else ops.cast(y, "float32")
     center = ops.stop_gradient(ops.mean(x if y is None else y, axis=0, keepdims=True))
-    x = x - center
+    left = x - center
     if y is None:
-        products = dot_products(x)
+        products = dot_products(left)
         # Norms from the same product, so that they round alike.
         norms = ops.diagonal(products)
         sums = norms[:, None] + norms[None, :]
+        itself = identity_mask(ops.shape(x)[0])
     else:
-        y = y - center
-        products = dot_products(x, y)
-        sums = ops.sum(ops.square(x), axis=1)[:, None] + ops.sum(ops.square(y), axis=1)[None, :]
+        right = y - center
+        products = dot_products(left, right)
+        sums = ops.sum(ops.square(left), axis=1)[:, None] + ops.sum(ops.square(right), axis=1)[None, :]
     squared = sums - 2.0 * products
-    zero = squared <= _ROUNDING * sums
-    if y is None:
-        zero = ops.logical_or(zero, identity_mask(ops.shape(x)[0]))
-    return ops.where(zero, 0.0, squared)
+    # Not less or equal, so that sums beyond float32 count as close too.
+    close = ops.logical_not(squared > _OF_PRODUCTS * sums)
+    if itself is not None:
+        close = ops.logical_and(close, ops.logical_not(itself))
+
+    def with_differences():
+        exact = _by_differences(x, x if y is None else y, ops.square, lambda difference: 2.0 * difference)
+        return ops.where(close, exact, squared)
+
+    squared = ops.cond(ops.any(close), with_differences, lambda: squared)
+    return squared if itself is None else ops.where(itself, 0.0, squared)
 
 
 def absolute_distances(x, y=None):
-    """Compute the matrix of L1 distances sum_d |x_id - y_jd|: (B, D), (B', D) -> (B, B').
+    """Compute the matrix of L1 distances sum_d |x_id - y_jd|: (B, D), (B', D) -> (B, B')."""
+    x = ops.cast(x, "float32")
+    return _by_differences(x, x if y is None else ops.cast(y, "float32"), ops.abs, ops.sign)
+
+
+def _by_differences(x, y, function, slope):
+    """Compute the matrix of sum_d function(x_id - y_jd), of a function with this slope.
 
     Computed anchor by anchor in both directions, so that memory stays O(B^2 + B D) and not O(B^2 D).
     """
-    x = ops.cast(x, "float32")
-    return _absolute_distances(x, x if y is None else ops.cast(y, "float32"))
 
+    @ops.custom_gradient
+    def compute(x, y):
+        # Cut off from any tape: an eager one would keep the B^2 D differences although grad() never asks for them.
+        x, y = ops.stop_gradient(x), ops.stop_gradient(y)
+        value = ops.map(lambda row: ops.sum(function(row[None, :] - y), axis=1), x)
 
-@ops.custom_gradient
-def _absolute_distances(x, y):
-    # Cut off from any tape: an eager one would keep the B^2 D differences although grad() never asks for them.
-    x, y = ops.stop_gradient(x), ops.stop_gradient(y)
-    value = ops.map(lambda row: ops.sum(ops.abs(row[None, :] - y), axis=1), x)
+        def grad(*args, upstream=None):
+            if upstream is None:
+                (upstream,) = args
+            grad_x = ops.map(lambda r: matmul(r[1][None, :], slope(r[0][None, :] - y))[0], (x, upstream))
+            grad_y = ops.map(lambda r: matmul(r[1][None, :], slope(r[0][None, :] - x))[0], (y, ops.transpose(upstream)))
+            return grad_x, grad_y
 
-    def grad(*args, upstream=None):
-        if upstream is None:
-            (upstream,) = args
-        grad_x = ops.map(lambda r: matmul(r[1][None, :], ops.sign(r[0][None, :] - y))[0], (x, upstream))
-        grad_y = ops.map(lambda r: matmul(r[1][None, :], ops.sign(r[0][None, :] - x))[0], (y, ops.transpose(upstream)))
-        return grad_x, grad_y
+        return value, grad
 
-    return value, grad
+    return compute(x, y)
 
 
 def identity_mask(count, size=None, first=0):

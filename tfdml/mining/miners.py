@@ -303,7 +303,8 @@ class AngularMiner(Miner):
             index = ops.argmax(chosen, axis=1)
             if pairs.square:
                 return ops.take(squared, index, axis=0)
-            return pairwise.squared_distances(ops.take(pairs.references, index, axis=0), pairs.references)
+            itself = index[:, None] == ops.arange(ops.shape(squared)[1], dtype=index.dtype)[None, :]
+            return pairwise.squared_distances(ops.take(pairs.references, index, axis=0), pairs.references, itself)
 
         def with_positive(kept, chosen):
             kept_positives, kept_negatives = kept

@@ -51,7 +51,7 @@ def means_and_spreads(x, labels):
         labels: Class labels (B,).
 
     Returns:
-        (B, D) float32, the means, all shifted by one common vector, and (B,) float32, the spreads.
+        (B, D) float32, the means, and (B,) float32, the spreads.
 
     Example:
         >>> means, spreads = means_and_spreads(keras.ops.array([[0.0], [2.0], [5.0]]), keras.ops.array([0, 0, 1]))
@@ -59,8 +59,6 @@ def means_and_spreads(x, labels):
         [1.0, 1.0, 0.0]
     """
     x = ops.cast(x, "float32")
-    # The shift changes no distance, and keeps the rounding small for features that share a large offset.
-    x = x - ops.stop_gradient(ops.mean(x, axis=0, keepdims=True))
     index, _ = class_index(labels)
 
     def mean_of_class(values):
@@ -69,7 +67,10 @@ def means_and_spreads(x, labels):
         return ops.take(sums / ops.maximum(counts, 1.0), index, axis=0)
 
     means = mean_of_class(x)
-    return means, mean_of_class(ops.sum(ops.square(x - means), axis=1, keepdims=True))[:, 0]
+    # Twice, as the sums of features that share a large offset are rounded.
+    rest = x - means
+    missed = mean_of_class(rest)
+    return means + missed, mean_of_class(ops.sum(ops.square(rest - missed), axis=1, keepdims=True))[:, 0]
 
 
 def of_own_class(values, labels):

@@ -318,7 +318,9 @@ class EnergyConfusion(ReducedObjective, Observed):
 def _energies(batch):
     """(b, B), E_IJ of the classes of each two images."""
     means, spreads = means_and_spreads(batch.references, batch.labels)
-    return batch.on(means).distances("sqeuclidean") + batch.of_anchors(spreads)[:, None] + spreads[None, :]
+    same = ops.logical_not(batch.negatives)
+    between = pairwise.squared_distances(batch.of_anchors(means), means, itself=same)
+    return between + batch.of_anchors(spreads)[:, None] + spreads[None, :]
 
 
 ENTROPY_FORMS = ("pairs", "nearest")
