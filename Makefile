@@ -8,17 +8,16 @@ DOCS   := $(VENV)/.installed-docs
 PML    := .venv-pml
 TFSIM  := .venv-tfsim
 TFA    := .venv-tfa
-LOGGERS := .venv-loggers
 # What needs no extra, to be tried without: on the lowest versions, and on other systems.
 ROOMS := tests/test_pairs.py tests/test_kernels.py $(addprefix tests/,evaluation io losses mining)
 
-.PHONY: parity-pml parity-tfsim parity-tfa help install quickstart test test-slow test-processors test-jax test-lowest test-required test-loggers test-images lint format docs wheel lock clean
+.PHONY: parity-pml parity-tfsim parity-tfa help install quickstart test test-slow test-processors test-jax test-lowest test-required test-images lint format docs wheel lock clean
 
 help:
 	@echo "make install     create $(VENV) and install tfdml with its development tools, versions as in constraints.txt"
 	@echo "make quickstart  install, then train, evaluate, export and report on the built-in glyphs (no download)"
 	@echo "make test        the tests;  make test-slow: the longest, which make test leaves out"
-	@echo "make test-processors   the tests, computed as an older processor does; make test-loggers: with wandb and mlflow"
+	@echo "make test-processors   the tests, computed as an older processor does"
 	@echo "make test-jax    training on JAX;  make test-required: without extras;  make test-lowest: and on the lowest versions"
 	@echo "make test-images TFDML_TEST_DATA=FOLDER   the tests on real images and weights: see CONTRIBUTING.md"
 	@echo "make parity-pml  losses against pytorch-metric-learning itself, in an environment of its own ($(PML))"
@@ -82,15 +81,6 @@ test-required test-lowest: test-%: .venv-%/.installed
 test-images: $(STAMP)
 	@test -d "$(TFDML_TEST_DATA)/data" || { echo "no data/ in TFDML_TEST_DATA=$(TFDML_TEST_DATA): CONTRIBUTING.md"; exit 1; }
 	TFDML_TEST_DATA="$(TFDML_TEST_DATA)" $(BIN)/python -m tests.groups shared_data
-
-# The libraries themselves, in an environment of its own; make test has stand-ins for them.
-$(LOGGERS)/.installed: setup.cfg constraints.txt
-	$(PYTHON) -m venv $(LOGGERS)
-	$(LOGGERS)/bin/python -m pip install --quiet -e '.[wandb,mlflow]' pytest -c constraints.txt
-	@touch $@
-
-test-loggers: $(LOGGERS)/.installed
-	$(LOGGERS)/bin/python -m pytest -m slow tests/training/watching/test_loggers.py
 
 # Each library compared with has an environment of its own: PyTorch, or TensorFlow with Keras 2.
 $(PML)/.installed $(TFSIM)/.installed $(TFA)/.installed: .venv-%/.installed: tests/parity/requirements_%.txt

@@ -96,6 +96,16 @@ def redact(address: str) -> str:
     return re.sub("://.*@", "://", address, flags=re.DOTALL)
 
 
+def redact_text(text: str) -> str:
+    """Return a text without the users and passwords of the addresses in it; see `redact`.
+
+    Example:
+        >>> redact_text("https://me:secret@host/list.csv, and s3://photos/a@b.jpg")
+        'https://host/list.csv, and s3://photos/a@b.jpg'
+    """
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)
+
+
 def check_positive(**numbers: float) -> None:
     """Raise a `UserError` that names the first of these arguments that is below 1."""
     for name, number in numbers.items():

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import pathlib
 import sys
 import types
 
@@ -23,7 +22,7 @@ from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import Objective
 from tfdml.training import RunFolder, watching
 from tfdml.training.run.monitor import TrainingMonitor
-from tfdml.training.watching import GradientSampler, Halted, flat, gradient_shares, logged_to, pair_distances, spread
+from tfdml.training.watching import GradientSampler, Halted, flat, gradient_shares, logger_of, pair_distances, spread
 
 OBJECTIVES = "am_softmax + jrs"
 TOTAL = EPOCHS * STEPS
@@ -146,8 +145,11 @@ def test_a_look_that_does_not_fit_the_memory_leaves_the_run_unwatched(tmp_path, 
             "--stop_on=colapse: there is no alarm 'colapse', only collapse, explosion",
         ),
         ({"watch_every": -1}, "--watch_every=-1: out of range"),
-        ({"log_to": "tensorboard:x"}, "--log_to=tensorboard:x: name wandb:PROJECT or mlflow:URI"),
-        ({"log_to": "wandb:"}, "--log_to=wandb:: name wandb:PROJECT"),
+        (
+            {"log_to": "postgresql://me:secret@host"},
+            "--log_to=postgresql://host has a user or password",
+        ),
+        ({"log_to": "wandb:project"}, "--log_to=wandb:project: name what makes a Keras callback"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(settings, said):
@@ -491,71 +493,52 @@ def test_shares_add_up_and_tell_a_conflict():
     assert gradient_shares(np.array([[1.0, -1.0], [-1.0, 1.0]])).tolist() == [0, 0]
 
 
+_LOGGER = """
+import keras
+
+class Logger(keras.callbacks.Callback):
+    epochs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(dict(logs))
+
+def nothing():
+    pass
+"""
+
+
 @pytest.fixture
-def wandb(monkeypatch):
-    """A stand-in for wandb, and what it records."""
-    told = []
-    library = types.ModuleType("wandb")
-
-    def init(**settings):
-        told.append(("init", settings))
-        return types.SimpleNamespace(
-            log=lambda numbers: told.append((numbers["epoch"], numbers)), finish=lambda: told.append(("finish", None))
-        )
-
-    library.init = init
-    monkeypatch.setitem(sys.modules, "wandb", library)
-    return told
+def own_logger(tmp_path, monkeypatch):
+    """A module of the working folder that makes a callback."""
+    (tmp_path / "my_logging.py").write_text(_LOGGER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("my_logging", None)
 
 
-@pytest.mark.slow
-def test_a_run_tells_of_every_epoch_and_closes(wandb, tmp_path, monkeypatch):
+def test_a_callback_of_the_users_own_gets_all_numbers_of_every_epoch(own_logger, tmp_path, monkeypatch):
     make_quick(monkeypatch)
-    result = runs.train(tmp_path / "run", log_to="wandb:glyphs")
-    names = [what for what, _ in wandb]
-    assert names == ["init", 0, 1, 2, "finish"]
-    settings = wandb[0][1]
-    assert (settings["project"], settings["name"], settings["dir"]) == ("glyphs", "run", str(tmp_path / "run"))
-    assert settings["config"]["embedding_dim"] == 8
-    assert wandb[-2][1]["test/recall@1"] == result["metrics"]["recall@1"]
-    assert {"train/loss", "learning_rate", "step"} <= set(wandb[-2][1])
-    assert wandb[1][1]["test/recall@1"] == result["metrics_before"]["recall@1"]
+    result = runs.train(tmp_path / "run", log_to="my_logging.Logger")
+    epochs = sys.modules["my_logging"].Logger.epochs
+    assert len(epochs) == runs.EPOCHS
+    assert epochs[-1]["test/recall@1"] == result["metrics"]["recall@1"]
+    assert {"loss", "train/loss", "learning_rate", "step"} <= set(epochs[-1])
 
 
-def test_a_library_that_is_not_there_names_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(
-        UserError, match=r"--log_to=mlflow:runs.db: mlflow is not installed: pip install 'tfdml\[mlflow\]'"
-    ):
-        logged_to("mlflow:runs.db", tmp_path, {}).__enter__()
-
-
-def test_what_a_library_refuses_is_one_line(wandb, tmp_path, monkeypatch):
-    def refuse(**settings):
-        raise RuntimeError("no such project")
-
-    sys.modules["wandb"].init = refuse
-    with pytest.raises(UserError, match="--log_to=wandb:x: wandb refuses: no such project"):
-        logged_to("wandb:x", tmp_path, {}).__enter__()
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("my_logging.missing", "AttributeError: .*missing"),
+        ("no_such_module.Logger", "ModuleNotFoundError: .*no_such_module"),
+        ("my_logging.nothing", "makes a NoneType, not a keras.callbacks.Callback"),
+    ],
+)
+def test_what_makes_no_callback_is_one_line(path, message, own_logger):
+    with pytest.raises(UserError, match=f"--log_to={path}:? {message}"):
+        logger_of(path)
 
 
 def test_only_finite_numbers_are_told():
     record = {"epoch": 1, "test": {"a": float("nan"), "b": 0.5, "c": "words", "d": True}, "orders": {"1": {"e": 2}}}
     assert flat(record) == {"epoch": 1.0, "test/b": 0.5, "orders/1/e": 2.0}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("service", ["wandb", "mlflow"])
-def test_the_library_itself(service, tmp_path, tmp_path_factory, monkeypatch):
-    pytest.importorskip(service)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    make_quick(monkeypatch)
-    target = f"mlflow:sqlite:///{tmp_path}/runs.db" if service == "mlflow" else "wandb:tfdml"
-    runs.train(tmp_path / "run", log_to=target)
-    if service == "mlflow":
-        import mlflow
-
-        (run,) = mlflow.search_runs(experiment_names=["tfdml"], output_format="list")
-        assert {"test/recall_at_1", "train/loss"} <= set(run.data.metrics)
-    assert not list(pathlib.Path.cwd().iterdir())

@@ -23,7 +23,7 @@ from absl import flags
 from absl import logging as absl_logging
 
 from tfdml.effects import Effect, in_vain
-from tfdml.errors import UserError, short_message, user_errors
+from tfdml.errors import UserError, redact_text, short_message, user_errors
 from tfdml.io.files import GO_ON, as_named, exists, is_disk_full, local_copy, unwritable
 from tfdml.training.run.interruption import SIGNALS, Stopped
 from tfdml.training.settings import meanings
@@ -241,7 +241,7 @@ class Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line."""
-        return as_flags(as_named(super().format(record)), self._command.flags, self._command.flag_of)
+        return as_flags(redact_text(as_named(super().format(record))), self._command.flags, self._command.flag_of)
 
 
 def read_flag_files(words: Sequence[str], including: tuple[str, ...] = ()) -> list[str]:
@@ -358,7 +358,7 @@ def _full_disk(error: Exception) -> str:
 
 
 def _fail(command: Command, message: str) -> None:
-    print(f"{command.name}: error: {as_named(' '.join(message.splitlines()))}", file=sys.stderr)
+    print(f"{command.name}: error: {redact_text(as_named(' '.join(message.splitlines())))}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -15,7 +15,7 @@ from tfdml import arguments
 from tfdml.backbones.hub import PREFIX
 from tfdml.data.transforms import KINDS, as_color
 from tfdml.effects import Effect, both, either, in_vain, needs
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import REASON, UserError, redact_text, user_errors
 from tfdml.io.manifests import parse_flags
 from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
 from tfdml.training.expressions import Call, parse_arguments, parse_call, parse_sum
@@ -46,6 +46,9 @@ class Settings:
             with user_errors(ValueError, REASON):
                 value = _CHECKS[types[field.name]](f"--{field.name}", getattr(self, field.name))
             object.__setattr__(self, field.name, value)
+            if isinstance(value, str) and redact_text(value) != value:
+                shown = f"--{field.name}={redact_text(value)}"
+                raise UserError(f"{shown} has a user or password, which a run would store: use the environment")
             choices = field.metadata.get("choices")
             if choices and value not in choices:
                 raise UserError(f"--{field.name}={value}: must be one of {', '.join(choices)}")
@@ -590,7 +593,7 @@ class RunSettings(Settings):
             alarms; 0: never.
         stop_on: Which alarms end the run, with a checkpoint and status 3: collapse, explosion, with commas. What is
             not finite (nan) always ends it.
-        log_to: Log each epoch to another library too: wandb:PROJECT or mlflow:URI.
+        log_to: Log each epoch by a Keras callback too: the import path of what makes it, such as my_logging.start.
 
     Raises:
         UserError: A value is out of range, or the folder is not named.
@@ -618,8 +621,8 @@ class RunSettings(Settings):
             raise UserError("--run_dir is missing: name the folder that the run writes, e.g. --run_dir=runs/first")
         self.seed_list()
         self.stops_on()
-        if self.log_to and not re.match("(wandb|mlflow):.", self.log_to):
-            raise UserError(f"--log_to={self.log_to}: name wandb:PROJECT or mlflow:URI, e.g. mlflow:sqlite:///runs.db")
+        if self.log_to and not re.fullmatch(r"(\w+\.)+\w+", self.log_to):
+            raise UserError(f"--log_to={self.log_to}: name what makes a Keras callback, such as my_logging.start")
 
     def seed_list(self) -> tuple[int, ...]:
         """Return the seeds of `seeds`; empty where `seed` is the only one.

@@ -4,13 +4,12 @@ What it sees is written for TensorBoard and `watch.json`, and raises alarms, who
 libraries, Weights & Biases and MLflow, receive the numbers of each epoch.
 """
 
-import contextlib
 import dataclasses
-import hashlib
+import importlib
 import math
-import re
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -541,31 +540,25 @@ def sampled_batches(
     yield from own_threads(batches).as_numpy_iterator()
 
 
-@contextlib.contextmanager
-def logged_to(target: str, run_dir: Path, flags: Mapping[str, Any]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Enter a block with a function that hands an epoch's numbers, as in `metrics.jsonl`, to another library.
-
-    The epoch before training and unseen classes are among them.
+def logger_of(path: str) -> list[keras.callbacks.Callback]:
+    """Return the Keras callback that logs a run, as a list of it; empty without a path.
 
     Args:
-        target: `wandb:PROJECT` or `mlflow:URI`, as the settings check it.
-        run_dir: The run's folder; its name is the run's.
-        flags: The run's flags, by name.
+        path: What makes it, by its import path, such as `my_logging.start`; modules of the working folder are found.
 
     Raises:
-        UserError: The library is not installed, or it refuses.
+        UserError: It cannot be imported or called, or makes something else.
     """
-    service, _, rest = target.partition(":")
-    with (
-        # A server that is not there, a project that is not theirs.
-        user_errors(Exception, f"--log_to={target}: {service} refuses: {REASON}"),
-        user_errors(ImportError, f"--log_to={target}: {service} is not installed: pip install 'tfdml[{service}]'"),
-    ):
-        log, close = _START[service](rest, run_dir, flags)
-    try:
-        yield lambda record: log(flat(record))
-    finally:
-        close()
+    if not path:
+        return []
+    module, _, name = path.rpartition(".")
+    sys.path.append(os.getcwd())
+    # Whatever the module of a user, or a server that is not there, raises.
+    with user_errors(Exception, f"--log_to={path}: {REASON}", named=True):
+        callback = getattr(importlib.import_module(module), name)()
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise UserError(f"--log_to={path} makes a {type(callback).__name__}, not a keras.callbacks.Callback")
+    return [callback]
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -582,49 +575,3 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             found[f"{prefix}{name}"] = float(value)
     return found
-
-
-# What logs an epoch's numbers, and what closes the run.
-_Calls = tuple[Callable[[dict[str, float]], None], Callable[[], None]]
-
-
-def _wandb(project: str, run_dir: Path, flags: Mapping[str, Any]) -> _Calls:
-    import wandb
-
-    # The same id on --resume continues the run there.
-    name, identity = run_dir.resolve().name, _run_id(run_dir)
-    run = wandb.init(project=project, name=name, id=identity, resume="allow", config=dict(flags), dir=str(run_dir))
-    return run.log, run.finish
-
-
-def _mlflow(uri: str, run_dir: Path, flags: Mapping[str, Any]) -> _Calls:
-    import mlflow
-
-    mlflow.set_tracking_uri(uri)
-    if uri.startswith("sqlite:///") and mlflow.get_experiment_by_name("tfdml") is None:
-        # By default files go to the folder in which the command happens to run.
-        beside = Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlruns"
-        mlflow.create_experiment("tfdml", artifact_location=beside.as_uri())
-    mlflow.set_experiment("tfdml")
-    identity = _run_id(run_dir)
-    known = mlflow.search_runs(filter_string=f"tags.tfdml = '{identity}'", output_format="list")
-    if known:
-        mlflow.start_run(run_id=known[0].info.run_id)
-    else:
-        mlflow.start_run(run_name=run_dir.resolve().name, tags={"tfdml": identity})
-        mlflow.log_params({name: str(value)[:500] for name, value in flags.items()})
-
-    def log(numbers: dict[str, float]) -> None:
-        # Its names have no @.
-        named = {re.sub(r"[^\w\-./ ]", "_at_", name): value for name, value in numbers.items()}
-        mlflow.log_metrics(named, step=int(numbers["epoch"]))
-
-    return log, mlflow.end_run
-
-
-def _run_id(run_dir: Path) -> str:
-    """Return an id of the run's folder, the same whenever it is resumed."""
-    return hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]
-
-
-_START: dict[str, Callable[[str, Path, Mapping[str, Any]], _Calls]] = {"wandb": _wandb, "mlflow": _mlflow}

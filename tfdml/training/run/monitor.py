@@ -208,8 +208,6 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._experiment, self._batch_size = experiment, parts.sampler.batch_size
         self._watcher, self._evaluate, self._saved = watcher, evaluate, saved
         self._interruption, self._processes = interruption, processes
-        #: Receives each epoch, on the chief, while the run is under way.
-        self.log: Callable[[dict], None] | None = None
         self.records: list[dict] = []
         self.step = 0
         self.train_seconds = self._timed_seconds = 0.0
@@ -300,8 +298,9 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._interruption.check()
 
     def on_epoch_end(self, epoch, logs=None):
-        """Evaluate, record, keep the embedder if it is selected, checkpoint."""
-        logs = {key: float(value) for key, value in (logs or {}).items()}
+        """Evaluate, record, keep the embedder if it is selected, checkpoint; the callbacks after this one log all."""
+        shared = {} if logs is None else logs
+        logs = {key: float(value) for key, value in shared.items()}
         now = time.perf_counter()
         seconds = now - self._epoch_started
         images = max(self._steps_here - self._compiling_steps, 0) * self._batch_size
@@ -327,6 +326,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._timed_images += images
         self._timed_seconds += timed
         self._record(record)
+        shared.update(flat(record))
         selection, metric = self._experiment.selection, self._experiment.selection_metric
         with averaged(self.model):
             if self._processes.is_chief:
@@ -373,8 +373,6 @@ class TrainingMonitor(keras.callbacks.Callback):
         if not self._processes.is_chief:
             return
         write_lines(self.folder.metrics, self.records)
-        if self.log is not None:
-            self.log(record)
         with self._disk_for_summaries(), self._writer.as_default(step=record["epoch"]):
             for name, value in flat(record).items():
                 if name not in ("epoch", "step", "seconds"):

@@ -28,7 +28,7 @@ from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.monitor import Evaluator, TrainingMonitor, finish, measure_together, selection_warnings
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
 from tfdml.training.settings import MOST_CLASSES, Experiment
-from tfdml.training.watching import Watcher, logged_to
+from tfdml.training.watching import Watcher, logger_of
 from tfdml.version import __version__, installed
 
 
@@ -344,10 +344,8 @@ class Run:
     def fit(self) -> None:
         """Train to the last epoch."""
         monitor, parts, steps = self.monitor, self.parts, self.parts.steps_per_epoch
-        logs: Any = contextlib.nullcontext()
-        if self.experiment.log_to and self.processes.is_chief:
-            logs = logged_to(self.experiment.log_to, self.folder.path, dataclasses.asdict(self.experiment))
-        with self._naming_bad_images(), logs as monitor.log, self.interruption.deferred():
+        loggers = logger_of(self.experiment.log_to) if self.processes.is_chief else []
+        with self._naming_bad_images(), self.interruption.deferred():
             if monitor.records and monitor.epoch_is_open:
                 monitor.close_epoch()
             if monitor.step >= self.experiment.epochs * steps and monitor.records:
@@ -365,7 +363,7 @@ class Run:
                     initial_epoch=first,
                     epochs=last,
                     steps_per_epoch=length,
-                    callbacks=[monitor],
+                    callbacks=[monitor, *loggers],
                     verbose=0 if not self.processes.is_chief else 1 if sys.stdout.isatty() else 2,
                     shuffle=False,
                 )
