@@ -116,8 +116,9 @@ def test_images_are_queries(commands, tmp_path):
     assert status == 2
     assert "are of different models" in errors
     for number, flags in enumerate(([f"--gallery={tmp_path}/retriever"], [f"--gallery={tmp_path}/embeddings", model])):
-        status, _, errors = commands.run("search", *flags, asked, f"--out={tmp_path}/{number}.parquet", "--k=2")
+        status, text, errors = commands.run("search", *flags, asked, f"--out={tmp_path}/{number}.parquet", "--k=2")
         assert status == 0, errors
+        assert "a/3.png  class=a" in text
         found = RetrievalResults.read(tmp_path / f"{number}.parquet").to_pandas()
         best = found[found["rank"] == 1]
         assert len(best) == 6

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.embeddings.test_writer import EMBEDDINGS, table, write
+from tfdml.data import EncodedImages, ImageDataset
 from tfdml.embeddings.reader import ImageTable, StoredEmbeddings, holds_embeddings, read_embeddings, read_names
 from tfdml.errors import UserError
 from tfdml.retrieval.exact import is_memory_mapped
@@ -203,3 +204,11 @@ def test_names_are_relative_to_the_data(tmp_path):
     assert table.labels.tolist() == [7, 0, 1, 1]
     assert table.class_names == {7: "seven", 0: "a", 1: "b"}
     assert ImageTable.of([train, query]).names[0] == paths[0]
+
+
+def test_splits_that_number_their_classes_in_two_ways_are_refused():
+    sides = [
+        ImageDataset(name, "test", EncodedImages((b"",), ("0.jpg",)), [0], {0: name}) for name in ("leopards", "pizza")
+    ]
+    refused(lambda: ImageTable.of(sides), "class id 0 is leopards in one split and pizza in another")
+    assert ImageTable.of(sides[:1] * 2).class_names == {0: "leopards"}

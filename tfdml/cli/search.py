@@ -66,7 +66,7 @@ def search(values: Flags) -> None:
         if row["rank"] == 1:
             print(row["query"])
         if row["id"] is not None:
-            others = [f"{name}={value}" for name, value in row.items() if name not in _PRINTED]
+            others = [f"{name}={value}" for name, value in row.items() if value and name not in _PRINTED]
             print(f"  {row['rank']:>4}  {row['distance']:8.4f}  {'  '.join([row['id'], *others])}")
     if "relevant" in results.table.column_names and results.column("num_relevant").any():
         found = results.column("relevant")[(results.column("rank") == 1) & (results.column("num_relevant") > 0)]

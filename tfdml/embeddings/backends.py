@@ -508,7 +508,8 @@ class SavedModelEmbedder(EmbeddingBackend):
             try:
                 self.request([image])
             except tf.errors.InvalidArgumentError as refused:
-                return UserError(f"{self.address} refuses {images.place(row)}: {short_message(refused, 'last')}")
+                reason = short_message(refused, "last").removeprefix("image_bytes[0] of 1: ")
+                return UserError(f"{self.address} refuses {images.place(row)}: {reason}")
         return UserError(f"{self.address} refuses the batch of {images.place(rows[0])}: {short_message(error, 'last')}")
 
 

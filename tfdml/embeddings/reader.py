@@ -75,7 +75,11 @@ class ImageTable:
             else np.where(part.is_query, "query", "gallery")
             for part in splits
         ]
-        class_names = {label: name for part in splits for label, name in part.class_names.items()}
+        class_names: dict[int, str] = {}
+        for label, name in (item for part in splits for item in part.class_names.items()):
+            if class_names.setdefault(label, name) != name:
+                two = f"class id {label} is {class_names[label]} in one split and {name} in another"
+                raise UserError(f"{two}: embed them into two folders, whose classes go by name")
         labels = np.concatenate([part.labels for part in splits])
         groups = None
         if any(part.groups is not None for part in splits):
