@@ -339,7 +339,7 @@ ALWAYS = {
     "evaluate": {"model", "unfinished", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},
     "audit": {"model", "unfinished", "dataset", "data_dir", "embeddings", "pick", "out"},
-    "demo": {"unfinished", "gallery", "calibration", "cache", "host", "port"},
+    "demo": {"unfinished", "gallery", "calibration", "host", "port"},
     "serve": {"model", "name", "host", "port"} | {field.name for field in dataclasses.fields(ServeSettings)},
     "index": {"embeddings", "to", "prefix", "truncate_dim", "replace", "dry_run"},
     "search": {"unfinished", "gallery", "queries", "k", "max_distance", "out"},

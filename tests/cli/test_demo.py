@@ -1,6 +1,5 @@
 """`tfdml demo`: what it opens and serves, and one clear line for what is wrong."""
 
-import io
 import sys
 
 import numpy as np
@@ -43,7 +42,7 @@ def served(monkeypatch):
 
 @pytest.mark.slow
 def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
-    flags = [f"--model={folder}/model.keras", f"--gallery={folder}/photos", f"--cache={folder}/cache", "--host=0.0.0.0"]
+    flags = [f"--model={folder}/model.keras", f"--gallery={folder}/photos", "--host=0.0.0.0"]
     status, printed, errors = commands.run("demo", *flags, "--calibration=far=0.2", "--port=0")
     assert status == 0, errors
     assert "embedding 12 images" in printed
@@ -52,14 +51,14 @@ def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
     assert len(token) >= 32
     assert demo.calibration.num_images == 12
     image = (folder / "photos" / "coupe" / "3.png").read_bytes()
-    row, far = demo.gallery.search(demo.embed(image), 1)[0]
-    assert demo.gallery.describe(row)["name"] == "coupe/3.png"
-    assert far == pytest.approx(0, abs=1e-3)
-    assert Image.open(io.BytesIO(demo.explain(image, image))).size == (32, 16)
+    (nearest,) = demo.neighbors(image, 1)
+    assert demo.gallery.names[nearest["row"]] == "coupe/3.png"
+    assert nearest["distance"] == pytest.approx(0, abs=1e-3)
+    assert nearest["accepted"] is True
+    assert demo.gallery.picture(nearest["row"], 64)[:2] == b"\xff\xd8"
 
     status, printed, errors = commands.run("demo", *flags)
     assert status == 0, errors
-    assert "reusing the embeddings" in printed
     assert served[1][0].calibration is None
     assert served[1][3] != token
 

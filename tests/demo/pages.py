@@ -4,6 +4,7 @@ import io
 import types
 
 import numpy as np
+import tensorflow as tf
 from PIL import Image
 
 from tfdml.data.decoding import decode_image
@@ -34,7 +35,7 @@ class Colors(SavedModelEmbedder):
 
     def request(self, encoded_images):
         self.asked += len(encoded_images)
-        pixels = [decode_image(data).numpy().reshape(-1, 3) for data in encoded_images]
+        pixels = [decode_image(tf.constant(data)).numpy().reshape(-1, 3) for data in encoded_images]
         return np.stack([each.mean(axis=0) / 255 for each in pixels]).astype(np.float32)
 
 
@@ -52,5 +53,4 @@ def small_gallery(folder, each=4):
             names.append(file)
             vectors.append(np.array(shade, np.float32) / 255)
             classes.append(name)
-    parity = [str(row % 2) for row in range(len(names))]
-    return Gallery("colors", names, np.array(vectors), {"class": classes, "parity": parity}, str(folder))
+    return Gallery("colors", names, np.array(vectors), classes, str(folder))

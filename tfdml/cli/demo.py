@@ -1,4 +1,4 @@
-"""Open a web page of this machine to try a model: what it finds for an image, and the map of its embeddings.
+"""Open a web page of this machine to try a model: what it finds for an image.
 
   tfdml demo --model=runs/cars_jrd --gallery=photos
   tfdml demo --model=runs/cars_jrd --gallery=embeddings/cars --data_dir=/data/cars196
@@ -6,7 +6,7 @@
   tfdml demo --model=models/cars --gallery='lancedb:///data/galleries?table=cars' --data_dir=/data/cars196
 
 --gallery is one of
-  a folder of images, or of class folders; it is embedded at the first time
+  a folder of images, or of class folders, which are embedded at the start
   a folder that tfdml embed wrote, or a Parquet, .npz or .npy file
   a retriever that tfdml export --gallery wrote; it embeds images itself
   the address of a database that tfdml index wrote
@@ -30,7 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.cli import model_flags
-from tfdml.cli.command_line import Command, Flags, Progress
+from tfdml.cli.command_line import Command, Flags
 from tfdml.effects import Effect
 from tfdml.embeddings.model_card import CARD, card_of, served_version
 from tfdml.errors import UserError
@@ -38,16 +38,14 @@ from tfdml.evaluation.verification import Calibration, calibrate, target_of
 from tfdml.export.retriever import RETRIEVER_CARD, Retriever
 from tfdml.export.saved_model import read_calibration
 from tfdml.io.manifests import read_json
-from tfdml.report.metric_text import numbers
 from tfdml.retrieval import connect
 from tfdml.training import RunFolder
 
 FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
-FLAGS.define("data_dir", "", "Where the images of a gallery of embeddings are: the folder that their names are below.")
+FLAGS.define("data_dir", "", "The folder of the images of a gallery of embeddings. No file of outside is shown.")
 model_flags.define_distance(FLAGS)
 FLAGS.define("calibration", "", "When two images are the same: a JSON file of tfdml evaluate --target, or far=0.01.")
-FLAGS.define("cache", "~/.cache/tfdml/demo", "Folder where the embeddings of a folder of images and maps are kept.")
 FLAGS.define("host", "127.0.0.1", "Address to listen at; 0.0.0.0: at all of this machine.")
 FLAGS.define("port", 8765, "Port to listen at; 0: any that is free.", lower_bound=0, upper_bound=65535)
 model_flags.define_model_flags(FLAGS)
@@ -64,30 +62,28 @@ def demo(values: Flags) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f"the demo needs the package {error.name}: pip install 'tfdml[demo]'") from error
     kind, distance = _kind(values.gallery), values.distance
-    paths = (values.gallery, values.data_dir, values.cache, values.model)
-    address, folder, cache, model = map(os.path.expanduser, paths)
+    address, folder, model = map(os.path.expanduser, (values.gallery, values.data_dir, values.model))
     gallery: Any
     with contextlib.ExitStack() as opened:
         if kind == "retriever":
             retriever = Retriever.load(address)
             model, items = str(retriever.path), retriever.gallery()
-            embed, explain = lambda data: retriever.embed(data)[0], None
-            gallery = web.Gallery(address, list(items.ids), items.embeddings, {"class": items.classes}, folder)
+            embed = lambda data: retriever.embed(data)[0]  # noqa: E731
+            gallery = web.Gallery(address, items.ids, items.embeddings, items.classes, folder)
         else:
             values.require("model")
             source = model_flags.chosen_source(values, model)
-            embed, explain = web.embedder_of(source), web.explainer_of(source)
+            embed = web.embedder_of(source)
             if kind == "database":
-                gallery = web.DatabaseGallery(opened.enter_context(connect(address)), folder)
+                gallery = web.database_gallery(opened.enter_context(connect(address)), folder)
             elif kind == "embeddings":
                 gallery = web.stored_gallery(address, folder, distance)
             else:
-                with Progress() as line:
-                    gallery = web.folder_gallery(address, source, cache, values.batch_size, distance, line.images)
+                gallery = web.folder_gallery(address, source, values.batch_size, distance)
         _try_out(embed, gallery)
         about = _about(model)
         calibration = _calibration(values.calibration, about, gallery)
-        shown = web.Demo(gallery, embed, model, numbers(about.get("metrics") or {}), calibration, cache, explain)
+        shown = web.Demo(gallery, embed, model, calibration)
         token = "" if values.host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(24)
         web.serve(shown, values.host, values.port, token)
 
@@ -101,8 +97,8 @@ def _kind(gallery: str) -> str:
 def _try_out(embed: Callable[[bytes], np.ndarray], gallery: Any) -> None:
     """Search by an image, so that the first one of the page does not wait; refuse a model of another dimension."""
     query = embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy())
-    if len(query) != gallery.dimension:
-        dimensions = f"{len(query)} dimensions, the gallery has {gallery.dimension}"
+    if len(query) != gallery.embeddings.shape[1]:
+        dimensions = f"{len(query)} dimensions, the gallery has {gallery.embeddings.shape[1]}"
         raise UserError(f"the model gives {dimensions}: both must be of one model")
     gallery.search(query, 12)
     try:
@@ -123,11 +119,11 @@ def _calibration(asked: str, about: dict[str, Any], gallery: Any) -> Calibration
     """Return when two images are the same; None where nobody knows, or only for another distance."""
     if re.match("(far|precision)=", asked):
         target = target_of(asked, "calibration")
-        column = gallery.columns.get("class") or gallery.columns.get("label")
-        if column is None:
+        if gallery.classes is None:
             raise UserError(f"`calibration={asked}` needs a gallery with classes")
         rows = np.random.default_rng(0).permutation(len(gallery))[:_CALIBRATED_ON]
-        return calibrate(gallery.embeddings[rows], column.codes[rows], distance=gallery.distance, **target)
+        labels = np.unique(gallery.classes, return_inverse=True)[1]
+        return calibrate(gallery.embeddings[rows], labels[rows], distance=gallery.distance, **target)
     if asked:
         stored = read_json(os.path.expanduser(asked))
         return read_calibration(stored.get("calibration") or stored, f"`calibration={asked}`", gallery.distance)

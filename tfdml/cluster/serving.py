@@ -20,8 +20,9 @@ from absl import logging
 from ray import serve as ray_serve
 from ray.serve.exceptions import RayServeException
 from starlette.applications import Starlette
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -29,7 +30,7 @@ from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.cluster.replica import Replica, ServeSettings
 from tfdml.errors import UserError, short_message
 from tfdml.export.saved_model import version_numbers
-from tfdml.io.http import address_of, read_body, serving
+from tfdml.io.http import CONNECTIONS, address_of, read_body, serving, while_connected
 
 # Of a local Ray: what waits in shared memory.
 _OBJECT_STORE = 512 * 2**20
@@ -44,6 +45,15 @@ _BATCHES = prometheus.Histogram("tfdml_serve_batch_images", "Images of a batch",
 _REFUSED = prometheus.Counter("tfdml_serve_refused", "Requests refused by overload")
 _WAITING = prometheus.Gauge("tfdml_serve_waiting_requests", "Requests that are not answered yet")
 _VERSION = prometheus.Gauge("tfdml_serve_version", "The version in service")
+
+
+class _Number(IntegerConvertor):
+    """The number of a version in a path, of digits that fit in 64 bits."""
+
+    regex = "[0-9]{1,18}"
+
+
+register_url_convertor("version", _Number())
 
 
 @dataclasses.dataclass
@@ -203,18 +213,20 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
 
     async def answer(request: Request) -> tuple[int, bytes]:
         chosen(request)
-        try:
-            async with asyncio.timeout(settings.timeout):
-                body = await read_body(request, int(settings.max_request_mb * 2**20), _DROPPED)
-        except TimeoutError:
-            raise HTTPException(408, f"the request did not arrive within {settings.timeout:g} s") from None
-        except ClientDisconnect:
-            raise HTTPException(400, "the request ended before its body did") from None
+        body = await read_body(request, int(settings.max_request_mb * 2**20), settings.timeout, _DROPPED)
         version = chosen(request)
+
+        async def predicted() -> tuple[int, bytes, int]:
+            response = version.handle.predict.remote(body)
+            try:
+                return await response
+            except asyncio.CancelledError:
+                response.cancel()  # drops it, where it waits for a batch
+                raise
+
         version.begun += 1
         try:
-            async with asyncio.timeout(settings.timeout):
-                status, answer, size = await version.handle.predict.remote(body)
+            status, answer, size = await while_connected(request, predicted(), settings.timeout)
         except TimeoutError:
             raise HTTPException(504, f"the model did not answer within {settings.timeout:g} s") from None
         except (ray.exceptions.RayError, RayServeException) as error:
@@ -266,7 +278,7 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
         return JSONResponse({"error": message}, status, error.headers)
 
     routes = [Route("/healthz", health), Route("/monitoring/prometheus/metrics", measured)]
-    for model in ("/v1/models/{model}/versions/{version:int}", "/v1/models/{model}"):
+    for model in ("/v1/models/{model}/versions/{version:version}", "/v1/models/{model}"):
         routes += [
             Route(f"{model}:predict", predict, methods=["POST"]),
             Route(f"{model}/metadata", metadata),
@@ -295,7 +307,8 @@ def serve(folder: Path, name: str, listening: socket.socket, settings: ServeSett
         if versions.current is None:
             reasons = [f"{number}: {reason}" for number, (_, reason) in versions.status.items()]
             raise UserError(f"{folder} has no version that can be served; {'; '.join(reasons) or 'it has none at all'}")
-        with serving(application(versions, settings), listening, int(2 * settings.timeout)) as thread:
+        app, connections = application(versions, settings), settings.max_waiting + CONNECTIONS
+        with serving(app, listening, int(2 * settings.timeout), connections) as thread:
             print(f"serving at {address_of(listening)}/v1/models/{name}", flush=True)
             while thread.is_alive():
                 time.sleep(settings.poll_seconds)

@@ -169,21 +169,6 @@ def read_paths(files: Sequence[Path]) -> tuple[str, ...]:
     return tuple(map(str, numbers if paths is None else paths.tolist()))
 
 
-def read_attributes(files: Sequence[Path]) -> dict[str, list[Any]]:
-    """Return the columns of plain values of all files, without `id` and `scale`, in the order of `read_files`."""
-    opened = [_open(path) for path in files]
-    names = [name for name in opened[0].schema_arrow.names if name not in ("id", "scale")]
-    found: dict[str, list[Any]] = {name: [] for name in names if all(name in f.schema_arrow.names for f in opened)}
-    for name in found:
-        for _, batch in _batches(files, opened, (name,)):
-            column = batch.column(name)
-            kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-            if pa.types.is_nested(kind) or isinstance(kind, pa.ExtensionType):
-                break
-            found[name] += column.to_pylist()
-    return {name: values for name, values in found.items() if any(value is not None for value in values)}
-
-
 def _open(path: Path) -> Any:
     with user_errors((OSError, pa.ArrowException), f"{path} cannot be read as Parquet: {REASON}", keep="first"):
         require_regular(path)

@@ -291,38 +291,6 @@ def read_names(path: str | os.PathLike) -> tuple[str, ...]:
     return parquet.read_paths(files)
 
 
-def read_attributes(path: str | os.PathLike) -> dict[str, list[Any]]:
-    """Read what else is known of the images of stored embeddings, in the order of the rows.
-
-    Args:
-        path: As `read_embeddings`.
-
-    Returns:
-        (N,) values by name: the columns of Parquet files that are numbers, text or dates; of an .npz file `names`, as
-        `path`, and `labels`.
-
-    Raises:
-        UserError: As `read_embeddings`.
-
-    Example:
-        >>> list(read_attributes("embeddings/cars"))
-        ['path', 'label', 'class', 'role']
-    """
-    path = Path(local_copy(path))
-    if path.suffix == ".npy":
-        return {}
-    if path.suffix == ".npz":
-        read_embeddings(path)  # which checks it
-        return {_NAMES[name]: array.tolist() for name, array in _load(path).items() if name in _NAMES}
-    from tfdml.embeddings import parquet
-
-    return parquet.read_attributes(_files_of(path)[0])
-
-
-# Of arrays in an .npz file, what the columns of Parquet files are called.
-_NAMES = {"names": "path", "labels": "label", "roles": "role"}
-
-
 def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
     """Return the Parquet files at a path, and the manifest of the folder; empty where there is none."""
     if not path.is_dir():
