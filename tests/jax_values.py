@@ -12,6 +12,7 @@ import sys
 import jax
 import keras
 import numpy as np
+import pytest
 
 import tfdml
 from tfdml import kernels, losses, models, objectives
@@ -19,6 +20,8 @@ from tfdml.layers.moments import MODES
 from tfdml.pairs import pairs_by_name
 
 DENSITIES = [1.0, 2.0, 0.5]
+# What floats merge, as a compiled step sees it.
+MERGED_LABELS = {"fractions": [0.5, 1.5] * 3, "missing": [0, 1, np.nan] * 2, "large": [1e8, 1e8 + 1] * 3}
 FAR_LABELS = np.array([2**53, 2**53 + 1, 2**53, 2**24, 2**24 + 1, 2**24])
 
 
@@ -154,6 +157,8 @@ def fit():
     terms = [*jrd(), losses.BinomialDevianceLoss(), moments]
     learner = models.MetricLearner(tiny_embedder(batch_norm="train"), terms)
     learner.compile(optimizer=keras.optimizers.SGD(0.1))
+    with pytest.raises(tfdml.UserError, match="labels must fit int32 on JAX"):
+        learner.fit(x, labels.astype("int64") + 2**40, verbose=0)
     history = learner.fit(x, labels, batch_size=len(x), epochs=10, verbose=0).history["loss"]
     embeddings = learner.predict(x, verbose=0)
     assert embeddings.shape == (12, 5)
@@ -191,6 +196,12 @@ def main(source, target):
             function = cases()[loss][1]
             value, gradient = jax.value_and_grad(lambda x, f=function: f(np.array([0, 0, 1, 1, 2, 2]), x))(x)
             arrays[f"{name} {loss}|value"], arrays[f"{name} {loss}|gradient"] = np.asarray(value), np.asarray(gradient)
+    for name, merged in MERGED_LABELS.items():
+        for kind, loss in (("pairs", losses.ContrastiveLoss()), ("classes", losses.NormSoftmaxLoss())):
+            x = given["embedding" if kind == "pairs" else "class"]
+            arrays[f"merged|{kind} {name}"] = np.asarray(jax.jit(loss)(np.array(merged, "float32"), x))
+    whole = jax.jit(losses.ContrastiveLoss())(given["labels"].astype("float32"), given["embedding"])
+    arrays["whole floats"] = np.asarray(whole)
     arrays["far|loss"] = np.asarray(losses.ContrastiveLoss()(FAR_LABELS, given["embedding"]))
     far = objectives.JointRepresentationSimilarity("embedding")({"embedding": given["embedding"]}, FAR_LABELS)
     arrays["far|jrs"] = np.asarray(far)

@@ -214,6 +214,29 @@ def test_large_ids_do_not_collide(base):
         assert_close(logs[name], value, 1e-6)
 
 
+def test_labels_that_keras_would_make_float32_are_made_integers_or_refused_by_fit():
+    labels, x = colored_batch()
+    learner = compiled([losses.ContrastiveLoss()])
+    expected = reported(learner, x, labels)["loss"]
+    large = 1e8 + labels.astype("float64")
+    assert_close(reported(learner, x, large)["loss"], expected, 1e-6)
+    history = learner.fit(x, large, batch_size=len(x), validation_data=(x, large), shuffle=False, verbose=0).history
+    assert_close(history["loss"][0], expected, 1e-6)
+    assert np.isfinite(history["val_loss"][0])
+    before = values(learner.variables)
+    for wrong, message in (
+        (labels + 0.5, "not a whole number"),
+        (np.where(labels, np.nan, 0), "nan is not a whole number"),
+        (np.array(list("abc"))[labels], "not names such as"),
+        (large.astype("float32"), "as float32 different ids from 16,777,216 on become one"),
+        (np.full(len(x), 7), "training needs images of two classes or more; all 12 are of class 7"),
+    ):
+        with pytest.raises(UserError, match=message):
+            learner.fit(x, wrong, verbose=0)
+    for one, other in zip(before, values(learner.variables), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 DEGENERATE = {
     "one class": ([1] * 6, 6),
     "every image its own class": (range(6), 6),

@@ -405,6 +405,22 @@ def test_the_last_classes_of_stored_vectors_are_the_test_classes(tmp_path):
     assert (splits.train.num_classes, splits.test.classes.tolist()) == (3, [9])
 
 
+def test_default_ks_are_measured_as_far_as_there_are_images(tmp_path, caplog):
+    splits = load_splits(DataSettings(features=stored(tmp_path), holdout_classes=0), seed=0)
+    with caplog.at_level("WARNING", logger="absl"):
+        memory.check_measurable(splits, (1, 2, 4, 8))
+    assert "K = 1,2,4 alone: of the test images of" in caplog.text
+    assert "a query is compared with 5" in caplog.text
+    with pytest.raises(UserError, match=r"--ks=1,8: .* compared with 5; choose smaller ones"):
+        memory.check_measurable(splits, (1, 8))
+
+
+def test_shuffled_images_of_one_class_are_not_trained_on():
+    one = ImageDataset(images=np.zeros((12, 2, 2, 3), np.uint8), labels=np.zeros(12))
+    with pytest.raises(UserError, match="training needs images of two classes or more; all 12 are of class 0"):
+        memory.make_sampler(DataSettings(sampling="shuffle", batch_size=4), one, seed=0)
+
+
 def test_roles_of_stored_vectors_are_the_split_and_their_paths_the_names(tmp_path, caplog):
     roles = np.array(["train"] * 6 + ["query"] * 3 + ["gallery"] * 3)
     names = np.array([f"{row}.jpg" for row in range(12)])

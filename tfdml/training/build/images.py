@@ -24,6 +24,7 @@ from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.per_query import DEFAULT_KS, check_depth, ks_within, retrieval_task
 from tfdml.mining import GivenPairs, Relation, SameLabel, shares_a_label
+from tfdml.pairwise import require_classes
 from tfdml.training.settings import MOST_CLASSES, DataSettings
 
 
@@ -281,6 +282,8 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
     sampler: sampling.Sampler
     classes = settings.classes_per_batch or min(MOST_CLASSES, train.num_classes)
     if settings.sampling == "shuffle":
+        if train.pairs is None and train.label_rows is None:
+            require_classes(train.labels, "training")
         sampler = sampling.ShuffleSampler(len(train), settings.batch_size, seed)
     elif settings.sampling == "two_views":
         sampler = sampling.PairSampler(np.arange(len(train)).repeat(2).reshape(-1, 2), settings.batch_size, seed)
