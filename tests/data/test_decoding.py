@@ -3,6 +3,8 @@
 import contextlib
 import io
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,8 +14,12 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tests.data.preparations import encoded, png
+from tfdml.data import ArrayImages, EncodedImages, EvaluationTransform, ImageDataset, TrainTransform
+from tfdml.data.dataset import find_faults
 from tfdml.data.decoding import EXTENSIONS, FORMATS, decode_image, decode_part, format_of, is_format, kind_of
 from tfdml.data.images import kinds_of
+from tfdml.data.pipeline import decoded_source, readable_views
+from tfdml.errors import UserError
 
 HEIGHT, WIDTH = 40, 56
 ROWS, COLUMNS = np.mgrid[0:HEIGHT, 0:WIDTH]
@@ -230,6 +236,82 @@ def test_parts_of_every_kind(file_format):
     np.testing.assert_array_equal(part, whole[3:23, 5:16])
     assert window.tolist() == [3, 5, 20, 11]
     assert size.tolist() == list(whole.shape[:2])
+
+
+@pytest.mark.parametrize(("kind", "size"), [("JPEG", (10_000, 2)), ("PNG", (2, 10_000)), ("WEBP", (101, 1))])
+def test_a_banner_is_refused_before_it_is_enlarged(kind, size):
+    """Enlarged to a shorter side of 256, 10,000 x 2 pixels would become a gigabyte."""
+    data = encoded(Image.new("RGB", size), kind)
+    for way in (decode, decode_image, lambda data: part_of(data, [0, 0, 1, 1])):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="too narrow"):
+            way(data)
+    images = EncodedImages((data, encoded(COLOR, kind)), ("banner", "photo"))
+    for check in (True, False):
+        (fault,) = find_faults(images, decode=check)
+        assert str(fault).startswith(f"banner: too narrow: {size[0]:,} x {size[1]:,} pixels")
+    for transform in (TrainTransform("random_crop", 16, 12), TrainTransform("none", 16, 12, "squash")):
+        with pytest.raises(UserError, match="banner: too narrow"):
+            decoded_source(ImageDataset(images=images, labels=[0, 1]), transform, 100.0)
+    rows = [row for rows, _ in readable_views(images, EvaluationTransform(16, 12), 2) for row in rows.tolist()]
+    assert rows == [1]
+
+
+def test_as_long_as_a_hundred_times_as_wide_is_read():
+    assert decode(encoded(Image.new("RGB", (100, 1)), "PNG")).shape == (1, 100, 3)
+    with pytest.raises(UserError, match="too narrow"):
+        ArrayImages(np.zeros((1, 1, 101, 3), np.uint8))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (700, 3), (3, 700), (1024, 1030)])
+def test_transparency_is_blended_exactly_in_blocks(size, monkeypatch):
+    rng = np.random.default_rng(size[0])
+    pixels = rng.integers(0, 256, (size[1], size[0], 4), np.uint8)
+    color, alpha = pixels[..., :3].astype(np.float64), pixels[..., 3:].astype(np.float64)
+    expected = np.floor((color * alpha + 255 * (255 - alpha)) / 255 + 0.5)
+    monkeypatch.setattr("tfdml.data.decoding.NARROWEST", 1000)
+    np.testing.assert_array_equal(decode_image(encoded(Image.fromarray(pixels), "PNG")), expected)
+
+
+# Prints by how many bytes the process grows at most while images of 33.6 million pixels are decoded.
+_PEAK = """
+import resource, struct, sys, zlib
+import tensorflow as tf
+from tfdml.data import EvaluationTransform
+from tfdml.data.decoding import _LARGE, decode_part
+from tfdml.export.request import RequestPreprocessor
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+def png(side):  # row by row, so that making it takes no memory
+    row, stream = b"\\0" + bytes([10, 20, 30, 127]) * side, zlib.compressobj(1)
+    data = b"".join([stream.compress(row) for _ in range(side)]) + stream.flush()
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 6, 0, 0, 0))
+    return b"\\x89PNG\\r\\n\\x1a\\n" + header + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+view = EvaluationTransform(32, 28, "pad")
+def peak():
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def pipeline(images):
+    make = lambda data: view.finish(*decode_part(data, view.window))
+    return list(tf.data.Dataset.from_tensor_slices(images).map(make, num_parallel_calls=4))
+def exported(images):
+    return RequestPreprocessor(view).all_or_error(tf.constant(images), "image_bytes")
+way = {"pipeline": pipeline, "exported": tf.function(exported, autograph=False)}[sys.argv[1]]
+large = png(int(_LARGE**0.5) + 8)
+way([png(300)] * 4)
+before = peak()
+way([large] * 4)
+print((peak() - before) / (_LARGE**0.5 + 8) ** 2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["pipeline", "exported"])
+def test_large_transparent_images_take_ten_bytes_a_pixel_one_at_a_time(way):
+    done = subprocess.run([sys.executable, "-c", _PEAK, way], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    # One that is resized, of three bytes, may still be there.
+    assert 4 < float(done.stdout) < 15
 
 
 FILES = {form: encoded(Image.new("RGB", (3, 2)), form) for form in ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF", "ICO")}

@@ -19,7 +19,8 @@ from PIL.WebPImagePlugin import WebPImageFile
 from tests.data.preparations import encoded, png
 from tests.export.networks import picture
 from tfdml.data import EvaluationTransform
-from tfdml.export.request import RequestPreprocessor, header_size
+from tfdml.data.decoding import header_size
+from tfdml.export.request import RequestPreprocessor
 
 
 def jpeg_promising(width, height):
@@ -214,6 +215,9 @@ def test_files_that_are_cut_off_never_fail(name, data):
         ((26, 1), "shorter", "so narrow"),
         ((26, 1), "squash", ""),
         ((1, 26), "pad", ""),
+        ((1, 100), "squash", ""),
+        ((101, 1), "squash", "so narrow that one side is more than 100 times the other"),
+        ((2, 201), "pad", "so narrow"),
     ],
 )
 def test_faults_of_sizes(size, mode, says):

@@ -19,7 +19,17 @@ import tensorflow as tf
 from absl import logging
 from PIL import Image
 
-from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, PNG, WEBP, Format, decode_whole, format_of, kind_of
+from tfdml.data.decoding import (
+    DECODER_LIMIT,
+    FOREIGN,
+    PNG,
+    WEBP,
+    Format,
+    decode_whole,
+    format_of,
+    kind_of,
+    narrow_fault,
+)
 from tfdml.data.images import ArrayImages, Images, in_threads, read_header
 from tfdml.errors import UserError, short_message
 from tfdml.pairwise import image_rows, integer_labels
@@ -333,7 +343,7 @@ _USER_ERROR = re.compile(r"UserError: (.+)")
 # What TensorFlow's message holds when reading or decoding an image failed: the operation's name or our own words.
 _IMAGE_FAILURE = re.compile(
     r"ReadFile|Decode(AndCrop)?(Jpeg|Png|WebP)|ExtractJpegShape|Unknown image file format|"
-    rf"{FOREIGN}|animated WebP"
+    rf"{FOREIGN}|animated WebP|too narrow"
 )
 
 
@@ -532,6 +542,8 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
         return f"damaged {kind.name} (no size in its header)"
     if width * height > max_pixels:
         return f"too large: {width:,} x {height:,} pixels, more than {max_pixels:,}; shrink it"
+    if fault := narrow_fault(height, width):
+        return fault
     if getattr(image, "n_frames", 1) > 1 and kind is WEBP:
         return "unsupported type: animated WebP; save one frame of it"
     return None

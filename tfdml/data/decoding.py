@@ -13,8 +13,15 @@ import tensorflow as tf
 
 # TensorFlow's decoders hold at most 2^29 values, that is so many pixels of three.
 DECODER_LIMIT = 178_956_970
-# What three bytes of a decoded pixel may take in a server by default: 300 MB for the largest image.
+# By default in a server, where an image takes up to ten bytes a pixel: 1 GB for the largest.
 SERVING_LIMIT = 100_000_000
+# A side may be this many times the other: enlarged until its shorter side fits, a line of pixels would fill the memory.
+NARROWEST = 100
+# Images of more pixels are decoded one at a time in a process, all others side by side.
+_LARGE = 2**25
+# As many pixels of a transparent image are blended at once.
+_BLENDED = 2**18
+_LONGEST_HEADER = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,14 +132,54 @@ def decode_image(encoded: tf.Tensor) -> tf.Tensor:
         (H, W, 3) uint8.
 
     Raises:
-        tf.errors.InvalidArgumentError: The bytes are not one of these formats, or are damaged.
+        tf.errors.InvalidArgumentError: The bytes are not one of these formats, or are damaged; or one side is more than
+            100 times the other.
 
     Example:
         >>> image = decode_image(jpeg)  # the bytes of a file
     """
-    jpeg = is_format(encoded, JPEG)
-    image = tf.cond(jpeg, lambda: _decode_jpeg(encoded), lambda: _decode_other(encoded))
-    return tf.ensure_shape(image, (None, None, 3))
+
+    encoded = tf.convert_to_tensor(encoded)
+
+    def decode() -> tf.Tensor:
+        return tf.cond(is_format(encoded, JPEG), lambda: _decode_jpeg(encoded), lambda: _decode_other(encoded))
+
+    return tf.ensure_shape(_in_turn(_checked_size(encoded), decode), (None, None, 3))
+
+
+def narrow_fault(height: int, width: int) -> str:
+    """Return what forbids an image of this size to be enlarged; empty for nothing.
+
+    Example:
+        >>> narrow_fault(2, 10_000)
+        'too narrow: 10,000 x 2 pixels, one side is more than 100 times the other; crop it'
+    """
+    fault = f"too narrow: {width:,} x {height:,} pixels, one side is more than {NARROWEST} times the other; crop it"
+    return fault if max(height, width) > NARROWEST * min(height, width) else ""
+
+
+def _checked_size(encoded: tf.Tensor) -> tf.Tensor:
+    """Return the height and width that a header states, unless they forbid the image to be enlarged."""
+    size = header_size(encoded)
+    wide = tf.reduce_max(size) <= NARROWEST * tf.maximum(tf.reduce_min(size), 1)
+    narrow = ["too narrow:", size[1], "x", size[0], f"pixels, one side is more than {NARROWEST} times the other"]
+    with tf.control_dependencies([tf.debugging.Assert(wide, narrow)]):
+        return tf.identity(size)
+
+
+def _in_turn(size: tf.Tensor, decode: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Return a decoded image; while it is decoded no other large one is."""
+
+    def locked() -> tf.Tensor:
+        lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name="tfdml_large_images"))
+        with tf.control_dependencies([lock]):
+            image = tf.identity(decode())
+        with tf.control_dependencies([image]):
+            released = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+        with tf.control_dependencies([released]):
+            return tf.identity(image)
+
+    return tf.cond(size[0] > _LARGE // tf.maximum(size[1], 1), locked, decode)
 
 
 def starts_with(encoded: tf.Tensor, start: bytes) -> tf.Tensor:
@@ -152,6 +199,53 @@ def not_inlined(*specs: tf.TensorSpec) -> Callable[[Callable[..., tf.Tensor]], C
     Inlined, even the operations of a branch not taken cost time, together half that of decoding a thumbnail.
     """
     return tf.function(input_signature=specs, autograph=False, experimental_attributes={"_noinline": True})
+
+
+def header_size(encoded: tf.Tensor) -> tf.Tensor:
+    """Return the height and width that an image's header states; nothing is decoded.
+
+    Args:
+        encoded: Scalar string, the bytes of a JPEG, PNG or WebP file.
+
+    Returns:
+        (2,) int64; zeros where the bytes are none of these formats, or end before the size.
+
+    Raises:
+        tf.errors.InvalidArgumentError: The header of a JPEG is damaged.
+
+    Example:
+        >>> header_size(tf.io.encode_png(tf.zeros((4, 6, 3), tf.uint8))).numpy()
+        array([4, 6])
+    """
+    size = tf.cond(
+        is_format(encoded, JPEG),
+        lambda: tf.cast(tf.io.extract_jpeg_shape(encoded)[:2], tf.int64),
+        lambda: _size_of_other(encoded),
+    )
+    return tf.ensure_shape(size, (2,))
+
+
+@not_inlined(tf.TensorSpec((), tf.string))
+def _size_of_other(encoded: tf.Tensor) -> tf.Tensor:
+    # With zeros behind, where the header is cut off.
+    padded = tf.io.decode_raw(tf.strings.substr(encoded, 0, _LONGEST_HEADER), tf.uint8, fixed_length=_LONGEST_HEADER)
+    header = tf.cast(padded, tf.int64)
+
+    def number(data: tf.Tensor) -> tf.Tensor:
+        """Return the little-endian number of bytes."""
+        return tf.reduce_sum(data * [1 << 8 * i for i in range(data.shape[0])])
+
+    def chunk(name: bytes) -> tf.Tensor:
+        return tf.reduce_all(header[12:16] == list(name))
+
+    bits = number(header[21:25])
+    png = tf.stack([number(header[23:19:-1]), number(header[19:15:-1])])
+    extended = 1 + tf.stack([number(header[27:30]), number(header[24:27])])
+    lossless = 1 + tf.stack([bits // 2**14 % 2**14, bits % 2**14])
+    lossy = tf.stack([number(header[28:30]), number(header[26:28])]) % 2**14
+    webp = tf.where(chunk(b"VP8X"), extended, tf.where(chunk(b"VP8L"), lossless, lossy))
+    none = tf.zeros((2,), tf.int64)
+    return tf.where(is_format(encoded, PNG), png, tf.where(is_format(encoded, WEBP), webp, none))
 
 
 @not_inlined(tf.TensorSpec((), tf.string))
@@ -205,8 +299,20 @@ def _over_white(image: tf.Tensor) -> tf.Tensor:
     """(H, W, 4) uint8 to (H, W, 3), laid over white by its alpha."""
 
     def blend() -> tf.Tensor:
-        color, alpha = tf.cast(image[..., :3], tf.int32), tf.cast(image[..., 3:], tf.int32)
-        return tf.cast((color * alpha + _WHITE * (255 - alpha) + 127) // 255, tf.uint8)
+        height, width = tf.unstack(tf.shape(image)[:2])
+        count = tf.maximum(_BLENDED // tf.maximum(width, 1), 1)
+        starts = tf.range(0, height, count)
+
+        def block(number: tf.Tensor, blocks: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+            rows = image[starts[number] : starts[number] + count]
+            # The sum is at most 255 * 255 + 127.
+            color, alpha = tf.cast(rows[..., :3], tf.uint16), tf.cast(rows[..., 3:], tf.uint16)
+            blended = (color * alpha + _WHITE * (255 - alpha) + 127) // 255
+            return number + 1, blocks.write(number, tf.cast(blended, tf.uint8))
+
+        blocks = tf.TensorArray(tf.uint8, tf.size(starts), element_shape=(None, None, 3), infer_shape=False)
+        going = lambda number, _: number < tf.size(starts)  # noqa: E731
+        return tf.while_loop(going, block, (0, blocks), parallel_iterations=1)[1].concat()
 
     return tf.cond(tf.reduce_all(image[..., 3] == 255), lambda: image[..., :3], blend)
 
@@ -471,14 +577,17 @@ def decode_part(encoded: tf.Tensor, choose: Callable[[tf.Tensor], tf.Tensor]) ->
         >>> part, window, size = decode_part(tf.constant(jpeg), upper_half)
     """
 
+    stated = _checked_size(encoded)
+
     def from_jpeg() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        size = tf.io.extract_jpeg_shape(encoded)[:2]
+        size = tf.cast(stated, tf.int32)
         window = choose(size)
         top, left, height, width = tf.unstack(window)
         before = tf.minimum(left, _FRINGE)
         after = tf.minimum(size[1] - left - width, _FRINGE)
         around = tf.stack([top, left - before, height, before + width + after])
-        part = tf.io.decode_and_crop_jpeg(encoded, around, channels=3, dct_method="INTEGER_ACCURATE")
+        options = {"channels": 3, "dct_method": "INTEGER_ACCURATE"}
+        part = _in_turn(stated, lambda: tf.io.decode_and_crop_jpeg(encoded, around, **options))
         return tf.slice(part, tf.stack([0, before, 0]), tf.stack([height, width, 3])), window, size
 
     orientation = tf.cond(is_format(encoded, JPEG), lambda: _orientation_of_jpeg(encoded), lambda: 0)

@@ -25,7 +25,18 @@ import numpy as np
 import tensorflow as tf
 from PIL import ExifTags, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from tfdml.data.decoding import JPEG, PNG, WEBP, Format, chosen_part, decode_image, decode_part, format_of, kind_of
+from tfdml.data.decoding import (
+    JPEG,
+    PNG,
+    WEBP,
+    Format,
+    chosen_part,
+    decode_image,
+    decode_part,
+    format_of,
+    kind_of,
+    narrow_fault,
+)
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io import files
 
@@ -281,6 +292,8 @@ class ArrayImages(Images):
         data = np.asarray(self.data)
         if data.ndim != 4 or data.shape[-1] != 3:
             raise UserError(f"images must be an array (N, H, W, 3), not of shape {data.shape}")
+        if fault := narrow_fault(*data.shape[1:3]):
+            raise UserError(f"images: {fault}")
         if data.dtype != np.uint8:
             in_unit_range = data.dtype.kind == "f" and data.size and data.max() <= 1
             cure = "(255 * images).round().astype('uint8')" if in_unit_range else "images.round().astype('uint8')"

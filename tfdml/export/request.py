@@ -12,12 +12,10 @@ import tensorflow as tf
 from tfdml.data.decoding import (
     FOREIGN,
     FORMATS,
-    JPEG,
-    PNG,
+    NARROWEST,
     SERVING_LIMIT,
-    WEBP,
     decode_part,
-    is_format,
+    header_size,
     only,
     starts_with,
 )
@@ -27,7 +25,6 @@ from tfdml.data.transforms import EvaluationTransform
 _SIDE_BY_SIDE = 16
 # Resizing holds four bytes where a decoded image has one.
 _RESIZED_SHARE = 4
-_HEADER = 32
 _DAMAGED = "cannot be decoded: it is damaged, cut off, or of a kind that is not supported"
 
 
@@ -40,8 +37,8 @@ class RequestPreprocessor:
 
     Args:
         transform: The view.
-        max_pixels: Most pixels of an image. A quarter of it is what the resized image may have: a line of pixels,
-            small as it is, becomes huge when its shorter side is enlarged.
+        max_pixels: Most pixels of an image. A quarter of it is what the resized image may have, and no side may be
+            more than 100 times the other: a line of pixels, small as it is, becomes huge when it is enlarged.
 
     Example:
         >>> views = RequestPreprocessor(EvaluationTransform(256, 224)).all_or_error(tf.constant([jpeg]), "image_bytes")
@@ -170,13 +167,12 @@ class RequestPreprocessor:
             b'30000 x 30000 pixels, more than the limit of 100000000'
         """
         height, width = tf.unstack(size)
-        resize, most = self.transform.resize, self.max_pixels
-        shorter, longer = tf.maximum(tf.minimum(height, width), 1), tf.maximum(height, width)
-        resized = resize * resize * (longer // shorter if self.transform.resize_mode == "shorter" else 1)
-        most_resized = max(most // _RESIZED_SHARE, resize * resize)
+        most, narrowest = self.max_pixels, NARROWEST
+        if self.transform.resize_mode == "shorter":
+            narrowest = max(min(NARROWEST, most // _RESIZED_SHARE // self.transform.resize**2), 1)
         stated = tf.strings.format("{} x {} pixels", (width, height))
-        narrow = tf.strings.join([stated, f", so narrow that the resized image has more than {most_resized}"])
-        message = tf.where(resized > most_resized, narrow, "")
+        narrow = tf.strings.join([stated, f", so narrow that one side is more than {narrowest} times the other"])
+        message = tf.where(tf.maximum(height, width) > narrowest * tf.minimum(height, width), narrow, "")
         # Divided, as the product of such sides may overflow.
         large = height > most // tf.maximum(width, 1)
         message = tf.where(large, tf.strings.join([stated, f", more than the limit of {most}"]), message)
@@ -200,56 +196,6 @@ class RequestPreprocessor:
 
     def _no_view(self) -> tf.Tensor:
         return tf.zeros(self.spec.shape, tf.uint8)
-
-
-def header_size(encoded: tf.Tensor) -> tf.Tensor:
-    """Return the height and width that an image's header states; nothing is decoded.
-
-    Args:
-        encoded: Scalar string, the bytes of a JPEG, PNG or WebP file.
-
-    Returns:
-        (2,) int64; zeros where the bytes are none of these formats, or end before the size.
-
-    Raises:
-        tf.errors.InvalidArgumentError: The header of a JPEG is damaged.
-
-    Example:
-        >>> header_size(tf.io.encode_png(tf.zeros((4, 6, 3), tf.uint8))).numpy()
-        array([4, 6])
-    """
-    size = tf.cond(
-        is_format(encoded, JPEG),
-        lambda: tf.cast(tf.io.extract_jpeg_shape(encoded)[:2], tf.int64),
-        lambda: _size_of_other(encoded),
-    )
-    return tf.ensure_shape(size, (2,))
-
-
-# Not inlined: see `tfdml.data.decoding`; of most images nothing in it is needed.
-@tf.function(
-    input_signature=[tf.TensorSpec((), tf.string)], autograph=False, experimental_attributes={"_noinline": True}
-)
-def _size_of_other(encoded: tf.Tensor) -> tf.Tensor:
-    # With zeros behind, where the header is cut off.
-    padded = tf.io.decode_raw(tf.strings.substr(encoded, 0, _HEADER), tf.uint8, fixed_length=_HEADER)
-    header = tf.cast(padded, tf.int64)
-
-    def number(data: tf.Tensor) -> tf.Tensor:
-        """Return the little-endian number of bytes."""
-        return tf.reduce_sum(data * [1 << 8 * i for i in range(data.shape[0])])
-
-    def chunk(name: bytes) -> tf.Tensor:
-        return tf.reduce_all(header[12:16] == list(name))
-
-    bits = number(header[21:25])
-    png = tf.stack([number(header[23:19:-1]), number(header[19:15:-1])])
-    extended = 1 + tf.stack([number(header[27:30]), number(header[24:27])])
-    lossless = 1 + tf.stack([bits // 2**14 % 2**14, bits % 2**14])
-    lossy = tf.stack([number(header[28:30]), number(header[26:28])]) % 2**14
-    webp = tf.where(chunk(b"VP8X"), extended, tf.where(chunk(b"VP8L"), lossless, lossy))
-    none = tf.zeros((2,), tf.int64)
-    return tf.where(is_format(encoded, PNG), png, tf.where(is_format(encoded, WEBP), webp, none))
 
 
 def refuse(faults: tf.Tensor, name: str) -> tf.Operation:
