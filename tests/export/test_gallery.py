@@ -74,7 +74,7 @@ def photos(tmp_path, shop):
     for name, image in zip(names, shop.images, strict=False):
         path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image)
+        path.write_bytes(b"x" if name.endswith(".txt") else image)
     return tmp_path / "photos"
 
 
@@ -85,6 +85,17 @@ def test_items_of_a_folder_are_in_order_with_their_classes(photos):
     assert items[1].metadata == {"path": "coupe/b/2.PNG", "class": "coupe"}
     assert items[2].metadata == {"path": "loose.jpg"}
     assert items[0].image == (photos / "coupe" / "a.jpg").read_bytes()
+
+
+def test_splits_are_no_classes_and_all_else_is_counted(photos, caplog):
+    for part in ("train", "Val"):
+        (photos / "splits" / part / "van").mkdir(parents=True)
+        (photos / "splits" / part / "van" / "1").write_bytes((photos / "van" / "1.jpg").read_bytes())
+        (photos / "splits" / part / "van" / "1.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    with caplog.at_level("WARNING", logger="absl"):
+        items = list(items_of_folder(photos / "splits"))
+    assert [(item.id, item.metadata["class"]) for item in items] == [("Val/van/1", "van"), ("train/van/1", "van")]
+    assert "left out 2 HEIC" in caplog.text
 
 
 @pytest.mark.slow

@@ -119,8 +119,8 @@ def _embed_in_bulk(values: Flags) -> None:
     source = values.input[0] if len(values.input) == 1 else values.input
     request = bulk_embedding.BulkRequest(model, source, out, **options)
     if values.dry_run:
-        images, model = ",".join(values.input), as_named(values.model)
-        print(f"would embed {images} by {model} into {out}; nothing was written (--dry_run)")
+        images = f"{len(bulk_embedding.images_of(source)):,} images of {','.join(values.input)}"
+        print(f"would embed {images} by {as_named(values.model)} into {out}; nothing was written (--dry_run)")
         return
     line: Progress | None = None
 

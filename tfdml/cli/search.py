@@ -21,7 +21,6 @@ qrels.trec next to it where the labels of queries and gallery are known.
 """
 
 import dataclasses
-import glob
 import os
 from typing import Any
 
@@ -33,17 +32,18 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.data import ImageDataset
 from tfdml.data.dataset import check
 from tfdml.data.images import FileImages, VectorImages
+from tfdml.data.readers.label_files import images_named
 from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.reader import check_same_model, holds_embeddings
 from tfdml.errors import UserError, user_errors
 from tfdml.evaluation import RetrievalResults
 from tfdml.export.retriever import Retriever
-from tfdml.io.files import as_named, exists, find, is_remote, local_copy, require_writable
+from tfdml.io.files import as_named, local_copy, require_writable
 from tfdml.retrieval import EmbeddingsToIndex, connect
 
 FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
-QUERIES = "Images: files, or patterns with * and **; may be repeated. Or one folder or file of embeddings."
+QUERIES = "Images: files, folders, or patterns with * and **; may be repeated. Or one folder or file of embeddings."
 FLAGS.define("queries", [], QUERIES, kind="paths")
 FLAGS.define("k", 10, "How many neighbors of each query.", lower_bound=1)
 model_flags.define_distance(FLAGS)
@@ -98,23 +98,8 @@ def _holds_images(queries: list[str]) -> bool:
 
 
 def _images(values: Flags) -> list[str]:
-    """Return the paths of the query images: existing files, then what patterns match."""
-    paths = [path for text in values.queries for path in _files(os.path.expanduser(text))]
-    if folders := [path for path in paths if os.path.isdir(path)]:
-        raise UserError(f"--queries={folders[0]} is a folder: name its files, such as {folders[0]}/*.jpg")
-    return paths
-
-
-def _files(pattern: str) -> list[str]:
-    if is_remote(pattern):
-        return find(pattern)
-    if exists(pattern):
-        return [pattern]
-    # Brackets are signs of a name, or else a set of signs.
-    matches = glob.glob(pattern.replace("[", "[[]"), recursive=True) or glob.glob(pattern, recursive=True)
-    if not matches:
-        raise UserError(f"--queries={pattern}: there is no such file, and none that it matches as a pattern")
-    return sorted(matches)
+    """Return the paths of the query images."""
+    return [path for text in values.queries for path in images_named("queries", text)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,15 +20,15 @@ from absl import logging
 
 from tfdml.cluster.ray_session import as_user_error, first_ready, import_ray, ray_session
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
 from tfdml.data.preparation import Progress
+from tfdml.data.readers.label_files import images_named
 from tfdml.data.readers.own_images import LIST_EXTENSIONS, class_ids, read_rows
 from tfdml.embeddings import parquet
 from tfdml.embeddings.backends import embed_readable, load_backend
 from tfdml.embeddings.writer import EmbeddingFolder
 from tfdml.errors import UserError, check_choice, check_not_negative, check_positive, short_message, user_errors
-from tfdml.io.files import atomic_write, find, in_store, is_remote, make_folder, read_bytes, remove_folder
+from tfdml.io.files import atomic_write, in_store, is_remote, make_folder, read_bytes, remove_folder
 
 # How often a part is begun whose process is lost on the way, as to an image that takes all memory.
 _MOST_TRIES = 4
@@ -42,7 +42,8 @@ def images_of(source: str | Sequence[str]) -> pa.Table:
     """Return the images that a source names.
 
     Args:
-        source: Paths, URLs or patterns of them, see `tfdml.io.files.find`; or one list, see
+        source: Files, folders and patterns of paths or of URLs, see
+            `tfdml.data.readers.label_files.images_named`; or one list, see
             `tfdml.data.readers.own_images.read_list`, of which only `path` is required.
 
     Returns:
@@ -63,7 +64,7 @@ def images_of(source: str | Sequence[str]) -> pa.Table:
         columns = table.columns
         ids, groups = (class_ids(table, name)[0] if name in columns else None for name in ("label", "group"))
     else:
-        columns["path"] = [path for pattern in sources for path in find(pattern, EXTENSIONS)]
+        columns["path"] = [path for pattern in sources for path in images_named("input", pattern)]
     paths = columns["path"]
     if not paths:
         raise UserError(f"`input={','.join(sources)}` names no image")

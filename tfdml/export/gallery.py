@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.data.dataset import ImageDataset, access_fault
-from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
-from tfdml.data.readers.own_images import images_below
+from tfdml.data.readers.label_files import LeftOut, images_below
+from tfdml.data.readers.own_images import folder_members
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
@@ -188,8 +188,8 @@ def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem]:
 def images_of_folder(folder: str | os.PathLike) -> ImageDataset:
     """Return every image below a folder.
 
-    An image's class is the first folder on its path below the folder, its label the place of the class among the sorted
-    ones; images right in the folder have no class. Hidden files and folders are left out, and so are links to folders.
+    Folders and files are read as those of `load("folder", folder, "all")`, splits included. Images that lie in no class
+    folder have no class.
 
     Args:
         folder: A folder of class folders, or of images.
@@ -204,13 +204,19 @@ def images_of_folder(folder: str | os.PathLike) -> ImageDataset:
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"{folder}: there is no such folder")
-    paths = sorted(Path(path).relative_to(root) for path in images_below(str(root)))
-    if not paths:
-        raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)})")
-    class_names = sorted({path.parts[0] for path in paths if len(path.parts) > 1})
-    label_of = {name: label for label, name in enumerate(class_names)}
-    labels = [label_of[path.parts[0]] if len(path.parts) > 1 else NO_LABEL for path in paths]
-    images = FileImages(tuple(str(root / path) for path in paths))
+    left_out = LeftOut("gallery", str(root))
+    classes: dict[str, str] = {}
+    for member in folder_members(str(root)):
+        inside = images_below(member.path, left_out) if member.is_folder else [member.path]
+        classes |= dict.fromkeys(inside, member.name if member.is_folder else "")
+    if not classes:
+        raise UserError(f"{folder} holds no image" + (f"; {left_out}" if left_out.kinds.total() else ""))
+    left_out.report()
+    class_names = sorted({*classes.values()} - {""})
+    label_of = {name: label for label, name in enumerate(class_names)} | {"": NO_LABEL}
+    paths = sorted(classes, key=lambda path: path.split(os.sep))
+    labels = [label_of[classes[path]] for path in paths]
+    images = FileImages(tuple(paths))
     return ImageDataset("gallery", "all", images, labels, dict(enumerate(class_names)))
 
 

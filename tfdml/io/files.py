@@ -207,14 +207,14 @@ def make_folder(path: str | os.PathLike) -> None:
 
 
 def walk(folder: str, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, also on other file systems.
+    """As `os.walk`, also on other file systems. Links to folders are followed: the caller has to stop at a circle.
 
     Example:
         >>> [len(names) for _, _, names in walk("no/such/folder")]
         []
     """
     if not is_remote(folder):
-        yield from os.walk(folder, onerror=onerror)
+        yield from os.walk(folder, onerror=onerror, followlinks=True)
         return
     filesystem, there = filesystem_of(folder)
     for path, folders, names in filesystem.walk(there, on_error=onerror or "omit"):
@@ -227,13 +227,12 @@ def exists(path: str) -> bool:
     return os.path.exists(os.path.expanduser(path))
 
 
-def find(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
+def find(pattern: str) -> list[str]:
     """Return the files that a pattern names, in the order of the names of folders and files.
 
     Args:
         pattern: An existing file; a path or URL with `*` and `?` (within a name) and `**` (any folders); or a folder,
             for the files below it.
-        suffixes: Of a folder, only the files that end with one of these, in capitals or not.
 
     Returns:
         Absolute paths, or URLs.
@@ -260,8 +259,7 @@ def find(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
             rest = pattern[len(folder) :].replace("[", "[[]")
             entries = filesystem.glob(there.rstrip("/").replace("[", "[[]") + rest, detail=True)
         else:
-            found = filesystem.find(there, detail=True)
-            entries = {name: entry for name, entry in found.items() if name.lower().endswith(suffixes)}
+            entries = filesystem.find(there, detail=True)
     paths = sorted(
         (name for name, entry in entries.items() if entry["type"] == "file"), key=lambda name: name.split("/")
     )

@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
+from tests.data.preparations import encoded
 from tests.data.trees import touch
 from tfdml.data import catalog
-from tfdml.data.readers import own_images
+from tfdml.data.readers import label_files, own_images
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_dataset
 from tfdml.io.files import write_whole
@@ -109,6 +111,140 @@ def test_disjoint_classes_are_not_reported(tmp_path, caplog):
     assert caplog.text == ""
 
 
+SPLITS = {
+    "train": ("train", "Training", "TRAIN"),
+    "test": ("test", "Testing", "holdout", "VAL", "valid", "validation"),
+}
+
+
+@pytest.mark.parametrize("train", SPLITS["train"])
+@pytest.mark.parametrize("test", SPLITS["test"])
+def test_usual_names_of_folders_are_splits(tmp_path, train, test):
+    touch(tmp_path, f"{train}/a/1.jpg", f"{train}/b/1.jpg", f"{test}/c/1.jpg", "@eaDir/x/1.jpg", "__MACOSX/train/1.jpg")
+    found = {split: own_images.read_folder(tmp_path, split).class_names for split in ("train", "test", "all")}
+    assert found == {"train": {0: "a", 1: "b"}, "test": {2: "c"}, "all": {0: "a", 1: "b", 2: "c"}}
+
+
+def test_validation_next_to_test_is_left_out_with_its_count(tmp_path, caplog):
+    touch(tmp_path, "train/a/1.jpg", "valid/b/1.jpg", "valid/b/2.jpg", "test/c/1.jpg")
+    with caplog.at_level("WARNING", logger="absl"):
+        assert len(own_images.read_folder(tmp_path)) == len(own_images.read_folder(tmp_path, "test")) == 1
+    assert caplog.text.count("2 images of the validation folder") == 1
+    assert len(own_images.read_folder(tmp_path, "all")) == 4
+
+
+@pytest.mark.parametrize("above", ["", "test/"])
+def test_query_and_gallery_folders_are_roles(tmp_path, caplog, above):
+    touch(tmp_path, "train/a/1.jpg", f"{above}query/b/1.jpg", f"{above}gallery/b/2.jpg", f"{above}query/d/1.jpg")
+    with caplog.at_level("WARNING", logger="absl"):
+        test = own_images.read_folder(tmp_path, "test")
+    assert _relative(tmp_path, test) == [
+        f"{above}{name}" for name in ("query/b/1.jpg", "query/d/1.jpg", "gallery/b/2.jpg")
+    ]
+    assert test.is_query.tolist() == [True, True, False]
+    assert "1 of 2 classes of queries are not in the gallery (the first is d)" in caplog.text
+    assert len(catalog.load("folder", tmp_path, "gallery")) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            ["train/a/1.jpg", "test/a/1.jpg", "bus/1.jpg"],
+            "test/, train/ next to bus/: they look like splits among classes",
+        ),
+        (["train/1.jpg", "val/1.jpg", "bus/1.jpg"], "train/, val/ next to bus/"),
+        (["train/a/1.jpg", "bus/1.jpg"], "train/ next to bus/"),
+        (["train/a/1.jpg", "Train/b/1.jpg", "test/c/1.jpg"], "folders that name one split: Train, train"),
+        (["train/train/a/1.jpg", "train/val/a/1.jpg", "test/c/1.jpg"], "is a split and has splits, train, val"),
+        (["train/a/1.jpg"], "no images of the test split, only of train"),
+        (["query/a/1.jpg", "train/a/1.jpg"], "has one of query and gallery"),
+        (["query/a/1.jpg", "gallery/b/1.jpg"], "no query has its class in the gallery"),
+        (["photos/a/1.jpg", "photos/b/1.jpg"], r"one class only .* `data_dir=\S*/photos`"),
+    ],
+)
+def test_folders_that_look_like_splits_are_never_classes(tmp_path, files, message):
+    touch(tmp_path, *files)
+    with pytest.raises(UserError, match=message):
+        own_images.read_folder(tmp_path, "test")
+
+
+def test_a_class_may_be_called_train(tmp_path, caplog):
+    touch(tmp_path, "bus/1.jpg", "train/1.jpg", "annotations/1.xml")
+    with caplog.at_level("WARNING", logger="absl"), pytest.raises(UserError, match="annotations has no image"):
+        own_images.read_folder(tmp_path, "all")
+    assert f"{tmp_path}/train is taken for a class" in caplog.text
+    touch(tmp_path, "test/a/1.jpg", "train/b/1.jpg")
+    (tmp_path / "bus" / "1.jpg").unlink()
+    # What has no image is no class.
+    assert own_images.read_folder(tmp_path, "test").class_names == {0: "a"}
+
+
+def test_images_are_those_by_content_and_all_else_is_counted(tmp_path, caplog):
+    heads = {name: encoded(Image.new("RGB", (4, 4)), name) for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")}
+    names = [f"{kind}{end}" for kind in ("JPEG", "PNG", "WEBP") for end in ("", ".jfif", ".JPE", ".data", ".v1.0")]
+    for name in names:
+        touch(tmp_path, f"a/{name}", content=heads[name.split(".")[0]])
+    for name, kind in (("x", "GIF"), ("y.gif", "GIF"), ("z.bmp", "BMP"), ("z.tif", "TIFF")):
+        touch(tmp_path, f"a/{name}", content=heads[kind])
+    touch(tmp_path, "a/notes.TXT", "a/empty", "a/.hidden.jpg", "a/~lock.jpg", "a/Thumbs.db", "a/.DS_Store", "a/._1.jpg")
+    touch(tmp_path, "a/desktop.ini", "a/@eaDir/1.jpg", "b/1.jpg")
+    with caplog.at_level("WARNING", logger="absl"):
+        train = own_images.read_folder(tmp_path)
+    assert _relative(tmp_path, train) == sorted(f"a/{name}" for name in names)
+    (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    counts = dict(reversed(part.split(" ", 1)) for part in line.split("left out ")[1].split(" (")[0].split(", "))
+    assert counts == {"GIF": "2", "BMP": "1", "TIFF": "1", ".txt": "1", "without an extension": "1", "hidden": "2"}
+
+
+def test_files_with_the_usual_names_are_not_opened(tmp_path, monkeypatch):
+    touch(tmp_path, *(f"{name}/{i}.jpg" for name in "ab" for i in range(3)))
+    monkeypatch.setattr("tfdml.io.files.open_file", lambda *_, **__: pytest.fail("opened"))
+    assert len(own_images.read_folder(tmp_path)) == 3
+
+
+def test_linked_folders_inside_a_class_are_followed_once(tmp_path, caplog):
+    touch(tmp_path, "elsewhere/2.jpg", "tree/a/1.jpg", "tree/b/deep/1.jpg")
+    (tmp_path / "tree" / "a" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "again").symlink_to(tmp_path / "tree" / "a")
+    (tmp_path / "tree" / "b" / "deep" / "self").symlink_to(tmp_path / "tree" / "b")
+    with caplog.at_level("WARNING", logger="absl"):
+        dataset = own_images.read_folder(tmp_path / "tree", "all")
+    assert _relative(tmp_path / "tree", dataset) == ["a/1.jpg", "a/more/2.jpg", "b/deep/1.jpg"]
+    assert "left out 2 link to a folder that is read already" in caplog.text
+
+
+def test_class_folders_in_two_unicode_forms_are_one_class(tmp_path, caplog):
+    composed, decomposed = _forms("café")
+    touch(tmp_path, f"{composed}/1.jpg", f"{decomposed}/2.jpg", "bus/1.jpg")
+    with caplog.at_level("WARNING", logger="absl"):
+        dataset = own_images.read_folder(tmp_path, "all")
+    assert dataset.class_names == {0: "bus", 1: composed}
+    assert sorted(dataset.labels.tolist()) == [0, 1, 1]
+    assert "in two Unicode forms: they are one class" in caplog.text
+    (tmp_path / "split").mkdir()
+    touch(tmp_path / "split", f"train/{composed}/1.jpg", f"test/{decomposed}/2.jpg")
+    assert own_images.read_folder(tmp_path / "split", "test").class_names == {0: composed}
+
+
+def test_images_named_by_files_folders_and_patterns(tmp_path, caplog):
+    touch(tmp_path, "a/car[1].png", "a/car1.png", "a/b,c.jpg", "a/x.txt", "a/.y.jpg")
+
+    def name(source):
+        return [os.path.basename(path) for path in label_files.images_named("queries", source)]
+
+    assert name(f"{tmp_path}/a/car[1].png") == ["car[1].png"]
+    assert name(f"{tmp_path}/a/x.txt") == ["x.txt"]
+    with caplog.at_level("WARNING", logger="absl"):
+        assert name(f"{tmp_path}/a") == name(f"{tmp_path}/*/*") == ["b,c.jpg", "car1.png", "car[1].png"]
+    assert caplog.text.count("1 .txt") == 2
+    assert name(f"{tmp_path}/a/ca[rs][12].png") == ["car1.png"]
+    assert name(f"{tmp_path}/a/car[1]*") == ["car[1].png"]
+    for source in ("none.jpg", "a/*.gif", "a/*.txt"):
+        with pytest.raises(UserError, match=f"{tmp_path}/{source.split('/')[0]}"):
+            name(f"{tmp_path}/{source}")
+
+
 def test_loose_images_are_reported(tmp_path, caplog):
     touch(tmp_path, "a/1.jpg", "b/1.jpg", "x.jpg", "y.png", "z.txt")
     with caplog.at_level("WARNING", logger="absl"):
@@ -132,7 +268,7 @@ def test_images_without_class_folders_are_classes_of_their_own(tmp_path, caplog)
     touch(tmp_path, "3.jpg", "1.jpg", "2.png", "notes.txt")
     with caplog.at_level("WARNING", logger="absl"):
         train = own_images.read_folder(tmp_path, test_fraction=0.3)
-    assert caplog.text.count("WARNING") == 1
+    assert "left out 1 .txt" in caplog.text
     assert "each of its 3 images is a class of its own" in caplog.text
     assert (_relative(tmp_path, train), train.labels.tolist()) == (["1.jpg", "2.png"], [0, 1])
     assert _relative(tmp_path, own_images.read_folder(tmp_path, "test", test_fraction=0.3)) == ["3.jpg"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
+import glob
 import os
 import re
 import unicodedata
@@ -15,7 +17,8 @@ import numpy as np
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset, access_fault
-from tfdml.data.images import FileImages
+from tfdml.data.decoding import EXTENSIONS, FORMATS
+from tfdml.data.images import FileImages, kinds_of
 from tfdml.errors import UserError
 from tfdml.io import files
 
@@ -61,6 +64,125 @@ def composed(text: str) -> str:
 def warn(text: str) -> None:
     """Log a warning, once: both splits of a data set are read from the same files."""
     logging.warning("%s", text)
+
+
+# Of operating systems, network disks and archives, in lower case. They are in nobody's count.
+_SYSTEM_FILES = {"@eadir", "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", ".ds_store"}
+
+
+def is_visible(name: str) -> bool:
+    """Whether a file or folder may be an image or a class: no dot or tilde leads its name, no system has made it.
+
+    Example:
+        >>> is_visible("bus"), is_visible("Thumbs.db"), is_visible("~bus.tmp")
+        (True, False, False)
+    """
+    return not name.startswith((".", "~")) and name.lower() not in _SYSTEM_FILES
+
+
+class LeftOut:
+    """Counts, by kind, the files that a reader does not take.
+
+    Args:
+        name: The data set, for messages.
+        source: Where the files are.
+    """
+
+    def __init__(self, name: str, source: str):
+        self.name, self.source, self.kinds = name, source, collections.Counter[str]()
+
+    def images(self, paths: Sequence[str]) -> list[str]:
+        """Return the paths of images, by their content where the extension is none of an image's; count the others."""
+        unknown = [path for path in paths if not path.lower().endswith(EXTENSIONS)]
+        kinds = dict(zip(unknown, kinds_of(unknown), strict=True)) if unknown else {}
+        read = {known.name for known in FORMATS}
+        foreign = {path: kind for path, kind in kinds.items() if kind not in read}
+        for path, kind in foreign.items():
+            extension = os.path.splitext(path)[1].lower()
+            self.kinds[kind or extension or "without an extension"] += 1
+        return [path for path in paths if path not in foreign]
+
+    def visible(self, names: Iterable[str]) -> list[str]:
+        """Return the names that may be images or classes; count the hidden ones, but for those of a system."""
+        names = list(names)
+        self.kinds["hidden"] += sum(
+            not is_visible(name) and name.lower() not in _SYSTEM_FILES and not name.startswith("._") for name in names
+        )
+        return [name for name in names if is_visible(name)]
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {kind}" for kind, count in self.kinds.most_common() if count)
+        return f"{self.name}: {self.source}: left out {counts} (JPEG, PNG and WebP are read)"
+
+    def report(self) -> None:
+        """Warn of what is left out, if anything is."""
+        if self.kinds.total():
+            warn(str(self))
+
+
+def images_below(folder: str, left_out: LeftOut) -> list[str]:
+    """Return the images below a folder, sorted. Links to folders are followed, to each folder once.
+
+    Args:
+        folder: A folder on a local disk or on any file system that `fsspec` knows.
+        left_out: Counts the other files.
+
+    Raises:
+        UserError: A folder may not be read.
+    """
+
+    def refuse(error: Exception) -> None:
+        # Without this a folder that may not be read would pass for an empty one.
+        raise UserError(f"{left_out.name}: a folder below {folder} cannot be read ({error}); allow it or remove it")
+
+    paths: list[str] = []
+    seen: set[str] = set()
+    for parent, folders, names in files.walk(folder, refuse):
+        place = parent if files.is_remote(parent) else os.path.realpath(parent)
+        if place in seen:
+            left_out.kinds["link to a folder that is read already"] += 1
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(left_out.visible(folders))
+        paths += [os.path.join(parent, name) for name in left_out.visible(names)]
+    return sorted(left_out.images(paths))
+
+
+def images_named(name: str, source: str) -> list[str]:
+    """Return the images that a source names, and warn of other files.
+
+    Args:
+        name: What takes them, for messages.
+        source: A file, which is taken whatever it holds, a folder for the images below it, or a pattern, see
+            `tfdml.io.files.find`.
+
+    Raises:
+        UserError: There is no such file or folder, or no image.
+
+    Example:
+        >>> len(images_named("queries", "photos/*/0.jpg"))
+        4
+    """
+    source = source if files.is_remote(source) else os.path.abspath(os.path.expanduser(source))
+    if files.is_file(source):
+        return [source]
+    left_out = LeftOut(name, source)
+    if files.is_folder(source):
+        paths = images_below(source, left_out)
+    else:
+        found = files.find(source) if files.is_remote(source) or "[" not in source else _matches(source)
+        paths = left_out.images([path for path in found if left_out.visible([os.path.basename(path)])])
+    if not paths:
+        raise UserError(str(left_out) if left_out.kinds.total() else f"{name}: {source} names no image")
+    left_out.report()
+    return paths
+
+
+def _matches(pattern: str) -> list[str]:
+    """Return the files of a pattern with brackets, which are signs of a name, or else a set of signs."""
+    literal = glob.glob(pattern.replace("[", "[[]"), recursive=True)
+    return sorted(filter(os.path.isfile, literal or glob.glob(pattern, recursive=True)))
 
 
 def quoted(value: object) -> str:

@@ -290,11 +290,19 @@ def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
         twice = next((name for name, following in itertools.pairwise(members) if name == following), None)
         if twice is not None:
             raise UserError(f"omniglot: {archive} holds {files.quoted(twice)} twice; download it again")
+        others = (name for name in {*file.namelist()}.difference(members) if name[-1] != "/")
+        if count := sum(files.is_visible(os.path.basename(name)) for name in others):
+            files.warn(f"omniglot: {archive}: left out {count} files that are no image of a character")
         return EncodedImages(tuple(file.read(name) for name in members), tuple(members))
 
 
 def _omniglot_folder(folder: pathlib.Path) -> Images:
-    return FileImages(tuple(sorted(str(path) for path in folder.glob("*/*/*.png") if not path.name.startswith("."))))
+    left_out = files.LeftOut("omniglot", str(folder))
+    paths = files.images_below(str(folder), left_out)
+    inside = [path for path in paths if len(pathlib.Path(path).relative_to(folder).parts) == 3]
+    left_out.kinds["image in no folder of a character"] += len(paths) - len(inside)
+    left_out.report()
+    return FileImages(tuple(inside))
 
 
 def read_sop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:

@@ -7,42 +7,43 @@ import io
 import json
 import os
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse
-from absl import logging
 
 from tfdml import arguments
 from tfdml.data.dataset import ImageDataset, PairList, Protocol
-from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
 from tfdml.data.readers import label_files
-from tfdml.data.readers.label_files import CONTROL, Table, composed, quoted
+from tfdml.data.readers.label_files import CONTROL, LeftOut, Table, composed, images_below, quoted
 from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.io.files import is_remote, open_file, walk
 
 
 def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
-    """Read `data_dir/<class>/**/<image>`, or `data_dir/{train,test}/<class>/**/<image>` where both are there.
+    """Read `data_dir/<class>/**/<image>`, or `data_dir/<split>/<class>/**/<image>`.
 
-    Without class folders each image is a class of its own, for training without labels.
+    Splits are folders of the usual names, in any case: `train` or `training`; `test`, `testing` or `holdout`; `val`,
+    `valid`, `validation` or `dev`, which are the test images where there is no `test` and are left out otherwise;
+    `query` and `gallery`, which are the test images in their roles. Without class folders each image is a class of its
+    own, for training without labels.
 
-    Images are files named *.jpg, *.jpeg, *.png or *.webp in any case, at any depth below their class
-    folder; hidden files and folders and other files are ignored. Labels follow the sorted class names of both
-    splits, so they depend on the names alone. Links are followed to class folders and to files, not to folders
-    further down.
+    Images are JPEG, PNG and WebP files by their content, whatever their names, at any depth below their class folder.
+    A warning counts all other files by kind. Hidden files and folders and those of operating systems, such as
+    `Thumbs.db` and `@eaDir`, are no images and no classes. Labels follow the sorted class names of all splits, so they
+    depend on the names alone. Links are followed, to each folder of a class once.
 
     Args:
         data_dir: The tree, on a local disk or on any file system that `fsspec` knows.
-        split: `"train"`, `"test"`, or `"all"` for the images of both.
-        test_fraction: Without `train/` and `test/`: the share of the classes, the last in sorted order, that is held
-            out as the test split; each split gets at least one class.
+        split: `"train"`, `"test"`, or `"all"` for all images.
+        test_fraction: Without splits: the share of the classes, the last in sorted order, that is held out as the test
+            split; each split gets at least one class.
 
     Raises:
         UserError: There is no folder or no image, a class folder has no image, there is one class only (but
-            for `"all"`), or the fraction is not between 0 and 1.
+            for `"all"`), folders look like splits among classes, or the fraction is not between 0 and 1.
 
     Example:
         >>> read_folder("photos", "test", test_fraction=0.25).num_classes
@@ -52,82 +53,168 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
     """
     root = os.fspath(data_dir)
     check_share(test_fraction=test_fraction)
-    if {"train", "test"} <= set(_list(root)[0]):
-        members = {part: _class_folders(os.path.join(root, part)) for part in ("train", "test")}
-        roots = {part: os.path.join(root, part) for part in members}
-        label_files.warn_shared_classes("folder", root, sorted({*members["train"]} & {*members["test"]}))
-    elif split == "all":
-        members, roots = {"all": _class_folders(root)}, {"all": root}
+    members = _with_classes(root, folder_members(root))
+    if any(member.part for member in members):
+        members = _of_split(root, members, split)
+        labels_of = _labels_of(members)
+        classes = {part: {m.name for m in members if m.split == part} for part in ("train", "test")}
+        label_files.warn_shared_classes("folder", root, sorted(classes["train"] & classes["test"]))
     else:
-        classes = _class_folders(root)
-        members = label_files.split_classes("folder", root, classes, test_fraction, "both train/ and test/")
-        roots = dict.fromkeys(members, root)
-    labels_of = {name: label for label, name in enumerate(sorted(set().union(*members.values())))}
-    chosen = [part for part in members if split in (part, "all")]
-    loose = {name for part in chosen if all(map(_is_image, members[part])) for name in members[part]}
-    paths, labels = [], []
-    for name, path in [(name, os.path.join(roots[part], name)) for part in chosen for name in members[part]]:
-        found = [path] if name in loose else images_below(path)
-        if not found:
-            raise UserError(f"folder: the class folder {path} has no image; add some or remove it")
-        if unfit := [path for path in found if CONTROL.search(path) and name not in loose]:
+        labels_of = _labels_of(members)
+        if split != "all":
+            advice = "both train/ and test/"
+            if len(labels_of) == 1 and members[0].is_folder and _list(members[0].path)[0]:
+                advice = f"name the folder of the classes, `data_dir={members[0].path}`"
+            sides = label_files.split_classes("folder", root, list(labels_of), test_fraction, advice)
+            split_of = {name: part for part, names in sides.items() for name in names}
+            members = [dataclasses.replace(member, split=split_of[member.name]) for member in members]
+    chosen = [member for member in members if split in (member.split, "all")]
+    if not chosen:
+        parts = sorted({member.part for member in members})
+        raise UserError(f"folder: {root} has no images of the {split} split, only of {', '.join(parts)}")
+    left_out = LeftOut("folder", f"{root} ({split})")
+    paths, labels, is_query = [], [], []
+    for member in chosen:
+        images = images_below(member.path, left_out) if member.is_folder else [member.path]
+        if not images:
+            reason = f"; {left_out}" if left_out.kinds.total() else ""
+            raise UserError(f"folder: the class folder {member.path} has no image; add some or remove it{reason}")
+        if unfit := [path for path in images if CONTROL.search(path) and member.is_folder]:
             raise UserError(f"folder: {len(unfit)} names have control characters or no UTF-8, first {quoted(unfit[0])}")
-        paths += found
-        labels += [labels_of[name]] * len(found)
-    class_names = {labels_of[name]: name for part in chosen for name in members[part]}
-    if not loose:
+        paths += images
+        labels += [labels_of[member.name]] * len(images)
+        is_query += [member.part == "query"] * len(images)
+    left_out.report()
+    class_names = {labels_of[member.name]: member.name for member in chosen}
+    roles = split == "test" and {member.part for member in chosen} == {"query", "gallery"}
+    if roles:
+        asked, searched = ({m.name for m in chosen if m.part == part} for part in ("query", "gallery"))
+        if not asked & searched:
+            raise UserError(f"folder: {root}: no query has its class in the gallery; name class folders alike in both")
+        if lacking := sorted(asked - searched):
+            text = (
+                f"{len(lacking)} of {len(asked)} classes of queries are not in the gallery (the first is {lacking[0]})"
+            )
+            label_files.warn(f"folder: {root}: {text}.")
+    elif all(member.is_folder for member in chosen):
         label_files.warn_singleton_classes("folder", split, np.array(labels, np.int64), class_names)
-    return ImageDataset("folder", split, FileImages(tuple(paths)), labels, class_names)
+    columns = {"is_query": is_query} if roles else {}
+    return ImageDataset("folder", split, FileImages(tuple(paths)), labels, class_names, **columns)  # type: ignore[arg-type]
 
 
-def _visible(names: Iterable[str]) -> list[str]:
-    return sorted(name.rstrip("/") for name in names if not name.startswith("."))
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A class folder, or an image that is a class of its own.
+
+    Args:
+        name: The class, in the composed Unicode form.
+        path: The folder or the image.
+        is_folder: Whether it is a folder; an image may lie next to class folders.
+        part: Which part of the data its parent folder names: `train`, `test`, `validation`, `query`, `gallery`; empty
+            where folders are no splits.
+        split: `train` or `test`, once that is known.
+    """
+
+    name: str
+    path: str
+    is_folder: bool
+    part: str = ""
+    split: str = ""
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS)
+def folder_members(root: str, part: str = "") -> list[Member]:
+    """Return the class folders of a folder or of its splits, and the images that lie next to these.
+
+    Args:
+        root: The folder.
+        part: Which split it is, of a folder that has splits.
+
+    Raises:
+        UserError: It cannot be read, or some of its folders look like splits and others do not.
+    """
+    folders, images, left_out = _list(root)
+    if not folders:
+        left_out.report()
+    loose = [Member(os.path.basename(path), path, False, part) for path in images]
+    splits = {name: label_files.part_of(name) for name in folders if label_files.part_of(name)}
+    others = [name for name in folders if name not in splits]
+    nested = [name for name in splits if others and _list(os.path.join(root, name))[0]]
+    if splits and others and (len(splits) > 1 or nested):
+        empty = LeftOut("folder", root)
+        others = [name for name in others if images_below(os.path.join(root, name), empty)]
+        empty.report()
+        if others:
+            mixed = f"{', '.join(f'{name}/' for name in splits)} next to {others[0]}/"
+            advice = "give splits a folder without others, or rename classes that are called like splits"
+            raise UserError(f"folder: {root} has {mixed}: they look like splits among classes; {advice}")
+    if splits and not others:
+        alike = [name for name in splits if list(splits.values()).count(splits[name]) > 1]
+        if alike:
+            raise UserError(f"folder: {root} has folders that name one split: {', '.join(alike)}; make them one")
+        if part and not (part == "test" and {*splits.values()} <= {"query", "gallery"}):
+            raise UserError(f"folder: {root} is a split and has splits, {', '.join(splits)}; name one as `data_dir`")
+        order = sorted(splits.items(), key=lambda item: (item[1] != "train", item[1] == "gallery", item[0]))
+        parts = (folder_members(os.path.join(root, name), inner or "") for name, inner in order)
+        return [member for members in parts for member in members] + loose
+    for name in splits:
+        label_files.warn(f"folder: {root}/{name} is taken for a class, as it lies among classes and holds images.")
+    names = [label_files.composed(name) for name in folders]
+    for name in (name for name, count in collections.Counter(names).items() if count > 1):
+        label_files.warn(f"folder: {root} has two folders {name}, in two Unicode forms: they are one class.")
+    paths = (os.path.join(root, name) for name in folders)
+    return [Member(name, path, True, part) for name, path in zip(names, paths, strict=True)] + loose
 
 
-def _list(folder: str) -> tuple[list[str], list[str]]:
-    """Return the visible folders and files right inside `folder`, sorted."""
+def _with_classes(root: str, members: list[Member]) -> list[Member]:
+    """Return the members without the images next to class folders; images alone are classes of their own."""
+    split_tree, parents = any(m.part for m in members), {os.path.dirname(m.path) for m in members if m.is_folder}
+    loose = [m for m in members if not m.is_folder]
+    ignored = [m for m in loose if os.path.dirname(m.path) in parents or (split_tree and not m.part)]
+    if ignored:
+        label_files.warn(f"folder: ignoring {len(ignored)} images outside the class folders of {root}.")
+    if len(ignored) < len(loose):
+        text = f"each of its {len(loose) - len(ignored)} images is a class of its own"
+        label_files.warn(f"folder: no class folder in {os.path.dirname(loose[0].path)}: {text}.")
+    left_out = {member.path for member in ignored}
+    members = [member for member in members if member.path not in left_out]
+    if not members:
+        expected = os.path.join(root, "<class>", "<image>.jpg")
+        raise UserError(f"folder: found no class folder in {root}; expected {expected}")
+    return members
+
+
+def _of_split(root: str, members: list[Member], split: str) -> list[Member]:
+    """Return the members of all parts with their splits; validation images are those to test, or are left out."""
+    parts = {member.part for member in members}
+    if "test" in parts and not parts.isdisjoint(("query", "gallery")):
+        raise UserError(f"folder: {root} has a test split and query or gallery; leave out one of them")
+    if len(parts & {"query", "gallery"}) == 1:
+        raise UserError(f"folder: {root} has one of query and gallery; add the other")
+    spare = not parts.isdisjoint(("test", "query"))
+    if "validation" in parts and spare and split != "all":
+        left_out = LeftOut("folder", root)
+        count = sum(
+            len(images_below(m.path, left_out)) if m.is_folder else 1 for m in members if m.part == "validation"
+        )
+        text = f"{count} images of the validation folder of {root} are left out, as there are others to test"
+        label_files.warn(f"folder: {text}; training holds out classes of its own.")
+    of_part = {"train": "train", "validation": "validation" if spare else "test"}
+    return [dataclasses.replace(member, split=of_part.get(member.part, "test")) for member in members]
+
+
+def _labels_of(members: list[Member]) -> dict[str, int]:
+    return {name: label for label, name in enumerate(sorted({member.name for member in members}))}
+
+
+def _list(folder: str) -> tuple[list[str], list[str], LeftOut]:
+    """Return the visible folders right inside `folder`, the paths of the images there, sorted, and other files."""
     first = next(walk(folder), None)
     if first is None:
         raise UserError(f"folder: there is no folder {folder}, or it may not be read; check data_dir")
-    _, folders, files = first
-    return _visible(folders), _visible(files)
-
-
-def _class_folders(folder: str) -> list[str]:
-    folders, files = _list(folder)
-    loose = [name for name in files if _is_image(name)]
-    if not folders:
-        if not loose:
-            expected = os.path.join(folder, "<class>", "<image>.jpg")
-            raise UserError(f"folder: found no class folder in {folder}; expected {expected}")
-        text = "folder: no class folder in %s: each of its %d images is a class of its own."
-        logging.warning(text, folder, len(loose))
-        return loose
-    if loose:
-        logging.warning("folder: ignoring %d images outside the class folders of %s.", len(loose), folder)
-    return folders
-
-
-def images_below(folder: str) -> list[str]:
-    """Return the images below a folder, sorted, without hidden ones.
-
-    Raises:
-        UserError: A folder may not be read.
-    """
-
-    def refuse(error: Exception) -> None:
-        # Without this a folder that may not be read would pass for an empty one.
-        raise UserError(f"folder: a folder below {folder} cannot be read ({error}); allow it or remove it")
-
-    paths = []
-    for parent, folders, files in walk(folder, refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += [os.path.join(parent, name) for name in files if _is_image(name) and not name.startswith(".")]
-    return sorted(paths)
+    _, folders, names = first
+    left_out = LeftOut("folder", folder)
+    paths = [os.path.join(folder, name.rstrip("/")) for name in sorted(left_out.visible(names))]
+    return sorted(name.rstrip("/") for name in left_out.visible(folders)), left_out.images(paths), left_out
 
 
 # CSV and JSON are not read by pyarrow, so that messages name lines. 120,000 rows take a second.

@@ -98,6 +98,9 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
         train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
     without_labels = settings.sampling == "two_views"
     train = train.without_labels() if without_labels else train
+    if train.num_classes == 1 and train.pairs is None and train.label_rows is None:
+        name, advice = next(iter(train.class_names.values())), "name a folder or list with two or more"
+        raise UserError(f"the training images of {train.name} have one class only, {name!r}; {advice}")
     held_out = settings.holdout_classes, seed, settings.holdout_sampling, settings.holdout_part
     train, validation = split_training_classes(train, *held_out)
     train = train.contiguous()
