@@ -166,6 +166,7 @@ def test_wrong_rows_and_queries_are_refused_before_anything_is_written(gallery):
         ((["x", "y"], np.ones((1, 3))), "give 1 vectors as many different `ids`"),
         ((["x", "x"], np.ones((2, 3))), "give 2 vectors"),
         (([""], np.ones((1, 3))), "no empty id"),
+        (("x", np.ones((1, 3))), "a list of texts"),
         ((["x"], np.ones((1, 3)), {"class": ["a", "b"]}), "give 1 vectors"),
         ((["x"], np.ones((1, 3)), {"price": ["a"]}), "unknown column 'price'; one of path, class"),
         ((["x"], np.full((1, 3), np.nan)), "NaN"),

@@ -38,6 +38,8 @@ def index(values: Flags) -> None:
     # The address first: reading names may take a while.
     with connect(values.to) as gallery:
         embeddings = EmbeddingsToIndex.read(os.path.expanduser(values.embeddings), values.prefix, values.truncate_dim)
+        if not embeddings.model:
+            print(f"{values.embeddings} states no model: it is not compared with that of the gallery")
         where = f"{gallery.address}, {gallery.distance}"
         missing, others = map(len, embeddings.compare(gallery))
         total, size = len(embeddings), f"{len(embeddings):,} embeddings of {embeddings.dimension} dimensions"

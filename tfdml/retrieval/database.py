@@ -254,7 +254,9 @@ class GalleryDatabase(abc.ABC):
             UserError: The rows are not as above, or of another dimension or model than the gallery; nothing is
                 written. Or the database fails.
         """
-        texts = {name: list((columns or {}).get(name, [""] * len(ids))) for name in COLUMNS}
+        if isinstance(ids, str):
+            raise UserError("`ids` must be a list of texts, not one text")
+        texts = {name: list(map(str, (columns or {}).get(name, [""] * len(ids)))) for name in COLUMNS}
         rows = Rows(list(ids), self._placed(check_embeddings(vectors, "gallery embeddings")), texts)
         for name in columns or ():
             check_choice("column", name, COLUMNS)
