@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests import references
+from tests.far_vectors import NAMES, far_vectors
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
 from tfdml.retrieval import exact, nearest_neighbors, neighbor_blocks
@@ -277,3 +278,29 @@ def test_memory_stays_within_the_budget(tmp_path):
     finally:
         tracemalloc.stop()
     assert peak < gallery.nbytes / 3
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("name", NAMES)
+def test_neighbors_are_those_of_float64(name, distance):
+    x = far_vectors(name, size=400, dim=8)
+    exact = x.astype(np.float64)
+    if distance == "dot":
+        expected = -exact @ exact.T
+    else:
+        exact = exact / np.linalg.norm(exact, axis=1, keepdims=True) if distance == "cosine" else exact
+        expected = np.square(exact[:, None] - exact[None]).sum(axis=-1) / (2 if distance == "cosine" else 1)
+    expected = np.sqrt(expected) if distance == "euclidean" else expected
+    np.fill_diagonal(expected, np.inf)
+    rows, distances = nearest_neighbors(x, k=3, distance=distance)
+    nearest = np.sort(expected, axis=1)[:, :3]
+    # Distances to the last bit of float32, and of equal ones any row.
+    rounding = 1e-14 * np.square(exact).sum(axis=1).max() if distance == "dot" else 1e-15
+    np.testing.assert_allclose(distances, nearest, rtol=2e-7, atol=rounding)
+    np.testing.assert_allclose(np.take_along_axis(expected, rows, axis=1), nearest, rtol=1e-12, atol=rounding)
+
+
+def test_one_far_image_leaves_the_recall_of_the_others():
+    points = np.repeat(10.0 * np.arange(10), 2)[:, None] + np.tile([0.0, 0.1], 10)[:, None]
+    measured = evaluate_retrieval(np.append(points, [[1e6]], axis=0), np.append(np.arange(20) // 2, 99), ks=(1,))
+    assert measured["recall@1"] == 1.0

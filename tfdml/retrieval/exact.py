@@ -16,10 +16,12 @@ from tfdml.pairwise import DISTANCES
 
 # Called with a slice of B queries and (B, m) rows of the gallery: (B, m) bool, which are left out.
 Ignored = Callable[[slice, np.ndarray], np.ndarray]
-# Candidates taken beyond k, so that rounding in the block product cannot decide what is among the k returned.
+# Candidates taken beyond k, so that rounding in the block product rarely leaves open what is among the k returned.
 _SPARE = 4
-# Elements of the (queries, candidates, d) differences that are measured at once: 1 MB, which stays in the cache.
+# Elements of the (queries, candidates, d) differences that are measured at once: 2 MB, which stays in the cache.
 _MEASURED_AT_ONCE = 2**18
+# Gallery rows that are converted to float64 at once.
+_ROWS_AT_ONCE = 4096
 # The score of the rows that fill the gallery up to whole groups: below every real score, which is at most about d.
 _PADDING_SCORE = -1e30
 
@@ -138,7 +140,7 @@ def neighbor_blocks(
         return _mapped_blocks(queries, gallery, k, distance, own_rows, memory_budget, ignored, most_ignored)
     space = placed_together(queries, gallery, distance)
     blocks = ranked_blocks(space, k, own_rows, memory_budget, ignored, most_ignored)
-    return ((block, indices, space.in_callers_scale(measured)) for block, indices, measured in blocks)
+    return ((block, indices, in_float32(measured, distance)) for block, indices, measured in blocks)
 
 
 def is_memory_mapped(array: np.ndarray) -> bool:
@@ -171,11 +173,12 @@ def nearest_neighbors(
     of each row. All-to-all (no `gallery`), a query is left out of its own neighbors by identity: copies of it
     stay, at distance 0. Equal distances are ordered by gallery row, lower first.
 
-    Precision: candidates are chosen by float32 products of embeddings shifted to the gallery's mean, whose error
-    is about 1e-7 of the squared spread; a few more than k are chosen, and those are measured and ordered by
-    sum((q - g)^2) in float32. So copies are at exactly 0, and the block size does not change a distance. Only where
-    more than four images crowd within that error of the k-th may another of them be returned in its place. On a
-    GPU, TF32 is switched off meanwhile.
+    The neighbors are those of float64. Candidates are chosen by float32 products of embeddings shifted to the gallery's
+    median, a few more than k, then measured and ordered by sum((q - g)^2) in float64. Where rounding could have left
+    out a nearer image, because many are about as near, or far from the median, the query is searched once more in
+    float64. So copies are at exactly 0, and the block size does not change a distance. What remains: of more images
+    than 8 k within 1e-12 of the k-th, some of which are no copies, the first rows are taken. On a GPU, TF32 is switched
+    off meanwhile.
 
     Args:
         queries: (N, d) embeddings, normalized or not.
@@ -238,14 +241,14 @@ def _mapped_blocks(
     dim = gallery.shape[1]
     # Three copies of a chunk are alive at once; of a query, two, and two lists of neighbors that are being merged.
     chunk_rows = min(max(memory_budget // (12 * dim), k), len(gallery))
-    block_rows = max(memory_budget // (8 * dim + 72 * k), 1)
+    block_rows = max(memory_budget // (8 * dim + 96 * k), 1)
     for block in row_blocks(len(queries), block_rows):
         moved = placed(queries[block], distance, shift, unit)
         rows = np.zeros((len(moved), 0), np.int64)
-        measured = np.zeros((len(moved), 0), np.float32)
+        measured = np.zeros((len(moved), 0))
         for first in range(0, len(gallery), chunk_rows):
             chunk = placed(gallery[first : first + chunk_rows], distance, shift, unit)
-            space = Space(moved, chunk, distance, unit)
+            space = Space(queries[block], gallery[first : first + chunk_rows], moved, chunk, distance, shift, unit)
             # The row of a query that lies in another chunk is outside this one, and so meets no column.
             own = None if own_rows is None else own_rows[block] - first
             hidden = None if ignored is None else _shifted(ignored, block.start, first)
@@ -254,7 +257,7 @@ def _mapped_blocks(
             rows = np.concatenate([rows, np.where(found < 0, found, first + found)], axis=1)
             measured = np.concatenate([measured, np.concatenate([far for _, _, far in parts])], axis=1)
             rows, measured = nearest_first(rows, measured, k)
-        yield block, rows, space.in_callers_scale(measured)
+        yield block, rows, in_float32(measured, distance)
 
 
 def _shifted(ignored: Ignored, query: int, row: int) -> Ignored:
@@ -294,34 +297,41 @@ def left_over(rows: np.ndarray, left_out: np.ndarray, depth: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """Queries and gallery, transformed so that one product ranks them and plain differences measure them."""
+    """Queries and gallery: as they are, to measure them, and placed so that one float32 product ranks them."""
 
+    asked: np.ndarray
+    searched: np.ndarray
     queries: np.ndarray
     gallery: np.ndarray
     distance: str
-    unit: float  # what a length of 1 is in the caller's scale
+    shift: np.ndarray
+    unit: float
 
     @functools.cached_property
-    def zero_gallery(self) -> Any:
-        """(G,) bool: gallery rows without a direction."""
-        return np.logical_not(np.any(self.gallery, axis=1))
+    def longest(self) -> float:
+        """The largest length of a placed gallery row."""
+        return float(np.sqrt(_squares(self.gallery).max()))
 
-    def in_callers_scale(self, measured: np.ndarray) -> np.ndarray:
-        """Return the float32 distances that the caller asked for, from those of `measure`."""
-        if self.distance == "cosine":
-            return measured
-        scaled = measured.astype(np.float64) * self.unit**2
-        if self.distance == "euclidean":
-            scaled = np.sqrt(scaled)
-        with np.errstate(over="ignore"):
-            return scaled.astype(np.float32)
+    def placed(self, rows: np.ndarray) -> np.ndarray:
+        """Rows as the search compares them, in float64."""
+        return placed(rows.astype(np.float64), self.distance, self.shift, self.unit)
+
+
+def in_float32(measured: np.ndarray, distance: str) -> np.ndarray:
+    """Return the float32 distances that the caller asked for, from those of `measure`."""
+    with np.errstate(over="ignore"):
+        return (np.sqrt(measured) if distance == "euclidean" else measured).astype(np.float32)
+
+
+def _squares(rows: np.ndarray) -> np.ndarray:
+    return np.einsum("...d,...d->...", rows, rows)
 
 
 def unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Rows (N, d) divided by their length; a zero row stays zero."""
+    """Rows (..., d) divided by their length; a zero row stays zero."""
     tiny = np.finfo(np.float32).tiny
-    rows = rows / np.maximum(np.abs(rows).max(axis=1, keepdims=True), tiny)  # so that squares do not overflow
-    return rows / np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), tiny)[:, None]
+    rows = rows / np.maximum(np.abs(rows).max(axis=-1, keepdims=True), tiny)  # so that squares do not overflow
+    return rows / np.maximum(np.sqrt(_squares(rows)), tiny)[..., None]
 
 
 def _power_of_two(x: float) -> float:
@@ -361,7 +371,8 @@ def placed_together(queries: np.ndarray, gallery: np.ndarray, distance: str) -> 
     """Return queries and gallery in the frame that `frame_of` finds for them."""
     shift, unit = frame_of(queries, gallery, distance)
     moved = placed(gallery, distance, shift, unit)
-    return Space(moved if queries is gallery else placed(queries, distance, shift, unit), moved, distance, unit)
+    asked = moved if queries is gallery else placed(queries, distance, shift, unit)
+    return Space(queries, gallery, asked, moved, distance, shift, unit)
 
 
 @contextlib.contextmanager
@@ -392,49 +403,51 @@ def _group_size(gallery_size: int, candidates: int) -> int:
     return int(_power_of_two((gallery_size / candidates) ** 0.5))
 
 
-def _top_columns(scores: Any, candidates: int, group: int) -> Any:
-    """(B, m) int32 columns of the largest scores of each row, equal scores by lower column.
+def _top_columns(scores: Any, candidates: int, group: int) -> tuple[Any, Any]:
+    """(B, m) int32 columns of the largest scores of each row, equal scores by lower column; (B,) the last one's score.
 
     A row's m largest lie in the m groups of consecutive columns whose maxima are largest: any other group's elements
     come after those m maxima. So most of the row is read once, for the maxima, and only m groups are searched.
     """
     if group == 1:
-        return ops.top_k(scores, candidates)[1]
-    rows, columns = scores.shape
-    groups = columns // group
+        best, columns = ops.top_k(scores, candidates)
+        return columns, best[:, -1]
+    rows, size = scores.shape
+    groups = size // group
     grouped = ops.reshape(scores, (rows, groups, group))
     # Ascending group order keeps columns ascending, so that top_k's "lower position first" means lower column.
     chosen = ops.sort(ops.top_k(ops.max(grouped, axis=2), candidates)[1], axis=1)
     row_start = ops.expand_dims(ops.arange(rows, dtype="int32") * groups, 1)
     kept = ops.take(ops.reshape(scores, (rows * groups, group)), chosen + row_start, axis=0)
-    place = ops.top_k(ops.reshape(kept, (rows, candidates * group)), candidates)[1]
-    return ops.take_along_axis(chosen, place // group, axis=1) * group + place % group
+    best, place = ops.top_k(ops.reshape(kept, (rows, candidates * group)), candidates)
+    return ops.take_along_axis(chosen, place // group, axis=1) * group + place % group, best[:, -1]
 
 
-def measure(space: Space, block: slice, columns: np.ndarray) -> np.ndarray:
-    """(B, m) distances of a block of queries to the gallery rows `columns` (B, m), before `in_callers_scale`.
+def measure(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distance: str) -> np.ndarray:
+    """(B, m) float64 distances of queries (B, d) to the gallery's rows (B, m), those of `euclidean` squared.
 
     From differences, so that exact copies are at exactly 0. In NumPy on every backend: m is small, and a few rows at
     a time never leave the processor's cache.
     """
-    queries = space.queries[block]
-    measured = np.empty(columns.shape, np.float32)
-    step = max(1, _MEASURED_AT_ONCE // (columns.shape[1] * queries.shape[1]))
-    for rows in row_blocks(len(columns), step):
-        near = space.gallery[columns[rows]]
-        if space.distance == "dot":
-            measured[rows] = -np.einsum("bmd,bd->bm", near, queries[rows])
-        else:
-            near -= queries[rows, None]
-            np.einsum("bmd,bmd->bm", near, near, out=measured[rows])
-    if space.distance == "cosine":  # |q - g|^2 / 2 = 1 - cos of unit vectors; zero vectors have cosine 0 with all
-        zero = np.logical_not(np.any(queries, axis=1))[:, None] | space.zero_gallery[columns]
-        return np.where(zero, np.float32(1), measured / 2)
+    measured = np.empty(rows.shape)
+    step = max(1, _MEASURED_AT_ONCE // (rows.shape[1] * queries.shape[1]))
+    for part in row_blocks(len(rows), step):
+        near, own = (np.asarray(side, np.float64) for side in (gallery[rows[part]], queries[part, None]))
+        if distance == "dot":
+            measured[part] = -np.einsum("bmd,bld->bm", near, own)
+            continue
+        near, own = (unit_rows(near), unit_rows(own)) if distance == "cosine" else (near, own)
+        measured[part] = _squares(near - own)
+        if distance == "cosine":  # |q - g|^2 / 2 = 1 - cos of unit vectors; zero vectors have cosine 0 with all
+            zero = np.logical_not(near.any(axis=-1) & own.any(axis=-1))
+            measured[part] = np.where(zero, 1.0, measured[part] / 2)
     return measured
 
 
-def score_table(space: Space, columns: int) -> Any:
+def score_table(space: Space, columns: int, slack: float = 0.0) -> Any:
     """(d + 1, columns) tensor of the gallery; columns beyond it score below every image.
+
+    With `slack` the score of each row is higher by this share of half its squared length.
 
     The bias rides along as one more row of the product, which saves a pass over every block.
     """
@@ -443,7 +456,7 @@ def score_table(space: Space, columns: int) -> Any:
     table[:dim, :size] = space.gallery.T
     # |q - g|^2 is smallest where <q, g> - |g|^2 / 2 is largest.
     if space.distance in ("euclidean", "sqeuclidean"):
-        table[dim, :size] = -0.5 * np.einsum("gd,gd->g", space.gallery, space.gallery)
+        table[dim, :size] = np.float32(-0.5 * (1 - slack)) * _squares(space.gallery)
     table[dim, size:] = _PADDING_SCORE
     return ops.convert_to_tensor(table)
 
@@ -483,26 +496,76 @@ def ranked_blocks(
     ignored: Ignored | None = None,
     most_ignored: int = 0,
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Return the k nearest of every query, with distances as measured in the space; its own row is infinitely far.
+    """Return the k nearest of every query, with distances as of `measure`; its own row is infinitely far.
 
-    Rows that are ignored are not measured; row -1 is infinitely far.
+    Rows that are ignored become row -1, which is infinitely far.
     """
-    size = len(space.gallery)
-    measured = min(k + (own_rows is not None) + _SPARE, size)
-    candidates = min(measured + most_ignored, size)
+    size, dim = space.gallery.shape
+    candidates = min(k + (own_rows is not None) + most_ignored + _SPARE, size)
     group = _group_size(size, candidates)
     padded = -(-size // group) * group
     per_query = 4 * (padded + padded // group + 2 * candidates * (group + 4))
     rows = max(1, min(memory_budget // per_query, len(space.queries)))
-    table = score_table(space, padded)
+    # The rounding error of a score is below this share of (|q|^2 + |g|^2) / 2: of sums in any usual order.
+    slack = (8 + dim**0.5) * float(np.finfo(np.float32).eps)
+    table = score_table(space, padded, slack)
 
-    def columns_of(block: slice) -> np.ndarray:
-        columns = _top_columns(block_scores(space, table, block), candidates, group)
-        return ops.convert_to_numpy(columns).astype(np.int64)
+    def columns_of(block: slice) -> tuple[np.ndarray, np.ndarray]:
+        columns, last = _top_columns(block_scores(space, table, block), candidates, group)
+        return ops.convert_to_numpy(columns).astype(np.int64), ops.convert_to_numpy(last).astype(np.float64)
 
-    for block, indices in one_ahead(columns_of, len(space.queries), rows):
-        own = np.zeros(indices.shape, bool) if own_rows is None else indices == own_rows[block, None]
+    def nearest_of(block: slice, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        hidden = np.zeros(columns.shape, bool) if own_rows is None else columns == own_rows[block, None]
         if ignored is not None:
-            indices = left_over(indices, own | ignored(block, indices), measured)
-            own = indices < 0
-        yield block, *nearest_first(indices, np.where(own, np.float32(np.inf), measure(space, block, indices)), k)
+            hidden |= ignored(block, columns)
+        far = measure(space.asked[block], space.searched, columns, space.distance)
+        return nearest_first(np.where(hidden, -1, columns), np.where(hidden, np.inf, far), k)
+
+    for block, (columns, last) in one_ahead(columns_of, len(space.queries), rows):
+        near, far = nearest_of(block, columns)
+        if candidates < size:
+            unsure = block.start + np.flatnonzero(~_settled(space, block, far[:, -1], last, slack))
+            for some in row_blocks(len(unsure), max(1, memory_budget // (16 * size))):
+                for query, wider in zip(unsure[some], _float64_columns(space, unsure[some], candidates), strict=True):
+                    place = query - block.start
+                    near[place], far[place] = nearest_of(slice(query, query + 1), wider[None])
+        yield block, near, far
+
+
+def _settled(space: Space, block: slice, farthest: np.ndarray, last: np.ndarray, slack: float) -> np.ndarray:
+    """(B,) bool, whether no row that is no candidate can be among the k nearest.
+
+    Args:
+        space: Queries and gallery.
+        block: The queries.
+        farthest: (B,) the distance of the k-th nearest candidate.
+        last: (B,) the score of the last candidate, which no other row's is above.
+        slack: Of the rounding of scores.
+    """
+    if space.distance == "cosine":
+        return 1 - farthest >= last + slack
+    squares = _squares(space.queries[block].astype(np.float64))
+    farthest = farthest / space.unit**2
+    if space.distance == "dot":
+        return -farthest >= last + slack * np.sqrt(squares) * space.longest
+    # Numbers that are too small for float32 count as 0 in a score.
+    return (squares * (1 - slack) - farthest) / 2 >= last + space.queries.shape[1] * np.finfo(np.float32).tiny
+
+
+def _float64_columns(space: Space, queries: np.ndarray, count: int) -> Iterator[np.ndarray]:
+    """Yield for each query the gallery rows that may be among its `count` nearest, by products in float64."""
+    asked = space.placed(space.asked[queries])
+    half = np.empty((len(queries), len(space.searched)))
+    for part in row_blocks(len(space.searched), _ROWS_AT_ONCE):
+        rows = space.placed(space.searched[part])
+        half[:, part] = -asked @ rows.T
+        if space.distance in ("euclidean", "sqeuclidean"):
+            half[:, part] += _squares(rows) / 2
+    for row, squared in zip(half, _squares(asked), strict=True):
+        limit = np.partition(row, count - 1)[count - 1]
+        rounding = 1e-12 * (squared + abs(limit))
+        columns = np.flatnonzero(row <= limit + rounding)
+        if len(columns) > 8 * count:
+            nearer = np.argsort(row[columns] > limit - rounding, kind="stable")
+            columns = np.sort(columns[nearer[: 8 * count]])
+        yield columns

@@ -327,11 +327,11 @@ def index_recall(
     chosen = np.sort(np.random.default_rng(seed).choice(len(pool), min(sample, len(pool)), replace=False))
     asked, gallery, own_rows = exact.check_sides(pool[chosen], gallery, chosen if queries is None else None)
     nearest, _ = exact.nearest_neighbors(asked, gallery, k=k, distance=index.distance, own_rows=own_rows)
-    farthest = _far(asked, gallery, nearest, index.distance).max(axis=1, keepdims=True)
+    farthest = exact.measure(asked, gallery, nearest, index.distance).max(axis=1, keepdims=True)
 
     for effort in [index.default_effort] if efforts is None else efforts:
         found, _ = index.search(asked, k=k, effort=effort, own_rows=own_rows)
-        near = (found >= 0) & (_far(asked, gallery, np.maximum(found, 0), index.distance) <= farthest)
+        near = (found >= 0) & (exact.measure(asked, gallery, np.maximum(found, 0), index.distance) <= farthest)
         shares = near.mean(axis=1)
         error = float(shares.std(ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
         yield IndexRecall(float(shares.mean()), error, len(shares), k, effort)
@@ -367,29 +367,11 @@ def rescore(
         raise UserError(f"queries {queries.shape}, gallery {np.shape(gallery)} and rows {rows.shape} must go together")
     if not 1 <= k <= rows.shape[1] or rows.max() >= len(gallery):
         raise UserError(f"k={k} must be in 1 .. {rows.shape[1]}, and rows below {len(gallery)}, not {rows.max()}")
-    far = _far(queries, gallery, np.maximum(rows, 0), distance)
+    far = exact.measure(queries, gallery, np.maximum(rows, 0), distance)
     if not np.isfinite(far).all():
         raise UserError("gallery embeddings hold NaN or infinite values")
-    far = np.where(rows < 0, np.inf, np.sqrt(far) if distance == "euclidean" else far)
-    rows, far = exact.nearest_first(rows, far, k)
-    return rows, far.astype(np.float32)
-
-
-def _far(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distance: str) -> np.ndarray:
-    """(N, k) distances in float64 from queries (N, d) to gallery rows (N, k); squared for `euclidean`.
-
-    Sums of products and not matrix products, so that copies are at the same distance to the last bit.
-    """
-    measured = np.empty(rows.shape)
-    for query, (vector, near) in enumerate(zip(queries.astype(np.float64), rows, strict=True)):
-        images = gallery[near].astype(np.float64)
-        if distance == "dot":
-            measured[query] = -(images * vector).sum(axis=1)
-        elif distance == "cosine":
-            measured[query] = 1 - (exact.unit_rows(images) * exact.unit_rows(vector[None])).sum(axis=1)
-        else:
-            measured[query] = ((images - vector) ** 2).sum(axis=1)
-    return measured
+    rows, far = exact.nearest_first(rows, np.where(rows < 0, np.inf, far), k)
+    return rows, exact.in_float32(far, distance)
 
 
 def _faiss() -> Any:
