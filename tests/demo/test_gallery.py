@@ -10,6 +10,8 @@ pytest.importorskip("starlette")
 from tests.demo.pages import Colors, encoded, small_gallery
 from tfdml.demo import Gallery, database_gallery, folder_gallery, stored_gallery
 from tfdml.demo import gallery as module
+from tfdml.embeddings.reader import ImageTable
+from tfdml.embeddings.writer import EmbeddingWriter
 from tfdml.errors import UserError
 from tfdml.io import files
 from tfdml.retrieval import connect, nearest_neighbors
@@ -80,13 +82,25 @@ def test_stored_embeddings_have_their_paths_and_classes(tmp_path):
     assert (list(gallery.names), gallery.classes) == (["0", "1"], ["bus", "coupe"])
 
 
+def test_stored_embeddings_of_another_model_are_refused(tmp_path):
+    images = ImageTable(("a.jpg",), [0], ["test"])
+    with EmbeddingWriter(tmp_path / "x", {}, images) as writer:
+        writer.append(np.ones((1, 2)))
+        writer.finish({"model": {"fingerprint": "sha256:1"}})
+    assert len(stored_gallery(str(tmp_path / "x"), model="sha256:1")) == 1
+    with pytest.raises(UserError, match="are of different models"):
+        stored_gallery(str(tmp_path / "x"), model="sha256:2")
+
+
 @pytest.mark.slow
 def test_a_database_is_read_whole_or_refused(tmp_path, monkeypatch):
     pytest.importorskip("lancedb")
     held = small_gallery(tmp_path)
     with connect(f"lancedb://{tmp_path}/galleries") as database:
-        database.upsert(held.names, held.embeddings, {"path": held.names, "class": held.classes})
-        gallery = database_gallery(database, str(tmp_path))
+        database.upsert(held.names, held.embeddings, {"path": held.names, "class": held.classes}, model="one")
+        gallery = database_gallery(database, str(tmp_path), "one")
+        with pytest.raises(UserError, match="are of different models"):
+            database_gallery(database, str(tmp_path), "two")
         order = [gallery.names.index(name) for name in held.names]
         np.testing.assert_allclose(gallery.embeddings[order], held.embeddings)
         assert [gallery.classes[row] for row in order] == held.classes

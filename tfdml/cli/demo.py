@@ -75,9 +75,9 @@ def demo(values: Flags) -> None:
             source = model_flags.chosen_source(values, model)
             embed = web.embedder_of(source)
             if kind == "database":
-                gallery = web.database_gallery(opened.enter_context(connect(address)), folder)
+                gallery = web.database_gallery(opened.enter_context(connect(address)), folder, source.fingerprint())
             elif kind == "embeddings":
-                gallery = web.stored_gallery(address, folder, distance)
+                gallery = web.stored_gallery(address, folder, distance, source.fingerprint())
             else:
                 gallery = web.folder_gallery(address, source, values.batch_size, distance)
         _try_out(embed, gallery)

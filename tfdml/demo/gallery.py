@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.images import FileImages
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
-from tfdml.embeddings.reader import read_embeddings, read_names
+from tfdml.embeddings.reader import check_same_model, read_embeddings, read_names
 from tfdml.errors import UserError
 from tfdml.export.gallery import images_of_folder
 from tfdml.io.files import is_remote
@@ -104,17 +104,19 @@ class Gallery:
         return path
 
 
-def database_gallery(database: GalleryDatabase, folder: str = "") -> Gallery:
+def database_gallery(database: GalleryDatabase, folder: str = "", model: str = "") -> Gallery:
     """Return the gallery of a database, read into memory.
 
     Args:
         database: The open database, with its table.
         folder: Where the images are that its column `path` names, or else its ids.
+        model: The fingerprint of the model of the queries.
 
     Raises:
-        UserError: It is empty, or has more rows than `MOST_ROWS`.
+        UserError: It is empty, of another model, or has more rows than `MOST_ROWS`.
     """
     rows = database.rows(MOST_ROWS + 1)
+    database.check(rows.vectors.shape[1], model, "queries")
     if not 0 < len(rows.ids) <= MOST_ROWS:
         count = f"more than {MOST_ROWS:,} rows" if rows.ids else "no rows"
         raise UserError(f"`uri={database.address}` holds {count}; the demo shows 1 to {MOST_ROWS:,}")
@@ -123,15 +125,20 @@ def database_gallery(database: GalleryDatabase, folder: str = "") -> Gallery:
     return Gallery(str(database.address), names, rows.vectors, classes, folder, database.distance)
 
 
-def stored_gallery(path: str, folder: str = "", distance: str = "euclidean") -> Gallery:
+def stored_gallery(path: str, folder: str = "", distance: str = "euclidean", model: str = "") -> Gallery:
     """Return the gallery of stored embeddings.
 
     Args:
         path: As `read_embeddings`.
         folder: Where the images are.
         distance: As `nearest_neighbors`.
+        model: The fingerprint of the model of the queries.
+
+    Raises:
+        UserError: As `read_embeddings`, or they are of another model.
     """
     stored = read_embeddings(path)
+    check_same_model(stored.model, model, f"`gallery={path}` and the queries")
     return Gallery(path, read_names(path), stored.embeddings, stored.classes, folder, distance)
 
 
