@@ -49,7 +49,7 @@ def test_images_are_shrunk_as_training_resizes_them(tmp_path):
         turned,
         picture(3, (32, 80), "PNG"),
         picture(4, (20, 10), "WEBP"),
-        picture(5, (300, 2)),
+        picture(5, (180, 2)),
     ]
     dataset = made(_held(data), [0, 0, 1, 1, 1])
     prepare({"train": dataset, "test": dataset.take([2])}, tmp_path / "out", shrink=32)
