@@ -53,11 +53,6 @@ def scripted(values):
 # On TensorFlow these models train for a few steps, and compiling takes longer.
 EAGERLY = keras.backend.backend() == "tensorflow"
 HELD_OUT = clusters(1, 4)
-BOTH_ORDERS = pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
-
-
-def ordered(evaluation, others, last):
-    return [*others, evaluation] if last else [evaluation, *others]
 
 
 def fit(model, callbacks, epochs=4, **options):
@@ -65,8 +60,7 @@ def fit(model, callbacks, epochs=4, **options):
     return model.fit(x, y, batch_size=36, epochs=epochs, verbose=0, callbacks=callbacks, **options)
 
 
-@BOTH_ORDERS
-def test_logs_hold_what_evaluate_retrieval_gives_of_the_weights_of_the_epoch(last):
+def test_logs_hold_what_evaluate_retrieval_gives_of_the_weights_of_the_epoch():
     model, (x, y) = small_model(), HELD_OUT
     expected = []
 
@@ -75,31 +69,29 @@ def test_logs_hold_what_evaluate_retrieval_gives_of_the_weights_of_the_epoch(las
             vectors = keras.ops.convert_to_numpy(self.model(x))
             expected.append(tfdml.evaluation.evaluate_retrieval(vectors, y, ks=(1, 2), metrics=("recall", "map@r")))
 
-    history = fit(model, ordered(RetrievalEvaluation(x, y, ks=(1, 2), batch_size=5), [Reference()], last)).history
+    history = fit(model, [RetrievalEvaluation(x, y, ks=(1, 2), batch_size=5), Reference()]).history
     assert {name for name in history if name.startswith("val_")} == {"val_recall@1", "val_recall@2", "val_map@r"}
     for name in ("recall@1", "recall@2", "map@r"):
         assert history[f"val_{name}"] == [values[name] for values in expected]
     assert len(set(history["val_map@r"])) > 1
 
 
-@BOTH_ORDERS
-def test_early_stopping_stops_and_restores_the_best_epoch(last):
+def test_early_stopping_stops_and_restores_the_best_epoch():
     model, weights = small_model(), []
     keeps = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: weights.append(model.get_weights()))
     stopping = keras.callbacks.EarlyStopping("val_recall@1", mode="max", patience=2, restore_best_weights=True)
-    history = fit(model, ordered(scripted([0.1, 0.5, 0.4, 0.3, 0.9]), [keeps, stopping], last), epochs=5)
+    history = fit(model, [scripted([0.1, 0.5, 0.4, 0.3, 0.9]), keeps, stopping], epochs=5)
     assert history.history["val_recall@1"] == [0.1, 0.5, 0.4, 0.3]
     for restored, best in zip(model.get_weights(), weights[1], strict=True):
         np.testing.assert_array_equal(restored, best)
 
 
-@BOTH_ORDERS
-def test_model_checkpoint_keeps_the_best_epoch_and_names_it_by_its_value(last, tmp_path):
+def test_model_checkpoint_keeps_the_best_epoch_and_names_it_by_its_value(tmp_path):
     file = str(tmp_path / "{epoch}-{val_recall@1:.2f}.weights.h5")
     best = keras.callbacks.ModelCheckpoint(
         file, monitor="val_recall@1", mode="max", save_best_only=True, save_weights_only=True
     )
-    fit(small_model(), ordered(scripted([0.1, 0.5, 0.4, 0.6]), [best], last))
+    fit(small_model(), [scripted([0.1, 0.5, 0.4, 0.6]), best])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "1-0.10.weights.h5",
         "2-0.50.weights.h5",
@@ -107,18 +99,17 @@ def test_model_checkpoint_keeps_the_best_epoch_and_names_it_by_its_value(last, t
     ]
 
 
-@BOTH_ORDERS
-def test_the_rate_falls_on_a_plateau(last):
+def test_the_rate_falls_on_a_plateau():
     model = small_model()
     plateau = keras.callbacks.ReduceLROnPlateau("val_recall@1", mode="max", factor=0.5, patience=1)
-    history = fit(model, ordered(scripted([0.1, 0.5, 0.4, 0.3]), [plateau], last))
+    history = fit(model, [scripted([0.1, 0.5, 0.4, 0.3]), plateau])
     rates = np.array(history.history["learning_rate"])
     np.testing.assert_allclose(rates, [0.02, 0.02, 0.02, 0.01], rtol=1e-6)
 
 
 def test_validation_data_may_be_there_too():
     recorder = Recorder()
-    fit(small_model(), [recorder, RetrievalEvaluation(*HELD_OUT)], epochs=2, validation_data=HELD_OUT)
+    fit(small_model(), [RetrievalEvaluation(*HELD_OUT), recorder], epochs=2, validation_data=HELD_OUT)
     assert {"val_loss", "val_recall@1", "val_map@r", "loss"} <= set(recorder.seen[0])
 
 
@@ -166,7 +157,7 @@ def test_a_metric_learner_is_measured_by_its_embedder():
     learner, images, labels = learner_and_images()
     recorder = Recorder()
     learner.fit(
-        images, labels, epochs=1, verbose=0, callbacks=[recorder, RetrievalEvaluation(images, labels, batch_size=5)]
+        images, labels, epochs=1, verbose=0, callbacks=[RetrievalEvaluation(images, labels, batch_size=5), recorder]
     )
     vectors = learner.predict(images, verbose=0)
     expected = tfdml.evaluation.evaluate_retrieval(vectors, labels, metrics=["recall@1", "map@r"])
@@ -289,3 +280,80 @@ def test_plain_fit_hides_no_label_without_a_proxy():
     with pytest.raises(Exception, match=r"labels must be classes 0 \.\. 2") as refused:
         model.fit(x, wrong, verbose=0)
     assert "7" in str(refused.value)
+
+
+def with_averages(order, tmp_path, **options):
+    """The logged Recall@1 of a run with averaged weights, and that of each checkpoint."""
+    model, (x, y) = small_model(), HELD_OUT
+    model.compile(
+        keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.8),
+        loss=tfdml.losses.ContrastiveLoss(),
+        run_eagerly=EAGERLY,
+    )
+    callbacks = {
+        "swap": keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+        "evaluation": RetrievalEvaluation(x, y, metrics=("map@r",)),
+        "save": keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras")),
+    }
+    history = fit(model, [callbacks[name] for name in order], **options).history["val_map@r"]
+    saved = [keras.saving.load_model(tmp_path / f"{epoch + 1}.keras", compile=False) for epoch in range(len(history))]
+    return history, [RetrievalEvaluation(x, y, metrics=("map@r",)).evaluate(one)["map@r"] for one in saved]
+
+
+def test_the_logged_metrics_are_those_of_the_averages_that_are_saved(tmp_path):
+    logged, saved = with_averages(("swap", "evaluation", "save"), tmp_path)
+    assert logged == pytest.approx(saved, abs=1e-6)
+    assert len(set(logged)) > 1
+
+
+def test_averages_that_are_swapped_in_after_measuring_are_refused(tmp_path):
+    with pytest.raises(UserError, match="list SwapEMAWeights before it"):
+        with_averages(("evaluation", "swap", "save"), tmp_path)
+
+
+class SeenSteps(keras.Sequential):
+    """Keeps the first labels of the batches that it is trained on."""
+
+    def train_step(self, *state_and_data):
+        self.seen.append(int(np.asarray(state_and_data[-1][1])[0]))
+        return super().train_step(*state_and_data)
+
+
+class InOrder:
+    """Step i has image i alone."""
+
+    batch_size, steps_per_epoch = 1, 3
+
+    def batch(self, step):
+        return np.array([step])
+
+
+def steps_seen(**options):
+    model = SeenSteps([keras.Input((5,)), keras.layers.Dense(2)])
+    model.compile("sgd", loss=tfdml.losses.ContrastiveLoss(), run_eagerly=True)
+    model.seen = []
+    batches = tfdml.data.ArrayBatches(np.ones((30, 5), "float32"), np.arange(30), InOrder())
+    callbacks = [batches, *options.pop("callbacks", [])]
+    model.fit(batches, verbose=0, callbacks=callbacks, **{"shuffle": False, **options})
+    return model.seen
+
+
+def test_array_batches_follow_the_epochs_of_fit(tmp_path):
+    assert steps_seen(epochs=2) == list(range(6))
+    assert steps_seen(initial_epoch=2, epochs=4) == list(range(6, 12))
+
+    class Killed(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+    with pytest.raises(KeyboardInterrupt):
+        steps_seen(epochs=4, callbacks=[backup, Killed()])
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+    assert steps_seen(epochs=4, callbacks=[backup]) == list(range(6, 12))
+
+
+def test_the_order_of_array_batches_is_not_shuffled():
+    with pytest.raises(Exception, match="give fit `shuffle=False`"):
+        steps_seen(epochs=40, shuffle=True)

@@ -28,7 +28,6 @@ PUBLIC = {
     "SavesMergedKernel": (keras.layers.EinsumDense, ("get_kernel_with_merged_lora", "merged_kernel")),
     "accepting_weights": (keras.layers.Layer, ("tracker", "unlock", "unlock_state")),
     "forget_layout": (keras.Variable, ("layout",)),
-    "put_first": (keras.callbacks.Callback, ("callbacks", "callback_list", "container")),
     "schedule_of": (keras.optimizers.Optimizer, ("learning_rate_schedule", "schedule")),
     "trained_by": (keras.optimizers.Optimizer, ("trainable_variables", "trained_variables")),
     "index_in": (keras.optimizers.Optimizer, ("get_variable_index", "variable_index")),
@@ -53,12 +52,6 @@ def test_the_layers_of_a_model_do_not_show_those_within_other_layers():
     assert model.embedder.dense not in model.layers
 
 
-def test_a_callback_does_not_know_its_list():
-    callback = keras.callbacks.Callback()
-    listed = keras.callbacks.CallbackList([callback], model=keras.Sequential())
-    assert not any(value is listed for value in vars(callback).values())
-
-
 def test_keras_changes_a_kernel_of_several_heads_by_more_than_the_rank():
     layer = keras.layers.EinsumDense("abc,cde->abde", output_shape=(None, 4, 2))
     layer.build((None, 3, 5))
@@ -74,23 +67,6 @@ def test_a_built_layer_takes_no_weights():
         layer.more = layer.add_weight(shape=(1,), name="more")
     with workarounds.accepting_weights(layer):
         layer.more = layer.add_weight(shape=(1,), name="more")
-
-
-class Frozen(keras.layers.Layer):
-    """Layers of which the first is called as in inference."""
-
-    def __init__(self, mended):
-        super().__init__()
-        self.first, self.second, self.mended = keras.layers.Dropout(0.5), keras.layers.Dropout(0.999), mended
-
-    def call(self, x, training=None):
-        x = self.first(x, training=False)
-        return self.second(workarounds.with_training(x, training) if self.mended else x)
-
-
-@pytest.mark.parametrize("mended", [False, True])
-def test_a_layer_that_does_not_train_keeps_those_after_it_from_training(mended):
-    assert bool(np.all(np.array(Frozen(mended)(np.ones((4, 100)), training=True)) == 1)) != mended
 
 
 def test_keras_decays_by_the_base_rate_and_clips_each_gradient_before_replicas_add_them_up():

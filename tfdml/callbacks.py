@@ -13,7 +13,6 @@ from tfdml.evaluation.retrieval import evaluate_retrieval
 from tfdml.models import MetricLearner
 from tfdml.models.inference import never_ends
 from tfdml.pairwise import integer_labels
-from tfdml.workarounds import put_first
 
 __all__ = ["RetrievalEvaluation"]
 
@@ -32,9 +31,9 @@ class RetrievalEvaluation(keras.callbacks.Callback):
             keras.callbacks.EarlyStopping("val_recall@1", mode="max", patience=5, restore_best_weights=True),
         ])
 
-    Keras calls callbacks in the order of their list and hands each the logs of the one before. This callback moves
-    itself to the front of Keras's list, so that the others see its metrics wherever it is listed. A `CallbackList` or
-    training loop of your own must call it first.
+    Keras calls callbacks in the order of their list, and hands each the logs of those before. List
+    `keras.callbacks.SwapEMAWeights` first, this callback second, and those that read its metrics after it. Then the
+    metrics are those of the weights that `ModelCheckpoint` saves.
 
     Args:
         x: The images: an array (N, ...), or batches of (images, labels) that end, such as
@@ -52,7 +51,8 @@ class RetrievalEvaluation(keras.callbacks.Callback):
 
     Raises:
         UserError: Images and labels do not go together, a metric is unknown or needs more images than there are, or no
-            image has another of its class to find. While training: the embeddings are not finite.
+            image has another of its class to find. While training: the embeddings are not finite, or a callback that
+            is listed later swaps other weights in.
 
     Example:
         >>> x, y = train.images.pixels(), train.labels
@@ -89,20 +89,36 @@ class RetrievalEvaluation(keras.callbacks.Callback):
         self.gallery_labels = None if gallery_labels is None else integer_labels(gallery_labels, "gallery_labels")
         self.names = requested(ks, metrics, PER_QUERY_METRICS)
         self.distance, self.batch_size, self.embedder, self.prefix = distance, batch_size, embedder, prefix
+        self._weights: list[Any] = []
         if self.y is not None:
             # What is wrong is found now, not at the end of a long epoch.
             nothing = [None if images is None else np.zeros((len(images), 1)) for images in (x, gallery)]
             check_depth(retrieval_task(nothing[0], self.y, nothing[1], self.gallery_labels), self.names)
 
-    def set_model(self, model):
-        """Take the model, before training."""
-        super().set_model(model)
-        put_first(self)
-
     def on_epoch_end(self, epoch, logs=None):
         """Measure, and add the metrics to the logs."""
         if logs is not None:
             logs.update({f"{self.prefix}{name}": value for name, value in self.evaluate(self.model).items()})
+        self._weights = [self._weight()] if self.model.trainable_variables else []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Note the weights after the other callbacks."""
+        self._weights += [self._weight()] if self._weights else []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Refuse callbacks that have swapped the weights after they were measured."""
+        if len(self._weights) == 2:
+            (measured, after), self._weights = self._weights, []
+            # A swap and the one back round.
+            if np.linalg.norm(self._weight() - measured) < 1e-3 * np.linalg.norm(after - measured):
+                raise UserError(
+                    "a callback swaps other weights in after RetrievalEvaluation has measured: list SwapEMAWeights "
+                    "before it, and the callbacks that read its metrics after it"
+                )
+
+    def _weight(self) -> np.ndarray:
+        """Return a weight that steps and swaps change."""
+        return keras.ops.convert_to_numpy(self.model.trainable_variables[-1])
 
     def evaluate(self, model: keras.Model) -> dict[str, float]:
         """Return the metrics of a model as it is now, by name, without the prefix.

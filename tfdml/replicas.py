@@ -12,6 +12,7 @@ import keras
 from keras import ops
 
 from tfdml import workarounds
+from tfdml.errors import UserError
 
 
 def _context() -> Any:
@@ -53,7 +54,7 @@ def explaining_empty_replicas() -> Iterator[None]:
     """Explains the errors of batches that replicas cannot share, raised in this block.
 
     Raises:
-        ValueError: A replica had no image; or the first batch has not as many for each.
+        ValueError: A replica had no image; the first batch has not as many for each; or a process has two strategies.
     """
     try:
         yield
@@ -61,6 +62,9 @@ def explaining_empty_replicas() -> Iterator[None]:
         if "AddN" in str(error) and _UNEQUAL in str(error):
             advice = "choose a batch size that they can share"
             raise ValueError(f"the first batch cannot be split equally among the replicas: {advice}") from error
+        if "Shape mismatch in the collective instance" in str(error):
+            advice = "make one and train every model of the process within it"
+            raise UserError(f"one tf.distribute strategy serves a whole process: {advice}") from error
         if _EMPTY not in str(error):
             raise
         advice = "leave it out, by batch(size, drop_remainder=True) or a number of images that the batch size divides"

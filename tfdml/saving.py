@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdml.errors import UserError
+
 # In every configuration of Keras's; a reader of a message looks for the rest.
 _KERAS_OWN = {"dtype", "trainable", "autocast"}
 
@@ -76,6 +78,21 @@ def _signature(cls: type) -> inspect.Signature:
             if rest is None:
                 break
     return inspect.Signature([*found.values(), *([rest] if rest else [])])
+
+
+class SavedAsFile:
+    """Mixed into a `keras.Model`: saves to `.keras` files, which can be loaded again, and refuses other formats."""
+
+    def save(self, filepath, *args, **kwargs):
+        """As in Keras, to a path that ends in `.keras`.
+
+        Raises:
+            UserError: It ends otherwise.
+        """
+        if not str(filepath).endswith(".keras"):
+            stem = str(filepath).removesuffix(".h5").removesuffix(".hdf5")
+            raise UserError(f"{filepath}: a {type(self).__name__} is saved to a .keras file: write {stem}.keras")
+        return super().save(filepath, *args, **kwargs)  # type: ignore[misc]
 
 
 class Composed(SavedByArguments):

@@ -52,15 +52,6 @@ def stored_kernel(layer: Any) -> keras.Variable:
     return layer._kernel
 
 
-def with_training(x: Any, training: bool) -> Any:
-    """Return the same tensor; layers that are called next within a model's call are in training, or are not.
-
-    Keras 3.15: a layer hands the `training` that it was called with on to those that are called after it, also the
-    False of a frozen backbone.
-    """
-    return keras.layers.Identity()(x, training=training)
-
-
 class SavesMergedKernel:
     """Mixed into a dense layer: saves `merged_kernel()` in place of its kernel.
 
@@ -100,15 +91,32 @@ def replace_loss_tracker(model: keras.Model, tracker: keras.metrics.Metric) -> N
     object.__setattr__(model, "_loss_tracker", tracker)
 
 
-def put_first(callback: keras.callbacks.Callback) -> None:
-    """Move a callback to the front of Keras's list, whose logs the others then see. Call it in `set_model`.
+def scope_of(model: keras.Model) -> Any:
+    """Return the scope of the strategy that a model trains with, to create variables in; elsewhere an empty one.
 
-    Keras 3.15: a callback has no way to its list.
+    Keras 3.15: a model has a strategy on its TensorFlow backend alone.
     """
-    # The caller's caller.
-    caller = sys._getframe(2).f_locals.get("self")
-    if isinstance(caller, keras.callbacks.CallbackList) and callback in caller.callbacks:
-        caller.callbacks = [callback, *(other for other in caller.callbacks if other is not callback)]
+    strategy = getattr(model, "distribute_strategy", None)
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
+@contextlib.contextmanager
+def keeping_values(model: keras.Model) -> Iterator[None]:
+    """Enter a block whose errors leave a model's variables with their values.
+
+    Keras 3.15: on JAX `fit` takes the values out of the variables, and does not return them if the first step fails.
+    """
+    jax = keras.backend.backend() == "jax"
+    owners = (model, model.optimizer) if jax and model.optimizer is not None else ()
+    before = [(variable, variable.value) for owner in owners for variable in owner.variables]
+    before += [(variable, variable.value) for variable in (model.metrics_variables if jax else ())]
+    try:
+        yield
+    except Exception:
+        for variable, value in before:
+            if variable._value is None:
+                variable._value = value
+        raise
 
 
 def schedule_of(optimizer: Any) -> Any:

@@ -439,3 +439,24 @@ def test_what_cannot_be_whitened_is_refused():
         Head(6, head=keras.Sequential([keras.layers.Dense(5), keras.layers.Dense(4)])).whiten(vectors)
     with pytest.raises(ValueError, match="more than 4 vectors"):
         Head(6, embedding_dim=4).whiten(vectors[:4])
+
+
+@pytest.mark.parametrize("batch_norm", ["frozen", "statistics", "train"])
+def test_random_layers_train_in_every_mode_of_batch_norm(batch_norm, tmp_path):
+    inner = keras.Sequential([keras.Input((6, 6, 4)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
+    images = keras.Input((8, 8, 3))
+    backbone = keras.Model(images, inner(keras.layers.Conv2D(4, 3)(images)))
+    embedder = Embedder(backbone, embedding_dim=4, image_size=8, batch_norm=batch_norm)
+    x = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3)).astype("float32")
+    embedder(x)
+    norm = inner.layers[0]
+    norm.moving_mean.assign([0.1, 0.2, 0.3, 0.4])
+    norm.moving_variance.assign([0.5, 1.0, 1.5, 2.0])
+    embedder.save(tmp_path / "e.keras")
+    for model in (embedder, keras.saving.load_model(tmp_path / "e.keras")):
+        maps = [np.asarray(model.represent(x, training=training)["feature_map"]) for training in (False, True)]
+        dropped = maps[1] == 0
+        assert 0.3 < dropped.mean() < 0.7
+        # What is left is twice what inference gives, where statistics are those of inference.
+        same = np.allclose(maps[1][~dropped], 2 * maps[0][~dropped], rtol=1e-4, atol=1e-5)
+        assert same == (batch_norm != "train")

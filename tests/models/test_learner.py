@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import ops
 
 from tests import references
 from tests.fork_server import fork_server
@@ -21,7 +22,7 @@ from tfdml import kernels, losses, objectives, pairwise, replicas
 from tfdml.errors import UserError
 from tfdml.losses import ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
-from tfdml.models.embedder import first_batch, warn_of_small_pixels
+from tfdml.models.embedder import check_images, first_batch
 from tfdml.objectives import (
     DensityAdaptivity,
     EnergyConfusion,
@@ -333,7 +334,7 @@ def test_something_other_than_an_embedder_is_refused():
 
 def test_sample_weights_are_refused():
     labels, x = colored_batch()
-    with pytest.raises(ValueError, match="without sample weights"):
+    with pytest.raises(ValueError, match="without weights of images"):
         compiled(losses.ContrastiveLoss()).fit(x, labels, sample_weight=np.ones(len(x)), verbose=0)
 
 
@@ -424,7 +425,7 @@ def test_predict_warns_of_them_at_its_caller():
 
 
 def check_pixels(made, images, form="arrays"):
-    warn_of_small_pixels(made.embedder, first_batch(FORMS_OF_DATA[form](images)[0])[0])
+    check_images(made.embedder, first_batch(FORMS_OF_DATA[form](images)[0])[0])
 
 
 @pytest.mark.parametrize("form", FORMS_OF_DATA)
@@ -448,7 +449,7 @@ def test_batches_of_integers_are_not_made_to_be_looked_at():
 
     spec = (tf.TensorSpec((None, 8, 8, 3), tf.uint8), tf.TensorSpec((None,), tf.int64))
     batches = tf.data.Dataset.from_generator(fail, output_signature=spec)
-    assert first_batch(batches) == (None, None)
+    assert first_batch(batches) == spec
 
 
 @pytest.mark.parametrize("form", ["arrays", "tensors", "tf.data"])
@@ -782,3 +783,97 @@ def test_uneven_batches_train_on_two_devices_or_are_refused(size, says):
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith(says)
+
+
+def fresh_learner(loss=None, **options):
+    keras.utils.set_random_seed(0)
+    backbone = keras.Sequential(
+        [keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.ReLU()]
+    )
+    made = MetricLearner(Embedder(backbone, embedding_dim=4, image_size=8), loss or ContrastiveLoss())
+    made.compile("adam", **options)
+    return made
+
+
+X, WEIGHTS = 255 * UNIT, np.ones(len(LABELS))
+WEIGHT_OF_CLASS = dict.fromkeys(range(10), 1.0)
+REFUSED = {
+    "class weights": lambda made: made.fit(X, LABELS, class_weight=WEIGHT_OF_CLASS, verbose=0),
+    "image weights": lambda made: made.fit(X, LABELS, sample_weight=WEIGHTS, verbose=0),
+    "three parts": lambda made: made.fit(tf.data.Dataset.from_tensors((X, LABELS, WEIGHTS)), verbose=0),
+    "three parts of a generator": lambda made: made.fit(iter_once((X, LABELS, WEIGHTS)), verbose=0),
+    "no labels": lambda made: made.fit(X, verbose=0),
+    "no labels in batches": lambda made: made.fit(tf.data.Dataset.from_tensors(X), verbose=0),
+    "gray": lambda made: made.fit(X[..., :1], LABELS, verbose=0),
+    "gray without channels": lambda made: made.fit(X[..., 0], LABELS, verbose=0),
+    "gray batches": lambda made: made.fit(tf.data.Dataset.from_tensors((X[..., :1], LABELS)), verbose=0),
+    "validation": lambda made: made.fit(X, LABELS, validation_data=(X[..., :1], LABELS), verbose=0),
+    "labels": lambda made: made.fit(X, LABELS + 0.5, verbose=0),
+    "weights of a batch": lambda made: made.train_on_batch(X, LABELS, WEIGHTS),
+    "gray batch": lambda made: made.train_on_batch(X[..., :1], LABELS),
+    "evaluate": lambda made: made.evaluate(X, verbose=0),
+    "predict": lambda made: made.predict(X[..., :1], verbose=0),
+    "predict a batch": lambda made: made.predict_on_batch(X[..., 0]),
+}
+
+
+def iter_once(batch):
+    yield batch
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_leaves_a_learner_as_it_was(case):
+    made, other = fresh_learner(), fresh_learner()
+    with pytest.raises(UserError):
+        REFUSED[case](made)
+    assert not made.built
+    assert (made.train_function, made.test_function, made.predict_function) == (None, None, None)
+    logs = [one.fit(X, LABELS, batch_size=len(X), verbose=0).history["loss"] for one in (made, other)]
+    assert logs[0] == pytest.approx(logs[1], rel=1e-5)
+    assert len(made.train_on_batch(X, LABELS)) == len(made.metrics)
+    assert np.isfinite(made.evaluate(X, LABELS, verbose=0)).all()
+    assert made.predict(X, verbose=0).shape == (len(X), 4)
+
+
+def test_a_step_that_cannot_be_compiled_is_dropped():
+    def fail_once(labels, embeddings, calls=[]):  # noqa: B006
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("not now")
+        return labels_as(embeddings)
+
+    def labels_as(embeddings):
+        return ops.sum(ops.square(embeddings[:, :2]), axis=-1)
+
+    made = fresh_learner(fail_once)
+    with pytest.raises(RuntimeError, match="not now"):
+        made.fit(X, LABELS, verbose=0)
+    assert np.isfinite(made.fit(X, LABELS, verbose=0).history["loss"]).all()
+
+
+def test_a_function_of_labels_and_embeddings_is_a_loss():
+    def first_component(labels, embeddings):
+        return ops.cast(labels, "float32") * embeddings[:, 0]
+
+    made = fresh_learner(first_component)
+    value = made.objectives[0]({"embedding": ops.eye(4)}, ops.array([3, 5, 7, 9]))
+    assert float(value) == pytest.approx(3 / 4)
+    assert made.fit(X, LABELS, verbose=0).history.keys() >= {"loss", "first_component"}
+
+
+@pytest.mark.parametrize(
+    "loss", [keras.losses.MeanSquaredError(), keras.losses.CosineSimilarity(), lambda y, x: x[0, 0]]
+)
+def test_a_loss_of_two_tensors_of_one_shape_is_refused(loss):
+    with pytest.raises(UserError, match=r"does not go with labels \(B,\).*write a function"):
+        fresh_learner(loss).fit(X, LABELS, verbose=0)
+
+
+@pytest.mark.parametrize("name", ["a.h5", "a.hdf5", "a", "a.tf"])
+def test_a_format_that_cannot_be_loaded_is_not_written(name, tmp_path):
+    made = fresh_learner()
+    for model in (made, made.embedder):
+        with pytest.raises(UserError, match=r"is saved to a .keras file: write .*a(\.tf)?\.keras"):
+            model.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())

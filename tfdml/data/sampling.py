@@ -731,10 +731,15 @@ def require_images(sampler: Sampler, count: int) -> None:
         raise UserError(f"the sampler may draw image {needed - 1}, but there are {count}: make it for the same images")
 
 
-class ArrayBatches(keras.utils.PyDataset):
+class ArrayBatches(keras.callbacks.Callback, keras.utils.PyDataset):
     """Batches that a sampler chooses from arrays, for `fit` on every Keras backend.
 
-    Each epoch has the sampler's next `steps_per_epoch` batches, so no two epochs have the same ones.
+    Each epoch has the sampler's next `steps_per_epoch` batches, so no two epochs have the same ones. As a callback they
+    follow the epochs of `fit`, also from `initial_epoch` and after `BackupAndRestore`:
+
+        model.fit(batches, epochs=10, shuffle=False, callbacks=[batches])
+
+    `MetricLearner.fit` does both by itself. Without the callback the epochs count from the attribute `epoch`.
 
     Args:
         x: (N, ...) the images, or whatever the model embeds; anything that NumPy indices select from.
@@ -744,7 +749,7 @@ class ArrayBatches(keras.utils.PyDataset):
 
     Raises:
         UserError: Not one label per image, labels that `tfdml.pairwise.integer_labels` refuses, or a sampler of more
-            images.
+            images. Within `fit`, with one worker: it asks for the batches of an epoch in another order.
 
     Example:
         >>> x, y = np.zeros((6, 8, 8, 3)), np.array([7, 7, 7, 9, 9, 9])
@@ -754,20 +759,46 @@ class ArrayBatches(keras.utils.PyDataset):
     """
 
     def __init__(self, x: Any, y: Any, sampler: Sampler, **options: Any):
-        super().__init__(**options)
+        keras.callbacks.Callback.__init__(self)
+        keras.utils.PyDataset.__init__(self, **options)
         y = integer_labels(y, "y", rows=True)
         if len(x) != len(y):
             raise UserError(f"`x` has {len(x)} images and `y` has {len(y)} labels")
         require_images(sampler, len(x))
         self.x, self.y, self.sampler, self.epoch = x, y, sampler, 0
+        self._follows_epochs = False
+        # The next batch of the epoch, while Keras asks for them one after another.
+        self._next: int | None = None
 
     def __len__(self) -> int:
         return self.sampler.steps_per_epoch
 
     def __getitem__(self, index):
+        if self._next is not None and index >= self._next:
+            if index > self._next:
+                raise UserError(
+                    "the batches of a sampler have an order: give fit `shuffle=False`, and no `steps_per_epoch`"
+                )
+            self._next += 1
         rows = self.sampler.batch(self.epoch * len(self) + index)
         return self.x[rows], self.y[rows]
 
-    def on_epoch_end(self):
+    def set_model(self, model):
+        """Keep no model, as batches may be sent to other processes."""
+
+    def on_epoch_begin(self, epoch=None, logs=None):
+        """Begin the batches of an epoch; as a callback, of this one."""
+        if epoch is not None:
+            self.epoch, self._follows_epochs = epoch, True
+        elif self.workers <= 1 and not self.use_multiprocessing:
+            self._next = 0
+
+    def on_epoch_end(self, epoch=None, logs=None):
         """Continue with the batches of the next epoch."""
-        self.epoch += 1
+        self._next = None
+        if not self._follows_epochs:
+            self.epoch += 1
+
+    def on_train_end(self, logs=None):
+        """Continue after the last epoch."""
+        self.epoch, self._follows_epochs = self.epoch + 1, False

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from tfdml.errors import UserError
+from tfdml.models.embedder import check_images
 from tfdml.models.inference import compiled
 
 
@@ -69,6 +70,8 @@ def embed_batches(
         count = int(images.shape[0])
         if count == 0:
             continue
+        if dimensions is None:
+            check_images(embedder, images, stacklevel=6)
         largest = max(largest, count)
         if count < largest:
             images = np.asarray(images)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 import warnings
 from typing import Any
 
@@ -12,6 +13,7 @@ from keras import ops
 
 from tfdml import backbones, workarounds
 from tfdml.arguments import integer, number, one_of
+from tfdml.errors import UserError
 from tfdml.layers import (
     AttentionPooling2D,
     GeneralizedMeanPooling2D,
@@ -19,7 +21,7 @@ from tfdml.layers import (
     L2Normalize,
     PrincipalComponents,
 )
-from tfdml.saving import SavedByArguments, restore
+from tfdml.saving import SavedAsFile, SavedByArguments, restore
 
 BATCH_NORM_MODES = ("frozen", "statistics", "train")
 POOLINGS = {
@@ -37,11 +39,23 @@ def build_once(layer: keras.layers.Layer, shape: Any) -> None:
         layer.build(shape)
 
 
-def freeze_batch_norm(model: keras.Model) -> None:
-    """Make the BatchNorm layers of a network constants."""
-    for layer in workarounds.layers_of(model):
-        if isinstance(layer, keras.layers.BatchNormalization):
+def keep_statistics(model: keras.Model, batch_norm: str) -> None:
+    """Make the BatchNorm layers of a network use their moving statistics in training; of `"frozen"` none trains."""
+    for layer in _batch_norms(model):
+        vars(layer).pop("call", None)
+        if batch_norm == "frozen":
             layer.trainable = False
+        if batch_norm != "train":
+            # Of these layers alone: dropout and other random layers around them are in training.
+            layer.call = types.MethodType(_call_in_inference, layer)
+
+
+def _batch_norms(model: keras.Model) -> list:
+    return [x for x in workarounds.layers_of(model) if isinstance(x, keras.layers.BatchNormalization)]
+
+
+def _call_in_inference(layer: Any, inputs: Any, training: Any = None, **options: Any) -> Any:
+    return type(layer).call(layer, inputs, training=False, **options)
 
 
 def _gives_maps(shape: tuple, pooling: str) -> bool:
@@ -75,8 +89,7 @@ _SHALLOW = 10
 
 def untrained_batch_norm(embedder: Embedder) -> str:
     """Return what is wrong where a deep backbone keeps the BatchNorm statistics of its creation; else an empty text."""
-    norms = [x for x in workarounds.layers_of(embedder.backbone) if isinstance(x, keras.layers.BatchNormalization)]
-    layers = [layer for layer in norms if layer.built]
+    layers = [layer for layer in _batch_norms(embedder.backbone) if layer.built]
     if embedder.batch_norm == "train" or len(layers) <= _SHALLOW:
         return ""
     # Statistics that were folded into the layers before leave their shift behind.
@@ -90,41 +103,66 @@ def untrained_batch_norm(embedder: Embedder) -> str:
     )
 
 
-def warn_of_small_pixels(embedder: Any, x: Any) -> None:
-    """Warn the caller's caller of first images in 0..1, once for each embedder; all-black images say nothing."""
-    images = first_batch(x)[0] if embedder.warns_of_small_pixels else None
-    largest = 0.0 if images is None else float(np.max(images, initial=0))
-    if 0 < largest <= 1:
-        embedder.warns_of_small_pixels = False
-        warnings.warn(
-            f"the largest pixel of the first images is {largest:g}: an Embedder takes pixels of 0 to 255 and scales "
-            "them itself; multiply images in 0..1 by 255",
-            stacklevel=3,
-        )
-
-
-def first_batch(x: Any) -> tuple[Any, Any]:
-    """Return the first images and labels as arrays; None for what a look would use up, or what needs none.
+def first_batch(x: Any) -> tuple:
+    """Return the parts of the first batch: arrays, or what describes them; nothing where a look would use it up.
 
     Batches of integers are not made for it: that may take as long as filling a buffer to shuffle.
     """
     if hasattr(x, "element_spec"):
         spec = x.element_spec if isinstance(x.element_spec, tuple | list) else (x.element_spec,)
-        if not hasattr(x, "take") or not any(getattr(part.dtype, "is_floating", False) for part in spec[:2]):
-            return None, None
-        batch = next(iter(x.take(1)), ())
+        dtypes = [getattr(part, "dtype", None) for part in spec[:2]]
+        if not hasattr(x, "take") or all(getattr(dtype, "is_integer", True) for dtype in dtypes):
+            return tuple(spec)
+        batch = next(iter(x.take(1)), tuple(spec))
     elif isinstance(x, keras.utils.PyDataset):
         batch = x[0]
     elif hasattr(x, "shape"):
-        return ops.convert_to_numpy(x[:_COUNT]), None
+        return (ops.convert_to_numpy(x[:_COUNT]),)
     else:
-        return None, None
-    parts = [*batch][:2] if isinstance(batch, tuple | list) else [batch]
-    images, labels = (*map(ops.convert_to_numpy, parts), None, None)[:2]
-    return images, labels
+        return ()
+    parts = batch if isinstance(batch, tuple | list) else (batch,)
+    return tuple(part if part is None or hasattr(part, "is_compatible_with") else _as_numpy(part) for part in parts)
 
 
-class Embedder(SavedByArguments, keras.Model):
+def _as_numpy(x: Any) -> np.ndarray:
+    return ops.convert_to_numpy(x) if ops.is_tensor(x) else np.asarray(x)
+
+
+def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
+    """Refuse images of a shape that an embedder does not take, and warn once of pixels in 0..1.
+
+    Args:
+        embedder: Anything; what is no `Embedder` takes all images.
+        images: (B, ...) an array, or what describes one; None says nothing.
+        stacklevel: Of the warning; 2 is the caller.
+
+    Raises:
+        UserError: They have another rank, or another number of channels.
+    """
+    embedder = getattr(embedder, "embedder", embedder)
+    shape = getattr(images, "shape", None)
+    if not isinstance(embedder, Embedder) or shape is None or getattr(shape, "rank", 1) is None:
+        return
+    expected = embedder.view_shape
+    if len(shape) != 1 + len(expected) or shape[-1] not in (None, expected[-1]):
+        gray = len(expected) == 3 and (len(shape) == 3 or (len(shape) == 4 and shape[-1] == 1))
+        advice = ": of gray images np.repeat(x.reshape((*x.shape[:3], 1)), 3, axis=-1) makes such" if gray else ""
+        wanted = ", ".join(["N", *("HW" if len(expected) == 3 else ""), str(expected[-1])])
+        raise UserError(f"images must have shape ({wanted}), not {tuple(shape)}{advice}")
+    if not embedder.warns_of_small_pixels or hasattr(images, "is_compatible_with"):
+        return
+    largest = float(np.max(_as_numpy(images[:_COUNT]), initial=0))
+    # Black images say nothing.
+    if 0 < largest <= 1:
+        embedder.warns_of_small_pixels = False
+        warnings.warn(
+            f"the largest pixel of the first images is {largest:g}: an Embedder takes pixels of 0 to 255 and scales "
+            "them itself; multiply images in 0..1 by 255",
+            stacklevel=stacklevel,
+        )
+
+
+class Embedder(SavedByArguments, SavedAsFile, keras.Model):
     """Images of pixels 0-255 to L2-normalized embeddings.
 
     The embedder scales pixels itself, so feed it what an image file holds: 0 to 255 of any dtype. `fit` and `predict`
@@ -154,7 +192,8 @@ class Embedder(SavedByArguments, keras.Model):
         pooling: Over positions: `"avg"`, `"max"`; `"gem"`, a trained power mean; `"attention"`, to a trained query (of
             SigLIP its own pretrained head); or `"cls"`, the class token of a transformer. See `tfdml.layers`.
         batch_norm: `"frozen"`: the backbone's BatchNorm layers are constants; `"statistics"`: they use their moving
-            statistics, but gamma and beta train (as in the JRD authors' code); `"train"`: ordinary training.
+            statistics, but gamma and beta train (as in the JRD authors' code); `"train"`: ordinary training. Other
+            layers, such as dropout, train in each.
         dropout: The share of the pooled features that is left out before the dense layer, in training.
         pad_color: Red, green and blue, 0-255, of what `resize_mode="pad"` fills up.
         projection_bias: Whether the dense layer has a bias. The code of HORDE's authors has none.
@@ -244,13 +283,17 @@ class Embedder(SavedByArguments, keras.Model):
         self.normalize = L2Normalize(name="normalize")
         #: Whether images in 0..1 are still to be warned of: with these modes pixels have the backbone's own range.
         self.warns_of_small_pixels = self.scaling != "none" and not isinstance(self.scaling, dict)
-        if batch_norm == "frozen":
-            freeze_batch_norm(backbone)
+        keep_statistics(backbone, batch_norm)
 
     def predict(self, x, **kwargs):
         """Return the embeddings of the images, as NumPy (N, d); see `keras.Model.predict`."""
-        warn_of_small_pixels(self, x)
+        check_images(self, next(iter(first_batch(x)), None))
         return super().predict(x, **kwargs)
+
+    def predict_on_batch(self, x):
+        """Return the embeddings of one batch of images, as NumPy (B, d)."""
+        check_images(self, next(iter(first_batch(x)), None))
+        return super().predict_on_batch(x)
 
     def _pooling_layer(self) -> Any:
         """Return the layer from the feature map to its pooled features; None where the backbone has them."""
@@ -289,16 +332,14 @@ class Embedder(SavedByArguments, keras.Model):
             (B, d) float32 of length 1; if wanted, `detached_projection` and `detached_embedding`, the same from pooled
             features whose gradient is stopped. A backbone of vectors has no `feature_map`.
         """
-        # BatchNorm layers that keep their statistics run as in inference, whatever trains around them.
-        backbone_training = training if self.batch_norm == "train" else False
         scaled = self.input_scaling(images)
         if not self.gives_maps:
-            pooled = self.backbone(scaled, training=backbone_training)
+            pooled = self.backbone(scaled, training=training)
             return {"pooled": pooled, **self._projected(pooled, training, detached)}
         if self.pool is None:
-            feature_map, pooled = self.backbone.with_vector(scaled, training=backbone_training)
+            feature_map, pooled = self.backbone.with_vector(scaled, training=training)
         else:
-            feature_map = self.backbone(scaled, training=backbone_training)
+            feature_map = self.backbone(scaled, training=training)
             pooled = self.pool(feature_map)
         return {"feature_map": feature_map, "pooled": pooled, **self._projected(pooled, training, detached)}
 
@@ -311,8 +352,6 @@ class Embedder(SavedByArguments, keras.Model):
         if self.drop is not None:
             # Once, so that the detached forms have the same values.
             pooled = self.drop(pooled, training=bool(training))
-        if self.head is not None:
-            pooled = workarounds.with_training(pooled, bool(training))
         if not detached:
             return self.project(pooled)
         scope: Any = contextlib.nullcontext()

@@ -8,7 +8,7 @@ from keras import ops
 from tfdml import backbones
 from tfdml.arguments import integer
 from tfdml.layers import AttentionHeads
-from tfdml.models.embedder import Embedder, build_once, freeze_batch_norm
+from tfdml.models.embedder import Embedder, build_once, keep_statistics
 
 
 class AttentionEnsemble(Embedder):
@@ -78,8 +78,8 @@ class AttentionEnsemble(Embedder):
         context = features if self.attention is None else self.attention.compute_output_shape(features)
         if tuple(context[1:3]) != tuple(features[1:3]):
             raise ValueError(f"cut: the map is smaller at {self.cut[1]} than at {self.cut[0]}: end the network before")
-        if self.batch_norm == "frozen" and self.attention is not None:
-            freeze_batch_norm(self.attention)
+        if self.attention is not None:
+            keep_statistics(self.attention, self.batch_norm)
 
     def _attention_network(self) -> keras.Model | None:
         if len(self.cut) == 1 or self.cut[1] == self.cut[0]:
@@ -116,11 +116,10 @@ class AttentionEnsemble(Embedder):
             heads' vectors one after another; `heads` (B, M, d/M) float32 of length 1 each; `embedding` (B, d) float32
             of length 1; if wanted, `detached_projection` and `detached_embedding`, as in `Embedder`.
         """
-        inner = training if self.batch_norm == "train" else False
-        features, context = self._features_and_context(images, inner)
+        features, context = self._features_and_context(images, training)
         views = self.attention_heads([features, context])
         # The heads of an image lie one after another in a batch of M B maps.
-        maps = self.rest(ops.reshape(views, (-1, *ops.shape(views)[2:])), training=inner)
+        maps = self.rest(ops.reshape(views, (-1, *ops.shape(views)[2:])), training=training)
         pooled = ops.reshape(self.pool(maps), (-1, self.heads * maps.shape[-1]))
         projected = self._projected(pooled, training, detached)
         return {"feature_map": self._side_by_side(maps), "pooled": pooled, **projected}

@@ -2,8 +2,11 @@
 
 import contextlib
 import functools
+import inspect
+import itertools
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -15,7 +18,7 @@ from tfdml.arguments import integer
 from tfdml.errors import UserError
 from tfdml.losses.classification import refuse_unknown_classes
 from tfdml.models import alternation
-from tfdml.models.embedder import Embedder, build_once, first_batch, untrained_batch_norm, warn_of_small_pixels
+from tfdml.models.embedder import Embedder, build_once, check_images, first_batch, untrained_batch_norm
 from tfdml.models.inference import never_ends, represent_batches
 from tfdml.objectives import (
     Calibrated,
@@ -28,13 +31,13 @@ from tfdml.objectives import (
     WithStatistics,
 )
 from tfdml.pairs import Pairs, pairs_by_name, pairs_of_replica
-from tfdml.saving import SavedByArguments, restore
+from tfdml.saving import SavedAsFile, SavedByArguments, restore
 
 #: What the logs say of the distances of a batch's pairs.
 _DISTANCES = ("d_pos", "d_neg", "violations")
 
 
-class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
+class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersModel):
     """Trains an embedder on (images, integer labels) with a weighted sum of objectives.
 
         learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 98), JointRepresentationSimilarity()])
@@ -290,7 +293,7 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
 
     def _labels(self, y, sample_weight):
         if sample_weight is not None:
-            raise ValueError("MetricLearner takes (images, labels), without sample weights")
+            raise UserError("MetricLearner takes (images, labels), without sample weights")
         return pairwise.as_labels(y, rows=self.positives is not None)
 
     def _track_distances(self, embeddings, labels):
@@ -410,28 +413,83 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
             ValueError: Under a distribution strategy, a batch has fewer images than there are replicas, or the first
                 one cannot be split equally.
         """
+        options = inspect.signature(super().fit).bind(x, y, *args, **kwargs).arguments
+        options.update(x=x, y=self._integers(y))
+        if isinstance(x, types.GeneratorType):
+            batch = next(x, ())
+            options["x"] = (part for part in itertools.chain([batch], x))
+            self._check_data(batch)
+        else:
+            self._check_data(x, y, options.get("sample_weight"), options.get("class_weight"))
+        if options.get("validation_data") is not None:
+            validation = options["validation_data"]
+            self._check_data(*(validation if isinstance(validation, tuple | list) else (validation,)))
+            if isinstance(validation, tuple) and len(validation) == 2:
+                validation = validation[0], self._integers(validation[1])
+            options["validation_data"] = self._with_checked_classes(validation)
+        if never_ends(x) and not options.get("steps_per_epoch"):
+            raise UserError("the training batches never end: give fit steps_per_epoch, or the batches num_steps")
+        if options["y"] is not None and options["y"].ndim == 1:
+            pairwise.require_classes(options["y"], "training")
         self._warn_of_uncalibrated()
         if message := untrained_batch_norm(self.embedder):
             warnings.warn(message, stacklevel=2)
-        if never_ends(x) and not kwargs.get("steps_per_epoch"):
-            raise UserError("the training batches never end: give fit steps_per_epoch, or the batches num_steps")
-        images, labels = first_batch(x)
-        y = self._integers(y)
-        if y is not None and y.ndim == 1:
-            pairwise.require_classes(y, "training")
-        self._integers(labels)
-        warn_of_small_pixels(self.embedder, images)
-        self._check_classes(y)
         if y is None and hasattr(x, "cardinality"):
             # Keras warns that it does not shuffle a tf.data.Dataset, though nobody asked it to.
-            kwargs.setdefault("shuffle", False)
-        if "validation_data" in kwargs:
-            validation = self._with_checked_classes(kwargs["validation_data"])
-            if isinstance(validation, tuple) and len(validation) == 2:
-                validation = validation[0], self._integers(validation[1])
-            kwargs["validation_data"] = validation
-        with replicas.explaining_empty_replicas():
-            return super().fit(self._with_checked_classes(x), y, *args, **kwargs)
+            options.setdefault("shuffle", False)
+        if isinstance(x, keras.callbacks.Callback):
+            # Batches that follow the epochs, as `tfdml.data.ArrayBatches`.
+            options["shuffle"] = False
+            options["callbacks"] = [x, *keras.tree.flatten(options.get("callbacks") or [])]
+        with self._unchanged_by_errors(), replicas.explaining_empty_replicas():
+            options["x"] = self._with_checked_classes(options["x"])
+            return super().fit(**options)
+
+    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
+        """As in Keras, of images and integer labels."""
+        self._check_data(x, y, sample_weight, class_weight)
+        with self._unchanged_by_errors():
+            return super().train_on_batch(x, self._integers(y), return_dict=return_dict)
+
+    def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
+        """As in Keras, of images and integer labels."""
+        self._check_data(x, y, sample_weight)
+        with self._unchanged_by_errors():
+            return super().test_on_batch(x, self._integers(y), return_dict=return_dict)
+
+    def _check_data(self, x, y=None, sample_weight=None, class_weight=None) -> None:
+        """Refuse data that no step takes, before Keras compiles one."""
+        parts = (x, y, sample_weight) if y is not None else x if isinstance(x, tuple | list) else first_batch(x)
+        if any(part is not None for part in (*parts[2:], sample_weight, class_weight)):
+            raise UserError(
+                "MetricLearner takes (images, labels), without weights of images or classes: "
+                "tfdml.data.class_balanced makes batches with equally many images of each class"
+            )
+        if not parts:
+            return
+        images, labels = (*parts, None)[:2]
+        check_images(self.embedder, images, stacklevel=4)
+        if labels is None:
+            raise UserError("MetricLearner learns from integer labels, one for each image: give (images, labels)")
+        if not hasattr(labels, "is_compatible_with"):
+            self._check_classes(self._integers(labels))
+
+    @contextlib.contextmanager
+    def _unchanged_by_errors(self) -> Iterator[None]:
+        """Create all variables before a step is compiled; drop a step that could not be."""
+        with workarounds.scope_of(self):
+            if not self.built:
+                self.build((None, *self.embedder.view_shape))
+            if self.compiled and not self.optimizer.built:
+                self.optimizer.build(self.trainable_variables)
+        functions = {name: getattr(self, name) for name in ("train_function", "test_function", "predict_function")}
+        try:
+            with workarounds.keeping_values(self):
+                yield
+        except Exception:
+            for name, function in functions.items():
+                setattr(self, name, function)
+            raise
 
     def _warn_of_uncalibrated(self) -> None:
         for objective in self.objectives:
@@ -445,9 +503,11 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
 
     def evaluate(self, x=None, y=None, *args, return_dict=False, **kwargs):
         """As in Keras, of classes that were trained on; without the metrics of steps of the statistics."""
+        if not kwargs.get("_use_cached_eval_dataset"):
+            self._check_data(x, y, kwargs.get("sample_weight"))
         y = self._integers(y)
-        self._check_classes(y)
-        logs = super().evaluate(self._with_checked_classes(x), y, *args, return_dict=True, **kwargs)
+        with self._unchanged_by_errors():
+            logs = super().evaluate(self._with_checked_classes(x), y, *args, return_dict=True, **kwargs)
         trackers = [tracker.name for o in self._with_statistics for tracker in getattr(o, "trackers", {}).values()]
         logs = {name: value for name, value in logs.items() if name not in trackers}
         return logs if return_dict else [logs[metric.name] for metric in self.metrics if metric.name in logs]
@@ -485,7 +545,7 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
 
     def predict(self, x, **kwargs):
         """Return the embeddings of the images, as NumPy (N, d)."""
-        warn_of_small_pixels(self.embedder, x)
+        check_images(self.embedder, next(iter(first_batch(x)), None))
         return self.embedder.predict(x, **kwargs)
 
     def predict_on_batch(self, x):
@@ -501,9 +561,12 @@ class MetricLearner(SavedByArguments, workarounds.SeveralWorkersModel):
 def _as_objective(value) -> Objective:
     if isinstance(value, Objective):
         return value
-    if isinstance(value, keras.losses.Loss):
+    if isinstance(value, keras.losses.Loss) or inspect.isfunction(value):
         return MetricLoss(value)
-    raise ValueError(f"an objective must be a tfdml.objectives.Objective or a keras.losses.Loss, not {value!r}")
+    raise ValueError(
+        "an objective must be a tfdml.objectives.Objective, a keras.losses.Loss or a function of labels and "
+        f"embeddings, not {value!r}"
+    )
 
 
 def _check_objectives(objectives: list[Objective], representations: tuple[str, ...]) -> None:

@@ -3,12 +3,14 @@
 And plain losses as objectives: on a representation, on its prefixes, or on the similarities to class proxies.
 """
 
+import inspect
+
 import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import integer, number, one_of
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.layers import CosineProxies
 from tfdml.losses.base import PairLoss, check_rank
 from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes
@@ -267,8 +269,24 @@ class WithStatistics(Objective):
         raise TypeError(f"{type(self).__name__} must define statistics_step(pairs)")
 
 
+class FunctionLoss(SavedByArguments, keras.losses.Loss):
+    """A function (labels, representations) -> (B,) values as a loss, whose mean is the value.
+
+    To be loaded again it must be registered with `keras.saving.register_keras_serializable`.
+    """
+
+    def __init__(self, function, name=None, **kwargs):
+        self.function = restore(function)
+        super().__init__(name=name or self.function.__name__.strip("<>"), **kwargs)
+
+    def call(self, y_true, y_pred):
+        """Return the values of the function."""
+        return self.function(y_true, y_pred)
+
+
 def _loss_from(loss):
     loss = restore(loss)
+    loss = FunctionLoss(loss) if inspect.isfunction(loss) else loss
     if not isinstance(loss, keras.losses.Loss):
         raise ValueError(f"expected a keras.losses.Loss, got {loss!r}")
     if loss.reduction in ("none", None):
@@ -293,13 +311,15 @@ class MetricLoss(Objective):
     A loss of tfdml over pairs sees the global batch. Any other Keras loss is taken to work image by image.
 
     Args:
-        loss: A `keras.losses.Loss` such as `tfdml.losses.ContrastiveLoss()`.
+        loss: A `keras.losses.Loss` such as `tfdml.losses.ContrastiveLoss()`, or a function (labels, representations)
+            that returns one value for each image.
         representation: The name of the representation that it reads.
         weight: The factor of this term.
         name: The term's name in logs; by default the loss's.
 
     Raises:
         ValueError: `loss` is not a loss, has no reduction, or is one on class similarities.
+        UserError: When it is built: a loss that works image by image does not take labels and the representation.
 
     Example:
         >>> objective = MetricLoss(tfdml.losses.ContrastiveLoss())
@@ -317,6 +337,20 @@ class MetricLoss(Objective):
         self.per_image = not isinstance(loss, PairLoss)
         self.whole_batch = not self.per_image and loss.needs_whole_batch
         self.learns_from = () if self.per_image else ("positive", "negative")
+
+    def build_from(self, shapes):
+        """Check that a loss that works image by image gives one value of a label and a representation."""
+        if not self.per_image:
+            return
+        # As many images as no other axis has, so that no axis is taken for theirs.
+        count = max(shapes[self.representation][1:]) + 1
+        x = ops.zeros((count, *shapes[self.representation][1:]))
+        problem = f"{self.name} does not go with labels (B,) and {self.representation!r} {tuple(x.shape[1:])} per image"
+        advice = "take a loss of tfdml, or write a function (labels, embeddings) that returns (B,) values"
+        with user_errors(Exception, f"{problem} ({REASON}): {advice}", keep="first"):
+            values = self.loss.call(ops.zeros((count,), "int32"), x)
+            if tuple(values.shape) != (count,):
+                raise ValueError(f"it returns {tuple(values.shape)} of {count} images")
 
     def compute(self, representations, labels):
         """Compute the values of a loss that works image by image, (B,)."""
