@@ -193,6 +193,13 @@ def test_a_wrong_checksum_is_refused_and_not_kept(server, tmp_path):
     assert not [name for name in os.listdir(tmp_path) if not name.endswith(".lock")]
 
 
+def test_a_server_that_sends_without_end_is_cut_off(server, tmp_path):
+    server.content, server.faults = CONTENT * 3, ["no length"]
+    with pytest.raises(UserError, match=f"sends more than its {len(CONTENT):,} bytes; fetch it by hand"):
+        get(server, tmp_path / "file.zip")
+    assert not [name for name in os.listdir(tmp_path) if not name.endswith(".lock")]
+
+
 def test_another_size_is_refused_before_it_is_fetched(server, tmp_path):
     with pytest.raises(UserError, match=r"is a file of 1,024,000 bytes instead of 99"):
         get(server, tmp_path / "file.zip", size=99)

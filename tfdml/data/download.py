@@ -221,9 +221,14 @@ def _receive(file: Download, part: str, progress: Callable[[int, int], None]) ->
                 raise _refusal(file, part, f"is a file of {length:,} bytes instead of {file.size:,}", answer.url)
         with open(part, "ab" if have else "wb") as target:
             for block in answer.iter_content(_BLOCK):
-                target.write(block)
                 have += len(block)
+                if have > file.size:  # a server that states no length may send without end
+                    break
+                target.write(block)
                 progress(have, file.size)
+    if have > file.size:
+        os.unlink(part)
+        raise _refusal(file, part, f"sends more than its {file.size:,} bytes", answer.url)
     if have < file.size:
         raise requests.ConnectionError("the connection was closed before the end")
     return answer.status_code == 200
