@@ -16,8 +16,8 @@ from benchmarks.study_rows import STUDIES, Row
 from benchmarks.study_table import draw, gains, pairs_seeds, tables
 from tests.data.preparations import encoded
 from tests.docs.files import write_photos
+from tfdml.expressions import parse_sum
 from tfdml.training import Experiment
-from tfdml.training.expressions import parse_sum
 from tools.numbers import NUMBERS, Results, lookup
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -44,7 +44,6 @@ SINGLE_USE = {
     "tfdml.export.search_graph": "the part of a retriever that TensorFlow alone runs",
     "tfdml.models.gradient_cache": "batches beyond the memory",
     "tfdml.training.run.dry_run": "the entry of `--dry_run`",
-    "tfdml.training.terms": "what `--objectives` can name",
 }
 #: Tests of several modules at once.
 OF_SEVERAL = frozenset(

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from tfdml import UserError, backbones
+from tfdml.models import Embedder
 
 # Small enough to be quick; every network takes images of this size.
 SIZE = 75
@@ -213,3 +214,13 @@ def test_good_names_pass_and_say_where_their_weights_are(tmp_path):
     for name in backbones.names():
         for weights in (None, "none", "", str(tmp_path / "x.weights.h5")):
             backbones.check(name, weights)
+
+
+def test_a_name_may_have_its_options_with_it():
+    narrow = backbones.resolve("MobileNetV2(alpha=0.35)", 32).model
+    assert narrow.count_params() == backbones.resolve("mobilenetv2", 32, alpha=0.35).model.count_params()
+    assert Embedder("conv4(width=8)", embedding_dim=4, image_size=32).backbone.output_shape[-1] == 8
+    with pytest.raises(UserError, match="has no option 'depth'"):
+        backbones.check("mobilenetv2(depth=3)")
+    with pytest.raises(UserError, match="cannot be read"):
+        Embedder("mobilenetv2(alpha=", image_size=32)

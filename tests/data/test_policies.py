@@ -142,3 +142,10 @@ def test_rand_augment_applies_as_many_layers_as_it_is_told():
     ]
     np.testing.assert_array_equal(changed[0], IMAGE)
     assert not np.array_equal(changed[1], IMAGE)
+
+
+def test_a_transform_takes_the_sum_that_the_command_takes():
+    text = "rand_augment(factor=0.4) + 0.2 * grayscale"
+    assert TrainTransform(resize=8, image_size=8, policy=text).policy == Policy.of(text)
+    with pytest.raises(UserError, match="rainbow"):
+        TrainTransform(resize=8, image_size=8, policy="rainbow")

@@ -2,7 +2,7 @@
 
 from tests.cli.commands import NAMES, load
 from tfdml.io import files
-from tfdml.training.terms import build_objectives
+from tfdml.objectives.terms import build_objectives
 
 
 def typed(words):

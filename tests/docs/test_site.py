@@ -55,7 +55,7 @@ def test_every_public_package_has_a_page_of_its_reference():
 
 
 def test_every_loss_and_objective_has_a_row_in_the_table_of_choices():
-    from tfdml.training.terms import _ALIASES, known
+    from tfdml.objectives.terms import _ALIASES, known
 
     text = (DOCS / "choosing.md").read_text()
     short = {full: alias for alias, full in _ALIASES.items()}

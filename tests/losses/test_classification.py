@@ -27,7 +27,7 @@ from tfdml.losses import (
     SubCenterArcFaceLoss,
 )
 from tfdml.objectives import ProxyLoss
-from tfdml.training.terms import build_objectives
+from tfdml.objectives.terms import build_objectives
 
 
 def smoothed(reference, share):

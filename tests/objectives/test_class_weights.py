@@ -26,7 +26,7 @@ from tests.references import mean, softplus, total
 from tfdml import losses, models
 from tfdml.losses import NormSoftmaxLoss
 from tfdml.objectives import CurricularFace, InstanceLoss, LearnedMargin, RegularizedSoftTriple, SphereFace2
-from tfdml.training.terms import build_objectives
+from tfdml.objectives.terms import build_objectives
 
 BETA = [1.2, 0.9, 1.0, 1.1, 0.8, 1.3, 0.7, 1.0, 1.1]
 CASES = {"mean": {}, "sum": {"reduction": "sum"}, "nu": {"nu": 0.3}, "nu sum": {"nu": 0.3, "reduction": "sum"}}

@@ -20,7 +20,7 @@ from tests.objectives import references_classes
 from tests.objectives.checks import check_labels, check_large, check_nothing_to_learn, check_symmetries
 from tfdml import kernels, losses
 from tfdml.objectives import JointIntra, JointMMD, JointRepresentationSimilarity, ProxyLoss
-from tfdml.training.terms import build_objectives
+from tfdml.objectives.terms import build_objectives
 
 DIMS = {"pooled": 7, "embedding": 4, "class": 3}
 SUBSETS = [levels for n in (1, 2, 3) for levels in itertools.combinations(DIMS, n)]

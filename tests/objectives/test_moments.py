@@ -12,7 +12,7 @@ from tests.models.networks import SIZE, colored_batch, config_of, images, tiny_e
 from tfdml import UserError, losses
 from tfdml.models import MetricLearner
 from tfdml.objectives import HighOrderMomentLoss, MetricLoss
-from tfdml.training.terms import build_objectives
+from tfdml.objectives.terms import build_objectives
 
 SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

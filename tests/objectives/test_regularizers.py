@@ -32,8 +32,8 @@ from tfdml.objectives import (
     MetricLoss,
 )
 from tfdml.objectives.regularizers import class_densities
+from tfdml.objectives.terms import build_objectives
 from tfdml.pairs import pairs_by_name
-from tfdml.training.terms import build_objectives
 
 REFERENCE = [4.0, 1.0, 0.25, 9.0, 2.0, 0.0, 1.5, 3.0, 7.0]
 TARGETS = [0.5, 0.2, 0.9, 0.4, 0.7, 0.3, 0.6, 0.1, 0.8]

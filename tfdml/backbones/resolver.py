@@ -13,6 +13,7 @@ from tfdml.arguments import integer, number
 from tfdml.backbones.hub import PREFIX, check_preset, load_preset
 from tfdml.backbones.networks import bn_inception, conv4, googlenet, resnet50_v1_5
 from tfdml.errors import REASON, UserError, check_choice, user_errors
+from tfdml.expressions import parse_call
 from tfdml.io.files import local_copy
 
 
@@ -111,6 +112,7 @@ def check(name: str, weights: str | None = None, **options) -> None:
         _check_hub_options(name, weights, options)
         check_preset(name.removeprefix(PREFIX))
         return
+    name, options = _with_options(name, options)
     _find(name, weights, options)
 
 
@@ -118,7 +120,8 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
     """Build a backbone by name, with its weights.
 
     Args:
-        name: One of `names()`; case, `-` and `_` do not matter. Or `hub:` and a preset of KerasHub (the extra `hub`):
+        name: One of `names()`, with options of its own or without: `mobilenetv2(alpha=0.35)`; case, `-` and `_` do not
+            matter. Or `hub:` and a preset of KerasHub (the extra `hub`):
             its name, such as `hub:dinov2_small`, or the folder that `save_to_preset` wrote. It comes with its weights.
         image_size: Height and width of the images in pixels.
         weights: `None` or `"none"` (random), `"imagenet"` (fetched by keras.applications), or the path of a
@@ -130,13 +133,14 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
             belong to another architecture.
 
     Example:
-        >>> backbone = resolve("mobilenetv2", image_size=96, alpha=0.35)
+        >>> backbone = resolve("mobilenetv2(alpha=0.35)", image_size=96)
         >>> backbone.model.output_shape, backbone.scaling
         ((None, 3, 3, 1280), 'tf')
     """
     if name.startswith(PREFIX):
         _check_hub_options(name, weights, options)
         return Backbone(*load_preset(name.removeprefix(PREFIX), image_size))
+    name, options = _with_options(name, options)
     entry = _find(name, weights, options)
     weights = None if weights in _NO_WEIGHTS else local_copy(weights)
     hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
@@ -153,6 +157,14 @@ def _check_hub_options(name: str, weights: str | None, options: dict[str, Any]) 
         raise UserError(f"backbone {name!r} has no option {next(iter(options))!r} (it has none)")
     if weights not in _NO_WEIGHTS:
         raise UserError(f"`weights={weights}`: the preset {name!r} comes with its weights: leave it out")
+
+
+def _with_options(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of an expression such as `mobilenetv2(alpha=0.35)`."""
+    if "(" not in name:
+        return name, options
+    call = parse_call(name, "backbone")
+    return call.name, {**call.arguments, **options}
 
 
 def _find(name: str, weights: str | None, options: dict[str, Any]) -> _Entry:

@@ -60,6 +60,7 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation.chains import Step, steps_of
 from tfdml.evaluation.per_query import WHOLE_RANKING_METRICS, ks_within, requested
 from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol, images_to_search
+from tfdml.expressions import parse_sum, shortened
 from tfdml.io.files import as_named, require_writable, sweep, write_json
 from tfdml.report import Run, write_comparison, write_report
 from tfdml.report.pages import Paired
@@ -67,7 +68,6 @@ from tfdml.report.runs import read_runs
 from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder
 from tfdml.training.build.images import split_training_classes
-from tfdml.training.expressions import parse_sum, shortened
 from tfdml.training.settings import integers
 
 FLAGS = Flags()

@@ -41,8 +41,8 @@ from tfdml.export.exporter import ExportOptions, export_run, load_run
 from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
 from tfdml.export.retriever import Retriever, newest_version
 from tfdml.export.saved_model import check_backend
+from tfdml.expressions import parse_arguments
 from tfdml.io.files import as_named, require_local
-from tfdml.training.expressions import parse_arguments
 
 FLAGS = Flags()
 FLAGS.define("run_dir", "", "Folder of the run.")

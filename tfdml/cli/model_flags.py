@@ -11,10 +11,10 @@ from tfdml.data.dataset import ImageDataset, check
 from tfdml.embeddings.backends import EmbeddingBackend, epochs_missing, load_backend
 from tfdml.embeddings.reader import holds_embeddings
 from tfdml.errors import UserError
+from tfdml.expressions import parse_arguments
 from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder, distributed
 from tfdml.training.build.images import vector_splits
-from tfdml.training.expressions import parse_arguments
 
 _MODEL = (
     "What embeds: a run folder or a .keras file; a SavedModel, or a folder of its versions, of which the newest is "

@@ -18,7 +18,7 @@ from tfdml.data.catalog import SPLITS
 from tfdml.data.decoding import DECODER_LIMIT
 from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError, check_choice
-from tfdml.training.expressions import parse_arguments
+from tfdml.expressions import parse_arguments
 
 FLAGS = Flags()
 FLAGS.define("dataset", "", "Data set, as in tfdml train.")

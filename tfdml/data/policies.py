@@ -8,6 +8,8 @@ MixUp and CutMix are left out: they blend images of different classes and their 
 compares integer labels.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools
@@ -19,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from tfdml.errors import REASON, UserError, check_choice, user_errors
+from tfdml.expressions import parse_sum
 
 # Layer and defaults by name; a layer's factor is written as in Keras.
 _LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
@@ -115,6 +118,16 @@ class Policy:
             raise UserError("`policy`: name at least one policy")
         # Here and not when the first batch is made, so that a wrong argument shows before anything is written.
         self._function  # noqa: B018
+
+    @classmethod
+    def of(cls, text: str) -> Policy:
+        """Return the policy of a sum, such as `rand_augment(factor=0.4) + 0.2 * grayscale`.
+
+        Example:
+            >>> str(Policy.of("rand_augment(factor=0.4) + 0.2 * grayscale"))
+            'rand_augment(factor=0.4) + 0.2 * grayscale'
+        """
+        return cls(tuple(Step(call.name, call.arguments, share) for share, call in parse_sum(text, "policy")))
 
     def __call__(self, image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """One image through the policy.

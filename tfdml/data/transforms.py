@@ -414,7 +414,7 @@ class TrainTransform:
         ratio: Smallest and largest width / height for `"random_resized_crop"`, drawn evenly on a log scale.
         flip: Whether to mirror every second image, at random, left to right.
         resolutions: Smallest and largest longer side for `"multi_resolution"`, as multiples of `image_size`.
-        policy: What happens to the finished crops, such as color jitter; None for nothing.
+        policy: What happens to the finished crops: a `Policy`, or its sum, such as `0.5 * color_jitter`; None: nothing.
         pad_color: Of the area around an image with `resize_mode="pad"` or `"multi_resolution"`; see
             `EvaluationTransform`.
 
@@ -440,12 +440,14 @@ class TrainTransform:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: bool = True
     resolutions: tuple[float, float] = (0.8, 1.8)
-    policy: Policy | None = None
+    policy: Policy | str | None = None
     pad_color: Color = BLACK
 
     def __post_init__(self):
         object.__setattr__(self, "pad_color", as_color(self.pad_color))
         check_choice("`augmentation`", self.augmentation, KINDS)
+        if isinstance(self.policy, str):
+            object.__setattr__(self, "policy", Policy.of(self.policy))
         # A crop that varies in size never passes through `resize`.
         check_sizes(self.image_size if self.varies_size else self.resize, self.image_size, self.resize_mode)
         for name, most in (("scale", 1), ("ratio", math.inf), ("resolutions", math.inf)):
@@ -626,6 +628,7 @@ class TrainTransform:
         view = tf.ensure_shape(view, (self.image_size, self.image_size, 3))
         if self.policy is None:
             return view
+        assert isinstance(self.policy, Policy)
         digits = tf.cast(draws[-_KEY_DRAWS:] * 2.0**_DRAW_BITS, tf.int64)
         return self.policy(view, digits[::2] * 2**_DRAW_BITS + digits[1::2])
 

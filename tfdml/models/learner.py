@@ -30,6 +30,7 @@ from tfdml.objectives import (
     Stateful,
     WithStatistics,
 )
+from tfdml.objectives.terms import build_objectives
 from tfdml.pairs import Pairs, pairs_by_name, pairs_of_replica
 from tfdml.saving import SavedAsFile, SavedByArguments, restore
 
@@ -70,7 +71,9 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     Args:
         embedder: An `Embedder`.
         objectives: `tfdml.objectives`, or plain losses, which are wrapped in `MetricLoss`. Objectives that read
-            `"class"` come after the `ProxyLoss` that provides it.
+            `"class"` come after the `ProxyLoss` that provides it. Or a sum of their names, as `tfdml train` takes it:
+            `"am_softmax(margin=0.05) + 0.4 * jrs"`.
+        num_classes: With a sum: how many training classes there are, where a term needs it.
         gradient_cache: Keep the activations of this many images at a time, on Keras's TensorFlow backend: a step on a
             batch of any size takes the memory of a chunk, the images and the vectors that objectives compare, and one
             more pass forward. BatchNorm in training takes its statistics over a chunk. 0: plain steps. See
@@ -87,13 +90,15 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     #: The phase of the present step; always the embedder's where no objective has statistics.
     phase = alternation.EMBEDDER
 
-    def __init__(self, embedder, objectives, name="metric_learner", gradient_cache=0, **kwargs):
+    def __init__(self, embedder, objectives, name="metric_learner", gradient_cache=0, num_classes=None, **kwargs):
         # The embedder casts the images itself, after scaling them.
         super().__init__(name=name, **{**kwargs, "autocast": False})
         self.gradient_cache = integer("gradient_cache", gradient_cache, at_least=0)
         self.embedder = restore(embedder)
         if not isinstance(self.embedder, Embedder):
             raise ValueError(f"embedder must be a tfdml.models.Embedder, not {embedder!r}")
+        if isinstance(objectives, str):
+            objectives = build_objectives(objectives, num_classes)
         listed = objectives if isinstance(objectives, (list, tuple)) else [objectives]
         self.objectives = [_as_objective(restore(objective)) for objective in listed]
         _check_objectives(self.objectives, self.embedder.representations)

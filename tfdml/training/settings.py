@@ -16,9 +16,9 @@ from tfdml.backbones.hub import PREFIX
 from tfdml.data.transforms import KINDS, as_color
 from tfdml.effects import Effect, both, either, in_vain, needs
 from tfdml.errors import REASON, UserError, redact_text, user_errors
+from tfdml.expressions import Call, parse_arguments, parse_call, parse_sum
 from tfdml.io.manifests import parse_flags
 from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
-from tfdml.training.expressions import Call, parse_arguments, parse_call, parse_sum
 from tfdml.training.optimizers import FORMS, OPTIMIZERS, SCHEDULES, check_form, rate_schedule
 from tfdml_command.configs import shipped
 
@@ -285,7 +285,8 @@ class DataSettings(Settings):
         if self.min_resolution > self.max_resolution:
             raise UserError(f"--min_resolution={self.min_resolution:g} is above --max_resolution")
         self.data_options()
-        self.policy_steps()
+        if self.policy.strip():
+            parse_sum(self.policy, "--policy")
 
     @property
     def data_name(self) -> str:
@@ -295,10 +296,6 @@ class DataSettings(Settings):
     def data_options(self) -> dict[str, Any]:
         """Return the options of the data set."""
         return parse_arguments(self.dataset_options, "--dataset_options")
-
-    def policy_steps(self) -> list[tuple[float, Call]]:
-        """Return the steps of the augmentation policy: the share of the images, and what happens to them."""
-        return parse_sum(self.policy, "--policy") if self.policy.strip() else []
 
 
 #: The heads, with the names of their options.

@@ -21,6 +21,7 @@ from tfdml.errors import UserError
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner, stack
 from tfdml.objectives import Calibrated, CrossBatchMemory, MetricLoss, ProxyLoss
+from tfdml.objectives.terms import build_objectives
 from tfdml.training import Experiment, RunFolder, checkpoints
 from tfdml.training.build import components
 from tfdml.training.build.components import build_components, calibrate, check_start, start_from
@@ -28,7 +29,6 @@ from tfdml.training.build.images import load_splits
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.settings import DataSettings, ModelSettings
-from tfdml.training.terms import build_objectives
 
 
 @pytest.mark.parametrize(

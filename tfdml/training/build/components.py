@@ -26,12 +26,14 @@ from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings.backends import load_embedder
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import evaluate_pairs
+from tfdml.expressions import Call, shortened
 from tfdml.io.files import local_copy
 from tfdml.layers import PrincipalComponents
 from tfdml.memory import require_memory
 from tfdml.models import AttentionEnsemble, Embedder, Head, MetricLearner
 from tfdml.models.inference import represent_batches
 from tfdml.objectives import Calibrated, HighOrderMomentLoss, Objective, Stateful
+from tfdml.objectives.terms import build_objectives, check_objectives
 from tfdml.training import checkpoints, distributed
 from tfdml.training.build.images import (
     CachePlan,
@@ -43,7 +45,6 @@ from tfdml.training.build.images import (
     plan_cache,
     relation_of,
 )
-from tfdml.training.expressions import Call, shortened
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import (
@@ -55,7 +56,6 @@ from tfdml.training.settings import (
     ModelSettings,
     OptimizationSettings,
 )
-from tfdml.training.terms import build_objectives, check_objectives
 
 _FLOAT32 = 4
 

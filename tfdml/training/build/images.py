@@ -15,7 +15,7 @@ from tfdml.data import sampling
 from tfdml.data.dataset import ImageDataset, check
 from tfdml.data.images import VectorImages, images_checksum
 from tfdml.data.pipeline import MEGABYTE, decoded_bytes, memory_to_spare
-from tfdml.data.policies import Policy, Step
+from tfdml.data.policies import Policy
 from tfdml.data.readers.label_files import Table, composed, near_miss, split_classes, warn_shared_classes
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
@@ -344,7 +344,6 @@ def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationT
         return TrainTransform(resize=1, image_size=1), EvaluationTransform(1, 1)  # vectors have no views
     resize = max(settings.resize, settings.image_size)
     color = as_color(settings.pad_color)
-    steps = tuple(Step(call.name, call.arguments, share) for share, call in settings.policy_steps())
     train = TrainTransform(
         augmentation=settings.augmentation,
         resize=resize,
@@ -353,7 +352,7 @@ def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationT
         scale=(settings.min_scale, 1.0),
         flip=settings.flip,
         resolutions=(settings.min_resolution, settings.max_resolution),
-        policy=Policy(steps) if steps else None,
+        policy=Policy.of(settings.policy) if settings.policy.strip() else None,
         pad_color=color,
     )
     return train, EvaluationTransform(resize, settings.image_size, settings.resize_mode, color)

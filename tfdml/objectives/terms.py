@@ -1,4 +1,4 @@
-"""From `--objectives` to objectives: every loss, objective and kernel of tfdml by its name in snake case."""
+"""From a sum such as `am_softmax + 0.4 * jrs` to objectives: every loss, objective and kernel by its name."""
 
 import contextlib
 import inspect
@@ -9,6 +9,7 @@ import keras
 
 from tfdml import kernels, losses, objectives
 from tfdml.errors import UserError, check_choice, short_message
+from tfdml.expressions import Call, parse_sum, shortened
 from tfdml.kernels import Kernel
 from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
@@ -16,7 +17,6 @@ from tfdml.mining.base import Jaccard, Relation, SameLabel, named_miners, shares
 from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, Prism, ProxyLoss
 from tfdml.objectives.base import Calibrated, Observed, Stateful, WithStatistics
 from tfdml.saving import snake_case
-from tfdml.training.expressions import Call, parse_sum, shortened
 
 _ALIASES = {
     "xbm": "cross_batch_memory",
@@ -64,13 +64,13 @@ def check_objectives(text: str) -> None:
         >>> check_objectives("am_softmax + 0.4 * jrs")
         >>> check_objectives("jrs(level=pooled)")
         Traceback (most recent call last):
-        tfdml.errors.UserError: --objectives='jrs(level=pooled)': jrs: no argument 'level'; it has kernels, levels, ...
+        tfdml.errors.UserError: `objectives='jrs(level=pooled)'`: jrs: no argument 'level'; it has kernels, levels, ...
     """
     _each_term(text, lambda weight, call: _read(call))
 
 
 def build_objectives(
-    text: str, num_classes: int, relation: Relation | Callable | None = None, columns: int = 1
+    text: str, num_classes: int | None = None, relation: Relation | Callable | None = None, columns: int = 1
 ) -> list[Objective]:
     """Return the objectives that a sum such as `am_softmax(margin=0.05) + 0.4 * jrs` describes.
 
@@ -79,18 +79,22 @@ def build_objectives(
 
     Args:
         text: The sum.
-        num_classes: How many training classes there are.
+        num_classes: How many training classes there are; needed for losses with proxies and targets of classes.
         relation: Which images belong together, for losses over pairs without `positives`; None for equal labels.
         columns: How many labels an image has.
 
     Raises:
         UserError: An unknown name or argument, a value that does not fit, too many terms, or none that counts; with a
-            relation, a term that learns from classes.
+            relation, a term that learns from classes; a term needs `num_classes`.
+
+    Example:
+        >>> [objective.name for objective in build_objectives("contrastive + 0.1 * ecaml")]
+        ['contrastive', 'ecaml']
     """
     built = _each_term(text, lambda weight, call: _build(call, weight, num_classes))
     for objective in built if relation is not None else ():
         if not objective.takes_label_sets or isinstance(objective, Prism):
-            raise UserError(f"--objectives: {objective.name} learns from classes: choose losses over pairs instead")
+            raise UserError(f"`objectives`: {objective.name} learns from classes: choose losses over pairs instead")
         if objective.positives is None:
             objective.loss = objective.loss.with_positives(relation)
         if isinstance(objective, CrossBatchMemory):
@@ -100,8 +104,8 @@ def build_objectives(
 
 def _each_term(text: str, make: Callable[[float, Call], Any]) -> list[Any]:
     """Return what is made of the weight and the call of each term."""
-    terms = parse_sum(text, "--objectives")
-    with _errors_within(f"--objectives={shortened(text)!r}"):
+    terms = parse_sum(text, "objectives")
+    with _errors_within(f"`objectives={shortened(text)!r}`"):
         if len(terms) > _MOST_TERMS:
             raise UserError(f"{len(terms)} terms; {_MOST_TERMS} is the most that one loss may have")
         if not any(weight for weight, _ in terms):
@@ -138,9 +142,11 @@ def _read(call: Call) -> tuple[type, dict]:
     return cls, arguments
 
 
-def _build(call: Call, weight: float, num_classes: int) -> Objective:
+def _build(call: Call, weight: float, num_classes: int | None) -> Objective:
     cls, arguments = _read(call)
     with _errors_within(call.name, arguments["name"]):
+        if num_classes is None and "num_classes" in inspect.signature(_wrapper(cls) or cls).parameters:
+            raise UserError("it needs `num_classes`, the number of training classes")
         if _wrapper(cls):
             return _wrap(cls, arguments, weight, num_classes)
         if "num_classes" in inspect.signature(cls).parameters:
@@ -155,7 +161,7 @@ def _wrapper(cls: type) -> type | None:
     return ProxyLoss if issubclass(cls, ClassSimilarityLoss) else MetricLoss
 
 
-def _wrap(cls: type, arguments: dict, weight: float, num_classes: int) -> Objective:
+def _wrap(cls: type, arguments: dict, weight: float, num_classes: int | None) -> Objective:
     own = set(inspect.signature(cls).parameters)
     loss = _made(cls, {key: value for key, value in arguments.items() if key in own or key == "positives"})
     extra = {key: value for key, value in arguments.items() if key not in (*own, "positives")}

@@ -1,4 +1,4 @@
-"""The readable syntax of `--objectives` and `--backbone`: names with arguments, and weighted sums of them.
+"""The readable syntax of objectives, backbones and policies: names with arguments, and weighted sums of them.
 
     am_softmax(scale=20, margin=0.1) + 0.4 * jrs(levels=[pooled, embedding])
     mobilenetv2(alpha=0.35)
@@ -142,4 +142,6 @@ def _value(node: ast.expr, text: str, flag: str) -> Any:
 
 
 def _error(text: str, flag: str, what: str) -> UserError:
-    return UserError(f"{flag}={shortened(text)!r}: {what}; write e.g. 'name(key=1, other=[a, b]) + 0.5 * name'")
+    argument = f"{flag}={shortened(text)!r}"
+    argument = argument if flag.startswith("--") else f"`{argument}`"
+    return UserError(f"{argument}: {what}; write e.g. 'name(key=1, other=[a, b]) + 0.5 * name'")

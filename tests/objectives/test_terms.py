@@ -6,8 +6,9 @@ from tfdml.errors import UserError
 from tfdml.kernels import Exponential, GaussianMixture, Laplace, Polynomial
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.mining import GivenPairs, shares_a_label
+from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import CrossBatchMemory, JointRepresentationSimilarity, MetricLoss, ProxyLoss
-from tfdml.training.terms import build_objectives, check_objectives, known
+from tfdml.objectives.terms import build_objectives, check_objectives, known
 
 
 def test_every_public_loss_and_objective_can_be_named():
@@ -164,3 +165,13 @@ def test_terms_that_learn_from_classes_are_refused_with_pairs(name):
 def test_relations_that_cannot_be_are_refused(text, message):
     with pytest.raises(UserError, match=message):
         check_objectives(text)
+
+
+def test_a_learner_takes_the_sum_that_the_command_takes():
+    embedder = Embedder("conv4(width=4)", embedding_dim=4, image_size=16)
+    learner = MetricLearner(embedder, "am_softmax(margin=0.05) + 0.4 * jrs", num_classes=3)
+    assert [(each.name, float(each.weight)) for each in learner.objectives] == [("am_softmax", 1), ("jrs", 0.4)]
+    assert learner.objectives[0].num_classes == 3
+    assert [each.name for each in MetricLearner(embedder, "contrastive + ecaml").objectives] == ["contrastive", "ecaml"]
+    with pytest.raises(UserError, match="am_softmax: it needs `num_classes`"):
+        MetricLearner(embedder, "am_softmax")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdml.errors import UserError
-from tfdml.training.expressions import Call, parse_call, parse_sum
+from tfdml.expressions import Call, parse_call, parse_sum
 
 
 def test_a_sum_keeps_order_weights_and_arguments():
