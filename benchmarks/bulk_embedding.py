@@ -43,7 +43,7 @@ def children(pid):
     found = {}
     for entry in pathlib.Path("/proc").iterdir():
         try:
-            if entry.name.isdigit():
+            if entry.name.isdecimal():
                 after = (entry / "stat").read_text().rpartition(")")[2].split()
                 title = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
                 found[int(entry.name)] = (int(after[1]), title)

@@ -31,7 +31,7 @@ def main() -> None:
     _run("export", f"--run_dir={run}", f"--out={model}")
     result = json.loads((ROOT / run / "result.json").read_text())
     before, after = result["metrics_before"]["recall@1"], result["metrics"]["recall@1"]
-    newest = max((ROOT / model).iterdir(), key=lambda entry: int(entry.name) if entry.name.isdigit() else 0)
+    newest = max((ROOT / model).iterdir(), key=lambda entry: int(entry.name) if entry.name.isdecimal() else 0)
     print(f"""
 Done. On {result["protocol"].split("on ")[-1]}:
   Recall@1        {100 * before:.1f} % before training -> {100 * after:.1f} % after

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.data.preparations import png
 from tests.export.conftest import CALIBRATION, LIMIT, shop_items
 from tests.export.networks import picture, small_embedder
-from tfdml.cluster.replica import Call, Replica, ServeSettings, parse_call, write_answer
+from tfdml.cluster.replica import Call, Replica, ServeSettings, check_pixels, parse_call, write_answer
 from tfdml.errors import UserError
 from tfdml.export import Retriever
 from tfdml.export.saved_model import write_saved_model, write_warm_up
@@ -38,10 +39,10 @@ def parsed(**request):
 @pytest.mark.parametrize(
     "request_",
     [
-        {"instances": [b64(b"\0\xff"), "text"]},
-        {"instances": [{"image_bytes": b64(b"\0\xff")}, {"image_bytes": "text"}]},
-        {"inputs": [b64(b"\0\xff"), "text"], "signature_name": "serving_default"},
-        {"inputs": {"image_bytes": [b64(b"\0\xff"), "text"]}},
+        {"instances": [b64(b"\0\xff"), b64(b"text")]},
+        {"instances": [{"image_bytes": b64(b"\0\xff")}, {"image_bytes": b64(b"text")}]},
+        {"inputs": [b64(b"\0\xff"), b64(b"text")], "signature_name": "serving_default"},
+        {"inputs": {"image_bytes": [b64(b"\0\xff"), b64(b"text")]}},
     ],
 )
 def test_rows_and_columns_are_the_same_tensors(request_):
@@ -73,9 +74,15 @@ def test_numbers_have_the_types_of_the_signature():
         ({"inputs": {"image_bytes": ["a"], "more": 1}}, "must have the keys image_bytes, not image_bytes, more"),
         ({"instances": ["a"] * 5}, "5 instances; at most 4"),
         ({"instances": [{"b64": "?"}]}, "image_bytes: Only base64 data is allowed"),
-        ({"instances": [1]}, "must be texts, or bytes"),
-        ({"inputs": [["a"]]}, r"its shape is \(1, 1\), and must be \(None,\)"),
-        ({"inputs": ["a", ["b"]]}, "its lists differ in length"),
+        ({"instances": [1]}, 'image_bytes: its values must be the bytes of image files as {"b64": "..."}$'),
+        ({"instances": ["car.jpg"]}, "not a plain string"),
+        ({"instances": [{"image_bytes": "/9j/4AAQ"}]}, "not a plain string"),
+        ({"instances": [{"b64": "data:image/jpeg;base64,/9j/4AAQ"}]}, "a data URI: send only what follows its comma"),
+        ({"instances": [{"b64": "_9j-4AAQ"}]}, r"base64 for URLs, with - and _: send the standard one"),
+        ({"inputs": {"image_bytes": [b64(b"a")] * 5}}, "5 instances; at most 4"),
+        ({"inputs": [[1]] * 5, "signature_name": "embed_images"}, "5 instances; at most 4"),
+        ({"inputs": [[b64(b"a")]]}, r"its shape is \(1, 1\), and must be \(None,\)"),
+        ({"inputs": [b64(b"a"), [b64(b"b")]]}, "its lists differ in length"),
         ({"inputs": [[[1]], [[1], [2]]], "signature_name": "embed_images"}, "its lists differ in length"),
         ({"inputs": [[[[1, 2, 256]]]], "signature_name": "embed_images"}, "a value is beyond uint8"),
         ({"inputs": [[[[1, 2, 0.5]]]], "signature_name": "embed_images"}, "its values must be uint8"),
@@ -91,6 +98,38 @@ def test_what_is_wrong_with_a_request_is_one_line(request_, says):
     with pytest.raises(UserError, match=says) as error:
         parsed(**request_)
     assert "\n" not in str(error.value)
+
+
+class Untouchable(list):
+    """Rows that fail when anything but their number is asked for."""
+
+    def __iter__(self):
+        raise AssertionError("a row was touched")
+
+    __getitem__ = __iter__
+
+
+@pytest.mark.parametrize("form", ["instances", "inputs", "named inputs"])
+def test_rows_are_counted_before_any_is_touched(form, monkeypatch):
+    rows = Untouchable([1] * 5)
+    request = {"inputs": {"image_bytes": rows}} if form == "named inputs" else {form: rows}
+    monkeypatch.setattr("tfdml.cluster.replica.parse_json", lambda body, where: request)
+    with pytest.raises(UserError, match="5 instances; at most 4"):
+        parse_call(b"", SPECS, 4)
+
+
+def test_pixels_of_a_request_are_counted_by_headers_and_not_decoded():
+    """60 images of one bit a pixel, without any pixel in them, ask for 6 gigapixels."""
+    bomb = png(9990, 9990, pixels=b"")
+    call = parse_call(json.dumps({"instances": [b64(bomb)] * 60}).encode(), SPECS, 256)
+    with pytest.raises(UserError, match=r"5,988.0 megapixels; at most 400 are taken"):
+        check_pixels(call, ServeSettings().max_megapixels)
+    kinds = [tf.io.encode_jpeg(np.zeros((40, 50, 3), np.uint8)).numpy(), IMAGES[0], b"", b"text", bomb[:20]]
+    call = parse_call(json.dumps({"instances": [b64(data) for data in kinds]}).encode(), SPECS, 256)
+    check_pixels(call, (40 * 50 + 40 * 80) / 1e6)
+    with pytest.raises(UserError, match="megapixels"):
+        check_pixels(call, (40 * 50 + 40 * 80 - 1) / 1e6)
+    check_pixels(Call("embed_each", {"image_bytes": np.array([png(30_000, 30_000, pixels=b"")], object)}, True), 400)
 
 
 def test_answers_have_tensorflow_serving_form():

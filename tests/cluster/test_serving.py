@@ -1,5 +1,6 @@
 """`tfdml serve` in processes of its own: every test asks one server, in the order of the file; the last one ends it."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import threading
 import time
+import types
+import urllib.parse
 
 import numpy as np
 import psutil
@@ -23,10 +26,14 @@ from tests.cluster.test_replica import IMAGES, b64
 from tests.export.conftest import CALIBRATION, LIMIT, shop_items
 from tests.export.networks import small_embedder
 from tests.worker_processes import descendants
+from tfdml.cluster.replica import ServeSettings
 from tfdml.export import Retriever
 from tfdml.export.saved_model import write_saved_model
 
 pytest.importorskip("fastapi")
+from tfdml.cluster.serving import application
+from tfdml.io.http import listen, serving
+
 pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -88,7 +95,7 @@ class Server:
     def begin(self, body):
         """Send a request without its last byte."""
         opened = socket.create_connection(("127.0.0.1", self.port), timeout=60)
-        opened.sendall(b"POST /v1/models/shop:predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
+        opened.sendall(b"POST /v1/models/shop:predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n")
         opened.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1])
         return opened
 
@@ -106,6 +113,43 @@ def server(tmp_path_factory):
     yield server
     server.process.kill()
     server.process.wait()
+
+
+class Endless:
+    """Stands in for the handle of a version, whose answers never come."""
+
+    def __init__(self):
+        self.begun, self.cancelled = threading.Event(), threading.Event()
+        self.predict = self
+
+    def remote(self, body):
+        self.begun.set()
+        return self
+
+    def __await__(self):
+        return asyncio.sleep(600).__await__()
+
+    def cancel(self):
+        self.cancelled.set()
+
+
+def test_numbers_of_any_length_are_refused_and_work_whose_client_is_gone_is_dropped():
+    handle = Endless()
+    version = types.SimpleNamespace(number=1, handle=handle, signatures={}, begun=0)
+    versions = types.SimpleNamespace(current=version, name="shop", status={1: ("AVAILABLE", "")})
+    with listen("127.0.0.1", 0) as opened, serving(application(versions, ServeSettings()), opened):
+        port = opened.getsockname()[1]
+        for number in ("9" * 5000, "²", "١", "-1", "1_0", "9" * 19):
+            for path, body in (("", None), ("/metadata", None), (":predict", b"{}")):
+                place = urllib.parse.quote(f"/v1/models/shop/versions/{number}{path}", safe="/:")
+                with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+                    connection.request("GET" if body is None else "POST", place, body)
+                    assert connection.getresponse().status in (400, 404), (number[:9], path)
+        request = b"POST /v1/models/shop:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.sendall(request)
+            assert handle.begun.wait(60)
+        assert handle.cancelled.wait(60)
 
 
 def test_answers_are_those_of_the_saved_model_in_both_forms(server):
@@ -202,7 +246,7 @@ def test_overload_is_refused_early_and_what_was_taken_is_answered(server):
 
     server.wait_for(refused, 10)
     assert server.ask("/healthz")[0] == 200
-    assert all(b" 200 OK" in server.finish(each, body) for each in opened)
+    assert [server.finish(each, body).partition(b"\r\n")[0] for each in opened] == [b"HTTP/1.1 200 OK"] * MOST_WAITING
     assert server.predict(instances=[b64(IMAGES[0])])[0] == 200
     server.begin(body).close()
     server.wait_for(lambda: b"tfdml_serve_waiting_requests 0.0" in server.ask("/monitoring/prometheus/metrics")[2])

@@ -6,8 +6,10 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.saved_model import loader_impl
 
+from tfdml.data.decoding import format_of
+from tfdml.data.images import read_header
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.export.saved_model import read_warm_up
 from tfdml.io.manifests import parse_json
@@ -33,6 +37,7 @@ class ServeSettings:
         max_waiting: Most requests that are not answered yet. Further ones are refused with 503.
         max_instances: Most images of a request.
         max_request_mb: Most megabytes of a request.
+        max_megapixels: Most megapixels of the images of a request, as their headers state them.
         timeout: Seconds that a request may take to arrive, and the model to answer.
         poll_seconds: Seconds between two looks for new versions.
 
@@ -46,6 +51,7 @@ class ServeSettings:
     max_waiting: int = 100
     max_instances: int = 256
     max_request_mb: float = 32.0
+    max_megapixels: float = 400.0
     timeout: float = 30.0
     poll_seconds: float = 5.0
 
@@ -116,6 +122,7 @@ def parse_call(body: bytes, signatures: Mapping[str, Mapping[str, tf.TensorSpec]
         rows: Any = asked["instances"]
         if not isinstance(rows, list) or not rows:
             raise UserError("'instances' must be a list of at least one value")
+        _check_count(rows, most)
         if not all(_is_named(row) for row in rows):
             rows = [{next(iter(specs)): row} for row in rows]
         if any(set(row) != set(specs) for row in rows):
@@ -125,10 +132,37 @@ def parse_call(body: bytes, signatures: Mapping[str, Mapping[str, tf.TensorSpec]
         columns = {next(iter(specs)): columns}
     if set(columns) != set(specs):
         raise UserError(f"'inputs' must have the keys {', '.join(sorted(specs))}, not {', '.join(sorted(columns))}")
-    call = Call(name, {key: _array(key, columns[key], spec) for key, spec in specs.items()}, by_row)
-    if call.rows > most:
-        raise UserError(f"the request has {call.rows:,} instances; at most {most:,} are taken: send several requests")
-    return call
+    for column in columns.values():
+        _check_count(column, most)
+    return Call(name, {key: _array(key, columns[key], spec) for key, spec in specs.items()}, by_row)
+
+
+def _check_count(rows: Any, most: int) -> None:
+    if isinstance(rows, list) and len(rows) > most:
+        raise UserError(f"the request has {len(rows):,} instances; at most {most:,} are taken: send several requests")
+
+
+def check_pixels(call: Call, megapixels: float) -> None:
+    """Refuse a request whose images have more pixels than this; what their headers state is read, and not decoded.
+
+    An image that has more by itself does not count: the model's own limit refuses it, and the others get their answers.
+
+    Raises:
+        UserError: They have more.
+    """
+    images = [data for value in call.inputs.values() if value.dtype == object for data in value.ravel()]
+    count = sum(pixels for pixels in map(_pixels, images) if pixels <= 1e6 * megapixels) / 1e6
+    if count > megapixels:
+        raise UserError(
+            f"the images have {count:,.1f} megapixels; at most {megapixels:,.10g} are taken: send several requests"
+        )
+
+
+def _pixels(data: bytes) -> int:
+    kind = format_of(data[:16])
+    with contextlib.suppress(Exception):  # the model names what is wrong with it
+        return math.prod(read_header(io.BytesIO(data), kind).size) if kind else 0
+    return 0
 
 
 def _is_named(value: Any) -> bool:
@@ -162,11 +196,15 @@ def _array(name: str, value: Any, spec: tf.TensorSpec) -> np.ndarray:
 def _decoded(value: Any) -> Any:
     if isinstance(value, list):
         return [_decoded(part) for part in value]
-    if isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str):
-        return base64.b64decode(value["b64"], validate=True)
-    if isinstance(value, str):
-        return value.encode()
-    raise ValueError('its values must be texts, or bytes as {"b64": "..."}')
+    if not (isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str)):
+        hint = ", not a plain string, a path or a URL" if isinstance(value, str) else ""
+        raise ValueError('its values must be the bytes of image files as {"b64": "..."}' + hint)
+    text = value["b64"]
+    if text.startswith("data:"):
+        raise ValueError("a data URI: send only what follows its comma")
+    if re.search("[-_]", text):
+        raise ValueError("base64 for URLs, with - and _: send the standard one, with + and /")
+    return base64.b64decode(text, validate=True)
 
 
 def write_answer(outputs: Mapping[str, np.ndarray], by_row: bool) -> bytes:
@@ -241,16 +279,21 @@ class Replica:
         """Return the status and the body of the answer; and the size of the batch, 0 where another call returns it."""
         size = 0
         try:
-            call = parse_call(body, self._inputs, self._settings.max_instances)
+            call = await asyncio.to_thread(self._call, body)
             answer, size = await self._batched(call)
             if isinstance(answer, Exception):
                 raise answer
-            return 200, write_answer(answer, call.by_row), size
+            return 200, await asyncio.to_thread(write_answer, answer, call.by_row), size
         except UserError as error:
             return 400, _error(short_message(error)), size
         except Exception as error:
             logging.exception("a request failed")
             return 500, _error(f"the model failed: {short_message(error, 'last', named=True)}"), size
+
+    def _call(self, body: bytes) -> Call:
+        call = parse_call(body, self._inputs, self._settings.max_instances)
+        check_pixels(call, self._settings.max_megapixels)
+        return call
 
     async def _together(self, calls: list[Call]) -> list[tuple[Any, int]]:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._answers, calls)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,6 @@ def served_version(path: Path) -> Path | None:
     """
     if (path / "saved_model.pb").is_file():
         return path
-    versions = [entry for entry in path.iterdir() if entry.name.isdigit()] if path.is_dir() else []
+    versions = [entry for entry in path.iterdir() if re.fullmatch("[0-9]{1,18}", entry.name)] if path.is_dir() else []
     served = [entry for entry in versions if (entry / "saved_model.pb").is_file()]
     return max(served, key=lambda entry: int(entry.name)) if served else None

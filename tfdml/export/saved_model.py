@@ -9,6 +9,7 @@ import dataclasses
 import errno
 import logging as python_logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -104,7 +105,8 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
 def version_numbers(versions: str | os.PathLike) -> list[int]:
     """Return the numbers of the versions in a folder, ascending; none where there is no folder."""
     try:
-        return sorted(int(entry.name) for entry in Path(versions).iterdir() if entry.name.isdecimal())
+        names = (entry.name for entry in Path(versions).iterdir())
+        return sorted(int(name) for name in names if re.fullmatch("[0-9]{1,18}", name))
     except (FileNotFoundError, NotADirectoryError):
         return []
 

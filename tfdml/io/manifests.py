@@ -4,6 +4,7 @@ Manifests, model cards, results and answers of servers are read through here: wh
 of it is a `UserError` that says what is wrong where.
 """
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -187,11 +188,12 @@ def _read(path: str, remedy: str) -> bytes:
         return read_bytes(path)
 
 
-def _is_deep(value: Any, depth: int = 1) -> bool:
-    if not isinstance(value, (dict, list)):
-        return False
-    items = value.values() if isinstance(value, dict) else value
-    return any(depth == MAX_DEPTH or _is_deep(item, depth + 1) for item in items)
+def _is_deep(value: Any) -> bool:
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(MAX_DEPTH):
+        items = itertools.chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for item in items if isinstance(item, (dict, list))]
+    return bool(level)
 
 
 def _unreadable(where: str, reason: str, remedy: str) -> UserError:
