@@ -99,3 +99,16 @@ def test_votes_are_those_of_the_classifier(k):
     names = ["unknown" if label < 0 else f"class {label}" for label in expected.labels]
     assert [name.decode() for name in found["classes"].numpy()] == names
     assert len(set(names)) > 3
+
+
+def test_neighbors_of_a_crowd_are_those_of_float64():
+    """More images within the rounding of the product than there are spare candidates."""
+    rng = np.random.default_rng(0)
+    gallery = np.array([1, 0, 0, 0]) + 1e-5 * rng.normal(size=(300, 4))
+    gallery = (gallery / np.linalg.norm(gallery, axis=1, keepdims=True)).astype(np.float32)
+    rows, squares = nearest(tf.constant(gallery[:20]), tf.constant(gallery), tf.constant(5))
+    exact = gallery.astype(np.float64)
+    expected = np.sort(np.square(exact[:20, None] - exact).sum(axis=2), axis=1)[:, :5]
+    np.testing.assert_allclose(squares, expected, rtol=2e-7)
+    chosen = np.square(exact[:20, None] - exact[rows.numpy()]).sum(axis=2)
+    np.testing.assert_allclose(chosen, expected, rtol=1e-12)

@@ -23,11 +23,11 @@ DECISIONS = ("same", "classify")
 # Neighbors of one query, and of all queries of a request: what an answer may take.
 MAX_NEIGHBORS = 10_000
 MAX_RESULTS = 4_000_000
-# Candidates beyond k, so that the rounding of the product does not decide what is among the k.
+# Candidates beyond k, so that the rounding of the product rarely leaves open what is among the k.
 _SPARE = 4
 # Scores (queries x rows) held at once: 64 MB.
 _SCORES_AT_ONCE = 2**24
-# Components of differences (queries x candidates x d) held at once: 16 MB.
+# Components of differences (queries x candidates x d), or of gallery rows, held at once in float64: 32 MB.
 _DIFFERENCES_AT_ONCE = 2**22
 # Of the softmax of votes, as `KNNClassifier`.
 TEMPERATURE = 0.07
@@ -313,7 +313,8 @@ def nearest(queries: tf.Tensor, gallery: tf.Tensor, k: tf.Tensor) -> tuple[tf.Te
     """Return the k rows of the gallery that are nearest to each query, nearest first, equally near ones by row.
 
     Candidates are found by one product a block of the gallery and the best so far, then measured from differences,
-    |q - g|^2, so that exact copies are at exactly 0.
+    |q - g|^2, in float64, so that exact copies are at exactly 0. Where the rounding of the product leaves open what is
+    among the k, candidates are found once more in float64.
 
     Args:
         queries: (B, d) float32 of length 1.
@@ -331,30 +332,48 @@ def nearest(queries: tf.Tensor, gallery: tf.Tensor, k: tf.Tensor) -> tuple[tf.Te
     count, batch = tf.shape(gallery)[0], tf.shape(queries)[0]
     k = tf.minimum(k, count)
     wanted = tf.minimum(k + _SPARE, count)
-    block = tf.maximum(1, _SCORES_AT_ONCE // tf.maximum(batch, 1))
+    slack = (8 + gallery.shape[1] ** 0.5) * float(np.finfo(np.float32).eps)
 
-    def advance(start: tf.Tensor, scores: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        # Written so that the sum cannot overflow.
-        end = start + tf.minimum(block, count - start)
-        products = tf.matmul(queries, gallery[start:end], transpose_b=True)
-        found, places = tf.math.top_k(products, tf.minimum(wanted, end - start))
-        # Earlier rows come first, and top_k prefers what comes first.
-        scores, rows = tf.concat([scores, found], 1), tf.concat([rows, places + start], 1)
-        scores, places = tf.math.top_k(scores, tf.minimum(wanted, tf.shape(scores)[1]))
-        return end, scores, tf.gather(rows, places, batch_dims=1)
+    def candidates(dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the least score and the rows, ascending, of the best."""
+        asked, block = tf.cast(queries, dtype), tf.maximum(1, _SCORES_AT_ONCE // tf.maximum(batch, 1))
+        if dtype == tf.float64:
+            block = tf.minimum(block, max(1, _DIFFERENCES_AT_ONCE // gallery.shape[1]))
 
-    nothing = (tf.constant(0), tf.zeros((batch, 0)), tf.zeros((batch, 0), tf.int32))
-    shapes = (tf.TensorShape(()), tf.TensorShape((None, None)), tf.TensorShape((None, None)))
-    _, _, rows = tf.while_loop(
-        lambda start, *_: start < count, advance, nothing, shape_invariants=shapes, parallel_iterations=1
-    )
-    rows = tf.sort(rows, axis=1)
-    nearness, places = tf.math.top_k(-_squared_distances(queries, gallery, rows), k)
-    return tf.gather(rows, places, batch_dims=1), -nearness
+        def advance(start: tf.Tensor, scores: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            # Written so that the sum cannot overflow.
+            end = start + tf.minimum(block, count - start)
+            part = tf.cast(gallery[start:end], dtype)
+            products = tf.matmul(asked, part, transpose_b=True)
+            if dtype == tf.float64:  # which shows that lengths are 1 but for rounding
+                products -= tf.reduce_sum(part * part, 1) / 2
+            found, places = tf.math.top_k(products, tf.minimum(wanted, end - start))
+            # Earlier rows come first, and top_k prefers what comes first.
+            scores, rows = tf.concat([scores, found], 1), tf.concat([rows, places + start], 1)
+            scores, places = tf.math.top_k(scores, tf.minimum(wanted, tf.shape(scores)[1]))
+            return end, scores, tf.gather(rows, places, batch_dims=1)
+
+        nothing = (tf.constant(0), tf.zeros((batch, 0), dtype), tf.zeros((batch, 0), tf.int32))
+        shapes = (tf.TensorShape(()), tf.TensorShape((None, None)), tf.TensorShape((None, None)))
+        _, scores, rows = tf.while_loop(
+            lambda start, *_: start < count, advance, nothing, shape_invariants=shapes, parallel_iterations=1
+        )
+        return tf.cast(tf.reduce_min(scores, 1), tf.float64), tf.sort(rows, axis=1)
+
+    def best(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        nearness, places = tf.math.top_k(-_squared_distances(queries, gallery, rows), k)
+        return tf.gather(rows, places, batch_dims=1), -nearness
+
+    last, rows = candidates(tf.float32)
+    rows, squares = best(rows)
+    settled = 1 - tf.reduce_max(squares, 1) / 2 >= last + slack
+    done = tf.reduce_all(settled) | (wanted >= count) | (k < 1)
+    rows, squares = tf.cond(done, lambda: (rows, squares), lambda: best(candidates(tf.float64)[1]))
+    return rows, tf.cast(squares, tf.float32)
 
 
 def _squared_distances(queries: tf.Tensor, gallery: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """(B, m) squared distances of queries (B, d) to the gallery's rows (B, m), some columns at a time."""
+    """(B, m) float64 squared distances of queries (B, d) to the gallery's rows (B, m), some columns at a time."""
     batch, columns = tf.shape(rows)[0], tf.shape(rows)[1]
     step = tf.clip_by_value(_DIFFERENCES_AT_ONCE // tf.maximum(tf.size(queries), 1), 1, tf.maximum(columns, 1))
     steps = -(-columns // step)
@@ -362,8 +381,9 @@ def _squared_distances(queries: tf.Tensor, gallery: tf.Tensor, rows: tf.Tensor) 
     parts = tf.transpose(tf.reshape(filled, (batch, steps, step)), (1, 0, 2))
 
     def measure(part: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(tf.math.squared_difference(tf.gather(gallery, part), queries[:, None]), -1)
+        near = tf.cast(tf.gather(gallery, part), tf.float64)
+        return tf.reduce_sum(tf.math.squared_difference(near, tf.cast(queries[:, None], tf.float64)), -1)
 
-    spec = tf.TensorSpec((None, None), tf.float32)
+    spec = tf.TensorSpec((None, None), tf.float64)
     squares = tf.map_fn(measure, parts, fn_output_signature=spec, parallel_iterations=1)
     return tf.reshape(tf.transpose(squares, (1, 0, 2)), (batch, steps * step))[:, :columns]
