@@ -61,12 +61,16 @@ def write_lists(folder):
     photos = [path.relative_to(folder) for path in sorted((folder / "folder").rglob("*.jpg"))]
     splits = ["train" if row < len(photos) * 2 // 3 else "test" for row in range(len(photos))]
     rows = list(zip(photos, splits, (photo.parent.name for photo in photos), strict=True))
+    roles = [("query", "gallery")[row % 2] if split == "test" else split for row, split in enumerate(splits)]
     sets = [{"path": str(path), "split": split, "labels": [name, name[:2]]} for path, split, name in rows]
     near = [(a, b, int(a.parent == b.parent)) for step in (1, 7) for a, b in zip(photos, photos[step:], strict=False)]
     texts = {
         "list.csv": ["path,split", *(f"{path},{split}" for path, split, _ in rows)],
         "photos.csv": ["path,split,label", *(f"{path},{split},{name}" for path, split, name in rows)],
-        "market.csv": ["path,role,label,group", *(f"{p},{s.replace('test', 'query')},{n},1" for p, s, n in rows)],
+        "market.csv": [
+            "path,role,label,group",
+            *(f"{p},{r},{n},{p.stem}" for (p, _, n), r in zip(rows, roles, strict=True)),
+        ],
         "levels.csv": ["path,split,label,super_label", *(f"{p},{s},{name},{name[:1]}" for p, s, name in rows)],
         "sets.jsonl": map(json.dumps, sets),
         "pairs.csv": ["a,b,similar", *(f"{a},{b},{same}" for a, b, same in near)],

@@ -6,7 +6,7 @@
 
 A row's id is the name of its image, after --prefix. Its texts are path, class, role and source. Ids that are there from
 other embeddings are an error, or their rows are replaced (--replace). After a kill, the same command writes the rest.
-tfdml search --gallery=URI searches it.
+The flag --gallery of tfdml search takes the same URI.
 
 --to names the database; options follow as ?name=value&name=value, in quotes for the shell:
   table       the table (default gallery)
