@@ -56,7 +56,13 @@ def test_an_index_is_saved_and_loaded_whole(index, model, tmp_path, names):
             map("image {}".format, LABELS * 10 + np.arange(18)),
         )
     held_out = np.repeat([1, 3, 4, 6], 8)
-    index.calibration = index.calibrate(images(held_out, 3), held_out, precision=0.9)
+    classes = np.array(list("abcdefg"))[held_out] if names else held_out
+    index.calibration = index.calibrate(images(held_out, 3), classes, fpir=0.5)
+    found = index.search(images(held_out, 3), 1).column("distance")
+    assert index.calibration.rates["fpir"].mean == np.mean(found <= index.calibration.threshold) <= 0.5
+    # Of classes that the index does not hold; its own images are of known ones.
+    assert list(index.calibration.rates) == ["fpir"]
+    assert index.calibrate(fpir=0.5).num_images == 18
     queries = images([0, 2, 5, 7], 4)
     expected = KNNClassifier(index.embeddings, index.labels, k=3, distance="euclidean", threshold=index.calibration)
     index.save(tmp_path / "new" / "index")

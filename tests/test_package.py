@@ -9,6 +9,8 @@ import pytest
 
 import tfdml
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
 
 def test_dir_offers_every_public_name():
     assert set(tfdml.__all__) <= set(dir(tfdml))
@@ -113,3 +115,17 @@ for module in pkgutil.walk_packages(tfdml.__path__, "tfdml."):
 def test_every_module_is_imported_where_the_system_is_not_posix():
     done = subprocess.run([sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_all_defaults_of_distance_agree():
+    """A threshold of one function is one of every other; only losses have the distances of their papers."""
+    defaults = {}
+    for path in sorted((ROOT / "tfdml").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and "losses" not in path.parts:
+                names = node.args.args[len(node.args.args) - len(node.args.defaults) :] + node.args.kwonlyargs
+                for name, default in zip(names, node.args.defaults + node.args.kw_defaults, strict=True):
+                    if name.arg == "distance" and isinstance(default, ast.Constant) and default.value is not None:
+                        defaults[f"{path.stem}.{node.name}:{node.lineno}"] = default.value
+    assert len(defaults) > 30
+    assert set(defaults.values()) == {"euclidean"}, defaults

@@ -50,7 +50,7 @@ class Index:
         True
     """
 
-    def __init__(self, model: Any, *, distance: str = "cosine", batch_size: int = 100):
+    def __init__(self, model: Any, *, distance: str = "euclidean", batch_size: int = 100):
         check_positive(batch_size=batch_size)
         self.model, self.distance, self.batch_size = model, distance, batch_size
         self.embeddings: np.ndarray | None = None
@@ -127,15 +127,26 @@ class Index:
             distance=self.distance,
         )
 
-    def calibrate(self, x: Any, y: Any, **target: Any) -> Calibration:
-        """Return a threshold on the distance below which two images are the same.
+    def calibrate(self, x: Any = None, y: Any = None, *, fpir: float = 0.01) -> Calibration:
+        """Return the threshold within which at most a share of the queries of unknown classes finds anything.
+
+        Each query searches the index without its own class. Set `calibration` to the result, and calibrate again when
+        the index has grown.
 
         Args:
-            x: (N, ...) images of classes that the model was not trained on.
-            y: (N,) their class ids.
-            **target: `far=0.001` or `precision=0.99`, see `tfdml.evaluation.calibrate`.
+            x: (N, ...) images of classes that the model was not trained on; None: the images of the index, which must
+                then be of such classes.
+            y: (N,) their class ids or names, as those of the index.
+            fpir: The share, see `tfdml.evaluation.calibrate`.
+
+        Raises:
+            UserError: The index is empty or has no labels, or the images cannot show the rate.
         """
-        return calibrate(self.embed(x), y, distance=self.distance, **target)
+        gallery, labels = self._labeled()
+        if x is None:
+            return calibrate(gallery, labels, fpir=fpir, distance=self.distance)
+        queries = self.embed(x)
+        return calibrate(queries, y, fpir=fpir, gallery=gallery, gallery_labels=labels, distance=self.distance)
 
     def classify(self, x: Any, k: int = 5) -> Predictions:
         """Return the class of each image by a vote of its k nearest; "unknown" beyond the calibrated threshold.
@@ -147,16 +158,19 @@ class Index:
         Raises:
             UserError: The index is empty or has no labels.
         """
-        gallery = self._filled()
-        if self.labels is None:
-            raise UserError("the images of this index have no labels: give `y` to `add`")
-        classifier = KNNClassifier(gallery, self.labels, k=k, distance=self.distance, threshold=self.calibration)
+        classifier = KNNClassifier(*self._labeled(), k=k, distance=self.distance, threshold=self.calibration)
         return classifier.classify(self.embed(x))
 
     def _filled(self) -> np.ndarray:
         if self.embeddings is None:
             raise UserError("the index is empty: `add` images first")
         return self.embeddings
+
+    def _labeled(self) -> tuple[np.ndarray, np.ndarray]:
+        gallery = self._filled()
+        if self.labels is None:
+            raise UserError("the images of this index have no labels: give `y` to `add`")
+        return gallery, self.labels
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write the index, and its model if it is a `keras.Model`, into a new folder, atomically.

@@ -43,7 +43,7 @@ def served(monkeypatch):
 @pytest.mark.slow
 def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
     flags = [f"--model={folder}/model.keras", f"--gallery={folder}/photos", "--host=0.0.0.0"]
-    status, printed, errors = commands.run("demo", *flags, "--calibration=far=0.2", "--port=0")
+    status, printed, errors = commands.run("demo", *flags, "--calibration=fpir=0.2", "--port=0")
     assert status == 0, errors
     assert "embedding 12 images" in printed
     demo, host, port, token = served[0]

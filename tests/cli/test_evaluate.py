@@ -197,20 +197,20 @@ def test_thresholds_of_stored_embeddings(commands, vectors, tmp_path):
     flags = ["--task=verification", "--target=far=0.01", "--distance=cosine", f"--json={path}"]
     status, said, errors = commands.run("evaluate", f"--model={vectors / 'good.npz'}", *flags)
     assert status == 0, errors
-    result, expected = json.loads(path.read_text()), verification(points, labels)
+    result, expected = json.loads(path.read_text()), verification(points, labels, distance="cosine")
     assert (result["auc"], result["eer"], result["num_same"]) == (expected.auc, expected.eer, 12 * 190)
     assert result["tar@far=0.01"] == expected.points[0.01].tar.mean
     calibration = Calibration.from_dict(result["calibration"])
-    assert calibration.threshold == calibrate(points, labels, far=0.01).threshold
+    assert calibration.threshold == calibrate(points, labels, far=0.01, distance="cosine").threshold
     assert calibration.target == "far=0.01"
-    assert f"at a distance of at most {calibration.threshold:.6g}" in said
+    assert f"{calibration}" in said
     assert "2,280 of one class, 26,400 of different classes; cosine" in said
 
 
 def test_nearest_images_classify_stored_embeddings(commands, vectors, tmp_path):
     points, labels = (np.load(vectors / "good.npz")[name] for name in ("embeddings", "labels"))
     path = tmp_path / "classes.json"
-    flags = ["--task=classification", "--neighbors=3", f"--json={path}"]
+    flags = ["--task=classification", "--neighbors=3", "--target=fpir=0.02", f"--json={path}"]
     status, said, errors = commands.run("evaluate", f"--model={vectors / 'good.npz'}", *flags)
     assert status == 0, errors
     result = json.loads(path.read_text())
@@ -219,12 +219,18 @@ def test_nearest_images_classify_stored_embeddings(commands, vectors, tmp_path):
     expected = evaluate_classification(classifier, points[~gallery], labels[~gallery])
     assert {name: result[name] for name in expected} == expected
     assert "a gallery of 60 images of 6 classes; 60 queries of these, 120 of other classes" in said
+    # The threshold is of searches of all images.
+    calibration = calibrate(points, labels, fpir=0.02)
+    assert Calibration.from_dict(result["calibration"]).rates == calibration.rates
+    assert str(calibration) in said
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         (["--task=verification", "--target=far=2"], "write far= or precision= and a number from 0 to 1"),
+        (["--task=verification", "--target=fpir=0.01"], "write far= or precision="),
+        (["--task=classification", "--target=far=0.01"], "write fpir= and a number"),
         (["--task=verification", "--target=recall=0.5"], "write far= or precision="),
         (["--task=verification", "--target=far=1e-9"], "needs at least 1,000,000,000 pairs of different classes"),
         (["--target=far=0.1"], "--target=far=0.1 has no effect: it needs --task=verification"),

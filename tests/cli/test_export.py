@@ -27,10 +27,11 @@ def test_a_run_becomes_a_retriever_of_a_data_set(finished_run, command, tmp_path
     assert f"{card['items']:,} items of {card['classes']:,} classes" in done.stdout
     assert found["ids"].shape == (1, 3)
     assert np.all(np.diff(found["distances"].numpy()) >= 0)
-    # By default it has the threshold of the run's unseen classes.
-    assert "the same, with far=0.001: at a distance of at most" in done.stdout
-    assert card["calibration"]["target"] == "far=0.001"
-    assert found["same"].numpy().tolist() == (found["distances"].numpy() <= card["calibration"]["threshold"]).tolist()
+    # By default it has the threshold of its own images of unseen classes, each of which searches it.
+    assert "fpir=0.01: euclidean distance at most" in done.stdout
+    assert (card["calibration"]["kind"], card["calibration"]["num_images"]) == ("fpir", card["items"])
+    accepted = found["distances"].numpy() <= np.float32(card["calibration"]["threshold"])
+    assert found["accepted"].numpy().tolist() == accepted.tolist()
     assert not list(tmp_path.glob("retriever/.partial*"))
 
 

@@ -1,10 +1,12 @@
 """`tfdml search`: the same neighbors in each kind of gallery, and one clear line for what is wrong."""
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from tfdml.evaluation import RetrievalResults, evaluate_retrieval
+from tfdml.evaluation import RetrievalResults, calibrate, evaluate_retrieval
 from tfdml.retrieval import EmbeddingsToIndex, nearest_neighbors
 
 
@@ -57,6 +59,26 @@ def test_what_is_further_away_is_left_out(commands, folder):
     assert [name for name in some.column("id") if name is not None] == whole.column("id")[near].tolist()
     assert set(some.column("query")) == set(whole.column("query"))
     assert 0 < near.sum() < 40
+
+
+def test_a_threshold_of_a_file_is_of_the_distance_and_the_size_of_its_gallery(commands, folder, tmp_path, caplog):
+    arrays = np.load(folder / "gallery.npz")
+    calibration = calibrate(arrays["embeddings"], arrays["labels"], fpir=0.1)
+    path = tmp_path / "threshold.json"
+    path.write_text(json.dumps({"split": "test", "calibration": calibration.to_dict()}))
+    whole, _ = nearest(commands, folder, folder / "gallery.npz", "--k=4")
+    some, said = nearest(commands, folder, folder / "gallery.npz", "--k=4", f"--max_distance={path}")
+    near = whole.column("distance") <= calibration.threshold
+    assert [name for name in some.column("id") if name is not None] == whole.column("id")[near].tolist()
+    assert f"{calibration}\neuclidean distances, at most {calibration.threshold:.6g}\n" in said
+    assert "is of a gallery of" not in caplog.text
+    arguments = [f"--gallery={folder / 'gallery.npz'}", f"--queries={folder / 'queries.npz'}", f"--max_distance={path}"]
+    status, _, errors = commands.run("search", *arguments, "--distance=cosine")
+    assert (status, errors.count("\n")) == (2, 1)
+    assert "the threshold is of distance='euclidean', the search of 'cosine'" in errors
+    path.write_text(json.dumps({"calibration": {**calibration.to_dict(), "num_images": 15}}))
+    nearest(commands, folder, folder / "gallery.npz", f"--max_distance={path}")
+    assert "is of a gallery of 15 images, and this one has 30" in caplog.text
 
 
 def test_a_gallery_of_fewer_images_is_found_whole(commands, folder):
@@ -127,7 +149,7 @@ def test_images_are_queries(commands, tmp_path):
             assert distance == pytest.approx(0, abs=2e-3)
     status, _, errors = commands.run("search", f"--gallery={tmp_path}/retriever", asked, "--max_distance=calibrated")
     assert status == 2
-    assert "was built without a calibration: export its embedder with `calibrate=far=0.001`" in errors
+    assert "has no threshold: export it with --calibrate=fpir=0.01" in errors
 
 
 @pytest.mark.parametrize(

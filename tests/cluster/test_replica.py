@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.data.preparations import png
-from tests.export.conftest import CALIBRATION, LIMIT, shop_items
+from tests.export.conftest import LIMIT, SEARCHED, shop_items
 from tests.export.networks import picture, small_embedder
 from tfdml.cluster.replica import Call, Replica, ServeSettings, check_pixels, parse_call, write_answer
 from tfdml.errors import UserError
@@ -146,8 +146,8 @@ def test_answers_have_tensorflow_serving_form():
 def test_calls_of_one_batch_have_the_answers_that_they_have_alone(tmp_path):
     """Several signatures, sizes of images and `k`, a bad image, a bad `k`, and inputs that differ in length."""
     pytest.importorskip("fastapi")
-    write_saved_model(small_embedder(), tmp_path / "embedder" / "1", LIMIT, CALIBRATION)
-    Retriever.build(tmp_path / "embedder", shop_items(IMAGES), tmp_path / "retriever", calibration=CALIBRATION)
+    write_saved_model(small_embedder(), tmp_path / "embedder" / "1", LIMIT)
+    Retriever.build(tmp_path / "embedder", shop_items(IMAGES), tmp_path / "retriever", calibration=SEARCHED)
     folder = tmp_path / "retriever" / "1"
     replica, model = Replica(str(folder), ServeSettings()), tf.saved_model.load(str(folder))
     rng = np.random.default_rng(0)
@@ -168,7 +168,7 @@ def test_calls_of_one_batch_have_the_answers_that_they_have_alone(tmp_path):
             for k in ([1, 3], [3, 3], [2, 2], [0, 2], 2, 3, [1, 2, 3])
         ),
         ("search_each", {"image_bytes": texts(*IMAGES[:3]), "k": np.array([1, 3], np.int32)}),
-        ("same", {"image_bytes": texts(*IMAGES[:2]), "other_image_bytes": texts(*IMAGES[1:3])}),
+        ("classify", {"image_bytes": texts(*IMAGES[:2]), "k": np.array([3, 2], np.int32)}),
     ]
     calls = [Call(signature, values, by_row=False) for signature, values in inputs]
     answers = replica._answers(calls)

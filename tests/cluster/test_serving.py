@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from benchmarks.serving_load import Load, bomb, client_module, odd_images
 from tests.cluster.test_replica import IMAGES, b64
-from tests.export.conftest import CALIBRATION, LIMIT, shop_items
+from tests.export.conftest import LIMIT, SEARCHED, shop_items
 from tests.export.networks import small_embedder
 from tests.worker_processes import descendants
 from tfdml.cluster.replica import ServeSettings
@@ -48,8 +48,8 @@ class Server:
     def __init__(self, folder):
         self.made, self.folder, self.log = folder / "made", folder / "shop", folder / "log"
         for number in (1, 2):
-            write_saved_model(small_embedder(number), folder / f"embedder{number}" / "1", LIMIT, CALIBRATION)
-            Retriever.build(folder / f"embedder{number}", shop_items(IMAGES), self.made, calibration=CALIBRATION)
+            write_saved_model(small_embedder(number), folder / f"embedder{number}" / "1", LIMIT)
+            Retriever.build(folder / f"embedder{number}", shop_items(IMAGES), self.made, calibration=SEARCHED)
         self.models = {number: tf.saved_model.load(str(self.made / str(number))) for number in (1, 2)}
         self.images = [*IMAGES, *odd_images()]
         self.vectors = {number: self.direct("serving_default", number)["embedding"] for number in (1, 2)}

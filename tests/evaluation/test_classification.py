@@ -53,7 +53,7 @@ def test_softmax_weights_equal_the_formula():
     nearest = np.argsort(distances[0])[:7]
     weights = np.exp((1 - distances[0][nearest]) / 0.2)
     votes = [weights[labels[nearest] == c].sum() / weights.sum() for c in range(5)]
-    found = KNNClassifier(gallery, labels, k=7, temperature=0.2).classify(query)
+    found = KNNClassifier(gallery, labels, k=7, temperature=0.2, distance="cosine").classify(query)
     assert found.closed[0] == np.argmax(votes)
     assert found.confidences[0] == pytest.approx(max(votes), rel=1e-5)
 
@@ -66,7 +66,7 @@ def test_centers_equal_those_of_scikit_learn():
 
 
 def test_cosine_centers_are_means_of_unit_vectors():
-    classifier = CentroidClassifier([[10.0, 0.0], [0.0, 1.0], [-1.0, -1.0]], [0, 0, 1])
+    classifier = CentroidClassifier([[10.0, 0.0], [0.0, 1.0], [-1.0, -1.0]], [0, 0, 1], distance="cosine")
     np.testing.assert_allclose(classifier.centers, [[0.5, 0.5], [-np.sqrt(0.5), -np.sqrt(0.5)]], rtol=1e-6)
 
 
@@ -87,8 +87,10 @@ def test_a_class_is_added_by_its_images():
 def test_beyond_the_threshold_is_unknown():
     gallery, labels = blobs(0, range(4), 5, 0.15)
     held_out, held_out_labels = blobs(5, range(20, 32), 8, 0.15)
-    calibration = calibrate(held_out, held_out_labels, far=0.01)
-    classifier = KNNClassifier(gallery, labels, threshold=calibration)
+    calibration = calibrate(
+        held_out, held_out_labels, fpir=0.05, gallery=gallery, gallery_labels=labels, distance="cosine"
+    )
+    classifier = KNNClassifier(gallery, labels, distance="cosine", threshold=calibration)
     assert classifier.threshold == calibration.threshold
     known, known_labels = blobs(1, range(4), 9, 0.15)
     unknown, unknown_labels = blobs(2, range(8, 14), 9, 0.15)
@@ -179,8 +181,20 @@ def test_what_makes_no_sense_is_refused(act, says):
 
 
 def test_a_calibration_goes_with_its_distance_and_with_images():
-    calibration = calibrate(*blobs(0, range(9), 6), far=0.05)
-    with pytest.raises(UserError, match="calibration is of distance='cosine', the classifier of 'euclidean'"):
-        KNNClassifier([[0.0, 1.0]], [1], distance="euclidean", threshold=calibration)
+    images = blobs(0, range(9), 6)
+    gallery = np.ones((60, 6))
+    calibration = calibrate(*images, fpir=0.05)
+    with pytest.raises(UserError, match="threshold is of distance='euclidean', the search of 'cosine'"):
+        KNNClassifier(gallery, np.arange(60), distance="cosine", threshold=calibration)
+    with pytest.raises(UserError, match=r"far=0\.05 is a rate of pairs of images, not of searches"):
+        KNNClassifier(gallery, np.arange(60), threshold=calibrate(*images, far=0.05))
     with pytest.raises(UserError, match="use fit_threshold"):
-        CentroidClassifier([[0.0, 1.0]], [1], threshold=calibration)
+        CentroidClassifier(gallery, np.arange(60), threshold=calibration)
+
+
+def test_a_classifier_that_has_outgrown_its_threshold_warns(caplog):
+    images, labels = blobs(0, range(9), 6)
+    classifier = KNNClassifier(images, labels, threshold=calibrate(images, labels, fpir=0.05))
+    assert not caplog.text
+    classifier.add(*blobs(1, range(9, 14), 6))
+    assert "for fpir=0.05 is of a gallery of 54 images, and this one has 84" in caplog.text

@@ -20,17 +20,18 @@ _RATE = Interval(0.5, 0.4, 0.6, 0.05)
 CALIBRATION = Calibration(
     distance="euclidean",
     threshold=0.12,
-    tar=_RATE,
-    far=_RATE,
-    precision=_RATE,
+    kind="far",
+    rate=0.01,
+    rates={"far": _RATE, "tar": _RATE, "precision": _RATE},
     level=0.95,
     num_images=100,
     num_classes=20,
-    target="far=0.01",
     distances=np.array([0.05, 0.08, 0.2, 0.3]),
     probabilities=np.array([0.9, 0.7, 0.3, 0.0]),
     prior=0.1,
 )
+# Of searches: what the retriever has.
+SEARCHED = Calibration(0.12, "euclidean", "fpir", 0.01, {"fpir": _RATE, "tpir": _RATE}, 0.95, 12, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ def shop(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop")
     write_saved_model(small_embedder(), folder / "embedder" / "1", LIMIT, CALIBRATION)
     images = tuple(picture(seed, 40 + seed, 80 - seed, "PNG" if seed % 4 == 0 else "JPEG") for seed in range(12))
-    Retriever.build(folder / "embedder", shop_items(images), folder / "retriever", calibration=CALIBRATION)
+    Retriever.build(folder / "embedder", shop_items(images), folder / "retriever", calibration=SEARCHED)
     served = tf.saved_model.load(str(folder / "embedder" / "1"))
     embeddings = served.signatures["serving_default"](image_bytes=tf.constant(images))["embedding"].numpy()
     ids = tuple(item.id for item in shop_items(images))

@@ -10,11 +10,12 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import prediction_log_pb2
 
-from tests.export.conftest import CALIBRATION, one_line
-from tests.export.networks import picture, small_dataset
+from tests.export.conftest import CALIBRATION, SEARCHED, one_line
+from tests.export.networks import picture, small_dataset, small_embedder
 from tfdml.data import EncodedImages
+from tfdml.embeddings.model_card import view_of
 from tfdml.errors import UserError
-from tfdml.evaluation import KNNClassifier
+from tfdml.evaluation import KNNClassifier, calibrate
 from tfdml.export import GalleryItem, Retriever, prune, search_graph
 from tfdml.export.gallery import embedded, items_of_dataset, items_of_folder
 from tfdml.export.saved_model import version_numbers
@@ -73,7 +74,7 @@ def test_images_of_the_gallery_find_themselves(shop, retriever):
 def test_what_is_further_than_a_distance_is_left_out(limit, shop, retriever):
     queries = [shop.images[4], picture(50)]
     whole, found = retriever.search(queries, 12), retriever.search(queries, 12, max_distance=limit)
-    near = whole.distances <= (CALIBRATION.threshold if limit == "calibrated" else limit)
+    near = whole.distances <= (SEARCHED.threshold if limit == "calibrated" else limit)
     assert near[0].any() == (limit != 0.0)
     for name, filler in (
         *(("indices", -1), ("ids", ""), ("distances", np.inf), ("similarities", -1), ("classes", ""), ("metadata", "")),
@@ -88,28 +89,79 @@ def test_a_distance_that_is_none_or_not_calibrated_is_refused(shop, retriever):
     for limit in (-1, float("nan"), "near"):
         one_line(lambda limit=limit: retriever.search(shop.images[0], 1, max_distance=limit), "max_distance must")
     plain = Retriever(dataclasses.replace(retriever._version, calibration=None))
-    with pytest.raises(UserError, match=r"built without a calibration: .* `calibrate=far=0\.001`"):
+    with pytest.raises(UserError, match=r"built without a threshold: .* `calibrate=fpir=0\.01`"):
         plain.search(shop.images[0], 1, max_distance="calibrated")
 
 
-def test_same_decides_as_the_calibration(shop, retriever, signatures):
-    first, second = list(shop.images[:6]), list(shop.images[6:])
-    second[0] = first[0]
-    found = signatures["same"](image_bytes=tf.constant(first), other_image_bytes=tf.constant(second))
-    distances = found["distances"].numpy()
-    ours = [retriever.embed(images).astype(np.float64) for images in (first, second)]
-    np.testing.assert_allclose(distances, np.linalg.norm(ours[0] - ours[1], axis=1), atol=1e-6)
-    np.testing.assert_array_equal(found["same"], retriever.calibration.same(distances))
-    assert 0 < np.count_nonzero(found["same"]) < 6
-    np.testing.assert_allclose(found["probabilities"], retriever.calibration.probability(distances), atol=1e-6)
-    bad = signatures["same"](
-        image_bytes=tf.constant([first[0], b"", first[1]]), other_image_bytes=tf.constant([b"text", first[0], first[1]])
-    )
-    assert bad["error"].numpy()[1:].tolist() == [b"image_bytes: no bytes", b""]
-    assert bad["error"].numpy()[0].startswith(b"other_image_bytes: not a JPEG")
-    assert bad["same"].numpy().tolist() == [False, False, True]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="there are 2 images, and 1 others"):
-        signatures["same"](image_bytes=tf.constant(first[:2]), other_image_bytes=tf.constant(first[:1]))
+def test_searches_say_what_is_accepted(shop, signatures):
+    queries = [shop.images[4], picture(50)]
+    found = search(signatures, "search_bytes", 12, image_bytes=queries)
+    np.testing.assert_array_equal(found["accepted"], found["distances"] <= np.float32(SEARCHED.threshold))
+    assert found["known"].tolist() == found["accepted"][:, 0].tolist()
+    assert found["known"][0]
+    none = search(signatures, "search_bytes", 0, image_bytes=queries[:0])
+    assert none["known"].shape == (0,)
+
+
+def clustered(seed, classes, per_class):
+    """Items of unit vectors around random centers, each class with a name."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), per_class)
+    x = rng.normal(size=(classes, 8))[labels] + 0.5 * rng.normal(size=(len(labels), 8))
+    return [
+        GalleryItem(f"{seed}/{row}", embedding=vector, label=int(label), metadata={"class": f"{seed} {label}"})
+        for row, (vector, label) in enumerate(zip(x.astype("float32"), labels, strict=True))
+    ]
+
+
+def expected_calibration(gallery, asked):
+    """By the classes of the gallery that the model was not trained on, each searching the whole gallery."""
+    names, rows = np.array(gallery.classes), np.flatnonzero(asked)
+    sides = {"gallery": gallery.embeddings, "gallery_labels": names, "own_rows": rows}
+    return calibrate(gallery.embeddings[rows], names[rows], fpir=0.05, **sides)
+
+
+@pytest.mark.slow
+def test_a_gallery_calibrates_itself_by_classes_that_were_not_trained_on(shop, tmp_path, caplog):
+    shutil.copytree(shop.embedder, tmp_path / "embedder")
+    card = {"trained_on": [f"0 {label}" for label in range(5)], "view": view_of(small_embedder())}
+    (tmp_path / "embedder" / "1" / "model_card.json").write_text(json.dumps(card))
+    printed = []
+    options = {"calibration": "fpir=0.05", "report": printed.append}
+    retriever = Retriever.build(tmp_path / "embedder", clustered(0, 20, 6), tmp_path / "retriever", **options)
+    gallery = retriever.gallery()
+    expected = expected_calibration(gallery, gallery.labels >= 5)
+    assert retriever.calibration == dataclasses.replace(expected, **arrays(retriever.calibration))
+    assert (expected.num_images, expected.num_classes) == (120, 20)
+    assert str(expected) in printed
+    # Grown by half: calibrated again, and the graph has the new threshold.
+    retriever.add(clustered(1, 12, 6))
+    gallery = retriever.gallery()
+    names = np.array(gallery.classes)
+    expected = expected_calibration(gallery, ~np.isin(names, card["trained_on"]))
+    assert retriever.calibration.threshold == pytest.approx(expected.threshold, rel=1e-6)
+    assert retriever.calibration.num_images == 192
+    served = tf.saved_model.load(str(retriever.path)).signatures["search_embedding"]
+    found = served(embedding=tf.constant(gallery.embeddings), k=tf.constant(3))
+    np.testing.assert_array_equal(found["accepted"], found["distances"] <= np.float32(retriever.calibration.threshold))
+    assert not caplog.text
+    # All trained on: not asked for, no threshold; asked for, refused.
+    (tmp_path / "embedder" / "1" / "model_card.json").write_text(json.dumps({**card, "trained_on": names.tolist()}))
+    items, folder = clustered(0, 20, 6), tmp_path / "other"
+    assert Retriever.build(tmp_path / "embedder", items, folder, report=printed.append).calibration is None
+    assert "no threshold for 'unknown': no image of the gallery is of a class that was not trained on" in printed
+    with pytest.raises(UserError, match="no image of the gallery"):
+        Retriever.build(tmp_path / "embedder", items, folder, **options)
+    # A threshold from elsewhere warns in a gallery that is larger by half, and one of pairs is refused.
+    other = dataclasses.replace(SEARCHED, num_images=80)
+    Retriever.build(tmp_path / "embedder", items, folder, calibration=other)
+    assert "for fpir=0.01 is of a gallery of 80 images, and this one has 120" in caplog.text
+    with pytest.raises(UserError, match=r"far=0\.01 is a rate of pairs of images, not of searches"):
+        Retriever.build(tmp_path / "embedder", items, folder, calibration=CALIBRATION)
+
+
+def arrays(calibration):
+    return {"distances": calibration.distances, "probabilities": calibration.probabilities}
 
 
 def test_classify_answers_each_image(shop, retriever, signatures):
@@ -234,7 +286,7 @@ def test_an_empty_batch_has_an_empty_answer(signatures):
 def test_an_answer_of_too_many_results_is_refused(shop, tmp_path, monkeypatch):
     monkeypatch.setattr(search_graph, "MAX_RESULTS", 20)
     monkeypatch.setattr(search_graph, "MAX_NEIGHBORS", 11)
-    search_graph.write_graph(shop.embedder / "1", tmp_path / "graph")
+    search_graph.write_graph(search_graph.load_exported(shop.embedder / "1"), tmp_path / "graph")
     loaded = tf.saved_model.load(str(tmp_path / "graph"))
     for name in ("embeddings", "ids", "labels", "metadata"):
         shape = (12, 8) if name == "embeddings" else (12,)
@@ -269,7 +321,7 @@ def test_the_warm_up_requests_are_ones_that_the_signatures_answer(shop, signatur
         if name.startswith("search"):
             found = signatures[name](**{key: tf.constant(tf.make_ndarray(t)) for key, t in request.inputs.items()})
             assert found["ids"].shape == (request.inputs["k"].tensor_shape.dim[0].size, 10)
-        elif name in ("same", "classify"):
+        elif name == "classify":
             found = signatures[name](**{key: tf.constant(tf.make_ndarray(t)) for key, t in request.inputs.items()})
             assert not any(found["error"].numpy())
         asked.add(name)
@@ -289,7 +341,7 @@ def test_adding_and_removing_write_versions_and_leave_the_old_ones(own, shop):
     assert own.search(new, 20).ids.shape == (1, 11)
     assert "item 3" not in own.search(shop.images[3], 20).ids
     assert own.gallery().ids == tuple(name for name in shop.ids if name != "item 3")
-    assert own.calibration.to_dict() == CALIBRATION.to_dict()
+    assert own.calibration.to_dict() == SEARCHED.to_dict()
     assert own.gallery().classes[2:4] == ["class 0", "class 1"]
     np.testing.assert_array_equal(own.gallery().labels, [0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3])
     # Whoever had loaded the first version keeps it until a reload.
@@ -400,7 +452,8 @@ def test_a_data_set_is_a_gallery_of_which_bad_images_are_left_out_only_when_aske
     assert built.gallery().ids == images.names[:3]
     np.testing.assert_array_equal(built.gallery().labels, dataset.labels[:3])
     assert json.loads(built.gallery().metadata[0]) == {"class": "100", "path": images.names[0]}
-    assert len(lines) == 1
+    assert len(lines) == 2
+    assert "fpir=0.01 needs at least 100 queries of unknown classes, not 3" in lines[1]
     with pytest.raises(
         UserError, match=r"1 of 4 gallery images cannot be embedded, the first is 101_1\.jpg: not a JPEG"
     ):
@@ -440,8 +493,9 @@ def change(path, **values):
         *(({key: "gone"}, f"has no key {key}") for key in ("items", "embedding_dim", "calibration", "files")),
         ({"items": "12"}, "must be an integer"),
         ({"calibration": {"threshold": 0.1}}, "the calibration cannot be used: a calibration has the values"),
-        ({"calibration": {**CALIBRATION.to_dict(), "threshold": "near"}}, "the calibration cannot be used"),
-        ({"calibration": {**CALIBRATION.to_dict(), "distance": "dot"}}, "its distance is 'dot', not 'euclidean'"),
+        ({"calibration": {**SEARCHED.to_dict(), "threshold": "near"}}, "the calibration cannot be used"),
+        ({"calibration": {**SEARCHED.to_dict(), "distance": "dot"}}, "its distance is 'dot', not 'euclidean'"),
+        ({"calibration": CALIBRATION.to_dict()}, "far=0.01 is a rate of pairs of images, not of searches"),
         ({"items": 13, "files": {}}, "states 13 items"),
         ({"files": {"../../etc/passwd": {"sha256": ""}}}, "names a file outside its folder"),
         ({"files": []}, "files must be an object"),

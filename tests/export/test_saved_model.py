@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from tests.export.conftest import CALIBRATION
 from tests.export.networks import difference, picture, small_embedder
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
@@ -170,3 +171,25 @@ def test_a_disk_that_is_really_full(small_disk):
     assert os.listdir(disk) == ["1"]
     with pytest.raises(UserError, match=r"need about 1\.0 MB, and 0\.1 MB are free"), new_version(disk, 2**20):
         pytest.fail("it is known to be too small")
+
+
+def test_same_decides_as_the_calibration(shop):
+    served = tf.saved_model.load(str(shop.embedder / "1")).signatures
+    same = served["same"]
+    first, second = list(shop.images[:6]), list(shop.images[6:])
+    second[0] = first[0]
+    found = same(image_bytes=tf.constant(first), other_image_bytes=tf.constant(second))
+    distances = found["distances"].numpy()
+    ours = [served["serving_default"](image_bytes=tf.constant(images))["embedding"] for images in (first, second)]
+    np.testing.assert_allclose(distances, np.linalg.norm(np.subtract(*ours), axis=1), atol=1e-6)
+    np.testing.assert_array_equal(found["same"], CALIBRATION.same(distances))
+    assert 0 < np.count_nonzero(found["same"]) < 6
+    np.testing.assert_allclose(found["probabilities"], CALIBRATION.probability(distances), atol=1e-6)
+    bad = same(
+        image_bytes=tf.constant([first[0], b"", first[1]]), other_image_bytes=tf.constant([b"text", first[0], first[1]])
+    )
+    assert bad["error"].numpy()[1:].tolist() == [b"image_bytes: no bytes", b""]
+    assert bad["error"].numpy()[0].startswith(b"other_image_bytes: not a JPEG")
+    assert bad["same"].numpy().tolist() == [False, False, True]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="there are 2 images, and 1 others"):
+        same(image_bytes=tf.constant(first[:2]), other_image_bytes=tf.constant(first[:1]))

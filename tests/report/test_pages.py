@@ -20,6 +20,7 @@ from tfdml.evaluation import (
     accepted_rates,
     calibrate,
     evaluate_retrieval,
+    identification_rates,
     recall_by_size,
     verification,
 )
@@ -319,19 +320,22 @@ def percent(interval):
 def test_a_threshold_of_held_out_classes_on_the_test_images():
     embeddings, labels = embedded()
     held_out = embedded(3, classes=9)
-    text = str(verification_html(embeddings, made(labels), "cosine", held_out))
-    calibration = calibrate(*held_out, far=0.01)
-    measured = verification(embeddings, labels)
-    rates = accepted_rates(embeddings, labels, calibration.threshold)
+    text = str(verification_html(embeddings, made(labels), "cosine", held_out, {"fpir": 0.05}))
+    calibration = calibrate(*held_out, fpir=0.05, distance="cosine")
+    measured = verification(embeddings, labels, distance="cosine")
+    rates = identification_rates(embeddings, labels, calibration.threshold, distance="cosine")
     page = Page(text)
     assert (
-        f"The threshold is {calibration.threshold:.4g}, calibrated to a false accept rate of at most 1 %"
-        in (page.all("p")[0]["text"])
+        f"The threshold is a cosine distance of {calibration.threshold:.4g}, calibrated to a false positive "
+        "identification rate of at most 5 %" in (page.all("p")[0]["text"])
     )
     assert "on 63 images of 9 held-out classes. Below are 6 classes of the test images." in page.all("p")[0]["text"]
     assert rows_of(text, "Rates at the threshold") == [
-        [name, *percent(getattr(calibration, kind)), *percent(getattr(rates, kind))]
-        for name, kind in (("False accept rate", "far"), ("True accept rate", "tar"), ("Precision", "precision"))
+        [name, *percent(calibration.rates[kind]), *percent(rates[kind])]
+        for name, kind in (
+            ("Queries of unknown classes that find something (FPIR)", "fpir"),
+            ("Queries of known classes that are answered right (TPIR)", "tpir"),
+        )
     ]
     assert rows_of(text, "True accept rates by false accept rate") == [
         [f"{100 * far:g}", *percent(point.tar), f"{point.threshold:.4g}"] for far, point in measured.points.items()
@@ -352,7 +356,7 @@ def test_without_held_out_classes_half_of_them_calibrate():
     assert "a precision of at least 50 % on 28 images of 4 of the classes, drawn at random" in text
     assert rows_of(text, "Rates at the threshold")[2] == [
         "Precision",
-        *percent(calibration.precision),
+        *percent(calibration.rates["precision"]),
         *percent(rates.precision),
     ]
 
@@ -360,7 +364,7 @@ def test_without_held_out_classes_half_of_them_calibrate():
 def test_few_pairs_have_no_calibrated_threshold():
     embeddings, labels = embedded(classes=3, per_class=3)
     text = str(verification_html(embeddings, made(labels), "cosine"))
-    assert "There are too few pairs to calibrate one on other classes" in text
+    assert "There are too few images to calibrate one on other classes" in text
     assert len(rows_of(text, "Rates at the threshold")[0]) == 3
     alone = verification_html(embeddings, made(np.arange(9)), "cosine")
     assert "There are not both pairs of one class and pairs of different classes" in alone
@@ -380,7 +384,7 @@ def test_of_many_images_whole_classes_are_drawn(monkeypatch):
     monkeypatch.undo()
     embeddings, labels = embedded()
     monkeypatch.setattr(pages, "_MOST_IMAGES", 21)
-    text = str(verification_html(embeddings, made(labels), "cosine", embedded(3, classes=9)))
+    text = str(verification_html(embeddings, made(labels), "cosine", embedded(3, classes=9), {"fpir": 0.1}))
     assert "Their classes are a random sample" in text
     assert re.search(r"Below are 3 classes", text)
 

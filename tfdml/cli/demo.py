@@ -11,7 +11,8 @@
   a retriever that tfdml export --gallery wrote; it embeds images itself
   the address of a database that tfdml index wrote
 
---calibration=far=0.01 is measured on the classes of the gallery. By default it is that of the model card or retriever.
+--calibration=fpir=0.01 is measured on the classes of the gallery: so many queries of unknown classes are accepted. By
+default it is that of the retriever, or one of searches in the model card.
 
 The page is at http://127.0.0.1:PORT and for this machine alone. With another --host, the address that is printed has a
 random token, without which nobody is answered. Ctrl-C ends the demo.
@@ -19,7 +20,6 @@ random token, without which nobody is answered. Ctrl-C ends the demo.
 
 import contextlib
 import os
-import re
 import secrets
 import sys
 from collections.abc import Callable
@@ -34,7 +34,7 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.effects import Effect
 from tfdml.embeddings.model_card import CARD, card_of, served_version
 from tfdml.errors import UserError
-from tfdml.evaluation.verification import Calibration, calibrate, target_of
+from tfdml.evaluation.verification import TARGETS, Calibration, calibrate, target_of
 from tfdml.export.retriever import RETRIEVER_CARD, Retriever
 from tfdml.export.saved_model import read_calibration
 from tfdml.io.manifests import read_json
@@ -45,7 +45,7 @@ FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
 FLAGS.define("data_dir", "", "The folder of the images of a gallery of embeddings. No file of outside is shown.")
 model_flags.define_distance(FLAGS)
-FLAGS.define("calibration", "", "When two images are the same: a JSON file of tfdml evaluate --target, or far=0.01.")
+FLAGS.define("calibration", "", "What is near enough: a JSON file of tfdml evaluate --target=fpir=0.01, or fpir=0.01.")
 FLAGS.define("host", "127.0.0.1", "Address to listen at; 0.0.0.0: at all of this machine.")
 FLAGS.define("port", 8765, "Port to listen at; 0: any that is free.", lower_bound=0, upper_bound=65535)
 model_flags.define_model_flags(FLAGS)
@@ -116,19 +116,24 @@ def _about(model: str) -> dict[str, Any]:
 
 
 def _calibration(asked: str, about: dict[str, Any], gallery: Any) -> Calibration | None:
-    """Return when two images are the same; None where nobody knows, or only for another distance."""
-    if re.match("(far|precision)=", asked):
-        target = target_of(asked, "calibration")
+    """Return what is near enough to be of the gallery; None where nobody knows, or only for another distance."""
+    if asked.startswith(TARGETS):
+        target = target_of(asked, "calibration", kinds=("fpir",))
         if gallery.classes is None:
             raise UserError(f"`calibration={asked}` needs a gallery with classes")
         rows = np.random.default_rng(0).permutation(len(gallery))[:_CALIBRATED_ON]
         labels = np.unique(gallery.classes, return_inverse=True)[1]
-        return calibrate(gallery.embeddings[rows], labels[rows], distance=gallery.distance, **target)
+        sides: dict[str, Any] = {"gallery": gallery.embeddings, "gallery_labels": labels, "own_rows": rows}
+        return calibrate(gallery.embeddings[rows], labels[rows], distance=gallery.distance, **sides, **target)
     if asked:
         stored = read_json(os.path.expanduser(asked))
-        return read_calibration(stored.get("calibration") or stored, f"`calibration={asked}`", gallery.distance)
-    card = about.get("calibration")
-    return read_calibration(card, CARD) if card and gallery.distance == "euclidean" else None
+        calibration = read_calibration(stored.get("calibration") or stored, f"`calibration={asked}`", gallery.distance)
+    else:
+        card = about.get("calibration")
+        if not card or gallery.distance != "euclidean" or card.get("kind") != "fpir":
+            return None
+        calibration = read_calibration(card, CARD)
+    return calibration.for_searches(gallery.distance, len(gallery))
 
 
 def _for(text: str, *kinds: str) -> Effect:

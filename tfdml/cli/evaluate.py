@@ -27,10 +27,11 @@ views(flip=true, crops=1 or 5), whitening(dim=0, power=1, shrinkage=0), fitted t
 query_expansion(k=10, alpha=3), and as the last one k_reciprocal(k1=20, k2=6, weight=0.3, top=200).
 
 --task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
-With --target=far=0.001, or precision=0.99, it also chooses the threshold on the distance; --json keeps it. --report has
-the ROC curve; its threshold comes from the held-out classes of a run.
+With --target=far=0.001, or precision=0.99, it also chooses the threshold for pairs of images; --json keeps it. --report
+has the ROC curve; its threshold comes from the held-out classes of a run.
 --task=classification votes by the nearest images of a gallery: every second image of each class, without the last half
-of the classes, whose images are to be found unknown.
+of the classes, whose images are to be found unknown. With --target=fpir=0.01 it also chooses the threshold for searches
+of all stored images, or of the split: at most 1 % of the queries of unknown classes are accepted.
 
 With --compare, the others are compared with the first run query by query, with 95 % intervals; --report and --json are
 optional. With --dataset too, the page also shows what each run finds for the same queries.
@@ -60,6 +61,7 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation.chains import Step, steps_of
 from tfdml.evaluation.per_query import WHOLE_RANKING_METRICS, ks_within, requested
 from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol, images_to_search
+from tfdml.evaluation.verification import KINDS
 from tfdml.expressions import parse_sum, shortened
 from tfdml.io.files import as_named, require_writable, sweep, write_json
 from tfdml.report import Run, write_comparison, write_report
@@ -80,7 +82,8 @@ model_flags.define_distance(FLAGS)
 INTERVALS = ["none", "classes", "queries", "parts"]
 FLAGS.define("intervals", "none", "95 % intervals: by bootstrap, or means over ten parts of the images.", INTERVALS)
 FLAGS.define("task", "retrieval", "What the embeddings are for.", ["retrieval", "verification", "classification"])
-FLAGS.define("target", "", "With --task=verification: choose a threshold, such as far=0.001 or precision=0.99.")
+TARGET = "Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 with classification."
+FLAGS.define("target", "", TARGET)
 FLAGS.define("neighbors", 5, "With --task=classification: how many images vote.", lower_bound=1)
 FLAGS.define("generalization", False, "Also compare the embeddings of the training classes with these.")
 FLAGS.define("json", "", "File to write the metrics to, as fractions.")
@@ -166,7 +169,8 @@ def _checked_ks(values: Flags) -> tuple[int, ...]:
             require_writable(path, name)
             sweep(os.path.dirname(os.path.realpath(path)))
     if values.target:
-        evaluation.target_of(values.target)
+        kinds = KINDS[1:] if values.task == "verification" else KINDS[:1]
+        evaluation.target_of(values.target, kinds=kinds)
     if values.metrics:
         requested(ks, values.metrics, evaluation.METRICS)
         if values.after and (ranked := [name for name in values.metrics if name in WHOLE_RANKING_METRICS]):
@@ -345,12 +349,7 @@ class EmbeddedSplit:
             calibration = evaluation.calibrate(
                 self.embeddings, labels, distance=distance, **evaluation.target_of(self.values.target)
             )
-            print(f"  the same, with {calibration.target}: at a distance of at most {calibration.threshold:.6g}")
-            print("  to expect of as many other classes, with 95 % intervals:")
-            for name in ("far", "tar", "precision"):
-                rate = getattr(calibration, name)
-                print(f"    {name:<22}{100 * rate.mean:8.4f} %  [{100 * rate.low:.4f}, {100 * rate.high:.4f}]")
-            result["calibration"] = calibration.to_dict()
+            result["calibration"] = _threshold(calibration)
         return result
 
     def classification(self) -> dict[str, Any]:
@@ -369,7 +368,18 @@ class EmbeddedSplit:
             f"{measured['num_unknown']:,} of other classes"
         )
         print_metrics({name: value for name, value in measured.items() if isinstance(value, float)})
-        return measured
+        if not self.values.target:
+            return measured
+        sides: dict[str, Any] = {}
+        if self.stored is not None and self.stored.roles is not None and self.stored.classes is not None:
+            rows = np.flatnonzero(self.stored.roles != "train")
+            if len(rows) == len(labels):
+                labels = self.stored.classes[rows]
+                sides = {"gallery": self.stored.embeddings, "gallery_labels": self.stored.classes, "own_rows": rows}
+        calibration = evaluation.calibrate(
+            self.embeddings, labels, distance=self.values.distance, **sides, **evaluation.target_of(self.values.target)
+        )
+        return {**measured, "calibration": _threshold(calibration)}
 
     def write_page(self, result: dict[str, Any]) -> None:
         """Write the report of one model on the split."""
@@ -410,6 +420,12 @@ class EmbeddedSplit:
             train = self.stored.split("train")
             return train.embeddings, train.labels
         return None, None
+
+
+def _threshold(calibration: evaluation.Calibration) -> dict[str, Any]:
+    """Print a threshold and what to expect of it on as many other classes; return it for JSON."""
+    print(f"  {calibration}")
+    return calibration.to_dict()
 
 
 def fitting_ks(values: Flags, images: Any) -> tuple[int, ...]:
@@ -540,7 +556,7 @@ COMMAND = Command(
         "heat_maps": both(needs("report"), Effect(lambda given: _kind(given) == "model", "a model")),
         **dict.fromkeys(("metrics", "ks", "intervals", "generalization", "after"), both(_ALONE, _RETRIEVAL)),
         "task": _ALONE,
-        "target": needs("task", "verification"),
+        "target": needs("task", "verification", "classification"),
         "neighbors": needs("task", "classification"),
     },
 )

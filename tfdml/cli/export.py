@@ -12,8 +12,9 @@ saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, 
 Each is loaded in a fresh process and compared with the Keras embedder on images of the run's test split; where one
 differs by more than its tolerance, nothing is written and the exit status is 2. model_card.json has the numbers.
 
---calibrate chooses the distance up to which two images are the same, on these images, for each format by its own
-vectors. The SavedModel then has the signature same, and a retriever also classify, with "unknown" beyond the threshold.
+--calibrate=far=0.001 chooses the Euclidean distance up to which two images are the same, on these images, for each
+format by its own vectors. The SavedModel then has the signature same. A search meets a whole gallery: for that,
+--calibrate=fpir=0.01 chooses the distance within which at most 1 % of the queries of unknown classes find anything.
 
   tfdml export --run_dir=runs/cars_jrd --gallery=photos --out=models/cars_retriever
   tfdml export --embedder=models/cars --gallery=photos --out=models/cars_retriever
@@ -22,9 +23,12 @@ vectors. The SavedModel then has the signature same, and a retriever also classi
 With --gallery, a retriever is written: a SavedModel with the embedder and the gallery's embeddings, ids, labels and
 metadata, and the signatures search_bytes, search_embedding and search_each. --gallery is a folder of class folders or
 of images, or where --gallery_dataset lies. The embedder is that of a run, compared as above before it is used, or, with
---embedder, one that was exported before.
+--embedder, one that was exported before. By default --calibrate=fpir=0.01 is chosen on the images of the gallery whose
+classes were not trained on, where they can show it. Searches then have the outputs accepted and known, and there is the
+signature classify, with "unknown" beyond the threshold.
 """
 
+import dataclasses
 import functools
 import os
 import tempfile
@@ -36,7 +40,8 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import UNFINISHED, check_ended
 from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
-from tfdml.evaluation import steps_of
+from tfdml.evaluation import steps_of, target_of
+from tfdml.evaluation.verification import TARGETS
 from tfdml.export.exporter import ExportOptions, export_run, load_run
 from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
 from tfdml.export.retriever import Retriever, newest_version
@@ -80,7 +85,10 @@ def export(values: Flags) -> None:
     if values.gallery:
         if "saved_model" not in options.formats:
             raise UserError("--gallery makes a SavedModel: leave --formats alone")
-        _export_gallery(values, lambda folder: export_run(run, folder, options, moments, data_dir, report, *changes))
+        if options.calibrate.startswith(TARGETS):
+            target_of(options.calibrate, "calibrate", kinds=("fpir",))
+        plain = dataclasses.replace(options, calibrate="none")
+        _export_gallery(values, lambda folder: export_run(run, folder, plain, moments, data_dir, report, *changes))
         return
     if values.dry_run:
         embedder, _ = load_run(run, moments, data_dir, values.stack_on)
@@ -117,7 +125,8 @@ def _export_gallery(values: Flags, export_embedder: Callable[[str], Path]) -> No
     with tempfile.TemporaryDirectory() as folder:
         embedder = values.embedder or export_embedder(folder)
         skip_bad = values.gallery_bad_images == "skip"
-        built = Retriever.build(embedder, items, values.out, skip_bad=skip_bad, report=print)
+        options = {"skip_bad": skip_bad, "report": print, "calibration": values.calibrate}
+        built = Retriever.build(embedder, items, values.out, **options)
     print(f"{len(built):,} items of {built.card['classes']:,} classes")
     print(f"version: {as_named(built.path)}")
 
@@ -158,7 +167,7 @@ COMMAND = Command(
             ),
             _FROM_RUN,
         ),
-        **dict.fromkeys(("min_cosine", "max_recall_drop", "calibrate"), _FROM_RUN),
+        **dict.fromkeys(("min_cosine", "max_recall_drop"), _FROM_RUN),
         "representative_images": Effect(
             lambda given: bool({"litert_int8", "litert", "all"} & set(given["formats"])), "--formats with litert_int8"
         ),

@@ -16,6 +16,10 @@
 --model. Where gallery and queries are the same embeddings, their test images are searched as tfdml evaluate does:
 queries in the gallery, or each in all others.
 
+--max_distance=calibrated leaves out what is beyond the threshold of a retriever (tfdml export --calibrate=fpir=0.01).
+For other galleries, name the JSON file that tfdml evaluate --task=classification --target=fpir=0.01 --json=FILE wrote.
+A threshold of another distance is refused.
+
 --out is a .parquet or .csv file with a row for each neighbor, or a .trec file: a run for trec_eval or ranx, with
 qrels.trec next to it where the labels of queries and gallery are known.
 """
@@ -35,9 +39,10 @@ from tfdml.data.images import FileImages, VectorImages
 from tfdml.data.readers.label_files import images_named
 from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.reader import check_same_model, holds_embeddings
-from tfdml.errors import UserError, user_errors
-from tfdml.evaluation import RetrievalResults
+from tfdml.errors import REASON, UserError, user_errors
+from tfdml.evaluation import Calibration, RetrievalResults
 from tfdml.export.retriever import Retriever
+from tfdml.export.saved_model import calibration_of_file
 from tfdml.io.files import as_named, local_copy, require_writable
 from tfdml.retrieval import EmbeddingsToIndex, connect
 
@@ -47,7 +52,8 @@ QUERIES = "Images: files, folders, or patterns with * and **; may be repeated. O
 FLAGS.define("queries", [], QUERIES, kind="paths")
 FLAGS.define("k", 10, "How many neighbors of each query.", lower_bound=1)
 model_flags.define_distance(FLAGS)
-FLAGS.define("max_distance", "", "Leave out what is further away; calibrated: than the threshold of a retriever.")
+LIMIT = "Leave out what is further away: a number in the distance of the search, calibrated, or a JSON file, see above."
+FLAGS.define("max_distance", "", LIMIT)
 FLAGS.define("out", "", "File to write the neighbors to, see above.")
 model_flags.define_model_flags(FLAGS)
 
@@ -61,7 +67,20 @@ def search(values: Flags) -> None:
             raise UserError(f"--out={values.out}: name a file as *.parquet, *.csv or *.trec")
     kind = _kind(values.gallery)
     limit = _max_distance(values.max_distance, kind)
-    results = _SEARCHES[kind](values).within(limit)
+    results, distance, size, own = _SEARCHES[kind](values)
+    if isinstance(limit, str):
+        if own is None:
+            raise UserError(
+                f"--max_distance=calibrated: {values.gallery} has no threshold: export it with --calibrate=fpir=0.01, "
+                "or give a number"
+            )
+        limit = own
+    if isinstance(limit, Calibration):
+        with user_errors(UserError, f"--max_distance={values.max_distance}: {REASON}"):
+            print(limit.for_searches(distance, size))
+        limit = limit.threshold
+    print(f"{distance} distances" + (f", at most {limit:.6g}" if limit < np.inf else ""))
+    results = results.within(limit)
     for row in results.table.to_pylist():
         if row["rank"] == 1:
             print(row["query"])
@@ -85,12 +104,23 @@ _kind = model_flags.kind_of_gallery
 _PRINTED = ("query", "rank", "id", "distance", "relevant", "num_relevant", "query_class")
 
 
-def _max_distance(text: str, kind: str) -> float:
-    """Return the largest distance of a neighbor; of a retriever that is asked for its own, infinity."""
-    if text == "calibrated" and kind != "retriever":
-        raise UserError("--max_distance=calibrated: only a retriever has a threshold of its own; give a number")
-    with user_errors(ValueError, f"--max_distance={text}: write a number, or calibrated"):
-        return float("inf") if text in ("", "calibrated") else number("max_distance", float(text))
+def _max_distance(text: str, kind: str) -> float | Calibration | str:
+    """Return the largest distance of a neighbor, the threshold of a file, or `calibrated`."""
+    if text == "calibrated":
+        if kind != "retriever":
+            raise UserError(
+                "--max_distance=calibrated: only a retriever has a threshold of its own; give a number, or a JSON file "
+                "of tfdml evaluate --target=fpir=0.01"
+            )
+        return text
+    if text.endswith(".json"):
+        return calibration_of_file(text, distance=None)
+    with user_errors(ValueError, f"--max_distance={text}: write a number, calibrated, or a JSON file"):
+        return number("max_distance", float(text)) if text else float("inf")
+
+
+# The results, the distance, the number of images of the gallery, and its own threshold.
+_Answer = tuple[RetrievalResults, str, int, Calibration | None]
 
 
 def _holds_images(queries: list[str]) -> bool:
@@ -128,15 +158,16 @@ def _embedded(values: Flags) -> _Queries:
     return _Queries(paths, source.embed(dataset, values.batch_size), None, source.fingerprint())
 
 
-def _in_database(values: Flags) -> RetrievalResults:
+def _in_database(values: Flags) -> _Answer:
     queries = _embedded(values)
     with connect(values.gallery) as gallery:
         found = gallery.search(queries.vectors, values.k, model=queries.model)
+        distance, size = gallery.distance, len(gallery)
     columns = {name: column for name, column in found.columns.items() if name in ("class", "role") and column.any()}
-    return RetrievalResults.of_arrays(queries.names, found.ids, found.distances, columns)
+    return RetrievalResults.of_arrays(queries.names, found.ids, found.distances, columns), distance, size, None
 
 
-def _in_embeddings(values: Flags) -> RetrievalResults:
+def _in_embeddings(values: Flags) -> _Answer:
     path = os.path.expanduser(values.gallery)
     gallery = EmbeddingsToIndex.read(path)
     stored, options = gallery.stored, {"k": values.k, "distance": values.distance}
@@ -148,7 +179,8 @@ def _in_embeddings(values: Flags) -> RetrievalResults:
         and stored.labels is not None
     ):
         part = dataclasses.replace(stored, names=tuple(gallery.names)).split("test")
-        return RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
+        results = RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
+        return results, values.distance, len(part), None
     queries = _embedded(values)
     check_same_model(gallery.model, queries.model, f"--gallery={values.gallery} and the queries")
     classes, others = queries.classes, stored.classes
@@ -158,10 +190,11 @@ def _in_embeddings(values: Flags) -> RetrievalResults:
         print("queries and gallery have no class in common, by name: nothing is counted")
         classes = None
     options |= {"query_ids": queries.names, "gallery_ids": gallery.ids, "gallery_labels": others}
-    return RetrievalResults.search(queries.vectors, classes, stored.embeddings, **options)
+    results = RetrievalResults.search(queries.vectors, classes, stored.embeddings, **options)
+    return results, values.distance, len(stored), None
 
 
-def _in_retriever(values: Flags) -> RetrievalResults:
+def _in_retriever(values: Flags) -> _Answer:
     retriever = Retriever.load(os.path.expanduser(values.gallery))
     asked: Any
     if _holds_images(values.queries):
@@ -170,10 +203,9 @@ def _in_retriever(values: Flags) -> RetrievalResults:
         queries = _embedded(values)
         names, asked = queries.names, queries.vectors
         check_same_model(retriever.card["model"], queries.model, f"--gallery={values.gallery} and the queries")
-    limit = "calibrated" if values.max_distance == "calibrated" else None
-    found = retriever.search(asked, values.k, max_distance=limit)
-    ids = np.where(found.ids == "", np.array(None), found.ids.astype(object))
-    return RetrievalResults.of_arrays(names, ids, found.distances, {"class": found.classes})
+    found = retriever.search(asked, values.k)
+    results = RetrievalResults.of_arrays(names, found.ids, found.distances, {"class": found.classes})
+    return results, "euclidean", len(retriever), retriever.calibration
 
 
 _SEARCHES = {"database": _in_database, "embeddings": _in_embeddings, "retriever": _in_retriever}

@@ -17,6 +17,7 @@ from tfdml.evaluation.generalization import class_density as class_density
 from tfdml.evaluation.generalization import evaluate_divergence as evaluate_divergence
 from tfdml.evaluation.generalization import evaluate_generalization as evaluate_generalization
 from tfdml.evaluation.generalization import evaluate_overlap as evaluate_overlap
+from tfdml.evaluation.identification import identification_rates as identification_rates
 from tfdml.evaluation.intervals import Interval as Interval
 from tfdml.evaluation.intervals import confidence_intervals as confidence_intervals
 from tfdml.evaluation.intervals import paired_differences as paired_differences

@@ -9,6 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from tfdml.arguments import one_of
 from tfdml.errors import UserError, check_positive, check_share
+from tfdml.evaluation.identification import largest_threshold
 from tfdml.evaluation.relevance import ids_or_names
 from tfdml.evaluation.verification import Calibration
 from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbors, unit_rows
@@ -48,12 +49,12 @@ class KNNClassifier:
             exp(-distance / temperature) (Wu et al., 2018, "Unsupervised feature learning via non-parametric instance
             discrimination").
         temperature: Of `softmax`.
-        threshold: The largest distance of a known class; a `Calibration` from `calibrate`, or a number. None: every
-            query is of a known class. See also `fit_threshold`.
+        threshold: The largest distance of a known class: a `Calibration` from `calibrate(..., fpir=0.01)`, or a number
+            in this `distance`. None: every query is of a known class. See also `fit_threshold`.
 
     Raises:
         UserError: The gallery is empty or has other labels than one a row; an argument is out of range; the calibration
-            is of another distance.
+            is of another distance, or of pairs.
 
     Example:
         >>> gallery, names = [[0.0], [0.1], [5.0]], ["cat", "cat", "dog"]
@@ -68,7 +69,7 @@ class KNNClassifier:
         labels: Any,
         *,
         k: int = 5,
-        distance: str = "cosine",
+        distance: str = "euclidean",
         weights: str = "softmax",
         temperature: float = 0.07,
         threshold: float | Calibration | None = None,
@@ -77,9 +78,8 @@ class KNNClassifier:
         if not temperature > 0:
             raise UserError(f"temperature must be above 0; got {temperature}")
         self.k, self.weights, self.temperature = k, one_of("weights", weights, WEIGHTS), temperature
+        self._calibration = threshold if isinstance(threshold, Calibration) else None
         if isinstance(threshold, Calibration):
-            if threshold.distance != distance:
-                raise UserError(f"calibration is of distance={threshold.distance!r}, the classifier of {distance!r}")
             threshold = threshold.threshold
         self.threshold = None if threshold is None else float(threshold)
         self.distance = one_of("distance", distance, ("euclidean", "sqeuclidean", "cosine", "dot"))
@@ -104,6 +104,8 @@ class KNNClassifier:
         check_dimensions(embeddings, self.embeddings)
         self.embeddings = np.concatenate([self.embeddings, embeddings])
         self.labels = np.concatenate([self.labels, labels])
+        if self._calibration is not None:
+            self._calibration.for_searches(self.distance, len(self.labels))
         self._update()
 
     @property
@@ -124,17 +126,12 @@ class KNNClassifier:
             fpir: The share of them that may be taken for a known class.
 
         Returns:
-            The threshold, which the classifier uses from now on.
+            The threshold, in the classifier's `distance`, which it uses from now on.
 
         Raises:
             UserError: `fpir` is not between 0 and 1, or below what so few queries can show.
         """
-        check_share(fpir=fpir)
-        distances = np.sort(self.classify(queries).distances)
-        allowed = int(np.floor(fpir * len(distances)))
-        if allowed < 1:
-            raise UserError(f"fpir={fpir:g} needs at least {1 / fpir:,.0f} queries of unknown classes")
-        self.threshold = float(np.nextafter(distances[allowed], np.float32(-np.inf)))
+        self.threshold = largest_threshold(self.classify(queries).distances, fpir, self.distance)
         return self.threshold
 
     def classify(self, queries: Any) -> Predictions:
@@ -184,7 +181,7 @@ class CentroidClassifier(KNNClassifier):
         labels: (G,) class ids (integers) or names.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
         temperature: Of the softmax over the distances to the centers, which is the confidence.
-        threshold: The largest distance to the center of a known class. A `Calibration` is of the distances between
+        threshold: The largest `distance` to the center of a known class. A `Calibration` is of the distances between
             images, which are larger: use `fit_threshold`. None: every query is of a known class.
 
     Raises:
@@ -202,7 +199,7 @@ class CentroidClassifier(KNNClassifier):
         embeddings: Any,
         labels: Any,
         *,
-        distance: str = "cosine",
+        distance: str = "euclidean",
         temperature: float = 0.07,
         threshold: float | None = None,
     ):

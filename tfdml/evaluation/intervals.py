@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import expit, logit
+from scipy.stats import t as student
 
 from tfdml.errors import UserError, check_choice, check_share
 from tfdml.evaluation.relevance import ids_or_names
@@ -237,8 +239,25 @@ def _moments(values: Any, level: float) -> tuple[int, float, float]:
 
 
 def _student(mean: float, variance: float, freedom: float, level: float) -> Interval:
-    from scipy import stats
-
     error = float(np.sqrt(variance))
-    half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+    half = float(student.ppf((1 + level) / 2, freedom)) * error
     return Interval(mean, mean - half, mean + half, error)
+
+
+def rate_interval(rate: float, variance: float, groups: int, level: float, whole: float) -> Interval:
+    """Return a rate with its interval on the scale of log odds, with Student's t.
+
+    Args:
+        rate: From 0 to 1.
+        variance: Of the rate.
+        groups: The number of independent groups that it comes from.
+        level: The coverage.
+        whole: At a rate of 0 or 1, how many independent groups were without a case, or without any other.
+    """
+    rate, error = float(rate), float(np.sqrt(max(variance, 0.0)))
+    if rate in (0.0, 1.0) or groups < 2:
+        beyond = 1 - ((1 - level) / 2) ** (1 / max(whole, 1))
+        low, high = (0.0, beyond) if rate == 0 else (1 - beyond, 1.0) if rate == 1 else (0.0, 1.0)
+        return Interval(rate, float(low), float(high), error)
+    width = student.ppf((1 + level) / 2, groups - 1) * error / (rate * (1 - rate))
+    return Interval(rate, float(expit(logit(rate) - width)), float(expit(logit(rate) + width)), error)

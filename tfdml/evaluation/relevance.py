@@ -26,13 +26,13 @@ def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
     return array
 
 
-def ids_or_names(labels: Any, count: int) -> np.ndarray:
+def ids_or_names(labels: Any, count: int, what: str = "labels") -> np.ndarray:
     """As `check_labels`; names of classes are accepted, too."""
     array = np.asarray(labels)
     if array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat)):
         names, places = np.unique(array, return_inverse=True)
-        return names[check_labels(places.reshape(array.shape), count)]
-    return check_labels(array, count)
+        return names[check_labels(places.reshape(array.shape), count, what)]
+    return check_labels(array, count, what)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import expit, logit
+from absl import logging
 from scipy.stats import pearsonr, spearmanr
-from scipy.stats import t as student
 from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_auc_score
 
 from tfdml.errors import UserError, check_share
-from tfdml.evaluation.intervals import Interval
+from tfdml.evaluation.identification import Searches, largest_threshold
+from tfdml.evaluation.intervals import Interval, rate_interval
 from tfdml.evaluation.pair_distances import AllPairs, PairHistogram, probability_nearer
 from tfdml.pairwise import image_rows
 from tfdml.retrieval.exact import check_embeddings
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 #: The false accept rates of which `verification` reports the true accept rate.
 FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+#: What a threshold can be calibrated to.
+KINDS = ("fpir", "far", "precision")
+TARGETS = tuple(f"{kind}=" for kind in KINDS)
 # Images of the classes whose pairs with all classes are counted at once.
 _ROWS = 1024
 # Counts of a strip of classes against all classes, for every threshold.
@@ -90,7 +93,7 @@ def verification(
     embeddings: Any,
     labels: Any,
     *,
-    distance: str = "cosine",
+    distance: str = "euclidean",
     fars: Sequence[float] | None = None,
     level: float = 0.95,
 ) -> Verification:
@@ -166,7 +169,7 @@ def verification(
 
 
 def accepted_rates(
-    embeddings: Any, labels: Any, threshold: float, *, distance: str = "cosine", level: float = 0.95
+    embeddings: Any, labels: Any, threshold: float, *, distance: str = "euclidean", level: float = 0.95
 ) -> OperatingPoint:
     """Measure the rates at a given threshold, such as that of a `Calibration` on other classes.
 
@@ -195,39 +198,58 @@ def accepted_rates(
 
 
 @dataclasses.dataclass(frozen=True)
-class Calibration(OperatingPoint):
+class Calibration:
     """A threshold on a distance, chosen on held-out classes, and what to expect of it on other classes.
 
     Attributes:
+        threshold: The largest distance that is accepted.
         distance: The distance.
-        threshold: Two images are called the same where their distance is at most this.
-        tar: True accept rate, with the interval for as many other classes.
-        far: False accept rate, likewise.
-        precision: The share of the accepted pairs that are of one class, likewise, at the share of pairs of one class
-            that the held-out images have.
+        kind: What was asked for: `far` or `precision` of pairs of images, or `fpir` of searches of a gallery.
+        rate: The rate that was asked for, such as 0.01.
+        rates: Each rate at the threshold with the interval for as many other classes. Of pairs `far`, `tar` and
+            `precision`, at the share of pairs of one class that the held-out images have; of searches `fpir` and
+            `tpir`, as `identification_rates`.
         level: The coverage of the intervals.
-        num_images: The number of held-out images.
-        num_classes: The number of held-out classes.
-        target: What was asked for, such as `far=0.001`.
-        distances: (K,) distances, ascending, at which `probabilities` stand.
+        num_images: The number of images: held-out ones, or for `fpir` those of the gallery.
+        num_classes: The number of their classes.
+        distances: (K,) distances, ascending, at which `probabilities` stand; none for `fpir`.
         probabilities: (K,) the probability that a pair at that distance is of one class, not ascending.
         prior: The share of pairs of one class that the probabilities assume.
 
     Example:
         >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
-        >>> calibration = tfdml.evaluation.calibrate(images, labels, far=0.3, distance="euclidean")
+        >>> calibration = tfdml.evaluation.calibrate(images, labels, far=0.3)
         >>> calibration.same([0.05, 6.0])
         array([ True, False])
     """
 
+    threshold: float
     distance: str
+    kind: str
+    rate: float
+    rates: Mapping[str, Interval]
     level: float
     num_images: int
     num_classes: int
-    target: str
-    distances: np.ndarray = dataclasses.field(repr=False)
-    probabilities: np.ndarray = dataclasses.field(repr=False)
-    prior: float
+    distances: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False)
+    probabilities: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False)
+    prior: float | None = None
+
+    @property
+    def target(self) -> str:
+        """What was asked for, such as `far=0.001`."""
+        return f"{self.kind}={self.rate:g}"
+
+    def __str__(self) -> str:
+        rates = [
+            f"{name} {100 * rate.mean:.3g} % [{100 * rate.low:.3g}, {100 * rate.high:.3g}]"
+            for name, rate in sorted(self.rates.items())
+        ]
+        where = "in a gallery of" if self.kind == "fpir" else "measured on"
+        size = f"{self.num_images:,} images of {self.num_classes:,} classes"
+        return (
+            f"{self.target}: {self.distance} distance at most {self.threshold:.6g}; {where} {size}; {', '.join(rates)}"
+        )
 
     def same(self, distances: Any) -> np.ndarray:
         """Return whether pairs at these distances are called the same."""
@@ -237,11 +259,36 @@ class Calibration(OperatingPoint):
         """Return the probability that pairs at these distances are of one class."""
         return np.interp(np.asarray(distances, np.float64), self.distances, self.probabilities)
 
+    def for_searches(self, distance: str, num_images: int | None = None) -> Calibration:
+        """Return this calibration if it holds for searches of a gallery.
+
+        Where the gallery is larger by half than that of the calibration, a warning says so: more of the queries of
+        unknown classes are then accepted.
+
+        Args:
+            distance: The distance of the search.
+            num_images: The number of images of the gallery; None: unknown.
+
+        Raises:
+            UserError: It is of pairs of images, or of another distance.
+        """
+        if self.kind != "fpir":
+            raise UserError(f"{self.target} is a rate of pairs of images, not of searches: calibrate with fpir=0.01")
+        if self.distance != distance:
+            raise UserError(f"the threshold is of distance={self.distance!r}, the search of {distance!r}")
+        if num_images is not None and num_images >= 1.5 * self.num_images:
+            logging.warning(
+                "the threshold for %s is of a gallery of %s images, and this one has %s: it accepts more queries of "
+                "unknown classes; calibrate again",
+                *(self.target, f"{self.num_images:,}", f"{num_images:,}"),
+            )
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """Return the calibration as plain numbers and lists, for JSON; `from_dict` reads them."""
         plain = dataclasses.asdict(self)
         return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in plain.items()} | {
-            name: list(getattr(self, name)) for name in ("tar", "far", "precision")
+            "rates": {name: list(rate) for name, rate in self.rates.items()}
         }
 
     @classmethod
@@ -254,28 +301,29 @@ class Calibration(OperatingPoint):
         names = {field.name for field in dataclasses.fields(cls)}
         if set(values) != names:
             raise UserError(f"a calibration has the values {', '.join(sorted(names))}; got {', '.join(sorted(values))}")
-        read = dict(values)
-        read |= {name: Interval(*values[name]) for name in ("tar", "far", "precision")}
-        return cls(**read | {name: np.asarray(values[name], float) for name in ("distances", "probabilities")})
+        read = {name: np.asarray(values[name], float) for name in ("distances", "probabilities")}
+        return cls(**{**values, **read, "rates": {name: Interval(*rate) for name, rate in values["rates"].items()}})
 
 
-def target_of(text: str, argument: str = "target") -> dict[str, float]:
+def target_of(text: str, argument: str = "target", kinds: Sequence[str] = KINDS) -> dict[str, Any]:
     """Return the argument of `calibrate` that a text names.
 
     Args:
-        text: `far=` or `precision=` and a number.
+        text: One of the kinds, `=` and a number.
         argument: The argument that has the text, for the message.
+        kinds: Those that are accepted.
 
     Raises:
-        UserError: It is neither, or the number is not between 0 and 1.
+        UserError: It is none, or the number is not between 0 and 1.
 
     Example:
         >>> target_of("far=0.001")
         {'far': 0.001}
     """
-    match = re.fullmatch(r"(far|precision)=([\d.]+(?:e-?\d+)?)", text)
+    match = re.fullmatch(rf"({'|'.join(kinds)})=([\d.]+(?:e-?\d+)?)", text)
     if match is None or not 0 < float(match[2]) < 1:
-        raise UserError(f"`{argument}={text}`: write far= or precision= and a number from 0 to 1, such as far=0.001")
+        choices = " or ".join(f"{kind}=" for kind in kinds)
+        raise UserError(f"`{argument}={text}`: write {choices} and a number from 0 to 1, such as {kinds[0]}=0.001")
     return {match[1]: float(match[2])}
 
 
@@ -285,28 +333,44 @@ def calibrate(
     *,
     far: float | None = None,
     precision: float | None = None,
-    distance: str = "cosine",
+    fpir: float | None = None,
+    gallery: Any = None,
+    gallery_labels: Any = None,
+    own_rows: Any = None,
+    distance: str = "euclidean",
     level: float = 0.95,
     prior: float | None = None,
 ) -> Calibration:
-    """Chooses the threshold on the distance below which two images are called the same.
+    """Chooses the threshold on the distance up to which an image is accepted.
 
     Use classes that the embedder was not trained on: on training classes the rates come out too good.
+
+    For searches of a gallery, where a query meets all of its images:
+
+    - `fpir`: the largest threshold at which at most this share of the queries of unknown classes is accepted. Each
+      query searches the gallery without its own class. The rate grows with the gallery, whose size is stored.
+
+    For pairs of images, one to one:
 
     - `far`: the largest threshold whose false accept rate is at most this.
     - `precision`: the largest threshold at which this share of the accepted pairs is of one class.
 
     The intervals are those of the rates that this threshold has on as many other classes of the same kind. They hold
-    both the uncertainty of the choice and that of the other classes (see `verification` for the variance, of which
-    they have twice). The probability of "same" is the isotonic regression of "same" on the distance over all pairs
-    (Zadrozny and Elkan, 2002, "Transforming classifier scores into accurate multiclass probability estimates"), in the
-    2**20 bins of `verification`.
+    both the uncertainty of the choice and that of the other classes (twice the variance of these: see `verification`;
+    of searches, the variance over the classes of the queries, and of classes that are found by one another's queries).
+    The probability of "same" is the isotonic regression of "same" on the distance over all pairs (Zadrozny and Elkan,
+    2002, "Transforming classifier scores into accurate multiclass probability estimates"), in the 2**20 bins of
+    `verification`.
 
     Args:
         embeddings: (N, d), of held-out classes.
-        labels: (N,) integer class ids.
-        far: The false accept rate to keep to. Give this or `precision`.
+        labels: (N,) class ids (integers); for `fpir` also names.
+        far: The false accept rate to keep to. Give one of the three.
         precision: The precision to keep to.
+        fpir: The false positive identification rate to keep to.
+        gallery: For `fpir`: (G, d), which the embeddings search; None: they search one another.
+        gallery_labels: (G,).
+        own_rows: (N,) the row of each query in the gallery, where it is one of its images.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
         level: The coverage of the intervals.
         prior: The share of pairs of one class among the pairs that will be asked about; None: that of these images.
@@ -315,39 +379,51 @@ def calibrate(
         A `Calibration`.
 
     Raises:
-        UserError: Not exactly one of `far` and `precision`, a rate outside 0 to 1, a rate that these images cannot
-            show or reach, or embeddings and labels that `verification` refuses.
+        UserError: Not exactly one of the rates, a rate outside 0 to 1, a rate that these images cannot show or reach,
+            an argument of another rate, or embeddings and labels that `verification` or `Searches` refuses.
 
     Example:
-        >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
-        >>> calibration = tfdml.evaluation.calibrate(images, labels, precision=0.9, distance="euclidean")
-        >>> 0.1 <= calibration.threshold < 4.9, calibration.tar.mean
+        >>> images, labels = [[0.0], [0.1], [5.0], [5.2]], [3, 3, 8, 8]
+        >>> calibration = tfdml.evaluation.calibrate(images, labels, precision=0.9)
+        >>> 0.2 <= calibration.threshold < 4.9, calibration.rates["tar"].mean
         (True, 1.0)
+        >>> tfdml.evaluation.calibrate(images, labels, fpir=0.25).rates["fpir"].mean
+        0.0
     """
-    if (far is None) == (precision is None):
-        raise UserError("give either far=, such as 0.001, or precision=, such as 0.99")
-    name, target = ("far", far) if precision is None else ("precision", precision)
-    assert target is not None
-    check_share(**{name: target, "prior": 0.5 if prior is None else prior, "level": level})
+    rates = {kind: rate for kind, rate in zip(KINDS, (fpir, far, precision), strict=True) if rate is not None}
+    if len(rates) != 1:
+        raise UserError("give one of fpir=, such as 0.01, far=, such as 0.001, and precision=, such as 0.99")
+    ((kind, rate),) = rates.items()
+    check_share(**{kind: rate, "prior": 0.5 if prior is None else prior, "level": level})
+    if fpir is not None:
+        if prior is not None:
+            raise UserError("`prior` goes with far= or precision=")
+        searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, distance)
+        threshold = largest_threshold(searches.unknown, fpir, distance)
+        expected, size = searches.rates(threshold, level, new_classes=True), (searches.num_images, searches.num_classes)
+        return Calibration(threshold, distance, kind, rate, expected, level, *size)
+    if not (gallery is gallery_labels is own_rows is None):
+        raise UserError("`gallery`, `gallery_labels` and `own_rows` go with fpir=")
     pairs = _CountedPairs(embeddings, labels, distance)
     histogram = pairs.histogram()
     same, different = histogram.positive, histogram.negative
-    threshold = (
-        pairs.threshold_of_far(different, target) if name == "far" else pairs.of_precision(same, different, target)
-    )
+    if kind == "far":
+        threshold = pairs.threshold_of_far(different, rate)
+    else:
+        threshold = pairs.of_precision(same, different, rate)
     (point,) = pairs.operating_points([threshold], level, new_classes=True)
-    share = same.sum() / (same.sum() + different.sum())
-    knots, probabilities = _isotonic(pairs, same, different, share if prior is None else prior)
+    prior = float(same.sum() / (same.sum() + different.sum())) if prior is None else prior
     return Calibration(
-        **vars(point),
-        distance=distance,
-        level=level,
-        num_images=int(pairs.sizes.sum()),
-        num_classes=len(pairs.sizes),
-        target=f"{name}={target:g}",
-        distances=knots,
-        probabilities=probabilities,
-        prior=float(share if prior is None else prior),
+        point.threshold,
+        distance,
+        kind,
+        rate,
+        {name: getattr(point, name) for name in ("far", "tar", "precision")},
+        level,
+        int(pairs.sizes.sum()),
+        len(pairs.sizes),
+        *_isotonic(pairs, same, different, prior),
+        prior,
     )
 
 
@@ -587,7 +663,7 @@ def _rates(sizes: np.ndarray, accepted: Sequence, level: float, new_classes: boo
 
     def interval(rate, variance, groups, whole):
         variance *= (2 if new_classes else 1) * groups / max(groups - 1, 1)
-        return _interval(rate, variance, groups, level, whole)
+        return rate_interval(rate, variance, groups, level, whole)
 
     tar = hits / num_same
     with_pairs = int(np.count_nonzero(pairs_same))
@@ -607,17 +683,6 @@ def _rates(sizes: np.ndarray, accepted: Sequence, level: float, new_classes: boo
     own = float(np.square(same * (1 - precision) / total).sum())
     variance = shared - alone if shared > alone else own + alone
     return of_tar, of_far, interval(precision, variance, num, num / 2)
-
-
-def _interval(rate: float, variance: float, groups: int, level: float, whole: float) -> Interval:
-    """On the scale of log odds; at a rate of 0 or 1, what `whole` independent groups without a case allow."""
-    rate, error = float(rate), float(np.sqrt(max(variance, 0.0)))
-    if rate in (0.0, 1.0) or groups < 2:
-        beyond = 1 - ((1 - level) / 2) ** (1 / max(whole, 1))
-        low, high = (0.0, beyond) if rate == 0 else (1 - beyond, 1.0) if rate == 1 else (0.0, 1.0)
-        return Interval(rate, float(low), float(high), error)
-    width = student.ppf((1 + level) / 2, groups - 1) * error / (rate * (1 - rate))
-    return Interval(rate, float(expit(logit(rate) - width)), float(expit(logit(rate) + width)), error)
 
 
 def _equal_error(same, different, before_same, before, num_same, num_different) -> tuple[float, float]:

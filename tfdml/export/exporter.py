@@ -25,6 +25,7 @@ from tfdml.embeddings.backends import encoded_image, load_embedder
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, steps_of, target_of
+from tfdml.evaluation.verification import TARGETS
 from tfdml.export import saved_model
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
 from tfdml.io.files import is_remote, unwritable, write_json
@@ -47,7 +48,6 @@ _RANGES = {
 }
 # What `calibrate="auto"` asks for.
 _TARGET = "far=0.001"
-_TARGETS = ("far=", "precision=")
 _GROUPS = {"all": FORMATS, "litert": tuple(name for name in FORMATS if name.startswith("litert"))}
 _RUNNER = Path(__file__).with_name("fresh_process.py")
 _BATCH_SIZE = 32
@@ -305,9 +305,11 @@ class ExportOptions:
         max_pixels: The SavedModel refuses images with more pixels in their header before it decodes them.
         min_cosine: Smallest cosine to the Keras embedder, in place of each format's own.
         max_recall_drop: Largest loss of Recall@1, as a fraction, in place of each format's own.
-        calibrate: How the threshold on the distance is chosen below which two images are the same: far=0.001 or
-            precision=0.99, on the images of the comparison; a JSON file of `tfdml evaluate` with a target of
-            verification; none; auto: far=0.001, where the images can show it.
+        calibrate: How the threshold on the distance is chosen. For searches of a gallery fpir=0.01: the share of the
+            queries of unknown classes that is accepted. For pairs of images, with the signature `same`, far=0.001 or
+            precision=0.99. On the images of the comparison, or on those of a retriever's gallery. Or a JSON file of
+            `tfdml evaluate` with a target; none; auto: for a retriever fpir=0.01, else far=0.001, where the images can
+            show it.
 
     Raises:
         UserError: A value is out of range.
@@ -328,7 +330,7 @@ class ExportOptions:
             if value is not None and not low <= value <= high:
                 raise UserError(f"`{name}={value}`: must be at least {low}, at most {high:,}")
 
-        if self.calibrate.startswith(_TARGETS):
+        if self.calibrate.startswith(TARGETS):
             target_of(self.calibrate, "calibrate")
 
     def tolerance(self, name: str) -> Tolerance:
@@ -416,11 +418,13 @@ def export_model(
                 f"no version is written: {'. '.join(refused)}. Leave the format out, or accept more knowingly with "
                 "`min_cosine` or `max_recall_drop`"
             )
+        same = calibration is not None and calibration.kind != "fpir"
         if "saved_model" in paths and not of_vectors:
-            saved_model.write_warm_up(version.folder, resize, calibration is not None)
-        of_images = (*saved_model.SIGNATURES, *(() if calibration is None else ("same",)))
+            saved_model.write_warm_up(version.folder, resize, same)
+        of_images = (*saved_model.SIGNATURES, *(("same",) if same else ()))
         signatures = () if "saved_model" not in paths else saved_model.SIGNATURES[:1] if of_vectors else of_images
         about = {**(about or {}), "calibration": calibration and calibration.to_dict(), "calibrated_on": calibrated_on}
+        about["trained_on"] = None if train is None else sorted(train.class_names.values())
         card = model_card(embedder, artifacts, signatures, options.max_pixels, about)
         write_json(version.folder / CARD, card)
     return version.path
@@ -436,15 +440,9 @@ def _calibrated(
     """
     if wanted == "none":
         return None, None
-    if wanted != "auto" and not wanted.startswith(_TARGETS):
-        file = read_json(wanted)
-        if "calibration" not in file or file.get("split") == "train":
-            raise UserError(
-                f"`calibrate={wanted}` has no threshold of held-out classes: write it with tfdml evaluate, "
-                "`task=verification`, `target=far=0.001`, `distance=euclidean`"
-            )
+    if wanted != "auto" and not wanted.startswith(TARGETS):
+        calibration, file = saved_model.calibration_of_file(wanted), read_json(wanted)
         data = {name: file.get(name) for name in ("model", "dataset", "split")}
-        calibration = saved_model.read_calibration(file["calibration"], wanted)
     else:
         dataset = verifier.dataset
         trained_on = set(train.class_names.values()) if train is not None else set()
@@ -456,16 +454,16 @@ def _calibrated(
         except UserError as error:
             if wanted != "auto":
                 raise
-            report(f"no threshold for 'the same': {error}")
+            report(f"no threshold: {error}")
             return None, None
         data = {"dataset": dataset.name, "split": dataset.split, "classes": dataset.classes.tolist()}
-    report(f"the same, with {calibration.target}: at a distance of at most {calibration.threshold:.6g}")
+    report(str(calibration))
     return calibration, data
 
 
 def _calibration_of(vectors: np.ndarray, dataset: ImageDataset, target: str, of: str = "") -> Calibration:
     with user_errors(UserError, f"the images cannot show the threshold{of}: {REASON}"):
-        return calibrate(vectors, dataset.labels, distance="euclidean", **target_of(target))
+        return calibrate(vectors, dataset.labels, **target_of(target))
 
 
 def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -18,10 +19,19 @@ from tfdml.arguments import number
 from tfdml.data.dataset import ImageDataset
 from tfdml.embeddings.model_card import CARD, describe_files, fingerprint, served_version
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.evaluation import Calibration
+from tfdml.evaluation import Calibration, calibrate, target_of
+from tfdml.evaluation.verification import TARGETS
 from tfdml.export import saved_model
 from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, embedded
-from tfdml.export.search_graph import DECISIONS, MAX_NEIGHBORS, MAX_RESULTS, SEARCHES, copy_with_gallery, write_graph
+from tfdml.export.search_graph import (
+    DECISIONS,
+    MAX_NEIGHBORS,
+    MAX_RESULTS,
+    SEARCHES,
+    copy_with_gallery,
+    load_exported,
+    write_graph,
+)
 from tfdml.io.files import locked, partial_folder, read_bytes, write_json
 from tfdml.io.manifests import Kinds, compare_files, read_json
 from tfdml.models import AnyEmbedder
@@ -38,6 +48,8 @@ _CARD: Kinds = {
 _WARM_UP_SIDE = 256
 _WARM_UP_SIZES = (1, 8)
 _ATTEMPTS = 5
+# Of a gallery's images, so many search it for its threshold.
+_MOST_QUERIES = 10_000
 
 # In place of items that are too far away.
 _FILLERS = {"indices": -1, "ids": "", "distances": np.inf, "similarities": -1, "classes": "", "metadata": ""}
@@ -102,7 +114,7 @@ class Retriever:
         *,
         skip_bad: bool = False,
         report: Callable[[str], None] = logging.info,
-        calibration: Calibration | None = None,
+        calibration: Calibration | str = "auto",
     ) -> Retriever:
         """Embed a gallery, write it as the next version of a retriever, and load that.
 
@@ -112,11 +124,15 @@ class Retriever:
             folder: Where versions lie; earlier versions stay.
             skip_bad: Leave out images that cannot be read or decoded, instead of refusing the gallery.
             report: Called with a line on every bad image, up to ten.
-            calibration: What `max_distance="calibrated"` and the signatures `same` and `classify` use, on Euclidean
-                distances; None: that of the exported version's model card, if it has one.
+            calibration: The threshold of `max_distance="calibrated"`, of `accepted` and of `classify`. `fpir=0.01`: at
+                most this share of the queries of unknown classes is accepted, as the gallery's images show that search
+                it without their class; classes on which the embedder was trained, by its model card, are not asked
+                for. `auto`: fpir=0.01, where they can show it, else that of the model card. `none`. A `Calibration`
+                with `fpir`, or a JSON file of `tfdml evaluate` that has one.
 
         Raises:
-            UserError: An item is bad or occurs twice, there is none, or the folder cannot be written.
+            UserError: An item is bad or occurs twice, there is none, the folder cannot be written, or the threshold
+                cannot be had.
         """
         with tempfile.TemporaryDirectory() as name:
             exported, around = Path(name) / "embedder", Path(name) / "retriever"
@@ -125,19 +141,16 @@ class Retriever:
             else:
                 exported = newest_version(Path(embedder))
             about = read_json(exported / CARD) if (exported / CARD).is_file() else {}
-            stored = calibration.to_dict() if calibration else about.get("calibration")
-            if stored is not None:
-                calibration = saved_model.read_calibration(
-                    stored, "`calibration`" if calibration else str(exported / CARD)
-                )
-            loaded = write_graph(exported, around, calibration)
+            loaded = load_exported(exported)
+            gallery = embedded(items, loaded.signatures["embed_each"], skip_bad, report)
+            threshold = _calibrated(calibration, gallery, about, report)
+            write_graph(loaded, around, threshold is not None)
             if about:
                 # For those who use a retriever as an embedder; the files that it lists are not here.
-                card = {**about, "artifacts": {}, "calibration": stored, "signatures": _signatures(calibration)}
-                write_json(around / CARD, card)
-            gallery = embedded(items, loaded.signatures["embed_each"], skip_bad, report)
+                card = {**about, "artifacts": {}, "signatures": _signatures(threshold)}
+                write_json(around / CARD, {**card, "calibration": threshold and threshold.to_dict()})
             model = fingerprint(embedder) if isinstance(embedder, AnyEmbedder) else about.get("fingerprint", "")
-            path = write_version(around, folder, gallery, calibration, model)
+            path = write_version(around, folder, gallery, threshold, model)
         return cls(LoadedVersion.read(path))
 
     @classmethod
@@ -257,9 +270,12 @@ class Retriever:
         with locked(folder, "folder", wait=True):
             self.refresh()
             version = self._version
-            path = write_version(
-                version.path, folder, change(version, version.gallery()), version.calibration, version.card["model"]
-            )
+            gallery, calibration = change(version, version.gallery()), version.calibration
+            if calibration is not None and len(gallery) >= 1.5 * calibration.num_images:
+                about = read_json(version.path / CARD) if (version.path / CARD).is_file() else {}
+                with contextlib.suppress(UserError):  # the version that is read warns
+                    calibration = _calibrated(calibration.target, gallery, about, logging.info)
+            path = write_version(version.path, folder, gallery, calibration, version.card["model"])
             self._version = LoadedVersion.read(path)
         return path
 
@@ -298,8 +314,8 @@ class LoadedVersion:
             held = {len(loaded.table[name].numpy()) for name in ("embeddings", "ids", "labels", "metadata", "classes")}
         if held != {card["items"]}:
             raise UserError(f"{path} is damaged: {RETRIEVER_CARD} states {card['items']} items; build it again")
-        stored = card["calibration"]
-        return cls(path, card, loaded, stored and saved_model.read_calibration(stored, str(file)))
+        stored = card["calibration"] and saved_model.read_calibration(card["calibration"], str(file))
+        return cls(path, card, loaded, stored and stored.for_searches("euclidean", card["items"]))
 
     @classmethod
     def newest(cls, path: Path) -> LoadedVersion:
@@ -329,8 +345,8 @@ class LoadedVersion:
                 return number("max_distance", max_distance, at_least=0)
         if self.calibration is None:
             raise UserError(
-                f"max_distance=calibrated: {self.path} was built without a calibration: export its embedder with "
-                "`calibrate=far=0.001`, and build it from that; or give a number"
+                f"max_distance=calibrated: {self.path} was built without a threshold: build it with "
+                "`calibrate=fpir=0.01`, or give a number"
             )
         return self.calibration.threshold
 
@@ -414,16 +430,16 @@ def write_version(
         source: A retriever's SavedModel, with or without a gallery, and its cards.
         folder: Where versions lie.
         gallery: The items.
-        calibration: That of the SavedModel.
+        calibration: Its threshold.
         model: The fingerprint of its embedder; empty where it is not known.
 
     Returns:
         The path of the version.
     """
     with saved_model.new_version(folder) as version:
-        copy_with_gallery(source, version.folder, gallery)
+        copy_with_gallery(source, version.folder, gallery, calibration.threshold if calibration else None)
         decides = calibration is not None
-        saved_model.write_warm_up(version.folder, _WARM_UP_SIDE, decides, _searches(gallery, decides))
+        saved_model.write_warm_up(version.folder, _WARM_UP_SIDE, False, _searches(gallery, decides))
         card = {
             "items": len(gallery),
             "classes": len(np.unique(gallery.labels[gallery.labels != NO_LABEL])),
@@ -440,6 +456,52 @@ def write_version(
         if (source / CARD).is_file():
             shutil.copyfile(source / CARD, version.folder / CARD)
     return version.path
+
+
+def _calibrated(
+    wanted: Calibration | str, gallery: Gallery, about: dict[str, Any], report: Callable[[str], None]
+) -> Calibration | None:
+    """Return the threshold that the argument `calibration` of `Retriever.build` means.
+
+    Args:
+        wanted: The argument.
+        gallery: The gallery.
+        about: The embedder's model card; empty where there is none.
+        report: Called with what the threshold is, or why there is none.
+
+    Raises:
+        UserError: It cannot be had.
+    """
+    if wanted == "none":
+        return None
+    if isinstance(wanted, str) and wanted != "auto" and not wanted.startswith(TARGETS):
+        wanted = saved_model.calibration_of_file(wanted)
+    if isinstance(wanted, Calibration):
+        return wanted.for_searches("euclidean")
+    target = target_of("fpir=0.01" if wanted == "auto" else wanted, "calibrate", kinds=("fpir",))
+    names = np.array(gallery.classes)
+    asked = (gallery.labels != NO_LABEL) & ~np.isin(names, about.get("trained_on") or [])
+    classes, counts = np.unique(names[asked], return_counts=True)
+    # Whole classes, drawn at random.
+    drawn = np.random.default_rng(0).permutation(len(classes))
+    drawn = drawn[: 1 + np.searchsorted(np.cumsum(counts[drawn]), _MOST_QUERIES)]
+    rows = np.flatnonzero(asked & np.isin(names, classes[drawn]))
+    try:
+        if not len(rows):
+            raise UserError("no image of the gallery is of a class that was not trained on")
+        sides: dict[str, Any] = {"gallery": gallery.embeddings, "gallery_labels": names, "own_rows": rows}
+        with user_errors(UserError, f"the gallery cannot show the threshold: {REASON}"):
+            calibration = calibrate(gallery.embeddings[rows], names[rows], **sides, **target)
+    except UserError as error:
+        if wanted != "auto":
+            raise
+        stored = about.get("calibration")
+        if not stored or stored["kind"] != "fpir":
+            report(f"no threshold for 'unknown': {error}")
+            return None
+        calibration = saved_model.read_calibration(stored, CARD)
+    report(str(calibration))
+    return calibration
 
 
 def _signatures(calibration: Calibration | None) -> list[str]:

@@ -27,8 +27,10 @@ from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
+from tfdml.evaluation.verification import KINDS
 from tfdml.export.request import RequestPreprocessor
 from tfdml.io.files import is_disk_full, partial_folder, require_local, require_space, sweep, unwritable
+from tfdml.io.manifests import read_json
 from tfdml.models import AnyEmbedder
 
 SIGNATURES = ("serving_default", "embed_images", "embed_each")
@@ -266,8 +268,8 @@ def write_saved_model(
     - `embed_images`: `images` (B, H, W, 3) uint8 of any size -> `embedding`;
     - `embed_each`: `image_bytes` -> `embedding`, and `error` (B,) strings: what is wrong with an image, whose row is
       then zero, or empty. For a server that puts the images of several clients into one batch;
-    - `same`, where there is a calibration: `image_bytes` (B,) and `other_image_bytes` (B,) -> `distances` (B,) float32,
-      `same` (B,) booleans and `probabilities` (B,) float32 of each pair, and `error` as above.
+    - `same`, where there is a calibration of pairs: `image_bytes` (B,) and `other_image_bytes` (B,) -> `distances` (B,)
+      float32, `same` (B,) booleans and `probabilities` (B,) float32 of each pair, and `error` as above.
 
     That of a `Head` has `serving_default` alone: `vectors` (B, D) float32 -> `embedding`.
 
@@ -278,7 +280,8 @@ def write_saved_model(
         embedder: A built `Embedder` or `MomentEmbedder`.
         folder: Where to write; an empty folder or none.
         max_pixels: Images whose header states more pixels are refused before they are decoded.
-        calibration: The threshold of `same`, on Euclidean distances; None: without that signature.
+        calibration: The threshold of `same`, on Euclidean distances of pairs; None, or one of searches: without that
+            signature.
     """
     # Constants, which TensorFlow can fold into one another, run a third faster than variables; and the signatures share
     # them.
@@ -315,7 +318,7 @@ def write_saved_model(
         name: tf.function(function, input_signature=[spec], autograph=False)
         for name, (function, spec) in endpoints.items()
     }
-    if calibration is not None:
+    if calibration is not None and calibration.kind != "fpir":
         module.endpoints["same"] = same_signature(module.endpoints["embed_each"], calibration)
     # Nothing is trained any more, and gradients of constants cannot be saved.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
@@ -362,21 +365,39 @@ def same_signature(embed_each: Callable[..., dict[str, tf.Tensor]], calibration:
     return same
 
 
-def read_calibration(values: Any, where: str, distance: str = "euclidean") -> Calibration:
+def calibration_of_file(path: str, distance: str | None = "euclidean") -> Calibration:
+    """Return the threshold in a JSON file that `tfdml evaluate` wrote.
+
+    Args:
+        path: The file.
+        distance: As `read_calibration`.
+
+    Raises:
+        UserError: There is none, it is of training classes, or as `read_calibration`.
+    """
+    file = read_json(path)
+    if "calibration" not in file or file.get("split") == "train":
+        raise UserError(f"{path} has no threshold of held-out classes: write one with tfdml evaluate and `target`")
+    return read_calibration(file["calibration"], path, distance)
+
+
+def read_calibration(values: Any, where: str, distance: str | None = "euclidean") -> Calibration:
     """Return a stored calibration of the distances of an exported model, which are Euclidean.
 
     Args:
         values: What `Calibration.to_dict` gave.
         where: The file that holds it, for the message.
-        distance: The one that it must be of; that of an exported model by default.
+        distance: The one that it must be of, that of an exported model by default; None: any.
 
     Raises:
         UserError: It is damaged, or of another distance.
     """
     try:
         calibration = Calibration.from_dict(values)
-        if calibration.distance != distance:
+        if distance not in (None, calibration.distance):
             raise UserError(f"its distance is {calibration.distance!r}, not {distance!r}")
+        if calibration.kind not in KINDS:
+            raise UserError(f"its kind is {calibration.kind!r}, not of {', '.join(KINDS)}")
         curve = np.stack([calibration.distances, calibration.probabilities])
         if not np.isfinite([calibration.threshold, *curve.ravel()]).all() or not (np.diff(curve[0]) > 0).all():
             raise UserError("its threshold or its curve is damaged")

@@ -11,15 +11,14 @@ import tensorflow as tf
 
 from tfdml.embeddings.backends import SavedModelEmbedder
 from tfdml.errors import UserError
-from tfdml.evaluation import Calibration
 from tfdml.export.gallery import NO_LABEL, UNKNOWN, Gallery
 from tfdml.export.request import refuse
-from tfdml.export.saved_model import SIGNATURES, quiet, same_signature
+from tfdml.export.saved_model import SIGNATURES, quiet
 from tfdml.workarounds import write_fingerprint
 
 SEARCHES = ("search_bytes", "search_embedding", "search_each")
-# Of models with a calibration.
-DECISIONS = ("same", "classify")
+# Of retrievers with a threshold.
+DECISIONS = ("classify",)
 # Neighbors of one query, and of all queries of a request: what an answer may take.
 MAX_NEIGHBORS = 10_000
 MAX_RESULTS = 4_000_000
@@ -36,7 +35,23 @@ _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 Answer = dict[str, tf.Tensor]
 
 
-def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike, calibration: Calibration | None = None) -> Any:
+def load_exported(embedder: str | os.PathLike) -> Any:
+    """Return an exported embedder, loaded.
+
+    Args:
+        embedder: The path of an exported version.
+
+    Raises:
+        UserError: The embedder cannot be loaded or has other signatures.
+    """
+    loaded = SavedModelEmbedder(embedder).loaded
+    missing = [name for name in SIGNATURES if name not in loaded.signatures]
+    if missing:
+        raise UserError(f"{embedder} is not an export of tfdml export: it has no signature {missing[0]}")
+    return loaded
+
+
+def write_graph(loaded: Any, folder: str | os.PathLike, decides: bool = False) -> None:
     """Write a retriever's SavedModel around an exported embedder, with no item in its gallery yet.
 
     The embedder's signatures stay, and three are added. k is one int32, or one for each query; where it is more than
@@ -48,34 +63,24 @@ def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike, calibrat
     - `search_each`: as `search_bytes`, and `error` (B,) strings: what is wrong with a query, whose row is then filled
       with index -1, or empty. For a server that puts the queries of several clients into one batch.
 
-    The first two fail on the first query that is bad, and name it. With a calibration, each has the output `same`
-    (B, k) too, whether a neighbor is within the threshold, and there are two more signatures:
+    The first two fail on the first query that is bad, and name it. With a threshold, each has the outputs `accepted`
+    (B, k), whether a neighbor is within the threshold, and `known` (B,), whether any is; and there is one more
+    signature:
 
-    - `same`, as `write_saved_model`;
     - `classify`: `image_bytes` (B,) strings, `k` -> what `KNNClassifier` with `weights="softmax"` answers, each (B,):
       `classes` (names; "unknown" beyond the threshold), `labels` (-1), `distances`, `confidences`, and `error`.
 
     Args:
-        embedder: The path of an exported version.
+        loaded: The embedder, as `load_exported` returns it.
         folder: Where to write; an empty folder or none.
-        calibration: The threshold, on Euclidean distances.
-
-    Returns:
-        The embedder, loaded.
-
-    Raises:
-        UserError: The embedder cannot be loaded or has other signatures.
+        decides: Whether the retriever has a threshold, which `copy_with_gallery` writes.
     """
-    loaded = SavedModelEmbedder(embedder).loaded
-    missing = [name for name in SIGNATURES if name not in loaded.signatures]
-    if missing:
-        raise UserError(f"{embedder} is not an export of tfdml export: it has no signature {missing[0]}")
     served = {name: loaded.signatures[name] for name in SIGNATURES}
     dimensions = served["serving_default"].structured_outputs["embedding"].shape[1]
     module = tf.Module()
     module.embedder = loaded
-    module.table = _empty_table(dimensions)
-    table = Table(**module.table, threshold=None if calibration is None else calibration.threshold)
+    module.table = _empty_table(dimensions, decides)
+    table = Table(**module.table)
 
     def by_bytes(image_bytes: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
         return search_embedding(table, served["serving_default"](image_bytes=image_bytes)["embedding"], k)
@@ -92,38 +97,37 @@ def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike, calibrat
 
     text, number = tf.TensorSpec((None,), tf.string), tf.TensorSpec(None, tf.int32)
     searches = {"search_bytes": by_bytes, "search_embedding": by_embedding, "search_each": by_each}
-    if calibration is not None:
+    if decides:
         searches["classify"] = by_votes
     specs = {"search_embedding": tf.TensorSpec((None, dimensions), tf.float32)}
     module.searches = {
         name: tf.function(function, input_signature=[specs.get(name, text), number], autograph=False)
         for name, function in searches.items()
     }
-    if calibration is not None:
-        module.searches["same"] = same_signature(served["embed_each"], calibration)
     with quiet():
         tf.saved_model.save(module, str(folder), signatures={**served, **module.searches})
-    return loaded
 
 
-def _empty_table(dimensions: int) -> dict[str, tf.Variable]:
+def _empty_table(dimensions: int, decides: bool) -> dict[str, tf.Variable]:
     empty = {name: tf.fill((0,), "") for name in ("ids", "metadata", "classes")}
     empty |= {"embeddings": tf.zeros((0, dimensions)), "labels": tf.zeros((0,), tf.int64)}
     with tf.device("/CPU:0"):
         # Without a stated number of rows: another gallery is another checkpoint of the same graph.
-        return {
+        table = {
             name: tf.Variable(value, trainable=False, shape=(None, *value.shape[1:]), name=f"gallery_{name}")
             for name, value in empty.items()
         }
+        return table | ({"threshold": tf.Variable(0.0, trainable=False, name="threshold")} if decides else {})
 
 
-def copy_with_gallery(source: Path, folder: Path, gallery: Gallery) -> None:
+def copy_with_gallery(source: Path, folder: Path, gallery: Gallery, threshold: float | None = None) -> None:
     """Write a retriever's SavedModel again with another gallery: the same graph, another checkpoint.
 
     Args:
         source: The SavedModel of a retriever.
         folder: Where to write: an empty folder.
         gallery: Its items.
+        threshold: The largest distance of an accepted item; None: the graph has none.
     """
     shutil.copyfile(source / "saved_model.pb", folder / "saved_model.pb")
     (folder / "variables").mkdir()
@@ -132,6 +136,7 @@ def copy_with_gallery(source: Path, folder: Path, gallery: Gallery) -> None:
         for name in ("ids", "metadata", "classes")
     }
     columns = {"embeddings": gallery.embeddings, "labels": gallery.labels, **strings}
+    columns |= {} if threshold is None else {"threshold": np.array(threshold, np.float32)}
     replaced = {f"table/{name}{_VALUE}": value for name, value in columns.items()}
     reader = tf.train.load_checkpoint(str(source / "variables" / "variables"))
     names = sorted(reader.get_variable_to_shape_map())
@@ -157,7 +162,7 @@ class Table:
         labels: (N,) int64.
         metadata: (N,) strings, JSON.
         classes: (N,) strings, the names of the labels.
-        threshold: The distance up to which two images are the same, if there is a calibration.
+        threshold: The largest distance of an accepted item, if there is one.
     """
 
     embeddings: tf.Variable
@@ -165,7 +170,7 @@ class Table:
     labels: tf.Variable
     metadata: tf.Variable
     classes: tf.Variable
-    threshold: float | None = None
+    threshold: tf.Variable | float | None = None
 
     def search(self, queries: tf.Tensor, k: tf.Tensor, checks: list[tf.Operation]) -> Answer:
         """Return the neighbors of queries, unless the answer would be too large.
@@ -200,6 +205,10 @@ class Table:
                 return tf.where(asked, tf.gather(values, rows), filler)
 
             distances = tf.where(asked, tf.sqrt(squares), float("inf"))
+            decisions = {}
+            if self.threshold is not None:
+                accepted = distances <= self.threshold
+                decisions = {"accepted": accepted, "known": tf.reduce_any(accepted, 1)}
             return {
                 "indices": tf.where(asked, tf.cast(rows, tf.int64), -1),
                 "ids": column(self.ids, ""),
@@ -207,7 +216,7 @@ class Table:
                 "similarities": tf.where(asked, 1.0 - squares / 2.0, -1.0),
                 "labels": column(self.labels, -1),
                 "metadata": column(self.metadata, ""),
-                **({} if self.threshold is None else {"same": distances <= np.float32(self.threshold)}),
+                **decisions,
             }
 
 
@@ -294,7 +303,7 @@ def classify(table: Table, found: Answer) -> Answer:
         return tf.gather(tf.concat([values, last], 1), best, batch_dims=1)
 
     distance = of_best(distances, float("inf"))
-    label = tf.where(distance <= np.float32(table.threshold), of_best(labels, NO_LABEL), NO_LABEL)
+    label = tf.where(distance <= table.threshold, of_best(labels, NO_LABEL), NO_LABEL)
     rows = of_best(found["indices"], -1)
     with tf.device("/CPU:0"):
         names = tf.where(label == NO_LABEL, UNKNOWN, tf.gather(table.classes, tf.maximum(rows, 0)))

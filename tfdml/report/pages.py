@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from tfdml.audit import Audit, Finding
 from tfdml.errors import UserError
+from tfdml.evaluation.identification import identification_rates
 from tfdml.evaluation.intervals import Interval, paired_differences, seed_difference
 from tfdml.evaluation.pair_distances import PairHistogram, count_pair_distances
 from tfdml.evaluation.per_query import QUERIES_FILE, QueryValues, retrieval_per_query
@@ -44,8 +45,12 @@ if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does n
 
 
 #: What the threshold is calibrated to.
-TARGET = {"far": 0.01}
-_IN_WORDS = {"far": "a false accept rate of at most {:g} %", "precision": "a precision of at least {:g} %"}
+TARGET = {"fpir": 0.01}
+_IN_WORDS = {
+    "fpir": "a false positive identification rate of at most {:g} %",
+    "far": "a false accept rate of at most {:g} %",
+    "precision": "a precision of at least {:g} %",
+}
 # The pairs of so many images are counted within seconds.
 _MOST_IMAGES = 10_000
 
@@ -65,7 +70,8 @@ def verification_html(
         distance: As `verification`.
         held_out: Embeddings and labels of other classes that the embedder was not trained on, for the threshold; None:
             half of the classes of `dataset`, and only the other half is shown.
-        target: What the threshold is calibrated to, `far` or `precision`.
+        target: What the threshold is calibrated to, as `calibrate`: `fpir` of searches among as many images, or `far`
+            or `precision` of pairs.
     """
     labels, shown = dataset.labels, np.ones(len(dataset), bool)
     halved = held_out is None
@@ -75,7 +81,7 @@ def verification_html(
     kept = sampled_images(held_out[1])
     try:
         calibration = calibrate(np.asarray(held_out[0])[kept], held_out[1][kept], distance=distance, **target)
-    except UserError:  # there are too few pairs, or none reaches the precision
+    except UserError:  # there are too few images or pairs, or none reaches the rate
         calibration, shown = None, np.ones(len(dataset), bool)
     rows = np.flatnonzero(shown)
     rows = rows[sampled_images(labels[rows])]
@@ -84,7 +90,10 @@ def verification_html(
         return Markup("<p>There are not both pairs of one class and pairs of different classes.</p>")
     measured = verification(points, labels, distance=distance)
     threshold = measured.eer_threshold if calibration is None else calibration.threshold
-    rates = accepted_rates(points, labels, threshold, distance=distance)
+    accepted = accepted_rates(points, labels, threshold, distance=distance)
+    rates: Mapping[str, Interval] = {name: getattr(accepted, name) for name in ("far", "tar", "precision")}
+    if "fpir" in target:
+        rates = identification_rates(points, labels, threshold, distance=distance)
     return render(
         "same_or_different.html",
         measured=measured,
@@ -94,7 +103,7 @@ def verification_html(
         threshold=threshold,
         rates=rates,
         sampled=len(rows) < shown.sum(),
-        roc=plots.roc_curve(measured, rates),
+        roc=plots.roc_curve(measured, accepted),
         histogram=plots.histogram_html(measured.counts, distance, threshold=threshold),
     )
 
@@ -175,7 +184,7 @@ def write_report(
         num_queries: How many queries to show.
         held_out: Embeddings and labels of other classes that the embedder was not trained on. They calibrate the
             threshold of the section "Same or different?"; None: half of the classes of `dataset`.
-        target: What that threshold is calibrated to, as `calibrate`: `far` or `precision`.
+        target: What that threshold is calibrated to, as `calibrate`: `fpir`, `far` or `precision`.
         embedder: What the embeddings come from. The section "What is found" then has heat maps of what three queries
             have in common with their nearest hit and miss (`tfdml.explain`); None: it has none.
 
