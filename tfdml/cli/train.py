@@ -7,6 +7,7 @@ r"""Train an image embedder and measure it on classes never seen in training.
   tfdml train --features=vectors.parquet --head=mlp --dim=256 --objectives=multi_similarity --run_dir=runs/head
   tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
   tfdml train --run_dir=runs/cars_jrd --resume --finish    end it here, with metrics, embedder and report
+  tfdml train --final_of=runs/cars_jrd --run_dir=runs/final     the model to ship: the same settings, on all classes
   tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
   tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
   tfdml train --flagfile=... --run_dir=... --folds=4    one for each quarter of the classes, which it holds out
@@ -53,7 +54,9 @@ def given_settings(values: Flags) -> dict[str, Any]:
 
 
 def _new_settings(values: Flags) -> dict[str, Any]:
-    """Return the settings of a new run that are given, and those of its recipe."""
+    """Return the settings of a new run that are given, and those of its recipe, or of the run that it is final to."""
+    if values.final_of:
+        return {**RunFolder(values.final_of).final_settings(), **given_settings(values)}
     return settings.with_recipe(values.recipe, given_settings(values))
 
 
@@ -91,7 +94,10 @@ def train(values: Flags) -> None:
     else:
         # A preview writes nothing there.
         chosen = _new_settings(values)
-        if added := {name: value for name, value in chosen.items() if name not in given}:
+        if values.final_of:
+            length = f"{chosen['epochs']} epochs of {chosen['steps_per_epoch']} steps"
+            logging.info("final model of %s: %s on all classes; nothing is measured", values.final_of, length)
+        elif added := {name: value for name, value in chosen.items() if name not in given}:
             recipe = settings.recipe_for(given) if values.recipe == "auto" else values.recipe
             written = shlex.join(f"--{name}={settings.as_text(value)}" for name, value in added.items())
             logging.info("recipe %s: %s", recipe, written)
@@ -115,8 +121,11 @@ def train(values: Flags) -> None:
     if not result:
         print("\nThis process has done its part; the first one of them writes the run.")
         return
-    print(f"\nUnseen classes of {experiment.data_name} ({result['protocol']}); embedder of {result['selection']}:")
-    print("\n".join(_rows(result)))
+    if experiment.final_of:
+        print(f"\nFinal model of {experiment.final_of}: {result['protocol']}")
+    else:
+        print(f"\nUnseen classes of {experiment.data_name} ({result['protocol']}); embedder of {result['selection']}:")
+        print("\n".join(_rows(result)))
     for name in ("embedder", "result", "report"):
         path = getattr(folder, name)
         if path.exists():

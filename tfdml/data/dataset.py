@@ -30,7 +30,7 @@ from tfdml.data.decoding import (
     kind_of,
     narrow_fault,
 )
-from tfdml.data.images import ArrayImages, Images, in_threads, read_header
+from tfdml.data.images import ArrayImages, Images, in_threads, join_images, read_header
 from tfdml.errors import UserError, short_message
 from tfdml.pairwise import image_rows, integer_labels
 
@@ -277,6 +277,32 @@ class ImageDataset:
     def select_classes(self, classes: Sequence[int] | np.ndarray) -> ImageDataset:
         """Return the images of the classes given, in their present order."""
         return self.take(np.flatnonzero(np.isin(self.labels, np.asarray(classes, np.int64))))
+
+    def join(self, other: ImageDataset) -> ImageDataset:
+        """Return the images of two splits as one, of split `"all"`; classes of one name are one class.
+
+        Raises:
+            UserError: The images have more than a class each: given pairs, label sets or levels.
+        """
+        if any(side.pairs is not None or side.label_rows is not None for side in (self, other)):
+            raise UserError(f"{self.name}: splits with given pairs, label sets or levels cannot be joined")
+        names = list(
+            dict.fromkeys(side.class_names[label] for side in (self, other) for label in side.classes.tolist())
+        )
+        ids = {name: number for number, name in enumerate(names)}
+        labels = []
+        for side in (self, other):
+            classes, rows = np.unique(side.labels, return_inverse=True)
+            labels.append(np.array([ids[side.class_names[label]] for label in classes.tolist()])[rows])
+        coarse = [side.super_labels for side in (self, other) if side.super_labels is not None]
+        return ImageDataset(
+            self.name,
+            "all",
+            join_images(self.images, other.images),
+            np.concatenate(labels),
+            {number: name for name, number in ids.items()},
+            super_labels=np.concatenate(coarse) if len(coarse) == 2 else None,
+        )
 
     def without_labels(self) -> ImageDataset:
         """Return the same images, each of a class of its own."""

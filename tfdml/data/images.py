@@ -137,6 +137,19 @@ class Images(abc.ABC):
             return None
 
 
+def join_images(first: Images, second: Images) -> Images:
+    """Return the images of two of one kind, one after the other."""
+    assert dataclasses.is_dataclass(first)
+    assert type(first) is type(second)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(first):
+        one, other = getattr(first, field.name), getattr(second, field.name)
+        values[field.name] = np.concatenate([one, other]) if isinstance(one, np.ndarray) else one
+        if isinstance(one, tuple):
+            values[field.name] = one + other
+    return dataclasses.replace(first, **values)
+
+
 # Most of the time goes to waiting for the disk or the network.
 _THREADS = 16
 # A task of a thread costs about as much as a small file.

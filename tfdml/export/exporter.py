@@ -559,6 +559,14 @@ def export_run(
     options = options or ExportOptions()
     if "test" in splits.two_views and options.calibrate == "auto":  # no two images are known to be the same
         options = dataclasses.replace(options, calibrate="none")
+    if splits.test is None and options.calibrate == "auto":
+        report("no threshold: a final model has no unseen classes; --calibrate=FILE carries one over")
+        options = dataclasses.replace(options, calibrate="none")
+    elif splits.test is None and options.calibrate.startswith(_TARGETS):
+        raise UserError(
+            f"`calibrate={options.calibrate}`: a final model has no unseen classes; name the file with a threshold "
+            f"that tfdml evaluate writes by --json for {experiment.final_of}"
+        )
     if whitening is not None:
         embedder = _whitened(embedder, splits.train, whitening)
         # The run has measured the embedder without.
@@ -569,7 +577,7 @@ def export_run(
         about = {**about, "metrics": None, "truncated_from": embedder.embedding_dim}
         embedder = TruncatedEmbedder(embedder, truncate_dim)
         embedder.build((None, *embedder.view_shape))
-    return export_model(embedder, folder, splits.test, splits.train, options, about, report)
+    return export_model(embedder, folder, splits.test or splits.train, splits.train, options, about, report)
 
 
 def _whitened(embedder: AnyEmbedder, train: ImageDataset, arguments: Mapping[str, Any]) -> WhitenedEmbedder:
@@ -623,7 +631,7 @@ def _about(
         "data": {
             "dataset": experiment.data_name,
             "options": experiment.dataset_options,
-            **{name: {"images": len(part), "classes": part.num_classes} for name, part in parts.items()},
+            **{name: {"images": len(part), "classes": part.num_classes} for name, part in parts.items() if part},
         },
         # Paths of the machine that trained stay private.
         "flags": {

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import platform
 import shutil
@@ -105,6 +106,32 @@ class RunFolder:
             return Experiment.from_flags(text, run_dir=str(self.path))
         except UserError as error:
             raise UserError(f"{self.flags}: {str(error).removeprefix('flag file: ')}") from error
+
+    def final_settings(self) -> dict[str, Any]:
+        """Return the settings of the final model of this run, but for its folder: see `DataSettings.final_of`.
+
+        Raises:
+            UserError: The run has not ended, or is of several seeds or folds.
+        """
+        result = self.read_result()
+        if result is None:
+            raise UserError(f"--final_of={self.path}: the run has not ended; end it first")
+        if "epoch" not in result:
+            raise UserError(f"--final_of={self.path} has several runs: name one, such as {self.path}/seed_0")
+        lines = self.metrics.read_text(encoding="utf-8").splitlines()
+        steps = next(record["step"] for record in map(json.loads, lines) if record["epoch"] == 1)
+        off = ("holdout_classes", "holdout_part", "min_steps", "evaluate_train", "generalization_every")
+        return {
+            **dataclasses.asdict(self.load_experiment()),
+            **dict.fromkeys(off, 0),
+            "epochs": result["epoch"],
+            "steps_per_epoch": steps,
+            "selection": "last",
+            "report": False,
+            "evaluate_orders": "never",
+            "moment_embedder": False,
+            "final_of": str(self.path),
+        }
 
     def check_same(self, asked: Experiment) -> None:
         """Raise a `UserError` where the run that is here was started with other settings than `asked`."""

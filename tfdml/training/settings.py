@@ -180,6 +180,8 @@ class DataSettings(Settings):
             Parquet, .npz or .npy file, with labels. --data_dir is then the folder of the images that its paths name.
         dataset_options: Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.
         bad_images: What to do with files that are no readable images.
+        final_of: Train the final model of this run: with its settings, and as many steps as it had until its selected
+            epoch, on all classes, those of its test split too. So nothing is measured.
         drop: A CSV file of tfdml audit, maybe edited: training images whose action is drop are left out.
         check_images: How images are checked before training: the header and the end of each file, or all of it
             (decode), at about a millisecond an image and core.
@@ -239,6 +241,7 @@ class DataSettings(Settings):
     features: str = ""
     dataset_options: str = ""
     bad_images: str = choice("error", choices=("error", "skip"))
+    final_of: str = ""
     drop: str = ""
     check_images: str = choice("headers", choices=("headers", "decode"))
     holdout_classes: float = choice(0.0, check=fraction)
@@ -683,6 +686,8 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
 
     def __post_init__(self):
         super().__post_init__()
+        if self.final_of and (self.folds or self.seeds or self.selection != "last" or self.report):
+            raise UserError("--final_of trains one run to its end, of which nothing is measured or reported")
         if self.folds and (self.seeds or self.holdout_classes):
             raise UserError("--folds holds out classes itself, with one seed: leave out --holdout_classes and --seeds")
         if self.selection == "validation" and not (self.holdout_classes or self.folds):

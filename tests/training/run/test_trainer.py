@@ -18,7 +18,7 @@ from tests.training import runs
 from tests.training.run.stopping import Killed, assert_alike, finished, make_quick, signal_at, train_until
 from tests.training.runs import EPOCHS, STEPS, train
 from tfdml.cli.model_flags import check_ended
-from tfdml.data import NeighborSampler, PairList
+from tfdml.data import ImageDataset, NeighborSampler, PairList
 from tfdml.errors import UserError
 from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints
@@ -113,6 +113,35 @@ def test_a_run_that_is_finished_early_keeps_its_results_and_says_where_it_ended(
     assert train(folder, resume=True, checkpoint_steps=1, **settings) == json.loads(
         (folder / "result.json").read_bytes()
     )
+
+
+def test_a_final_model_has_the_steps_of_the_selected_epoch_and_all_classes(tmp_path, monkeypatch):
+    arrays = [np.random.default_rng(i).integers(0, 255, (8, 8, 8, 3), np.uint8) for i in range(2)]
+    sides = [ImageDataset("own", "all", array, [0, 0, 1, 1, 2, 2, 3, 3]) for array in arrays]
+    train_side, test_side = (
+        dataclasses.replace(side, class_names=dict(enumerate(names)))
+        for side, names in zip(sides, ("abcd", "defg"), strict=True)
+    )
+    joined = train_side.join(test_side)
+    assert [joined.class_names[label] for label in joined.labels] == [*"aabbccdd", *"ddeeffgg"]
+    np.testing.assert_array_equal(joined.images.pixels(), np.concatenate(arrays))
+
+    make_quick(monkeypatch)
+    measured = runs.train(tmp_path / "measured", selection="validation", holdout_classes=0.25)
+    settings = RunFolder(tmp_path / "measured").final_settings()
+    assert (settings["epochs"], settings["steps_per_epoch"]) == (measured["epoch"], STEPS)
+    final = trainer.Experiment(**{**settings, "run_dir": str(tmp_path / "final")})
+    splits = dataclasses.replace(
+        runs.SPLITS, train=runs.SPLITS.train.join(runs.SPLITS.test).contiguous(), test=None, validation=None
+    )
+    monkeypatch.setattr(components, "load_splits", lambda *arguments: splits)
+    result = trainer.train(final)
+    assert (result["metrics"], result["steps"]) == ({}, measured["epoch"] * STEPS)
+    assert f"all {splits.train.num_classes} classes" in result["protocol"]
+    assert str(tmp_path / "measured") in result["protocol"]
+    assert trainer.train(final, resume=True) == json.loads((tmp_path / "final" / "result.json").read_bytes())
+    with pytest.raises(UserError, match="has not ended"):
+        RunFolder(tmp_path / "no").final_settings()
 
 
 @pytest.mark.slow

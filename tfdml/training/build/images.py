@@ -35,7 +35,7 @@ class Splits:
     Args:
         train: With class ids 0 .. C - 1.
         validation: Held-out training classes, or None.
-        test: The unseen classes.
+        test: The unseen classes; None for a final model, which trains on them too.
         seen: A sample of `train` that the embedder is measured on, or None.
         two_views: Those of which two views find each other, as they have no labels: each image is in them twice.
         dropped: Names of the training images that were left out.
@@ -43,7 +43,7 @@ class Splits:
 
     train: ImageDataset
     validation: ImageDataset | None
-    test: ImageDataset
+    test: ImageDataset | None
     seen: ImageDataset | None = None
     two_views: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
@@ -96,6 +96,8 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
     train, dropped = leave_out(train, test, settings.drop, settings.data_dir) if settings.drop else (train, ())
     if not settings.features:
         train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
+    if settings.final_of:
+        train = train.join(test)
     without_labels = settings.sampling == "two_views"
     train = train.without_labels() if without_labels else train
     if train.num_classes == 1 and train.pairs is None and train.label_rows is None:
@@ -104,7 +106,8 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
     held_out = settings.holdout_classes, seed, settings.holdout_sampling, settings.holdout_part
     train, validation = split_training_classes(train, *held_out)
     train = train.contiguous()
-    splits = Splits(train, validation, test, sample_seen_classes(train, evaluate_train, seed), dropped=dropped)
+    unseen = None if settings.final_of else test
+    splits = Splits(train, validation, unseen, sample_seen_classes(train, evaluate_train, seed), dropped=dropped)
     if not without_labels:
         return splits
     evaluated = splits.evaluated()

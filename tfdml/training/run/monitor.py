@@ -433,6 +433,7 @@ def measure_together(experiment: Experiment, embedders: Sequence[Path]) -> dict[
         embedders: Their files.
     """
     images = load_splits(experiment, experiment.seed).test
+    assert images is not None
     batches = evaluation_batches(images, make_transforms(experiment)[1], experiment.evaluation_batch_size)
     parts = [embed(keras.saving.load_model(path), batches) for path in embedders]
     together = np.concatenate(parts, axis=1) / np.sqrt(len(parts))
@@ -521,6 +522,7 @@ class Evaluator:
             if settings.evaluate_orders == "epochs" or (settings.evaluate_orders == "end" and epoch == settings.epochs):
                 measured.update(self.orders(learner))
         if seen is not None:
+            assert self.splits.test is not None
             sides = embeddings["test"], self.splits.test.labels, embeddings["seen"], seen.labels
             measured["generalization"] = evaluate_generalization(*sides, measures=("density", "divergence"))
         return measured
@@ -530,7 +532,7 @@ class Evaluator:
 
         They are `"1"` (the embedding itself), `"2"` ... and `"all"` of them side by side; empty without one horde.
         """
-        if not has_orders(learner):
+        if not has_orders(learner) or self.splits.test is None:
             return {}
         model = MomentEmbedder.from_learner(learner)
         features = embed(compiled(model, model.features), self.batches["test"])
@@ -586,6 +588,8 @@ def finish(
         for warning in saturation_warnings(monitor.records, selection, metric):
             logging.warning("%s", warning)
         embedder = write_embedder(folder, monitor.records, selection, metric, embedder)
+    if splits.test is None:
+        return _finish_final(experiment, learner, monitor, splits, seconds) if processes.is_chief else {}
     # An embedder of an earlier epoch is on the chief alone.
     if processes.of_chief(lambda: embedder is learner.embedder):
         embeddings = evaluator.embed_together(embedder, "test")
@@ -637,6 +641,31 @@ def finish(
         if splits.validation is not None:
             held_out = evaluator.embed(embedder, "validation"), splits.validation.labels
         write_report(folder, splits.test, embeddings, held_out)
+    return result
+
+
+def _finish_final(
+    experiment: Experiment, learner: MetricLearner, monitor: TrainingMonitor, splits: Splits, seconds: float
+) -> dict[str, Any]:
+    """Write the result of a final model, of which nothing is measured."""
+    result = monitor.folder.read_result()
+    if result is None:
+        classes = f"trained on all {splits.train.num_classes} classes of {experiment.data_name}"
+        result = {
+            "dataset": experiment.data_name,
+            "metrics": {},
+            "metrics_before": {},
+            "protocol": f"{classes}, and measured on none: the metrics are those of {experiment.final_of}",
+            "selection": _SELECTION["last"],
+            "epoch": monitor.records[-1]["epoch"],
+            "steps": monitor.step,
+            "train_seconds": monitor.train_seconds,
+            "images_per_second": monitor.images_per_second(),
+            "seconds": seconds,
+        }
+        if (rank_mi := rank_mi_of(learner)) is not None:
+            checkpoints.save_model(monitor.folder.statistics_network, statistics_model(rank_mi))
+        write_json(monitor.folder.result, result)
     return result
 
 
