@@ -559,14 +559,6 @@ def export_run(
     options = options or ExportOptions()
     if "test" in splits.two_views and options.calibrate == "auto":  # no two images are known to be the same
         options = dataclasses.replace(options, calibrate="none")
-    if splits.test is None and options.calibrate == "auto":
-        report("no threshold: a final model has no unseen classes; --calibrate=FILE carries one over")
-        options = dataclasses.replace(options, calibrate="none")
-    elif splits.test is None and options.calibrate.startswith(_TARGETS):
-        raise UserError(
-            f"`calibrate={options.calibrate}`: a final model has no unseen classes; name the file with a threshold "
-            f"that tfdml evaluate writes by --json for {experiment.final_of}"
-        )
     if whitening is not None:
         embedder = _whitened(embedder, splits.train, whitening)
         # The run has measured the embedder without.
