@@ -383,9 +383,9 @@ def calibrate(
             an argument of another rate, or embeddings and labels that `verification` or `Searches` refuses.
 
     Example:
-        >>> images, labels = [[0.0], [0.1], [5.0], [5.2]], [3, 3, 8, 8]
+        >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
         >>> calibration = tfdml.evaluation.calibrate(images, labels, precision=0.9)
-        >>> 0.2 <= calibration.threshold < 4.9, calibration.rates["tar"].mean
+        >>> 0.1 <= calibration.threshold < 4.9, calibration.rates["tar"].mean
         (True, 1.0)
         >>> tfdml.evaluation.calibrate(images, labels, fpir=0.25).rates["fpir"].mean
         0.0
