@@ -6,6 +6,7 @@ docs/api/index.md names them, so that a reader of the pages knows what they stan
 from __future__ import annotations
 
 import contextlib
+import functools
 import dataclasses
 import importlib
 import os
@@ -64,6 +65,7 @@ def short_training():
     """Within it `fit` takes one step, whatever number of steps and epochs an example asks for."""
     fit = keras.Model.fit
 
+    @functools.wraps(fit)
     def one_step(self, *args, **kwargs):
         kwargs.update(epochs=1, steps_per_epoch=1, verbose=0)
         return fit(self, *args, **kwargs)

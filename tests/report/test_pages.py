@@ -209,7 +209,6 @@ def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):
         if e["alt"] and not e["alt"].startswith("Image")
     }
     assert roles == {("Query", True), ("Neighbor", False), ("Its", False)}
-    assert rows_of(text, "Weights measured in training") == [["density", "1,728", "0.3", "100"]]
     assert "During training" not in text  # there was none
     assert "Before" not in page.section("results")
     assert "before training" not in page.section("recall")

@@ -222,7 +222,7 @@ def write_report(
     by_class = confusion = Markup("<p>No query has another image of its class to find.</p>")
     if ranked is not None:
         confused, recall = confusions(ranked, queries.labels, gallery.labels), ranked.recall()
-        sizes = recall_by_size(**protocol) if ranked.answerable.any() else []
+        sizes = recall_by_size(**protocol) if ranked.answerable.any() and dataset.num_classes > 1 else []
         rows = class_rows(ranked, queries.labels, gallery.labels)
         by_class = classes_html(rows, dataset.class_names)
         confusion = confusions_html(confused, ranked, queries, gallery)
