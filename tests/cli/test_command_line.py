@@ -254,7 +254,6 @@ CASES = {
         "ks": (["1"], COMPARE, VECTORS),
         "intervals": ("classes", COMPARE, VECTORS),
         "generalization": (True, COMPARE, RUN),
-        "after": (["query_expansion"], COMPARE, RUN),
     },
     "export": {
         "moment_embedder": (True, {"gallery": "photos", "embedder": "models/cars"}, {"run_dir": "runs/cars"}),

@@ -1,4 +1,4 @@
-"""`tfdml evaluate`: the same numbers wherever a model lies, comparisons, and steps after the embedding."""
+"""`tfdml evaluate`: the same numbers wherever a model lies, comparisons, and whitening."""
 
 import json
 import shutil
@@ -11,7 +11,9 @@ from PIL import Image
 import tfdml
 from tests.cli.many import run_many
 from tests.export.models_on_disk import tflite
-from tfdml.embeddings import read_embeddings
+from tfdml.data import load
+from tfdml.embeddings import load_backend, read_embeddings
+from tfdml.embeddings.backends import Views, embed_views
 from tfdml.evaluation import (
     Calibration,
     KNNClassifier,
@@ -20,7 +22,7 @@ from tfdml.evaluation import (
     evaluate_retrieval,
     verification,
 )
-from tfdml.retrieval import expand_queries
+from tfdml.retrieval import fit_whitening
 
 # Ranks of all but equal distances may swap between two graphs.
 BETWEEN_GRAPHS = 5e-3
@@ -168,29 +170,6 @@ def test_two_runs_on_one_page(finished_run, command, tmp_path):
     assert not list(tmp_path.glob(".partial*"))
 
 
-def test_rows_of_stored_embeddings(commands, vectors, tmp_path):
-    points, labels = (np.load(vectors / "good.npz")[name] for name in ("embeddings", "labels"))
-    flags = ["--metrics=recall@1,map@r,nmi", "--after=query_expansion(k=3, alpha=1)", "--after=k_reciprocal"]
-    status, said, errors = commands.run(
-        "evaluate", f"--model={vectors / 'good.npz'}", *flags, f"--json={tmp_path / 'plain.json'}"
-    )
-    assert status == 0, errors
-    rows = json.loads((tmp_path / "plain.json").read_text())["after"]
-    assert [row["step"] for row in rows] == ["plain", "query_expansion(k=3, alpha=1)", "k_reciprocal"]
-    expected = evaluate_retrieval(
-        expand_queries(points, k=3, alpha=1), labels, points, labels, metrics=["map@r"], own_rows=np.arange(240)
-    )["map@r"]
-    assert rows[1]["metrics"]["map@r"] == pytest.approx(expected, abs=1e-12)
-    assert rows[1]["gain"]["map@r"] == pytest.approx(expected - rows[0]["metrics"]["map@r"], abs=1e-12)
-    assert f"{100 * expected:.2f} ({100 * rows[1]['gain']['map@r']:+6.2f})" in said
-
-    status, said, errors = commands.run(
-        "evaluate", f"--model={vectors / 'roles.npz'}", "--after=query_expansion + k_reciprocal(k1=5)"
-    )
-    assert status == 0, errors
-    assert "    query_expansion + k_reciprocal(k1=5) " in said
-
-
 def test_thresholds_of_stored_embeddings(commands, vectors, tmp_path):
     points, labels = (np.load(vectors / "good.npz")[name] for name in ("embeddings", "labels"))
     path = tmp_path / "threshold.json"
@@ -235,18 +214,6 @@ def test_nearest_images_classify_stored_embeddings(commands, vectors, tmp_path):
         (["--task=verification", "--target=far=1e-9"], "needs at least 1,000,000,000 pairs of different classes"),
         (["--target=far=0.1"], "--target=far=0.1 has no effect: it needs --task=verification"),
         (["--task=verification", "--ks=1"], "--ks=1 has no effect"),
-        (["--after=whiten"], "--after='whiten': unknown step 'whiten'; one of views, whitening"),
-        (["--after="], "--after= names nothing"),
-        (["--after=0.5 * k_reciprocal"], "steps have no factors"),
-        (["--after=k_reciprocal + views"], "k_reciprocal must be the last step"),
-        (["--after=query_expansion(k=many)"], "query_expansion: k must be a positive integer"),
-        (["--after=query_expansion(k=1"], "it cannot be read"),
-        (["--after=views"], "a run folder or a model's file"),
-        (["--after=views(crops=2)"], "crops must be 1 or 5, not 2"),
-        (["--after=whitening"], "tfdml embed --split=all"),
-        (["--after=whitening(dim=9)", "--split=train"], "split"),
-        (["--after=k_reciprocal", "--metrics=map"], "--metrics=map ranks the whole gallery"),
-        (["--after=k_reciprocal", "--metrics=recall@240"], "needs 240 gallery images"),
         (DATA, "holds 240 embeddings, but glyphs (test) has 428 images"),
         (["--json=/dev/full"], "--json=/dev/full is no regular file"),
     ],
@@ -260,25 +227,25 @@ def test_what_is_wrong_is_one_line(commands, vectors, flags, says):
 
 @pytest.mark.slow
 def test_views_and_whitening_of_a_run_and_of_its_export(finished_run, tmp_path):
-    data = ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32", "--metrics=recall@1,map@r"]
-    steps = ["--after=views", "--after=whitening(dim=8, power=0.5)"]
+    options = ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32", "--metrics=recall@1,map@r"]
     export = [f"--run_dir={finished_run}", "--out=models", "--whitening=dim=8, power=0.5"]
-    measure = [f"--model={finished_run}", data[-1], *steps, "--json=steps.json", "--report=page.html"]
-    done = [
-        *run_many("export", tmp_path, [export]),
-        *run_many("evaluate", tmp_path, [measure, ["--model=models", *data, "--json=served.json"]]),
-    ]
-    assert [status for status, _, _ in done] == [0, 0, 0], done
-    steps, served = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("steps", "served"))
-    rows = steps["after"]
-    assert [row["step"] for row in rows] == ["plain", "views", "whitening(dim=8, power=0.5)"]
-    assert rows[1]["metrics"] != rows[0]["metrics"]
-    assert "whitening(dim=8, power=0.5)" in (tmp_path / "page.html").read_text()
+    measure = ["--model=models", *options, "--json=served.json"]
+    done = [*run_many("export", tmp_path, [export]), *run_many("evaluate", tmp_path, [measure])]
+    assert [status for status, _, _ in done] == [0, 0], done
+    train, test = (load("glyphs", split=split, images_per_class=4, size=32) for split in ("train", "test"))
+    backend = load_backend(str(finished_run))
+    embeddings = backend.embed(test, 100)
+    whitening = fit_whitening(backend.embed(train, 100), 8, power=0.5)
+    names = ["recall@1", "map@r"]
+    expected = evaluate_retrieval(whitening(embeddings), test.labels, metrics=names)
+    served = json.loads((tmp_path / "served.json").read_text())
     card = json.loads((tmp_path / "models" / "1" / "model_card.json").read_text())
     assert (card["embedding_dim"], card["whitening"], card["metrics"]) == (8, {"dim": 8, "power": 0.5}, None)
-    for name, value in rows[2]["metrics"].items():
+    for name in names:
         # Ranks of all but equal distances may swap between two graphs.
-        assert served[name] == pytest.approx(value, abs=5e-3)
+        assert served[name] == pytest.approx(expected[name], abs=5e-3)
+    views = embed_views(backend, test, 100, Views())
+    assert not np.allclose(views, embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True), atol=1e-3)
 
 
 @pytest.fixture(scope="module")

@@ -116,8 +116,6 @@ def test_vectors_and_images_are_not_taken_for_each_other(commands, folder):
         assert not (folder / "refused").exists() or not list((folder / "refused").glob("*.parquet"))
     status, _, errors = commands.run("evaluate", head, f"--features={folder / 'new.npz'}")
     assert (status, "no query shares its class" in errors) == (2, True), errors
-    status, _, errors = commands.run("evaluate", head, "--after=views(flip=true)")
-    assert (status, "has one view" in errors) == (2, True), errors
 
 
 @pytest.mark.slow

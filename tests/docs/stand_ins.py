@@ -6,8 +6,8 @@ docs/api/index.md names them, so that a reader of the pages knows what they stan
 from __future__ import annotations
 
 import contextlib
-import functools
 import dataclasses
+import functools
 import importlib
 import os
 import pathlib

@@ -8,9 +8,9 @@ from sklearn import metrics as sk
 
 from tests.report import pages
 from tfdml.errors import UserError
-from tfdml.evaluation import QueryValues, evaluate_retrieval, per_query, retrieval_per_query
+from tfdml.evaluation import QueryValues, Relevance, evaluate_retrieval, per_query, retrieval_per_query
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval import neighbor_blocks
+from tfdml.retrieval import nearest_neighbors
 
 ALL = ("recall", "precision@3", "map@5", "map@r", "r_precision", "map")
 
@@ -131,21 +131,13 @@ def test_clustering_has_no_value_per_query():
         retrieval_per_query(points, labels, metrics=["nmi"])
 
 
-def test_another_search_is_measured_by_what_it_finds():
+def test_neighbors_of_another_search_are_measured():
+    """Those of one that loses every second neighbor."""
     points, labels = made()
-
-    def search(k):
-        """The exact search in two blocks, which loses every second neighbor."""
-        for block, rows, distances in neighbor_blocks(points, k=k):
-            for part in (slice(0, 10), slice(10, None)):
-                found = rows[part].copy()
-                found[:, 1::2] = -1
-                start = block.start + part.start
-                yield slice(start, start + len(found)), found, distances[part]
-
+    rows = nearest_neighbors(points, k=8)[0]
+    rows[:, 1::2] = -1
     metrics = ["recall@1", "recall@2", "precision@4", "map@r", "r_precision"]
-    task = per_query.retrieval_task(points, labels)
-    values = per_query.values_per_query(task, metrics, "euclidean", 0, neighbors=search)
+    values = retrieval_per_query(points, labels, metrics=metrics, neighbors=rows)
     found = {name: column.mean() for name, column in values.items()}
     hits = np.array([ranked_hits(points, labels, query) for query in range(len(labels))])
     hits[:, 1::2] = False
@@ -154,8 +146,29 @@ def test_another_search_is_measured_by_what_it_finds():
     assert found["r_precision"] == pytest.approx(hits[:, :8].mean())
     precision = np.cumsum(hits[:, :8], axis=1) / np.arange(1, 9)
     assert found["map@r"] == pytest.approx((precision * hits[:, :8]).sum(axis=1).mean() / 8)
-    with pytest.raises(UserError, match="map ranks the whole gallery"):
-        per_query.values_per_query(task, ["map"], "euclidean", 0, neighbors=search)
+    for wrong, changes, message in (
+        ("map", rows, "map ranks the whole gallery"),
+        ("map@r", rows[:, :7], r"k at least 8 for these metrics; got int64 \(63, 7\)"),
+        ("map@r", rows * 1.0, "must be gallery rows"),
+        ("map@r", rows + 63, r"must lie in 0 \.\. 62"),
+        ("map@r", np.maximum(rows, 0), "have a gallery row twice"),
+        ("recall@1", np.arange(63)[:, None], "query 0 have the query itself"),
+    ):
+        with pytest.raises(UserError, match=message):
+            retrieval_per_query(points, labels, metrics=[wrong], neighbors=changes)
+
+
+def test_neighbors_that_are_ignored_take_no_place():
+    points, labels = made()
+    relevance = Relevance.classes(labels, not_same=np.arange(63) % 5)
+    names = ["recall@2", "map@r"]
+    rows = nearest_neighbors(points, k=62)[0]
+    expected = retrieval_per_query(points, relevance=relevance, metrics=names)
+    measured = retrieval_per_query(points, relevance=relevance, metrics=names, neighbors=rows)
+    for name in names:
+        np.testing.assert_array_equal(measured[name], expected[name])
+    with pytest.raises(UserError, match="k at least"):
+        retrieval_per_query(points, relevance=relevance, metrics=names, neighbors=rows[:, :8])
 
 
 LABELS = np.repeat([4, 9, 2], 4)

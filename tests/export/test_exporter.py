@@ -24,6 +24,7 @@ from tfdml.export.exporter import (
     ExportOptions,
     ExportVerifier,
     Tolerance,
+    check_whitening,
     evaluation_views,
     export_model,
     load_run,
@@ -245,6 +246,21 @@ def test_a_head_is_exported_with_vectors_as_its_input(tmp_path):
     assert served(vectors=tf.zeros((0, 6)))["embedding"].shape == (0, 4)
     with pytest.raises(UserError, match="int8 takes no moments, whitening, head"):
         convert_litert(head, "int8", vectors)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alpha": 1}, "`whitening` has no argument 'alpha'; it has dim, power, shrinkage"),
+        ({"dim": 2.5}, "`whitening`: dim must be an integer of at least 0"),
+        ({"dim": 4, "power": 1.5}, "`whitening`: power must be at least 0 and at most 1"),
+        ({"shrinkage": "much"}, "`whitening`: shrinkage must be a number"),
+    ],
+)
+def test_arguments_of_a_whitening_are_checked(arguments, message):
+    check_whitening({"dim": 0, "power": 0.5, "shrinkage": 1})
+    with pytest.raises(UserError, match=message):
+        check_whitening(arguments)
 
 
 FINE = Comparison(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.retrieval import references
 from tests.retrieval.references import unit
 from tfdml.errors import UserError
-from tfdml.evaluation import Sources, steps_of
+from tfdml.evaluation import evaluate_retrieval, retrieval_per_query
 from tfdml.retrieval import (
     expand_queries,
     fit_whitening,
@@ -16,10 +16,6 @@ from tfdml.retrieval import (
     reranking,
 )
 from tfdml.retrieval.reranking import encode, search_of
-
-
-def step(name, **arguments):
-    return steps_of([(name, arguments)])[0]
 
 
 def made(count=40, dim=6, classes=5, seed=0):
@@ -141,13 +137,29 @@ def test_reranking_degenerate_galleries():
     assert encode(np.eye(4, dtype=np.float32), 1, 1).codes.shape == (4, 4)
 
 
-def test_where_the_queries_are_the_gallery_both_must_be_what_they_were():
-    first = step("query_expansion", k=2)
-    changed = first.apply(search_of(made(12)), Sources(), None)
-    with pytest.raises(UserError, match="cannot follow"):
-        step("k_reciprocal").apply(changed, Sources())
-    roles = first.apply(search_of(made(12), made(9, seed=1)), Sources(), None)
-    assert step("k_reciprocal", k1=3, k2=2).apply(roles, Sources()).neighbors(4)[0].shape == (12, 4)
+def test_whitened_expanded_and_reranked_searches_are_measured():
+    """By the lines of the page: each metric is that of a ranking written out."""
+    points, labels = made(60, seed=6), np.arange(60) % 5
+    whitened = fit_whitening(made(80, seed=7), 4, power=0.5)(points)
+    expanded = expand_queries(whitened, k=5)
+    measured = evaluate_retrieval(
+        expanded, labels, whitened, labels, ks=[1], own_rows=np.arange(60), metrics=["recall"]
+    )
+    cosines = expanded @ whitened.T
+    np.fill_diagonal(cosines, -2)
+    assert measured["recall@1"] == pytest.approx((labels[cosines.argmax(axis=1)] == labels).mean())
+    rows, _ = k_reciprocal_neighbors(whitened, k=11, k1=5, k2=2, top=25)
+    values = retrieval_per_query(whitened, labels, metrics=["recall@1", "r_precision"], neighbors=rows)
+    np.testing.assert_array_equal(values["recall@1"], labels[rows[:, 0]] == labels)
+    np.testing.assert_allclose(values["r_precision"], (labels[rows] == labels[:, None]).mean(axis=1))
+    apart, _ = k_reciprocal_neighbors(expanded[:20], whitened[20:], k=1, k1=5, k2=2)
+    sides = expanded[:20], labels[:20], whitened[20:], labels[20:]
+    values = retrieval_per_query(*sides, metrics=["recall@1"], neighbors=apart)
+    np.testing.assert_array_equal(values["recall@1"], labels[20:][apart[:, 0]] == labels[:20])
+    # All-to-all, expanded queries and the gallery apart find themselves.
+    rows, _ = k_reciprocal_neighbors(expanded, whitened, k=11)
+    with pytest.raises(UserError, match="the query itself"):
+        retrieval_per_query(expanded, labels, whitened, labels, own_rows=np.arange(60), ks=[1], neighbors=rows)
 
 
 def whitened_by_hand(train, rows, dim, power, shrinkage):

@@ -8,7 +8,6 @@
   tfdml evaluate --model=vectors.npz --distance=cosine
   tfdml evaluate --model=runs/head --features=new.npz
   tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
-  tfdml evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
   tfdml evaluate --compare=runs/cars_am,runs/cars_jrd --report=comparison.html
   tfdml evaluate --model=runs/cars_jrd --task=verification --target=far=0.001 --json=threshold.json
   tfdml evaluate --model=runs/cars_jrd --task=classification
@@ -22,9 +21,6 @@
 --metrics are of recall, recall@K (CMC), precision@K, map@K, mp@K, mmp@K, map@r, r_precision, nmi, ami, f1, and of map,
 map_trapezoidal, minp, mrr, ndcg, h_ap, asi, gap and gap_known, which search once more; see docs/evaluation.md. The
 default is recall, precision@1, map@r, r_precision, nmi, ami and f1; for benchmarks see docs/protocols.md.
---after measures each step of a chain, e.g. 'whitening(dim=128) + query_expansion(k=5)': its gain and cost. Steps:
-views(flip=true, crops=1 or 5), whitening(dim=0, power=1, shrinkage=0), fitted to the training classes,
-query_expansion(k=10, alpha=3), and as the last one k_reciprocal(k1=20, k2=6, weight=0.3, top=200).
 
 --task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
 With --target=far=0.001, or precision=0.99, it also chooses the threshold for pairs of images; --json keeps it. --report
@@ -40,7 +36,6 @@ optional. With --dataset too, the page also shows what each run finds for the sa
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,14 +50,12 @@ from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
 from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, both, either, needs
-from tfdml.embeddings.backends import EmbeddingBackend, Views, embed_views
+from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.reader import StoredEmbeddings, holds_embeddings, read_embeddings
-from tfdml.errors import REASON, UserError, user_errors
-from tfdml.evaluation.chains import Step, steps_of
-from tfdml.evaluation.per_query import WHOLE_RANKING_METRICS, ks_within, requested
-from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol, images_to_search
+from tfdml.errors import UserError
+from tfdml.evaluation.per_query import ks_within, requested
+from tfdml.evaluation.retrieval import images_to_search
 from tfdml.evaluation.verification import KINDS
-from tfdml.expressions import parse_sum, shortened
 from tfdml.io.files import as_named, require_writable, sweep, write_json
 from tfdml.report import Run, write_comparison, write_report
 from tfdml.report.pages import Paired
@@ -90,15 +83,11 @@ FLAGS.define("json", "", "File to write the metrics to, as fractions.")
 FLAGS.define("report", "", "File to write an HTML page to.")
 FLAGS.define("heat_maps", False, "With --report: show what a few queries have in common with their neighbors.")
 FLAGS.define("compare", [], "In place of --model: finished runs, compared with the first of them.", kind="paths")
-FLAGS.define(
-    "after", [], "Steps after the embedding, see above; repeat the flag for another chain.", kind="multi_string"
-)
 
 
 def evaluate(values: Flags) -> None:
     """Evaluate as the flags say."""
     ks = _checked_ks(values)
-    chains = parsed_chains(values.after)
     kind = _kind(values.flag_values_dict())
     if kind == "runs":
         _compare_runs(values)
@@ -113,7 +102,7 @@ def evaluate(values: Flags) -> None:
         metrics = list(benchmark.metrics)
     about = {"model": values.model, "dataset": split.dataset_name, "split": values.split, "distance": values.distance}
     if values.task == "retrieval":
-        result = _retrieval(values, split, metrics, ks, chains)
+        result = _retrieval(values, split, metrics, ks)
     else:
         about["task"] = values.task
         result = split.verification() if values.task == "verification" else split.classification()
@@ -124,9 +113,7 @@ def evaluate(values: Flags) -> None:
         print(f"written: {as_named(values.report)}")
 
 
-def _retrieval(
-    values: Flags, split: EmbeddedSplit, metrics: Sequence[str], ks: Sequence[int], chains: Sequence[Sequence[Step]]
-) -> dict[str, Any]:
+def _retrieval(values: Flags, split: EmbeddedSplit, metrics: Sequence[str], ks: Sequence[int]) -> dict[str, Any]:
     """Print the retrieval metrics of a split, and return them for JSON."""
     ks = fitting_ks(values, split.images) if "recall" in metrics else ks
     options: dict[str, Any] = {"ks": ks, "metrics": metrics, "distance": values.distance}
@@ -136,8 +123,6 @@ def _retrieval(
         if split.images.is_query is not None or getattr(split.images, "groups", None) is not None:
             raise UserError("--intervals=parts: parts are searched all-to-all, and these images have roles or groups")
         result["parts"] = evaluation.part_protocol(split.embeddings, split.images.labels, **options)
-    if chains:
-        result["after"] = split.after_embedding(chains, ks, values.metrics or list(evaluation.DEFAULT_METRICS))
     if values.generalization:
         result["generalization"] = split.generalization()
     size = f"{len(split.embeddings):,} images of {len(np.unique(split.images.labels)):,} classes"
@@ -173,10 +158,6 @@ def _checked_ks(values: Flags) -> tuple[int, ...]:
         evaluation.target_of(values.target, kinds=kinds)
     if values.metrics:
         requested(ks, values.metrics, evaluation.METRICS)
-        if values.after and (ranked := [name for name in values.metrics if name in WHOLE_RANKING_METRICS]):
-            raise UserError(
-                f"--metrics={ranked[0]} ranks the whole gallery, which --after does not: name map@r or map@K"
-            )
     return ks
 
 
@@ -300,35 +281,6 @@ class EmbeddedSplit:
             self.embeddings, self.images.labels, *train, distance=self.values.distance
         )
 
-    def after_embedding(
-        self, chains: Sequence[Sequence[Step]], ks: Sequence[int], metrics: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        """Return the rows of `measure_chains`: what is gained by steps between the embedding and the ranking."""
-
-        # Chains that need the same images embedded share them.
-        @functools.cache
-        def train(views: Views | None) -> Any:
-            if self.values.split == "train":
-                raise UserError("--after: whitening is fitted to the training classes: leave --split=test")
-            vectors, _ = self._train_side(views)
-            if vectors is None:
-                raise UserError("--after: whitening needs embeddings of training classes, too: tfdml embed --split=all")
-            return vectors
-
-        @functools.cache
-        def embed(views: Views) -> tuple[np.ndarray, np.ndarray | None]:
-            protocol = dataset_protocol(self._embed(self.dataset, views), self.images)
-            return protocol["embeddings"], protocol.get("gallery")
-
-        return evaluation.measure_chains(
-            **dataset_protocol(self.embeddings, self.images),
-            chains=chains,
-            sources=evaluation.Sources(train, embed if self.source is not None else None),
-            ks=ks,
-            metrics=[name for name in metrics if name not in CLUSTERING_METRICS] or ["recall"],
-            distance=self.values.distance,
-        )
-
     def verification(self) -> dict[str, Any]:
         """Print verification over all pairs of the split, and with `--target` the threshold; return both for JSON."""
         labels, distance = self.images.labels, self.values.distance
@@ -387,7 +339,7 @@ class EmbeddedSplit:
         values, held_out = self.values, None
         if self.source is not None and self.choice is not None and values.split == "test" and is_run(values.model):
             _, classes = seen_and_held_out(self.choice.load("train"), self.choice.name, values.model)
-            held_out = None if classes is None else (self._embed(classes, None), classes.labels)
+            held_out = None if classes is None else (self._embed(classes), classes.labels)
         if values.task == "verification":
             shown = [name for name in result if name in ("auc", "intervals") or name.startswith("tar@")]
             result = {name: result[name] for name in shown}
@@ -402,20 +354,15 @@ class EmbeddedSplit:
         run = Run(values.model, {"metrics": result}, flags=settings)
         write_report(values.report, run, self.dataset, self.embeddings, **options)
 
-    def _embed(self, dataset: ImageDataset | None, views: Views | None) -> np.ndarray:
-        """(N, d) a data set, embedded by the model, in its one view or averaged over several."""
+    def _embed(self, dataset: ImageDataset) -> np.ndarray:
         assert self.source is not None
-        assert dataset is not None
-        if views is None:
-            return self.source.embed(dataset, self.values.batch_size)
+        return self.source.embed(dataset, self.values.batch_size)
 
-        return embed_views(self.source, dataset, self.values.batch_size, views)
-
-    def _train_side(self, views: Views | None = None) -> tuple[Any, Any]:
+    def _train_side(self) -> tuple[Any, Any]:
         """Embeddings and labels of the training classes; None where they are not to be had."""
         if self.source is not None and self.choice is not None:
             dataset, _ = seen_and_held_out(self.choice.load("train"), self.choice.name, self.values.model)
-            return self._embed(dataset, views), dataset.labels
+            return self._embed(dataset), dataset.labels
         if self.stored is not None and self.stored.roles is not None and (self.stored.roles == "train").any():
             train = self.stored.split("train")
             return train.embeddings, train.labels
@@ -488,24 +435,6 @@ def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset, what: str) ->
     return part
 
 
-def parsed_chains(texts: Sequence[str]) -> list[list[Step]]:
-    """Return the chains of `--after`.
-
-    Raises:
-        UserError: One cannot be read, or has an unknown step, argument or order.
-    """
-    result = []
-    for text in texts:
-        if not text.strip():
-            raise UserError("--after= names nothing: leave the flag out, or name a step")
-        terms = parse_sum(text, "--after")
-        if any(weight != 1 for weight, _ in terms):
-            raise UserError(f"--after={shortened(text)!r}: steps have no factors; join them by +, in their order")
-        with user_errors(UserError, f"--after={shortened(text)!r}: {REASON}"):
-            result.append(steps_of((call.name, call.arguments) for _, call in terms))
-    return result
-
-
 def print_metrics(result: dict[str, Any]) -> None:
     """Print one metric a line, fractions in percent, with its interval where there is one."""
     intervals = result.get("intervals", {})
@@ -522,24 +451,10 @@ def print_metrics(result: dict[str, Any]) -> None:
         print("  generalization (no percentages):")
         for key, value in result["generalization"].items():
             print(f"    {key:<34}{value:>14,}" if isinstance(value, int) else f"    {key:<34}{value:>14.4g}")
-    if "after" in result:
-        _print_rows(result["after"])
 
 
 def _interval(interval: Any) -> str:
     return f"  [{100 * interval.low:.2f}, {100 * interval.high:.2f}]" if interval is not None else ""
-
-
-def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a line a row: each metric in percent with the points gained, and seconds."""
-    names = list(rows[0]["metrics"])
-    width = max(4, *(len(row["step"]) for row in rows))
-    print("  after the embedding, points gained on plain in brackets:")
-    heads = [f"{name:>15}" for name in names]
-    print(f"    {'step':<{width}}{''.join(heads)}{'seconds':>9}")
-    for row in rows:
-        numbers = [f"{100 * row['metrics'][name]:6.2f} ({100 * row['gain'][name]:+6.2f})" for name in names]
-        print(f"    {row['step']:<{width}}{''.join(numbers)}{row['seconds']:>9.2f}")
 
 
 COMMAND = Command(
@@ -554,7 +469,7 @@ COMMAND = Command(
         "features": Effect(lambda given: _kind(given) != "embeddings", "a head as --model"),
         **dict.fromkeys(("split", "distance"), either(_ALONE, needs("dataset"), needs("features"))),
         "heat_maps": both(needs("report"), Effect(lambda given: _kind(given) == "model", "a model")),
-        **dict.fromkeys(("metrics", "ks", "intervals", "generalization", "after"), both(_ALONE, _RETRIEVAL)),
+        **dict.fromkeys(("metrics", "ks", "intervals", "generalization"), both(_ALONE, _RETRIEVAL)),
         "task": _ALONE,
         "target": needs("task", "verification", "classification"),
         "neighbors": needs("task", "classification"),

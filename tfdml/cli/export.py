@@ -40,9 +40,9 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import UNFINISHED, check_ended
 from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
-from tfdml.evaluation import steps_of, target_of
+from tfdml.evaluation import target_of
 from tfdml.evaluation.verification import TARGETS
-from tfdml.export.exporter import ExportOptions, export_run, load_run
+from tfdml.export.exporter import ExportOptions, check_whitening, export_run, load_run
 from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
 from tfdml.export.retriever import Retriever, newest_version
 from tfdml.export.saved_model import check_backend
@@ -77,7 +77,7 @@ def export(values: Flags) -> None:
     for folder in (values.run_dir, values.stack_on):
         check_ended(folder, values.unfinished)
     whitening = parse_arguments(values.whitening, "--whitening") if values.whitening else None
-    steps_of([("whitening", whitening or {})])
+    check_whitening(whitening or {})
     options = values.settings(ExportOptions)
     report = functools.partial(print, flush=True)
     run, moments, data_dir = values.run_dir, values.moment_embedder, values.data_dir

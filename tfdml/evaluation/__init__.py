@@ -2,9 +2,6 @@
 
 from tfdml.embeddings.compute import embed as embed
 from tfdml.embeddings.reader import read_embeddings as read_embeddings
-from tfdml.evaluation.chains import Sources as Sources
-from tfdml.evaluation.chains import measure_chains as measure_chains
-from tfdml.evaluation.chains import steps_of as steps_of
 from tfdml.evaluation.classification import CentroidClassifier as CentroidClassifier
 from tfdml.evaluation.classification import KNNClassifier as KNNClassifier
 from tfdml.evaluation.classification import evaluate_classification as evaluate_classification

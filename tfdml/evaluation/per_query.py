@@ -37,9 +37,6 @@ PER_QUERY_METRICS = ("recall", "precision@1", "map@r", "r_precision", *WHOLE_RAN
 _FAMILIES = ("recall", "precision", "map", "mp", "mmp")
 #: The K of `recall`, where the images suffice for them.
 DEFAULT_KS = (1, 2, 4, 8)
-# Called with k: what `neighbor_blocks` yields, of another search; row -1 where it has found fewer than k.
-NeighborSearch = Callable[[int], Iterator[tuple[slice, np.ndarray, np.ndarray]]]
-
 _AT_K = re.compile(rf"({'|'.join(_FAMILIES)})@([1-9]\d*)")
 
 # Up to this many relevant images, comparing a row with each of their scores is faster than sorting the row.
@@ -214,6 +211,7 @@ def retrieval_per_query(
     *,
     relevance: Relevance | None = None,
     own_rows: Any = None,
+    neighbors: Any = None,
     memory_budget: int = 256 * 2**20,
 ) -> dict[str, np.ndarray]:
     """Return the retrieval metrics of each query, whose means `evaluate_retrieval` reports.
@@ -228,13 +226,15 @@ def retrieval_per_query(
         distance: As `evaluate_retrieval`.
         relevance: As `evaluate_retrieval`.
         own_rows: As `evaluate_retrieval`.
+        neighbors: (N, k) gallery rows, nearest first, that are measured in place of the exact search: of a re-ranking
+            or an index. They may hold images that the relevance ignores, and -1 where fewer than k are known.
         memory_budget: Bytes that a block of the search may take.
 
     Returns:
         (N,) float64 by metric name, each in 0 .. 1; NaN for queries without an image of their class to find.
 
     Raises:
-        UserError: As `evaluate_retrieval`.
+        UserError: As `evaluate_retrieval`; `neighbors` are too few for a metric, or not those of a search.
 
     Example:
         >>> import numpy as np
@@ -244,7 +244,7 @@ def retrieval_per_query(
     """
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
     names = requested(ks, metrics, PER_QUERY_METRICS, task.available)
-    return values_per_query(task, names, distance, memory_budget)
+    return values_per_query(task, names, distance, memory_budget, neighbors)
 
 
 def recording(found: dict[str, np.ndarray]) -> Callable[..., dict[str, np.ndarray]]:
@@ -302,7 +302,7 @@ def values_per_query(
     names: Sequence[str],
     distance: str,
     memory_budget: int,
-    neighbors: NeighborSearch | None = None,
+    neighbors: Any = None,
 ) -> dict[str, np.ndarray]:
     """Return what `retrieval_per_query` returns, for a checked task and the names of `requested`.
 
@@ -311,8 +311,7 @@ def values_per_query(
         names: Of the metrics.
         distance: As `retrieval_per_query`.
         memory_budget: As `retrieval_per_query`.
-        neighbors: A search that is measured in place of the exact one; what it has not found is no hit. It is asked
-            for the images that are ignored, too.
+        neighbors: As `retrieval_per_query`.
     """
     check_depth(task, names)
     depth = search_depth(task, names)
@@ -321,10 +320,12 @@ def values_per_query(
     values = {name + end: np.full(count, np.nan) for end in levels for name in names}
     ranked = [name for name in names if name in WHOLE_RANKING_METRICS]
     near = [name for name in names if name not in ranked]
-    if neighbors is not None and ranked:
-        raise UserError(f"{ranked[0]} ranks the whole gallery, a search of neighbors not: choose map@r or map@K")
+    if neighbors is not None:
+        if ranked:
+            raise UserError(f"{ranked[0]} ranks the whole gallery, `neighbors` do not: choose map@r or map@K")
+        neighbors = _checked_neighbors(task, neighbors, task.depth_with_ignored(depth))
     if near:
-        for block, found, _ in nearest_left(task, depth, distance, memory_budget, neighbors):
+        for block, found in _blocks_of_neighbors(task, depth, distance, memory_budget, neighbors):
             for end, level in levels.items():
                 keep = np.flatnonzero(level.answerable[block])
                 queries = block.start + keep
@@ -349,6 +350,34 @@ def values_per_query(
     return values
 
 
+def _blocks_of_neighbors(
+    task: RetrievalTask, depth: int, distance: str, memory_budget: int, neighbors: np.ndarray | None
+) -> Iterator[tuple[slice, np.ndarray]]:
+    if neighbors is None:
+        yield from ((block, rows) for block, rows, _ in nearest_left(task, depth, distance, memory_budget))
+        return
+    for block in exact.row_blocks(len(neighbors), 4096):
+        yield block, exact.left_over(neighbors[block], task.relevance.ignored(block, neighbors[block]), depth)
+
+
+def _checked_neighbors(task: RetrievalTask, neighbors: Any, depth: int) -> np.ndarray:
+    rows, count = np.asarray(neighbors), len(task.queries)
+    if rows.ndim != 2 or len(rows) != count or rows.shape[1] < depth or rows.dtype.kind not in "iu":
+        raise UserError(
+            f"`neighbors` must be gallery rows ({count}, k), k at least {depth} for these metrics; "
+            f"got {rows.dtype} {rows.shape}"
+        )
+    if rows.min() < -1 or rows.max() >= len(task.searched):
+        raise UserError(f"`neighbors` must lie in 0 .. {len(task.searched) - 1}, the rows of the gallery, or be -1")
+    ordered = np.sort(rows, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if twice.any():
+        raise UserError(f"`neighbors` of query {np.flatnonzero(twice.any(axis=1))[0]} have a gallery row twice")
+    if task.own is not None and (itself := (rows == task.own[:, None]).any(axis=1)).any():
+        raise UserError(f"`neighbors` of query {np.flatnonzero(itself)[0]} have the query itself: leave it out")
+    return rows
+
+
 def nearest_hits(task: RetrievalTask, distance: str, memory_budget: int) -> tuple[np.ndarray, np.ndarray]:
     """(N,) bool, whether the nearest image that is not ignored is relevant, and (N,) float32, how far it is.
 
@@ -369,7 +398,6 @@ def nearest_left(
     k: int,
     distance: str,
     memory_budget: int = 256 * 2**20,
-    neighbors: NeighborSearch | None = None,
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """Yield what `neighbor_blocks` yields, without images that are ignored; row -1 where fewer than k are left.
 
@@ -378,17 +406,12 @@ def nearest_left(
         k: How many neighbors.
         distance: As `neighbor_blocks`.
         memory_budget: As `neighbor_blocks`.
-        neighbors: Another search, in place of the exact one.
     """
     relevance = task.relevance
-    if neighbors is None:
-        options: dict[str, Any] = {"distance": distance, "own_rows": task.own_rows, "memory_budget": memory_budget}
-        if relevance.most_ignored:
-            options |= {"ignored": relevance.ignored, "most_ignored": relevance.most_ignored}
-        yield from exact.neighbor_blocks(task.queries, task.gallery, k=k, **options)
-        return
-    for block, rows, distances in neighbors(task.depth_with_ignored(k)):
-        yield block, exact.left_over(rows, relevance.ignored(block, rows), k), distances
+    options: dict[str, Any] = {"distance": distance, "own_rows": task.own_rows, "memory_budget": memory_budget}
+    if relevance.most_ignored:
+        options |= {"ignored": relevance.ignored, "most_ignored": relevance.most_ignored}
+    yield from exact.neighbor_blocks(task.queries, task.gallery, k=k, **options)
 
 
 def metrics_of_hits(names: Sequence[str], hits: np.ndarray, matches: np.ndarray) -> dict[str, np.ndarray]:

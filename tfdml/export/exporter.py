@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 import os
+import reprlib
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdml.arguments import integer, number
 from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.pipeline import evaluation_batches
@@ -24,7 +26,7 @@ from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import encoded_image, load_embedder
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import REASON, UserError, short_message, user_errors
-from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, steps_of, target_of
+from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, target_of
 from tfdml.evaluation.verification import TARGETS
 from tfdml.export import saved_model
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
@@ -572,13 +574,32 @@ def export_run(
     return export_model(embedder, folder, splits.test or splits.train, splits.train, options, about, report)
 
 
+def check_whitening(arguments: Mapping[str, Any]) -> None:
+    """Check the arguments of a whitening, before anything is loaded.
+
+    Raises:
+        UserError: One is unknown or out of range.
+    """
+    share = functools.partial(number, at_least=0, at_most=1)
+    checks: dict[str, Callable[..., Any]] = {
+        "dim": functools.partial(integer, at_least=0),
+        "power": share,
+        "shrinkage": share,
+    }
+    for name, value in arguments.items():
+        if name not in checks:
+            raise UserError(f"`whitening` has no argument {reprlib.repr(name)}; it has {', '.join(checks)}")
+        with user_errors(ValueError, f"`whitening`: {REASON}"):
+            checks[name](name, value)
+
+
 def _whitened(embedder: AnyEmbedder, train: ImageDataset, arguments: Mapping[str, Any]) -> WhitenedEmbedder:
     """Return an embedder with a whitening behind it, fitted to training images.
 
     Raises:
         UserError: An argument is unknown or out of range, or there are too few images.
     """
-    steps_of([("whitening", arguments)])
+    check_whitening(arguments)
     dim = arguments.get("dim") or embedder.embedding_dim
     if dim > embedder.embedding_dim or dim >= len(train):
         raise UserError(

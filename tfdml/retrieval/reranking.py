@@ -128,7 +128,7 @@ def fit_whitening(embeddings: Any, dim: int = 0, *, power: float = 1.0, shrinkag
     embeddings = exact.unit_rows(exact.check_embeddings(embeddings, "training embeddings"))
     dim = int(dim) or embeddings.shape[1]
     if dim > embeddings.shape[1] or dim >= len(embeddings):
-        raise UserError(f"whitening(dim={dim}): training embeddings {embeddings.shape} have fewer components")
+        raise UserError(f"`dim={dim}`: training embeddings {embeddings.shape} have fewer components")
     layer = PrincipalComponents(dim, whiten=True, power=power, shrinkage=shrinkage)
     layer.adapt(embeddings)
     return Whitening(np.asarray(layer.mean), np.asarray(layer.components))
@@ -163,12 +163,8 @@ def expand_queries(queries: Any, gallery: Any = None, *, k: int = 10, alpha: flo
     Source: Radenovic, Tolias and Chum, "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2019, sec.
     3.4; alpha = 0: Chum et al., "Total Recall", ICCV 2007.
     """
-    return expanded_queries(search_of(queries, gallery), k, alpha)
-
-
-def expanded_queries(search: Search, k: int, alpha: float) -> np.ndarray:
-    """(N, d) the expanded queries of a search; see `expand_queries`."""
     k, alpha = integer("k", k, at_least=1), number("alpha", alpha, at_least=0)
+    search = search_of(queries, gallery)
     rows, similarities = search.neighbors(k)
     result = np.empty_like(search.queries)
     for part in blocks(len(rows), rows.shape[1] * search.queries.shape[1]):
@@ -314,44 +310,18 @@ def k_reciprocal_neighbors(
     Source: Zhong, Zheng, Cao and Li, "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR 2017, eq. 1
     and 3 to 12.
     """
-    return Reranked.of(search_of(queries, gallery), k1, k2, weight, top).neighbors(k)
-
-
-@dataclasses.dataclass(frozen=True)
-class Reranked:
-    """A search whose answers are re-ranked; see `k_reciprocal_neighbors`."""
-
-    search: Search
-    reciprocal: Reciprocal
-    weight: float
-    top: int
-
-    @classmethod
-    def of(cls, search: Search, k1: int, k2: int, weight: float, top: int) -> Reranked:
-        """Encode the images of a search.
-
-        Raises:
-            ValueError: A number is out of range.
-            UserError: The queries were changed and the gallery was not.
-        """
-        k1, k2, top = (integer(name, n, at_least=1) for name, n in (("k1", k1), ("k2", k2), ("top", top)))
-        weight = number("weight", weight, at_least=0, at_most=1)
-        if search.leave_one_out and search.queries is not search.gallery:
-            raise UserError("k_reciprocal cannot follow query_expansion all-to-all")
-        images = search.gallery if search.leave_one_out else np.concatenate([search.queries, search.gallery])
-        return cls(search, encode(images, min(k1, len(images) - 1), min(k2, len(images))), weight, top)
-
-    def neighbors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(N, k) rows, and distances d*; infinite for those that were not re-ranked."""
-        rows, similarities = self.search.neighbors(max(k, self.top))
-        first = 0 if self.search.leave_one_out else len(self.search.queries)
-        result = np.full(rows.shape, np.inf, np.float32)
-        top = min(self.top, rows.shape[1])
-        scratch = np.zeros(len(self.reciprocal.sums), np.float32)
-        for query in range(len(rows)):
-            jaccard = self.reciprocal.jaccard(query, rows[query, :top] + first, scratch)
-            plain = np.maximum(2 - 2 * similarities[query, :top], 0)
-            distances = (1 - self.weight) * jaccard + self.weight * plain
-            order = np.lexsort((rows[query, :top], distances))
-            rows[query, :top], result[query, :top] = rows[query, order], distances[order]
-        return rows[:, :k], result[:, :k]
+    k1, k2, top = (integer(name, n, at_least=1) for name, n in (("k1", k1), ("k2", k2), ("top", top)))
+    weight = number("weight", weight, at_least=0, at_most=1)
+    search = search_of(queries, gallery)
+    images = search.gallery if search.leave_one_out else np.concatenate([search.queries, search.gallery])
+    reciprocal = encode(images, min(k1, len(images) - 1), min(k2, len(images)))
+    rows, similarities = search.neighbors(max(k, top))
+    first = 0 if search.leave_one_out else len(search.queries)
+    result = np.full(rows.shape, np.inf, np.float32)
+    scratch = np.zeros(len(images), np.float32)
+    for query, (near, cosines) in enumerate(zip(rows[:, :top], similarities[:, :top], strict=True)):
+        jaccard = reciprocal.jaccard(query, near + first, scratch)
+        distances = (1 - weight) * jaccard + weight * np.maximum(2 - 2 * cosines, 0)
+        order = np.lexsort((near, distances))
+        rows[query, :top], result[query, :top] = near[order], distances[order]
+    return rows[:, :k], result[:, :k]
