@@ -25,7 +25,7 @@ from tools import numbers
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MOST_IN_A_FOLDER = 12
 MOST_MODULES = 230
-MOST_LINES = 24_700
+MOST_LINES = 23_900
 
 #: Modules that one other module imports, and what a reader looks for in them.
 SINGLE_USE = {
