@@ -1,6 +1,7 @@
 """The audit of data in which what is wrong was planted."""
 
 import csv
+import io
 
 import numpy as np
 import pytest
@@ -68,6 +69,91 @@ def test_pixels_tell_copies_from_other_images():
         found |= {tuple(pair): score for pair, score in zip(pairs.tolist(), scores.tolist(), strict=True)}
     assert sorted(found) == [(row, 6 + row) for row in range(5)]
     assert [pair for pair, score in found.items() if score == 1] == [(4, 10)]
+
+
+def carton(label, color=(180, 40, 40)):
+    """A photograph of a product on white, which differs from others by its label alone."""
+    rng = np.random.default_rng(3)
+    pixels = np.full((120, 120, 3), 255.0)
+    pixels[10:112, 30:90] = color
+    for top, left in zip(rng.integers(14, 104, 12), rng.integers(32, 70, 12), strict=True):
+        pixels[top : top + 5, left : left + 15] = rng.integers(0, 2) * 200
+    pixels[40:70, 40:80] = 250
+    rng = np.random.default_rng(label)
+    for top, left in zip(rng.integers(42, 62, 5), rng.integers(42, 70, 5), strict=True):
+        pixels[top : top + 6, left : left + 8] = 30
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def jpeg(image):
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=60)
+    return Image.open(file)
+
+
+PAIRS = {
+    "encoded": (jpeg, "drop"),
+    "half the size": (lambda image: image.resize((60, 60)), "drop"),
+    "crop": (lambda image: image.crop((3, 2, 118, 117)), "drop"),
+    "other label": (lambda image: carton(2), "check"),
+    "left and right": (lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), "check"),
+    "other color": (lambda image: carton(1, (60, 60, 120)), "check"),
+    "darker": (lambda image: ImageEnhance.Brightness(image).enhance(0.6), "check"),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_copy_is_dropped_and_another_product_is_not(pair):
+    change, action = PAIRS[pair]
+    pictures = [np.asarray(image) for image in (carton(1), change(carton(1)))]
+    found = audit(np.eye(2), table([0, 0]), pictures.__getitem__, min_correlation=0.0).of("duplicate")
+    assert [finding.action for finding in found] == ["keep" if action == "drop" else "check", action]
+
+
+def actions_of(monkeypatch, count, pairs, scores, roles=None):
+    """What becomes of images of which these pairs are alike, and by which other image."""
+    monkeypatch.setattr("tfdml.audit.near_duplicates", lambda *_, **__: (np.array(pairs), np.array(scores)))
+    found = audit(np.eye(count), table(np.zeros(count, int), roles), lambda row: None).of("duplicate")
+    return {finding.row: (finding.action, finding.other, finding.score) for finding in found}
+
+
+def test_a_chain_drops_nothing_that_is_not_like_what_stays(monkeypatch):
+    # 0 is like 1, and 1 like 2, but 0 is not like 2.
+    chain = actions_of(monkeypatch, 3, [(0, 1), (1, 2)], [0.95, 0.99])
+    assert chain == {0: ("keep", 1, 0.95), 1: ("drop", 0, 0.95), 2: ("check", 1, 0.99)}
+    # Different products, each a little like the next.
+    pairs = [(row, row + 1) for row in range(11)]
+    assert {action for action, _, _ in actions_of(monkeypatch, 12, pairs, [0.85] * 11).values()} == {"check"}
+    assert actions_of(monkeypatch, 2, [(0, 1)], [0.8999])[1][0] == "check"
+    assert actions_of(monkeypatch, 2, [(0, 1)], [0.9])[1][0] == "drop"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_drop_has_its_own_pair_with_what_stays(monkeypatch, seed):
+    rng = np.random.default_rng(seed)
+    pairs = np.argwhere(np.triu(rng.random((30, 30)) < 0.08, 1))
+    scores = rng.uniform(0.8, 1, len(pairs))
+    known = dict(zip(map(tuple, pairs.tolist()), scores.tolist(), strict=True))
+    roles = rng.choice(["train", "test"], 30).tolist()
+    actions = actions_of(monkeypatch, 30, pairs, scores, roles)
+    assert set(actions) == set(pairs.ravel().tolist())
+    for row, (action, other, score) in actions.items():
+        assert known[min(row, other), max(row, other)] == score
+        if action == "drop":
+            assert actions[other][0] == "keep"
+            assert score >= 0.9
+            assert (roles[row], roles[other]) != ("test", "train")
+    # Of two that are surely alike, one goes.
+    for (a, b), score in known.items():
+        assert score < 0.9 or "drop" in (actions[a][0], actions[b][0])
+    kept = {other for action, other, _ in actions.values() if action == "drop"}
+    assert kept <= {row for row, (action, _, _) in actions.items() if action == "keep"}
+
+
+def test_without_images_only_the_same_vector_is_dropped():
+    x = np.array([[1.0, 0.0, 0.0], [1.0, 0.05, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 2.0]])
+    found = audit(x, table([0, 0, 1, 1])).of("duplicate")
+    assert {finding.row: finding.action for finding in found} == {0: "check", 1: "check", 2: "keep", 3: "drop"}
 
 
 def test_without_images_the_distance_decides():

@@ -32,6 +32,11 @@ _SIDE, _COARSE, _FINE = 64, 16, 40
 _PROMISING = 0.85
 # From this correlation on, no better alignment is looked for.
 _SURE = 0.95
+# From these scores on, of pixels and of vectors, one of two images may go.
+_DROPPED, _SAME_VECTOR = 0.9, 1 - 1e-6
+# Left and right, or two colors, may be different products: the most that mirror images score, and images of which a
+# place differs by so many levels; and how much more alike than the image itself a mirror image has to be.
+_UNSURE, _LEVELS, _CLEARLY = 0.89, 24, 0.02
 # Of the windows in which an image is looked for in another: their sides, and places in the room around them.
 _PLACES = (0.0, 0.5, 1.0)
 _WINDOWS: list[tuple[float, ...]] = [
@@ -63,8 +68,9 @@ def near_duplicates(
 
     With images, neighbors are compared by their pixels: one, or its mirror image, is looked for in windows of the
     other, the window is aligned, and the details of both are correlated (normalized cross-correlation of high-passed
-    thumbnails). That finds copies of another quality, brightness or size, mirrored ones, and crops of at least 75 % of
-    the width. Without images the distance alone decides, which takes similar images for duplicates sooner or later.
+    thumbnails), over all and where they differ most; the lower counts. That finds copies of another quality or size,
+    and crops of at least 75 % of the width. Mirror images, and those of another color or brightness, score at most
+    0.89. Without images the distance alone decides, which takes similar images for duplicates sooner or later.
 
     Args:
         neighbors: (N, k) rows of the nearest other images, nearest first.
@@ -119,7 +125,7 @@ def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count
         numbers = pairs_of[row]
         near = pairs[numbers].sum(axis=1) - row
         views = _normalized(np.stack([_window(thumbnails[row], window, _COARSE) for window in _WINDOWS]))
-        similar = np.concatenate([whole[near] @ views.T, mirrored[near] @ views.T], axis=1)
+        similar = np.concatenate([whole[near] @ views.T, mirrored[near] @ views.T - _CLEARLY], axis=1)
         for other, number, values in zip(near, numbers, similar, strict=True):
             if values.max() >= _PROMISING and scores[number] < _SURE:
                 flipped, window = divmod(int(values.argmax()), len(_WINDOWS))
@@ -134,6 +140,8 @@ def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count
 
 def _aligned(large: np.ndarray, small: np.ndarray, flipped: bool, window: tuple[float, ...]) -> float:
     """Return the correlation of the details of two thumbnails, one in a window of the other that is moved to fit."""
+    from scipy.ndimage import uniform_filter
+
     if np.array_equal(large, small):
         return 1.0
     target = _window(small[:, ::-1] if flipped else small, _WINDOWS[0], _FINE)
@@ -152,16 +160,26 @@ def _aligned(large: np.ndarray, small: np.ndarray, flipped: bool, window: tuple[
             best, window = max(fits), moved[int(np.argmax(fits))]
         else:
             step /= 2
-    return min(_details(_window(large, window, _FINE), target), 0.9999)
+    view = _window(large, window, _FINE)
+    levels = np.abs(uniform_filter(np.subtract(view, target, dtype=np.float32), size=(7, 7, 1), mode="nearest")).max()
+    return min(_details(view, target), _UNSURE if flipped or levels > _LEVELS else 0.9999)
 
 
 def _details(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the correlation of two images without what is larger than seven pixels."""
+    """Return the correlation of two images without what is larger than seven pixels, or their worst place's if lower.
+
+    Pictures of two similar products agree but for a place: a label, or the hand of a clock.
+    """
     from scipy.ndimage import uniform_filter
 
     both = np.stack([one, other]).astype(np.float32)
-    details = _normalized(both - uniform_filter(both, size=(1, 7, 7, 1), mode="nearest"))
-    return float(details[0] @ details[1])
+    both -= uniform_filter(both, size=(1, 7, 7, 1), mode="nearest")
+    details = _normalized(both)
+    # What is left of one image after the other, in at most twice or half its contrast.
+    gain = np.clip(np.vdot(*both) / max(np.vdot(both[0], both[0]), 1), 0.5, 2)
+    power = np.square([both[1] - gain * both[0], both[1]]).mean(axis=-1)
+    rest, whole = uniform_filter(power, size=(1, 9, 9), mode="nearest").max(axis=(1, 2))
+    return min(float(details[0] @ details[1]), 1 - float(rest / max(whole, 1)))
 
 
 def _window(thumbnail: np.ndarray, window: tuple[float, ...], size: int) -> np.ndarray:
@@ -385,14 +403,19 @@ class Audit:
         return [finding for finding in self.findings if finding.kind == kind]
 
     def groups(self) -> list[list[Finding]]:
-        """Return the groups of duplicates, each with the image to keep first."""
+        """Return the groups of duplicates, images to keep first and those to check last."""
         return [list(group) for _, group in itertools.groupby(self.of("duplicate"), lambda finding: finding.group)]
 
     def counts(self) -> collections.Counter[str]:
-        """Return how many findings of each kind, groups, and groups `"across class"` and `"across split"` there are."""
+        """Return how many findings of each kind there are, and of duplicates how many groups, across what, and actions.
+
+        Their keys are `"group"`, `"across class"`, `"across split"`, `"keep"`, `"drop"` and `"check"`.
+        """
         groups = self.groups()
         across = [f"across {kind}" for kind in ("class", "split") for group in groups if kind in group[0].across]
-        return collections.Counter([finding.kind for finding in self.findings] + ["group"] * len(groups) + across)
+        actions = [finding.action for finding in self.of("duplicate")]
+        kinds = [finding.kind for finding in self.findings]
+        return collections.Counter(kinds + actions + ["group"] * len(groups) + across)
 
     def class_name(self, label: int) -> str:
         """Return the name of a class; empty for none."""
@@ -436,7 +459,8 @@ def audit(
         picture: From a row to its image (H, W, 3) uint8, by which duplicates are compared; None: there are no images.
         pick: How many images to choose that are worth labeling next: of those without a label, where there are any.
         max_distance: As `near_duplicates`.
-        min_correlation: As `near_duplicates`.
+        min_correlation: As `near_duplicates`. An image is dropped only if it correlates by 0.9 with one that stays;
+            without images, only if both have the same vector. The others are to check.
 
     Raises:
         UserError: The embeddings are not finite, or not as many as images; an image cannot be read.
@@ -456,7 +480,8 @@ def audit(
         neighbors, distances = nearest_neighbors(x, k=min(_NEIGHBORS, len(x) - 1), distance="cosine")
     confidences, suggested = label_confidences(x, labels)
     options = {"max_distance": max_distance, "min_correlation": min_correlation}
-    findings = _duplicates(*near_duplicates(neighbors, distances, picture, **options), table, confidences)
+    duplicates = near_duplicates(neighbors, distances, picture, **options)
+    findings = _duplicates(*duplicates, table, confidences, _DROPPED if picture else _SAME_VECTOR)
     for row in _ranked(confidences, (confidences < _DOUBTED) & (suggested != labels)):
         near = next((other for other in neighbors[row].tolist() if labels[other] == suggested[row]), -1)
         about = row, near, int(labels[row]), int(suggested[row])
@@ -496,32 +521,42 @@ def _ranked(values: np.ndarray, listed: np.ndarray) -> list[int]:
     return rows[np.argsort(values[rows], kind="stable")].tolist()
 
 
-def _duplicates(pairs: np.ndarray, scores: np.ndarray, table: ImageTable, confidences: np.ndarray) -> list[Finding]:
-    """Return the images of each group of duplicates, the one to keep first."""
+def _duplicates(
+    pairs: np.ndarray, scores: np.ndarray, table: ImageTable, confidences: np.ndarray, enough: float
+) -> list[Finding]:
+    """Return the images of each group of duplicates; one is dropped for its own pair with an image that stays."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
     graph = coo_matrix((np.ones(len(pairs)), pairs.T), shape=(len(table), len(table)))
     component = connected_components(graph, directed=False)[1]
-    # Each image's surest partner: the last one counts.
-    partners: dict[int, tuple[float, int]] = {}
+    # The partners of each image, the surest last.
+    partners: dict[int, list[tuple[float, int]]] = collections.defaultdict(list)
     for score, (a, b) in sorted(zip(scores.tolist(), pairs.tolist(), strict=True)):
-        partners |= {a: (score, b), b: (score, a)}
+        partners[a].append((score, b))
+        partners[b].append((score, a))
     # Keep the image that is measured on rather than the one that is trained on, and then the surest label.
     trained, sure = table.roles == "train", np.nan_to_num(confidences, nan=-np.inf)
     order = sorted(partners, key=lambda row: (component[row], trained[row], -sure[row], row))
+    actions: dict[int, str] = {}
     groups = []
     for _, members in itertools.groupby(order, component.__getitem__):
         rows = list(members)
+        for row in rows:
+            stays = [(score, b) for score, b in partners[row] if score >= enough and actions.get(b, "drop") != "drop"]
+            actions[row] = "drop" if stays else "check"
+            if stays:
+                partners[row], actions[stays[-1][1]] = stays, "keep"
         crossed = [name for name, of in (("split", trained), ("class", table.labels)) if len(np.unique(of[rows])) > 1]
-        best = max(partners[row][0] for row in rows)
+        best = max(partners[row][-1][0] for row in rows)
+        rows.sort(key=lambda row: ("keep", "drop", "check").index(actions[row]))
         groups.append(("class" in crossed, best, "split" in crossed, " and ".join(crossed), rows))
     groups.sort(key=lambda group: group[:3], reverse=True)
     findings = []
     for number, (*_, across, rows) in enumerate(groups, 1):
         for row in rows:
-            (score, other), action = partners[row], "keep" if row == rows[0] else "drop"
-            about = int(table.labels[row]), int(table.labels[other]), number, across, action
+            score, other = partners[row][-1]
+            about = int(table.labels[row]), int(table.labels[other]), number, across, actions[row]
             findings.append(Finding("duplicate", score, row, other, *about))
     return findings
 

@@ -569,7 +569,7 @@ def write_audit(
         "audit.html",
         title=f"{name}: audit",
         audit=audit,
-        dataset=types.SimpleNamespace(images=images, labels=table.labels, class_names={-1: "–", **table.class_names}),
+        dataset=types.SimpleNamespace(images=images, labels=table.labels, class_names={**table.class_names, -1: "–"}),
         groups=audit.groups()[:_GROUPS],
         counts=audit.counts(),
         in_a_group=_IN_A_GROUP,
