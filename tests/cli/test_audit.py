@@ -3,7 +3,11 @@
 import csv
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 from PIL import Image
+
+from tfdml.data.transforms import EvaluationTransform
 
 HOSTILE = "=a<img src=x onerror=alert(1)>.png"
 
@@ -23,21 +27,30 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
         Image.fromarray(picture).resize((48, 48)).save(tmp_path / "photos" / name)
     vectors = rng.normal(size=(6, 8))
     vectors[5] = vectors[0] + 0.2
-    np.savez(tmp_path / "x.npz", embeddings=vectors, labels=[0, 0, 0, 1, 1, 1], names=names)
+    np.savez(tmp_path / "x.npz", embeddings=vectors, labels=[*["<b>cat"] * 3, *["dog"] * 3], names=names)
     flags = [f"--embeddings={tmp_path / 'x.npz'}", "--pick=2", f"--out={tmp_path / 'out'}"]
     status, said, errors = commands.run("audit", *flags, f"--data_dir={tmp_path / 'photos'}")
     assert status == 0, errors
     assert "1 groups of near-duplicates, 1 across classes, 0 across the split\n" in said
+    assert "  1 of their images to drop, 0 to check\n" in said
     found = rows_of(tmp_path / "out" / "audit.csv")
     assert {row["image"] for row in found[:2]} == {"'" + HOSTILE, "5.png"}
     assert [(row["action"], row["across"], row["score"]) for row in found[:2]] == [
         ("keep", "class", "1.0000"),
         ("drop", "class", "1.0000"),
     ]
+    assert [(row["class"], row["other_class"]) for row in found[:2]] in (
+        [("<b>cat", "dog"), ("dog", "<b>cat")],
+        [("dog", "<b>cat"), ("<b>cat", "dog")],
+    )
+    assert [row["class"] for row in rows_of(tmp_path / "out" / "classes.csv")] == ["<b>cat", "dog"]
     assert len(rows_of(tmp_path / "out" / "images.csv")) == 6
     assert len(rows_of(tmp_path / "out" / "picks.csv")) == 2
     page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
     assert "<img src=x" not in page
+    assert "<b>cat" not in page
+    assert "&lt;b&gt;cat" in page
+    assert "1 images to drop, 0 to check" in page
     assert "=a&lt;img src=x onerror=alert(1)&gt;.png" in page
     assert page.count("data:image/jpeg") >= 4
     # An edited file is not written again, and another command's folder is refused.
@@ -54,14 +67,49 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
     assert "cannot be read as an image" in gone[2]
 
 
+def test_names_of_classes_come_with_embeddings_from_parquet(commands, tmp_path):
+    vectors = np.eye(4, dtype=np.float32)[[0, 0, 1, 1]]
+    columns = {"embedding": list(vectors), "label": [7, 7, 3, 3], "class": ["cat", "cat", "dog", "dog"]}
+    pyarrow.parquet.write_table(pyarrow.table({**columns, "path": list("abcd")}), tmp_path / "x.parquet")
+    status, _, errors = commands.run("audit", f"--embeddings={tmp_path / 'x.parquet'}", f"--out={tmp_path / 'out'}")
+    assert status == 0, errors
+    rows = [(row["image"], row["class"], row["action"]) for row in rows_of(tmp_path / "out" / "audit.csv")]
+    assert sorted(rows) == [("a", "cat", "keep"), ("b", "cat", "drop"), ("c", "dog", "keep"), ("d", "dog", "drop")]
+
+
+def test_networks_and_views_are_those_of_training(commands, tmp_path, monkeypatch):
+    for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 10), (90, 10 * len(name), 0)).save(tmp_path / "photos" / name)
+    embedded = []
+
+    def embed(embedder, batches):
+        embedded.append((embedder.backbone.output_shape[-1], *batches))
+        return np.eye(4)[:2]
+
+    monkeypatch.setattr("tfdml.cli.audit.evaluation_batches", lambda part, view, size: (view, len(part)))
+    monkeypatch.setattr("tfdml.cli.audit.embed", embed)
+    data = "--dataset=folder", f"--data_dir={tmp_path / 'photos'}", f"--out={tmp_path / 'out'}"
+    network = "--backbone=conv4(width=4)", "--weights=none", "--image_size=16", "--resize=18"
+    status, _, errors = commands.run("audit", *data, *network, "--resize_mode=pad", "--pad_color=white")
+    assert status == 0, errors
+    assert embedded == [(4, EvaluationTransform(18, 16, "pad", "white"), 2)] * 2
+
+
 def test_wrong_commands_are_refused_before_any_work(commands, tmp_path):
     out = f"--out={tmp_path / 'out'}"
+    none = "--dataset=folder", f"--data_dir={tmp_path / 'none'}", out
     for flags, message in (
         ([], "--out is missing"),
         ([out], "--dataset is missing"),
         (["--embeddings=x.npz", "--model=y", out], "name one of them"),
         (["--embeddings=none.npz", out], "none.npz cannot be read as .npz: No such file"),
         (["--embeddings=x.npz", "--backbone=resnet50", out], "--backbone=resnet50 has no effect"),
+        ([*none, "--backbone=mobilenetv2(beta=2)"], "'mobilenetv2' has no option 'beta'"),
+        ([*none, "--weights=none.h5"], "there is no file none.h5"),
+        ([*none, "--backbone=hub:none/such"], "hub:none/such"),
+        ([*none, "--weights=none", "--resize=9"], "image_size must be from 1 px to resize"),
+        ([*none, "--weights=none", "--resize_mode=pad", "--pad_color=reddish"], "--pad_color=reddish: write black"),
     ):
         status, _, errors = commands.run("audit", *flags)
         assert status == 2

@@ -281,6 +281,9 @@ CASES = {
         "features": ("x.npz", {"dataset": "glyphs"}, {"model": "runs/head"}),
         **dict.fromkeys(("backbone", "weights"), ("other", {"model": "runs/cars"}, {"dataset": "glyphs"})),
         "image_size": (64, {"embeddings": "x.npz"}, {"dataset": "glyphs"}),
+        "resize": (64, {"embeddings": "x.npz"}, {"dataset": "glyphs"}),
+        "resize_mode": ("pad", {"model": "runs/cars"}, {"dataset": "glyphs"}),
+        "pad_color": ("white", {"dataset": "glyphs"}, {"dataset": "glyphs", "resize_mode": "pad"}),
         "max_distance": (
             0.1,
             {"embeddings": "x.npz", "data_dir": "photos"},

@@ -10,7 +10,8 @@ It also finds classes that should be one, and images that are worth labeling nex
 
 Images are embedded by --model, or by an ImageNet network (--backbone, --weights). With --embeddings they are embedded
 already; --data_dir is then where their names count from. Without images, as with a head and its --features, duplicates
-are a matter of distance alone.
+are a matter of distance alone. An image is marked drop only if it is itself a near-duplicate of one that stays, and
+check where it is less alike.
 
 --out gets audit.html; audit.csv, a row for each finding with a suggested action; images.csv and classes.csv, with the
 scores of all; and picks.csv with --pick. Change the column action as you like: tfdml train --drop=audit.csv leaves out
@@ -26,11 +27,12 @@ import numpy as np
 
 from tfdml import backbones
 from tfdml.audit import Audit, audit, write_table
+from tfdml.backbones.hub import PREFIX
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
 from tfdml.data.images import FileImages
 from tfdml.data.pipeline import evaluation_batches
-from tfdml.data.transforms import EvaluationTransform
+from tfdml.data.transforms import MODES, EvaluationTransform
 from tfdml.effects import Effect, either, needs
 from tfdml.embeddings import embed
 from tfdml.embeddings.reader import ImageTable, read_embeddings
@@ -45,9 +47,12 @@ FLAGS = Flags()
 model_flags.define_model_flags(FLAGS)
 model_flags.define_data_flags(FLAGS)
 FLAGS.define("embeddings", "", "In place of --model: a folder of tfdml embed, or a Parquet, .npz or .npy file.")
-FLAGS.define("backbone", "mobilenetv2", "Without --model: a network of tfdml.backbones, without a projection.")
-FLAGS.define("weights", "imagenet", "Without --model: its weights, a file or imagenet, which is downloaded.")
+FLAGS.define("backbone", "mobilenetv2", "Without --model: as in tfdml train; no projection follows.")
+FLAGS.define("weights", "", "Without --model: as in tfdml train; empty: a preset's own, or imagenet (downloaded).")
 FLAGS.define("image_size", 224, "Without --model: side of its images in pixels.", lower_bound=1)
+FLAGS.define("resize", 0, "Without --model: as in tfdml train; 0: as --image_size.", lower_bound=0)
+FLAGS.define("resize_mode", "shorter", "Without --model: as in tfdml train.", MODES)
+FLAGS.define("pad_color", "black", "Without --model: as in tfdml train.")
 FLAGS.define("pick", 0, "How many images to choose that are worth labeling next (k-center).", lower_bound=0)
 FLAGS.define("min_correlation", 0.8, "Of the pixels of duplicates, after alignment.", lower_bound=0.0, upper_bound=1.0)
 FLAGS.define("max_distance", 0.01, "Without images: largest cosine distance of duplicates.", lower_bound=0.0)
@@ -79,6 +84,7 @@ def run_audit(values: Flags) -> None:
     print(
         f"{name}: {len(table):,} images of {len(found.classes):,} classes",
         f"{counts['group']:,} groups of near-duplicates, {across}{how}",
+        f"{counts['drop']:,} of their images to drop, {counts['check']:,} to check",
         f"{counts['label']:,} labels that other images contradict, {counts['outlier']:,} outliers",
         f"{counts['same class']:,} pairs of classes that overlap, {counts['scattered class']:,} scattered classes",
         f"{counts['pick']:,} images to label next",
@@ -93,8 +99,14 @@ def _data_of(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | Non
     read = EmbeddingsToIndex.read(os.path.expanduser(values.embeddings)) if values.embeddings else None
     if read and not values.dataset:
         return _named(read, values)
+    view = None
     if not values.model:
         values.require("dataset")
+    if not (values.model or read):
+        weights = os.path.expanduser(values.weights or ("none" if values.backbone.startswith(PREFIX) else "imagenet"))
+        backbones.check(values.backbone, weights)
+        size = values.image_size
+        view = EvaluationTransform(values.resize or size, size, values.resize_mode, values.pad_color)
     choice = model_flags.chosen_data(values)
     splits = choice.parts("all")
     table = ImageTable.of(splits, os.path.expanduser(choice.directory))
@@ -104,13 +116,11 @@ def _data_of(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | Non
         if tuple(read.names) != table.names:
             raise UserError(f"--embeddings={values.embeddings} is not of the training and test images of {choice.name}")
         vectors = read.stored.embeddings
-    elif values.model:
+    elif view is None:
         source = model_flags.chosen_source(values)
         vectors = np.concatenate([source.embed(split, values.batch_size) for split in splits])
     else:
-        network = backbones.resolve(values.backbone, values.image_size, os.path.expanduser(values.weights))
-        embedder = Embedder(network, embedding_dim=0, image_size=values.image_size)
-        view = EvaluationTransform.of(embedder)
+        embedder = Embedder(backbones.resolve(values.backbone, size, weights), embedding_dim=0, image_size=size)
         vectors = np.concatenate(
             [embed(embedder, evaluation_batches(part, view, values.batch_size)) for part in splits]
         )
@@ -183,7 +193,8 @@ COMMAND = Command(
         **dict.fromkeys(("dataset_options", "bad_images"), _IMAGES),
         "batch_size": Effect(lambda given: not given["embeddings"], "images to embed"),
         **dict.fromkeys(("truncate_dim", "features"), needs("model")),
-        **dict.fromkeys(("backbone", "weights", "image_size"), _NETWORK),
+        **dict.fromkeys(("backbone", "weights", "image_size", "resize", "resize_mode"), _NETWORK),
+        "pad_color": needs("resize_mode", "pad"),
         "min_correlation": Effect(_has_pictures, "images"),
         "max_distance": Effect(
             lambda given: not _has_pictures(given), "--features, or --embeddings without --data_dir"
