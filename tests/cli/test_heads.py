@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from pyarrow.parquet import read_table
 
 from tfdml.data import load
 from tfdml.embeddings.backends import load_backend, load_embedder
 from tfdml.embeddings.reader import read_embeddings, read_names
-from tfdml.evaluation import RetrievalResults, evaluate_retrieval
+from tfdml.evaluation import evaluate_retrieval
 from tfdml.models import Embedder, stack
 
 DIMENSIONS = 16  # as the embedding of `finished_run` has
@@ -78,9 +79,9 @@ def test_a_head_embeds_new_vectors_and_is_searched_with(commands, folder):
     assert read_names(folder / "new")[:2] == ("0.jpg", "1.jpg")
     asked = f"--queries={folder / 'new.npz'}"
     run(commands, "search", model, asked, f"--gallery={folder / 'new'}", "--k=1", f"--out={folder / 'n.parquet'}")
-    found = RetrievalResults.read(folder / "n.parquet")
-    assert found.column("id").tolist() == list(read_names(folder / "new"))
-    np.testing.assert_allclose(found.column("distance"), 0, atol=1e-3)
+    found = read_table(folder / "n.parquet")
+    assert found["id"].to_pylist() == list(read_names(folder / "new"))
+    np.testing.assert_allclose(found["distance"].to_numpy(), 0, atol=1e-3)
     keras_file = f"--model={folder / 'head' / 'embedder.keras'}"
     said = run(commands, "evaluate", keras_file, f"--features={folder / 'vectors.npz'}", f"--json={folder / 'm.json'}")
     assert "80 images of 8 classes" in said

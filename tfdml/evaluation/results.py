@@ -1,10 +1,8 @@
-"""`RetrievalResults`: the neighbors of every query as data: a table, files, pictures, metrics."""
+"""`RetrievalResults`: the neighbors of every query as a table, and in files."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import io
 import os
 import re
 import urllib.parse
@@ -15,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdml.embeddings.reader import class_of_each
-from tfdml.errors import REASON, UserError, check_positive, user_errors
+from tfdml.errors import UserError, user_errors
 from tfdml.evaluation import per_query
 from tfdml.evaluation.relevance import Relevance
 from tfdml.evaluation.retrieval import dataset_protocol, dataset_roles
-from tfdml.io.files import atomic_write, require_regular
+from tfdml.io.files import atomic_write
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from tfdml.data.dataset import ImageDataset
 
 SUFFIXES = (".parquet", ".csv", ".trec")
@@ -33,8 +29,7 @@ SUFFIXES = (".parquet", ".csv", ".trec")
 class RetrievalResults:
     """The k nearest gallery images of each query, without images that are ignored.
 
-    Made by `RetrievalResults.search`, `of_dataset`, `of_arrays` and `read`. In a notebook, `show()` draws some, and
-    `to_pandas()` returns them all.
+    Made by `RetrievalResults.search`, `of_dataset` and `of_arrays`.
 
     Attributes:
         table: A `pyarrow.Table` with a row for each neighbor, nearest first: `query` and `id` (names), `rank` from 1,
@@ -232,110 +227,17 @@ class RetrievalResults:
         """Write all relevant images of each query, found or not, as TREC's qrels: query, 0, id, 1.
 
         Raises:
-            UserError: These results were read, or nothing defines what is relevant.
+            UserError: Nothing defines what is relevant.
         """
         task = self._task
         if task is None or self._names is None:
-            raise UserError("qrels need what was searched, and its labels: write them where the search was made")
+            raise UserError("qrels need the labels of queries and gallery: give them to the search")
         queries, names = self._names
         with atomic_write(os.fspath(path)) as temporary, open(temporary, "w", encoding="utf-8") as file:
             for query, name in enumerate(queries):
                 left_out = np.append(task.relevance.ignored_rows(query), -1 if task.own is None else task.own[query])
                 for row in np.setdiff1d(task.relevance.rows_of(query), left_out):
                     file.write(f"{_quoted(name)} 0 {_quoted(names[row])} 1\n")
-
-    @classmethod
-    def read(cls, path: str | os.PathLike) -> RetrievalResults:
-        """Read the Parquet file that `write` has written.
-
-        Raises:
-            UserError: The file cannot be read, or is of something else.
-        """
-        import pyarrow.parquet
-
-        with user_errors(Exception, f"{path} cannot be read: {REASON}"):  # whatever a damaged file makes of Arrow
-            require_regular(path)
-            table = pyarrow.parquet.read_table(path)
-        if not {"query", "rank", "id", "distance"} <= set(table.column_names):
-            raise UserError(f"{path} holds no neighbors; its columns are {', '.join(table.column_names)}")
-        return cls(table)
-
-    def show(self, dataset: ImageDataset | None = None, *, num_queries: int = 5, k: int = 6, seed: int = 0) -> Figure:
-        """Draw queries with their nearest images: green frames for relevant ones, red ones for others.
-
-        A notebook displays the figure; `figure.savefig("neighbors.png")` writes it. Queries are of different classes as
-        far as there are enough, drawn at random among those that have an image to find.
-
-        Args:
-            dataset: The images, by their names; None: files, of which the names are the paths.
-            num_queries: The number of queries, one row each.
-            k: The number of neighbors.
-            seed: Of the draw.
-
-        Raises:
-            UserError: A number is out of range, an image cannot be read, or no query has an image to find.
-        """
-        from tfdml.data.images import FileImages
-
-        check_positive(num_queries=num_queries, k=k)
-        rank, known = self.column("rank"), set(self.table.column_names)
-        first = np.flatnonzero(rank == 1)
-        answerable = first[self.column("num_relevant")[first] > 0] if "num_relevant" in known else first
-        if not len(answerable):
-            raise UserError("no image has another one of its class to find")
-        labels = self.column("query_class") if "query_class" in known else np.arange(len(rank))
-        chosen = spread_over_classes(np.random.default_rng(seed).permutation(answerable).tolist(), labels)[:num_queries]
-        k = min(k, int(rank.max()))
-        numbers = {} if dataset is None else {name: number for number, name in enumerate(dataset.names)}
-        figure = notebook_figure(1.1 * (k + 1), 1.2 * len(chosen))
-        for line, start in zip(figure.subplots(len(chosen), k + 1, squeeze=False), chosen, strict=True):
-            rows = self.table.slice(start, k).to_pylist()
-            shown = [(rows[0]["query"], "black")]
-            for place, row in enumerate(rows, 1):
-                color = {None: "#888888", True: "#1a7f37", False: "#cf222e"}[row.get("relevant")]
-                shown += [(row["id"], color)] if row["rank"] == place and row["id"] is not None else []
-            for axes in line[len(shown) :]:
-                axes.set_axis_off()
-            for axes, (name, color) in zip(line, shown, strict=False):
-                images, number = (FileImages((name,)), 0) if dataset is None else (dataset.images, numbers[name])
-                axes.imshow(images.picture(number))
-                axes.set(xticks=[], yticks=[])
-                axes.spines[:].set(color=color, linewidth=3)
-            if start == chosen[0]:
-                line[0].set_title("query", fontsize=9)
-                line[1].set_title("nearest images", fontsize=9, loc="left")
-        return figure
-
-
-def notebook_figure(width: float, height: float) -> Figure:
-    """Return a matplotlib figure that a notebook displays as a cell's value, whether or not pyplot is imported.
-
-    Args:
-        width: In inches.
-        height: The same.
-    """
-    from matplotlib.figure import Figure
-
-    def png(figure: Figure) -> bytes:
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png")
-        return stream.getvalue()
-
-    figure = Figure((width, height), layout="constrained")
-    vars(figure)["_repr_png_"] = functools.partial(png, figure)
-    return figure
-
-
-def spread_over_classes(rows: Sequence[int], labels: np.ndarray) -> list[int]:
-    """`rows` with the first of every class before the others, else in their order.
-
-    Example:
-        >>> spread_over_classes([2, 0, 1], np.array([5, 7, 5]))
-        [2, 1, 0]
-    """
-    order = np.asarray(rows, np.int64)
-    is_first = np.isin(np.arange(len(order)), np.unique(labels[order], return_index=True)[1])
-    return [*order[is_first].tolist(), *order[~is_first].tolist()]
 
 
 def _names_of(names: Any, count: int, what: str) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,6 @@ from markupsafe import Markup
 
 from tfdml.errors import UserError
 from tfdml.evaluation.relevance import ids_or_names
-from tfdml.evaluation.results import notebook_figure
 from tfdml.report.plots import MARKS, STYLES, color, draw
 from tfdml.report.queries import class_rows, rank_queries
 from tfdml.report.rendering import csv_link, data_uri, render
@@ -65,6 +66,25 @@ def lay_out(embeddings: np.ndarray, *, distance: str = "euclidean", seed: int = 
         places = tsne.fit_transform(x.astype(np.float32))
     places = places.astype(np.float64) - places.min(axis=0)
     return places / (places.max() or 1.0)
+
+
+def notebook_figure(width: float, height: float) -> Figure:
+    """Return a matplotlib figure that a notebook displays as a cell's value, whether or not pyplot is imported.
+
+    Args:
+        width: In inches.
+        height: The same.
+    """
+    from matplotlib.figure import Figure
+
+    def png(figure: Figure) -> bytes:
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png")
+        return stream.getvalue()
+
+    figure = Figure((width, height), layout="constrained")
+    vars(figure)["_repr_png_"] = functools.partial(png, figure)
+    return figure
 
 
 def map(

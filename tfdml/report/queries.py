@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from tfdml.evaluation.per_query import nearest_left, precision_sums, retrieval_task
 from tfdml.evaluation.relevance import Relevance
-from tfdml.evaluation.results import spread_over_classes
 from tfdml.report.rendering import render
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
@@ -174,6 +173,18 @@ def choose_examples(
         fresh = [query for query in order.tolist() if query not in taken]
         chosen[kind] = spread_over_classes(fresh, labels)[:most]
     return {kind: chosen[kind] for kind in _GROUPS if chosen.get(kind)}
+
+
+def spread_over_classes(rows: Sequence[int], labels: np.ndarray) -> list[int]:
+    """`rows` with the first of every class before the others, else in their order.
+
+    Example:
+        >>> spread_over_classes([2, 0, 1], np.array([5, 7, 5]))
+        [2, 1, 0]
+    """
+    order = np.asarray(rows, np.int64)
+    is_first = np.isin(np.arange(len(order)), np.unique(labels[order], return_index=True)[1])
+    return [*order[is_first].tolist(), *order[~is_first].tolist()]
 
 
 @dataclasses.dataclass(frozen=True)
