@@ -80,6 +80,8 @@ def _values(given: Flags) -> dict[str, Any]:
     values = given.flag_values_dict()
     if values["resume"] and (folder := RunFolder(str(values["run_dir"]))).flags.is_file():
         return values | dataclasses.asdict(folder.load_experiment()) | given_settings(given)
+    if values["final_of"] and not RunFolder(str(values["final_of"])).result.is_file():
+        return values  # refused when it is read
     return values | _new_settings(given)
 
 

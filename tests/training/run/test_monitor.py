@@ -220,14 +220,14 @@ def check(split, ks, name="test"):
 def test_as_many_gallery_images_as_the_largest_k_are_needed():
     split = noise("test", 2, 0)
     check(split, (1, 7))
-    with pytest.raises(UserError, match=r"--ks=1,7,8: recall@8 of the test images .* there are 7; .* e.g. --ks=1,7$"):
+    with pytest.raises(UserError, match=r"--ks=1,7,8: of the test images .* with 7; .* e.g. --ks=1,7$"):
         check(split, (1, 7, 8))
 
 
 def test_queries_are_counted_against_their_gallery():
     split = dataclasses.replace(noise("test", 2, 0), is_query=np.arange(8) % 4 > 0)
     check(split, (1, 2))
-    with pytest.raises(UserError, match="there are 2"):
+    with pytest.raises(UserError, match="compared with 2"):
         check(split, (4,))
 
 
@@ -285,10 +285,14 @@ def test_seen_classes_are_measured_beside_the_unseen_in_the_epochs_that_are_due(
 
 def test_seen_classes_that_cannot_be_measured_are_refused():
     train = noise("train", 3, 0)
-    splits = Splits(train, None, noise("test", 6, 1), train.select_classes([1]))
-    check_measurable(splits, (1, 3))
-    with pytest.raises(UserError, match=r"recall@4 of the seen images of noise needs 4 gallery images"):
-        check_measurable(splits, (1, 4))
+    splits = Splits(train, None, noise("test", 6, 1), train.select_classes([1, 2]))
+    check_measurable(splits, (1, 7))
+    with pytest.raises(UserError, match=r"of the seen images of noise a query is compared with 7"):
+        check_measurable(splits, (1, 8))
+    with pytest.raises(
+        UserError, match="seen images of noise cannot be measured: retrieval needs images of two classes"
+    ):
+        check_measurable(dataclasses.replace(splits, seen=train.select_classes([1])), (1, 3))
 
 
 def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):

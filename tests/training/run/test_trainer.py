@@ -370,7 +370,7 @@ def test_images_that_have_changed_are_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"ks": "1,24"}, "--ks=1,24: recall@24 of the validation images of noise needs 24 gallery images"),
+        ({"ks": "1,24"}, "--ks=1,24: of the validation images of noise a query is compared with 19"),
         ({"objectives": "contrastive(levels=2)"}, "contrastive"),
         ({"objectives": "horde(loss=contrastive, representation=pooled)"}, "--objectives="),
         ({"classes_per_batch": 9}, "classes_per_batch"),

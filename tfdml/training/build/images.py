@@ -270,7 +270,7 @@ def sample_seen_classes(train: ImageDataset, wanted: float, seed: int) -> ImageD
     wanted = wanted * len(train) if wanted <= 1 else wanted
     classes = np.random.default_rng(seed).permutation(train.num_classes)
     images = np.cumsum(np.bincount(train.labels)[classes])
-    return train.select_classes(classes[: np.searchsorted(images, wanted) + 1])
+    return train.select_classes(classes[: max(np.searchsorted(images, wanted) + 1, 2)])  # of one nothing is measured
 
 
 def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replicas: int = 1) -> sampling.Sampler:
