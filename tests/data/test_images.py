@@ -15,6 +15,7 @@ from tfdml.data.pipeline import evaluation_batches, training_batches
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
+from tfdml.io.files import write_whole
 
 SIZE = 20_000
 
@@ -146,3 +147,14 @@ def test_the_picture_of_a_vector_is_its_image_or_its_numbers(tmp_path):
 def test_vectors_are_rows_of_numbers(vectors):
     with pytest.raises(UserError, match="vectors must be numbers"):
         VectorImages(vectors)
+
+
+def test_an_address_in_a_table_of_vectors_is_not_opened_outside_its_folder():
+    write_whole("memory://mine/a.png", b"bytes")
+    for folder, readable in (("memory://mine", True), ("memory://other", False), ("", False)):
+        images = VectorImages(np.ones((1, 4), np.float32), ("memory://mine/a.png",), folder)
+        if readable:
+            assert images.encoded(0) == b"bytes"
+        else:
+            with pytest.raises(OSError, match="is an address|memory://other/"):
+                images.encoded(0)

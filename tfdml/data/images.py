@@ -26,6 +26,7 @@ import tensorflow as tf
 from PIL import ExifTags, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from tfdml.data.decoding import (
+    DECODER_LIMIT,
     JPEG,
     PNG,
     WEBP,
@@ -131,6 +132,10 @@ class Images(abc.ABC):
                     return None
                 image = read_header(file, kind)
                 width, height = image.size
+                if (
+                    width * height > DECODER_LIMIT
+                ):  # refused by its header; of some PNGs Pillow decodes all for the EXIF
+                    return height, width
                 turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
                 return (width, height) if turned else (height, width)
         except Exception:  # a file system's own errors, and a dozen types that Pillow raises on damaged headers
@@ -372,15 +377,23 @@ class VectorImages(Images):
 
     def name(self, index: int) -> str:
         """Return the name of one image; of one that is there, its path."""
-        return os.path.join(self.folder, self.names[index]) if self.names else str(index)
+        if not self.names:
+            return str(index)
+        name = self.names[index]
+        return (
+            name if self.folder and name.startswith(f"{self.folder.rstrip('/')}/") else os.path.join(self.folder, name)
+        )
 
     def take(self, indices: np.ndarray) -> VectorImages:
         """Return the vectors at `indices`, in that order."""
         return VectorImages(self.vectors[indices], tuple(self.names[i] for i in indices if self.names), self.folder)
 
     def encoded(self, index: int) -> bytes:
-        """Return the bytes of the image that a vector is of."""
-        return files.read_bytes(self.name(index))
+        """Return the bytes of the image that a vector is of; of addresses, those below the folder alone."""
+        path = self.name(index)
+        if files.is_remote(path) and not path.startswith(f"{self.folder.rstrip('/')}/" if self.folder else "\0"):
+            raise OSError(f"{path} is an address, and not below the folder of the images")
+        return files.read_bytes(path)
 
     def picture(self, index: int) -> np.ndarray:
         """See `Images.picture`; where the image is not there, the vector as a square of gray levels."""

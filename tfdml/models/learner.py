@@ -437,6 +437,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         if options["y"] is not None and options["y"].ndim == 1:
             pairwise.require_classes(options["y"], "training")
         self._warn_of_uncalibrated()
+        self._warn_of_another_size(x)
         if message := untrained_batch_norm(self.embedder):
             warnings.warn(message, stacklevel=2)
         if y is None and hasattr(x, "cardinality"):
@@ -495,6 +496,18 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             for name, function in functions.items():
                 setattr(self, name, function)
             raise
+
+    def _warn_of_another_size(self, batches) -> None:
+        spec: Any = getattr(batches, "element_spec", None)
+        shape = getattr(spec[0], "shape", None) if isinstance(spec, tuple) else None
+        size = shape[1] if shape is not None and shape.rank == 4 else None
+        if size is not None and size != self.embedder.image_size:
+            warnings.warn(
+                f"the training images have {size} px, and the embedder evaluates and exports views of its `image_size` "
+                f"of {self.embedder.image_size}: give the batches transform=TrainTransform(image_size="
+                f"{self.embedder.image_size}), or the embedder image_size={size}",
+                stacklevel=3,
+            )
 
     def _warn_of_uncalibrated(self) -> None:
         for objective in self.objectives:
