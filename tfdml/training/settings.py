@@ -680,8 +680,8 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
         >>> experiment = Experiment(run_dir="runs/first", dataset="glyphs", flip=False, epochs=1, **network)
         >>> experiment.backbone, experiment.epochs
         ('conv4', 1)
-        >>> tfdml.training.train(experiment)["selection"]  # and "metrics", "metrics_before", "intervals", ...
-        'the last epoch'
+        >>> tfdml.training.train(experiment)["dataset"]  # and "metrics", "metrics_before", "intervals", ...
+        'glyphs'
     """
 
     def __post_init__(self):
