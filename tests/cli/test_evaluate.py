@@ -160,8 +160,8 @@ def test_two_runs_on_one_page(finished_run, command, tmp_path):
         "evaluate", f"--compare={first},{second}", f"--report={page}", f"--json={tmp_path / 'c.json'}", *DATA
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    same = "regularized and plain are not distinguished by Recall@1: the difference is +0.0 points"
-    assert f"{same} (95 % interval over classes 0.0 to 0.0; one seed each)" in done.stdout.splitlines()
+    assert "regularized compared with plain: differences in points, 95 % intervals" in done.stdout.splitlines()
+    assert "Recall@1 +0.0 0.0 to 0.0 over classes" in [" ".join(line.split()) for line in done.stdout.splitlines()]
     (difference,) = json.loads((tmp_path / "c.json").read_text())["differences"]
     assert difference["run"] == "regularized"
     assert difference["over_classes"]["recall@8"] == [0, 0, 0, 0]

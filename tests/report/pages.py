@@ -96,7 +96,7 @@ def check_page(text):
         assert not [a for a in element if a.startswith("on")], element
         assert element.get("src", "data:").startswith("data:")
         assert element.get("href", "#").startswith(("#", "data:"))
-    assert [e.get("type") for e in page.all("script")] in ([None], ["application/json", None])
+    assert [e.get("type") for e in page.all("script")] == [None]
     assert page.all("html")[0]["lang"] == "en"
     assert [len(page.all(tag)) for tag in ("header", "main", "nav", "footer", "h1", "title")] == [1] * 6
     assert all(e.get("alt") is not None for e in page.all("img"))

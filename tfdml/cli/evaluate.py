@@ -58,6 +58,7 @@ from tfdml.evaluation.retrieval import images_to_search
 from tfdml.evaluation.verification import KINDS
 from tfdml.io.files import as_named, require_writable, sweep, write_json
 from tfdml.report import Run, write_comparison, write_report
+from tfdml.report.metric_text import metric_name
 from tfdml.report.pages import Paired
 from tfdml.report.runs import read_runs
 from tfdml.retrieval import is_gallery
@@ -179,8 +180,10 @@ def _compare_runs(values: Flags) -> None:
     for pair in pairs:
         if pair.refused:
             print(f"{pair.name} and {pair.reference} are not compared query by query: {pair.refused}")
-        for metric in () if pair.refused else pair.classes:
-            print(pair.sentence(metric))
+            continue
+        print(f"{pair.name} compared with {pair.reference}: differences in points, 95 % intervals")
+        for metric in pair.classes:
+            print(f"  {metric_name(metric):<16}{pair.change(metric):>7}  {', '.join(pair.intervals(metric))}")
     if values.json:
         _write(values.json, {"first": folders[0], "differences": [_as_json(pair) for pair in pairs]})
     if report:

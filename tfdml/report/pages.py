@@ -25,7 +25,7 @@ from tfdml.evaluation.retrieval import dataset_protocol, recall_by_size
 from tfdml.evaluation.verification import accepted_rates, calibrate, verification
 from tfdml.report import metric_text, plots
 from tfdml.report.embedding_map import map_html
-from tfdml.report.metric_text import metric_name, metric_order, metric_value, plain_intervals
+from tfdml.report.metric_text import metric_order, metric_value, plain_intervals
 from tfdml.report.queries import (
     class_rows,
     classes_html,
@@ -167,8 +167,8 @@ def write_report(
     Of several seeds it has the mean of each metric with its intervals over classes and over seeds, each seed, and the
     curves.
 
-    The report loads nothing: pictures are inside it, figures are SVG, and its one script, which sorts tables and steps
-    through the map, is inside it too; without a script it reads the same. It is written atomically. What comes from
+    The report loads nothing: pictures are inside it, figures are SVG, and its one script, which sorts tables, is
+    inside it too; without a script it reads the same. It is written atomically. What comes from
     outside (names, flags) is escaped. Every part that could grow with the data is bounded, so that 60,000 images of
     11,316 classes give a few MB.
 
@@ -303,8 +303,8 @@ def write_comparison(
 
     Example:
         >>> pairs = write_comparison("comparison.html", ["runs/cars_am", "runs/cars_jrd"])
-        >>> pairs[0].sentence("recall@1")
-        'cars_jrd and cars_am are not distinguished by Recall@1: the difference is +0.0 points ...'
+        >>> pairs[0].change("recall@1")
+        '+0.0'
     """
     read = read_runs(runs, names)
     if (dataset is None) != (embeddings is None):
@@ -363,8 +363,9 @@ class Paired:
         counts: How many seeds the run and the reference have.
 
     Example:
-        >>> Paired("jrd", "am", classes={"recall@1": Interval(0.024, 0.011, 0.036, 0.006)}).sentence("recall@1")
-        'jrd is better than am by 2.4 points of Recall@1 (95 % interval over classes 1.1 to 3.6; one seed each)'
+        >>> pair = Paired("jrd", "am", classes={"recall@1": Interval(0.024, 0.011, 0.036, 0.006)})
+        >>> pair.change("recall@1"), pair.intervals("recall@1")
+        ('+2.4', ['1.1 to 3.6 over classes'])
     """
 
     name: str
@@ -379,40 +380,16 @@ class Paired:
         known = [of[metric] for of in (self.classes, self.seeds) if metric in of]
         return all(interval.low > 0 for interval in known) or all(interval.high < 0 for interval in known)
 
-    def sentence(self, metric: str) -> str:
-        """Return what the comparison says of a metric."""
-        mean, sign = self.classes[metric].mean, 1
-        if self.told_apart(metric):
-            word, sign = ("better", 1) if mean > 0 else ("worse", -1)
-            start = (
-                f"{self.name} is {word} than {self.reference} by {metric_value(metric, sign * mean)} points of "
-                f"{metric_name(metric)}"
-            )
-        else:
-            start = (
-                f"{self.name} and {self.reference} are not distinguished by {metric_name(metric)}: the difference is "
-                f"{self.change(metric)} points"
-            )
-        intervals = f"95 % interval over classes {_ends(metric, self.classes[metric], sign)}"
-        if metric in self.seeds:
-            first, second = self.counts
-            intervals += f", over {first} and {second} seeds {_ends(metric, self.seeds[metric], sign)}"
-        else:
-            intervals += "; one seed each" if self.counts == (1, 1) else "; one of them has one seed"
-        return f"{start} ({intervals})"
-
     def change(self, metric: str) -> str:
         """Return the difference in points, with its sign."""
         value = metric_value(metric, self.classes[metric].mean)
         return value if value.startswith("−") else f"+{value}"
 
-    def ends(self, metric: str) -> str:
-        """Return the interval over classes in print."""
-        return _ends(metric, self.classes[metric], 1)
-
-
-def _ends(metric: str, interval: Interval, sign: int) -> str:
-    return " to ".join(metric_value(metric, end) for end in sorted((sign * interval.low, sign * interval.high)))
+    def intervals(self, metric: str) -> list[str]:
+        """Return the 95 % intervals in print: over classes and, where both have several seeds, over seeds."""
+        kinds = (self.classes, "classes"), (self.seeds, "{} and {} seeds".format(*self.counts))
+        known = [(of[metric], kind) for of, kind in kinds if metric in of]
+        return [f"{metric_value(metric, of.low)} to {metric_value(metric, of.high)} over {kind}" for of, kind in known]
 
 
 def pairs_with_first(
