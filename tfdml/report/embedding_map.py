@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
+from tfdml.embeddings.reader import class_of_each
 from tfdml.errors import UserError
 from tfdml.evaluation.relevance import ids_or_names
 from tfdml.report.plots import MARKS, STYLES, color, draw
@@ -85,7 +86,8 @@ def map(
     classes, counts = np.unique(labels[rows], return_counts=True)
     shown = classes[np.argsort(-counts, kind="stable")][:STYLES].tolist()
     figure = Figure((7.5, 6))
-    _plot(figure, places, labels[rows], {label: str((class_names or {}).get(label, label)) for label in shown})
+    names = {label: str((class_names or {}).get(label, label)) for label in shown}
+    _plot(figure, places, labels[rows], names, {"dot": "#999999", "card": "white"}.get)
     if len(shown) > 1:
         figure.legend(loc="outside right upper", frameon=False)
     # What a notebook displays as a cell's value, whether or not pyplot is imported.
@@ -101,52 +103,35 @@ def map_html(
     Args:
         embeddings: (N, d) all images.
         dataset: The images.
-        emphasized: Classes that are worth looking at, the first ones get a color and a shape of their own.
+        emphasized: At most eight classes that get a color and a shape of their own.
         distance: As `nearest_neighbors`.
     """
-    rows = dataset.balanced_rows(_MAX_IMAGES, 0, emphasized[:STYLES])
+    rows = dataset.balanced_rows(_MAX_IMAGES, 0, emphasized)
     places, labels = lay_out(embeddings[rows], distance=distance), dataset.labels[rows]
     if places is None:
         return Markup("<p>There are too few different images for a map.</p>")
-    names = {label: str(dataset.class_names.get(label, label)) for label in np.unique(labels).tolist()}
-    shown = {label: names[label] for label in [label for label in emphasized if label in names][:STYLES]}
-    colors: dict[str, Any] = {
-        "others": color("dot"),
-        "edge": color("card"),
-        "styles": [color(f"s{style}") for style in range(STYLES)],
-    }
+    names = class_of_each(labels, dataset.class_names)
+    shown = {label: str(names[labels == label][0]) for label in emphasized if label in labels}
     label = f"Map of {len(rows)} images." + (f" Marked classes: {', '.join(shown.values())}." if shown else "")
-    columns = (
-        [dataset.images.name(row) for row in rows],
-        [names[label] for label in labels.tolist()],
-        *places.T.round(3).tolist(),
-    )
+    values = zip((dataset.images.name(row) for row in rows), names, *places.T.round(3), strict=True)
     return render(
         "map.html",
-        picture=draw(functools.partial(_plot, places=places, labels=labels, shown=shown, **colors), label, 640, 560),
-        csv=csv_link("Map of the embedding", ["image", "class", "x", "y"], zip(*columns, strict=True)),
+        picture=draw(lambda figure: _plot(figure, places, labels, shown, color), label, 640, 560),
+        csv=csv_link("Map of the embedding", ["image", "class", "x", "y"], values),
         images=len(rows),
-        classes=len(names),
+        classes=len(np.unique(labels)),
         marked=list(shown.values()),
     )
 
 
-def _plot(
-    figure: Figure,
-    places: np.ndarray,
-    labels: np.ndarray,
-    shown: Mapping[Any, str],
-    others: str = "#999999",
-    edge: str = "white",
-    styles: Sequence[str | None] = (None,) * STYLES,
-) -> None:
+def _plot(figure: Figure, places: np.ndarray, labels: np.ndarray, shown: Mapping[Any, str], paint: Any) -> None:
     figure.set_layout_engine("constrained")
     axes = figure.add_subplot(aspect="equal")
     axes.axis("off")
-    axes.plot(*places[~np.isin(labels, list(shown))].T, "o", ms=4, color=others, mew=0)
+    axes.plot(*places[~np.isin(labels, list(shown))].T, "o", ms=4, color=paint("dot"), mew=0)
     for style, (label, name) in enumerate(shown.items()):
         x, y = places[labels == label].T
-        axes.plot(x, y, MARKS[style], ms=9, color=styles[style], mec=edge, label=name)
+        axes.plot(x, y, MARKS[style], ms=9, color=paint(f"s{style}"), mec=paint("card"), label=name)
 
 
 def _png(figure: Figure) -> bytes:

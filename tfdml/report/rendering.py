@@ -70,7 +70,6 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     environment.globals.update(inspect.getmembers(metric_text, inspect.isfunction), class_of=class_of)
     environment.filters.update(
         thousands=lambda value: _number(value, ",.0f"),
@@ -143,11 +142,6 @@ def thumbnail(image: np.ndarray, size: int) -> str:
 
     picture = Image.fromarray(np.ascontiguousarray(image, np.uint8))
     picture.thumbnail((size, size), Image.Resampling.LANCZOS)
-    return data_uri(picture, "JPEG", quality=80, optimize=True)
-
-
-def data_uri(picture: Any, kind: str, **options: Any) -> str:
-    """Return a Pillow image, encoded as `kind`, as a data URI."""
     buffer = io.BytesIO()
-    picture.save(buffer, kind, **options)
-    return f"data:image/{kind.lower()};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    picture.save(buffer, "JPEG", quality=80, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
