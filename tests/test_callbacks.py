@@ -301,13 +301,17 @@ def with_averages(order, tmp_path, **options):
 
 
 def test_the_logged_metrics_are_those_of_the_averages_that_are_saved(tmp_path):
+    if keras.backend.backend() == "jax":
+        with pytest.raises(UserError, match="use_ema` on JAX"):
+            with_averages(("swap", "evaluation", "save"), tmp_path)
+        return
     logged, saved = with_averages(("swap", "evaluation", "save"), tmp_path)
     assert logged == pytest.approx(saved, abs=1e-6)
     assert len(set(logged)) > 1
 
 
 def test_averages_that_are_swapped_in_after_measuring_are_refused(tmp_path):
-    with pytest.raises(UserError, match="list SwapEMAWeights before it"):
+    with pytest.raises(UserError, match=r"list SwapEMAWeights before it|use_ema` on JAX"):
         with_averages(("evaluation", "swap", "save"), tmp_path)
 
 

@@ -95,6 +95,11 @@ class RetrievalEvaluation(keras.callbacks.Callback):
             nothing = [None if images is None else np.zeros((len(images), 1)) for images in (x, gallery)]
             check_depth(retrieval_task(nothing[0], self.y, nothing[1], self.gallery_labels), self.names)
 
+    def on_train_begin(self, logs=None):
+        """Refuse averaged weights on JAX, of which Keras frees arrays that a checkpoint then misses."""
+        if keras.backend.backend() == "jax" and getattr(self.model.optimizer, "use_ema", False):
+            raise UserError("RetrievalEvaluation does not go with an optimizer's `use_ema` on JAX: use TensorFlow")
+
     def on_epoch_end(self, epoch, logs=None):
         """Measure, and add the metrics to the logs."""
         if logs is not None:
