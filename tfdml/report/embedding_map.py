@@ -87,7 +87,7 @@ def map(
     shown = classes[np.argsort(-counts, kind="stable")][:STYLES].tolist()
     figure = Figure((7.5, 6))
     names = {label: str((class_names or {}).get(label, label)) for label in shown}
-    _plot(figure, places, labels[rows], names, {"dot": "#999999", "card": "white"}.get)
+    _plot(figure, places, labels[rows], names, {"dot": "#cccccc", "card": "white"}.get)
     if len(shown) > 1:
         figure.legend(loc="outside right upper", frameon=False)
     # What a notebook displays as a cell's value, whether or not pyplot is imported.
