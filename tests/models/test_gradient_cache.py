@@ -159,7 +159,7 @@ def by_one_tape(model, x, labels):
         chunks = [x[first : first + CHUNK] for first in range(0, x.shape[0], CHUNK)]
         found = [model.represent_images(chunk, training=True) for chunk in chunks]
         whole = {name: tf.concat([part[name] for part in found], 0) for name in found[0]}
-        loss = model._loss_and_terms(whole, tf.convert_to_tensor(labels), True)[0]
+        loss = model._loss(whole, tf.convert_to_tensor(labels), True)
     through = tape.gradient(loss, [variable.value for variable in variables])
     return [v.value if g is None else tf.convert_to_tensor(g) for v, g in zip(variables, through, strict=True)]
 
