@@ -756,7 +756,7 @@ from tfdml import losses
 from tfdml.models import MetricLearner
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-labels, x = colored_batch()
+labels, x = (part[[0, 4, 8, 1, 5, 9, 2, 6, 10]] for part in colored_batch())  # of each class in turn
 with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
     learner = MetricLearner(tiny_embedder(), [losses.ContrastiveLoss()])
     learner.compile("sgd")
