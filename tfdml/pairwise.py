@@ -70,8 +70,8 @@ def image_rows(rows: Any, what: str, size: int | None = None) -> np.ndarray:
     with user_errors(ValueError, f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images: {REASON}"):
         array = np.asarray(rows)
     if array.ndim != 2 or array.shape[1] not in (2, 3) or array.dtype.kind not in "iuf":
-        found = f"{array.dtype} of shape {array.shape}"
-        raise UserError(f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images, not {found}")
+        kind = f"{array.dtype} of shape {array.shape}"
+        raise UserError(f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images, not {kind}")
     end = np.iinfo(np.int64).max if size is None else size
     # Written so that NaN fails, too.
     right = (array == np.rint(array)) & (array >= 0) & (array < end)
@@ -100,8 +100,8 @@ def require_classes(labels: np.ndarray, use: str) -> None:
         tfdml.errors.UserError: training needs images of two classes or more; all 12 are of class 0: check how ...
     """
     if len(labels) and (labels == labels[0]).all():
-        found = f"all {len(labels)} are of class {labels[0]}"
-        raise UserError(f"{use} needs images of two classes or more; {found}: check how the classes are read")
+        count = f"all {len(labels)} are of class {labels[0]}"
+        raise UserError(f"{use} needs images of two classes or more; {count}: check how the classes are read")
 
 
 def _as_array(labels, what) -> np.ndarray:

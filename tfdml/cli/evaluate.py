@@ -395,10 +395,10 @@ def fitting_ks(values: Flags, images: Any) -> tuple[int, ...]:
     if fitting == ks:
         return ks
     asked, smaller = (",".join(map(str, some)) for some in (ks, fitting))
-    found = f"there are {available:,} images to search in"
+    reason = f"there are {available:,} images to search in"
     if values["ks"].present:
-        raise UserError(f"--ks={asked}: {found}; choose e.g. --ks={smaller}")
-    logging.log_first_n(logging.WARNING, "recall@K is measured for K = %s of %s: %s", 1, smaller, asked, found)
+        raise UserError(f"--ks={asked}: {reason}; choose e.g. --ks={smaller}")
+    logging.log_first_n(logging.WARNING, "recall@K is measured for K = %s of %s: %s", 1, smaller, asked, reason)
     return fitting
 
 

@@ -161,10 +161,10 @@ def _embedded(values: Flags) -> _Queries:
 def _in_database(values: Flags) -> _Answer:
     queries = _embedded(values)
     with connect(values.gallery) as gallery:
-        found = gallery.search(queries.vectors, values.k, model=queries.model)
+        neighbors = gallery.search(queries.vectors, values.k, model=queries.model)
         distance, size = gallery.distance, len(gallery)
-    columns = {name: column for name, column in found.columns.items() if name in ("class", "role") and column.any()}
-    return RetrievalResults.of_arrays(queries.names, found.ids, found.distances, columns), distance, size, None
+    columns = {name: column for name, column in neighbors.columns.items() if name in ("class", "role") and column.any()}
+    return RetrievalResults.of_arrays(queries.names, neighbors.ids, neighbors.distances, columns), distance, size, None
 
 
 def _in_embeddings(values: Flags) -> _Answer:
@@ -203,8 +203,8 @@ def _in_retriever(values: Flags) -> _Answer:
         queries = _embedded(values)
         names, asked = queries.names, queries.vectors
         check_same_model(retriever.card["model"], queries.model, f"--gallery={values.gallery} and the queries")
-    found = retriever.search(asked, values.k)
-    results = RetrievalResults.of_arrays(names, found.ids, found.distances, {"class": found.classes})
+    neighbors = retriever.search(asked, values.k)
+    results = RetrievalResults.of_arrays(names, neighbors.ids, neighbors.distances, {"class": neighbors.classes})
     return results, "euclidean", len(retriever), retriever.calibration
 
 

@@ -92,9 +92,9 @@ def kind_of(head: bytes) -> str:
         >>> kind_of(b"GIF89a"), kind_of(b"%PDF-1.7")
         ('GIF', '')
     """
-    known = format_of(head)
+    kind = format_of(head)
     foreign = (name for name, start in _FOREIGN_KINDS.items() if re.match(start, head, re.DOTALL))
-    return known.name if known else next(foreign, "")
+    return kind.name if kind else next(foreign, "")
 
 
 _WHITE = 255

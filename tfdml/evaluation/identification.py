@@ -102,11 +102,11 @@ class Searches:
         """Return `fpir`, and `tpir` where there are known queries, with intervals over the classes of the queries."""
         accepted = self.unknown <= threshold
         size = max(self._own.max(), self._other.max()) + 1
-        found = sparse.coo_array(
+        counts = sparse.coo_array(
             (np.ones(accepted.sum()), (self._own[accepted], self._other[accepted])), shape=(size, size)
         ).tocsr()
         # Two classes that lie near one another are falsely found by the queries of both.
-        mutual = float(found.multiply(found.T).sum()) / len(accepted) ** 2
+        mutual = float(counts.multiply(counts.T).sum()) / len(accepted) ** 2
         rates = {"fpir": _over_classes(accepted, self._own, mutual, level, new_classes)}
         if self.known.any():
             answered = (self.right & (self.nearest <= threshold))[self.known]

@@ -54,8 +54,8 @@ class PairHistogram:
         """
         occupied = np.flatnonzero(self.positive + self.negative)
         first, stop = int(occupied[0]), int(occupied[-1]) + 1
-        wanted = np.linspace(self.edges[first], self.edges[stop], bins, endpoint=False)
-        starts = np.unique(np.searchsorted(self.edges, wanted, side="right") - 1)
+        new_edges = np.linspace(self.edges[first], self.edges[stop], bins, endpoint=False)
+        starts = np.unique(np.searchsorted(self.edges, new_edges, side="right") - 1)
         positive, negative = (np.add.reduceat(counts[:stop], starts) for counts in (self.positive, self.negative))
         return dataclasses.replace(
             self, edges=self.edges[np.append(starts, stop)], positive=positive, negative=negative

@@ -500,11 +500,11 @@ def evaluate_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean"
         >>> tfdml.evaluation.evaluate_pairs(np.array([[0.0, 1.0], [0.1, 1.0], [1.0, 0.0]]), pairs)["auc"]
         1.0
     """
-    found = measures_of_pairs(embeddings, pairs, distance)
-    if not found:
+    measures = measures_of_pairs(embeddings, pairs, distance)
+    if not measures:
         few = f"{len(pairs.rows)} pairs, of which {len(pairs.similar())} are similar, are too few to measure"
         raise UserError(f"{few}: give at least 3, similar and dissimilar ones, or pairs of different similarities")
-    return found
+    return measures
 
 
 def measures_of_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean") -> dict[str, float]:
@@ -547,13 +547,13 @@ class _CountedPairs(AllPairs):
     def distances_in(self, bins: set[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Return the distances of the pairs of one class, and of different classes, in each of these bins."""
         found: dict[int, tuple[list, list]] = {k: ([], []) for k in bins}
-        wanted = np.zeros(self.bins, bool)
-        wanted[list(bins)] = True
+        chosen_bins = np.zeros(self.bins, bool)
+        chosen_bins[list(bins)] = True
         for rows, columns, distances, kept in self.tiles():
             same = self.same(rows, columns)
             values = distances[kept].ravel()
             of = self.bins_of(values)
-            here = np.flatnonzero(wanted[of])
+            here = np.flatnonzero(chosen_bins[of])
             alike = np.zeros(len(here), bool) if same is None else same[kept].ravel()[here]
             for k in np.unique(of[here]):
                 for kind in (0, 1):

@@ -115,8 +115,8 @@ class RequestPreprocessor:
         items = items.map(numbered, num_parallel_calls=_SIDE_BY_SIDE)
         # There must be one element for a single one to be had.
         last = tf.data.Dataset.from_tensors((count, self._no_view(), tf.constant("")))
-        found = only(items.ignore_errors().concatenate(last).batch(count + 1))
-        indices, views, faults = (column[:-1] for column in found)
+        outcomes = only(items.ignore_errors().concatenate(last).batch(count + 1))
+        indices, views, faults = (column[:-1] for column in outcomes)
         rows, size = indices[:, None], tf.reshape(count, (1,))
         return (
             tf.ensure_shape(

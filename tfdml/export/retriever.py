@@ -384,8 +384,8 @@ class LoadedVersion:
         texts = {name: _decoded(columns.pop(name)) for name in ("ids", "metadata")}
         names = tf.gather(self.loaded.table["classes"], np.maximum(columns["indices"], 0))
         texts["classes"] = np.where(columns["indices"] < 0, "", _decoded(names.numpy()))
-        found = SearchResult(**{name: columns[name] for name in ("indices", "distances", "similarities")}, **texts)
-        return found if limit is None else found.within(limit)
+        result = SearchResult(**{name: columns[name] for name in ("indices", "distances", "similarities")}, **texts)
+        return result if limit is None else result.within(limit)
 
     def _answer(self, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
         with user_errors((tf.errors.InvalidArgumentError, TypeError, ValueError), REASON, keep="last"):

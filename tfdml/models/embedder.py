@@ -147,8 +147,8 @@ def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
     if len(shape) != 1 + len(expected) or shape[-1] not in (None, expected[-1]):
         gray = len(expected) == 3 and (len(shape) == 3 or (len(shape) == 4 and shape[-1] == 1))
         advice = ": of gray images np.repeat(x.reshape((*x.shape[:3], 1)), 3, axis=-1) makes such" if gray else ""
-        wanted = ", ".join(["N", *("HW" if len(expected) == 3 else ""), str(expected[-1])])
-        raise UserError(f"images must have shape ({wanted}), not {tuple(shape)}{advice}")
+        expected_shape = ", ".join(["N", *("HW" if len(expected) == 3 else ""), str(expected[-1])])
+        raise UserError(f"images must have shape ({expected_shape}), not {tuple(shape)}{advice}")
     if not embedder.warns_of_small_pixels or hasattr(images, "is_compatible_with"):
         return
     largest = float(np.max(_as_numpy(images[:_COUNT]), initial=0))

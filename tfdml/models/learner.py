@@ -317,8 +317,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         """Log what an objective observes of its pairs, over all anchors."""
         if not isinstance(objective, Observed):
             return
-        found = objective.observe(pairs)
-        numbers = [ops.cast(x, "float32") for key in objective.observes for x in found[key]]
+        observations = objective.observe(pairs)
+        numbers = [ops.cast(x, "float32") for key in objective.observes for x in observations[key]]
         totals = ops.unstack(next(iter(pairs.values())).total(ops.stack(numbers)), 2 * len(objective.observes))
         for key, total, count in zip(objective.observes, totals[::2], totals[1::2], strict=True):
             # On every replica the same, of the global batch.

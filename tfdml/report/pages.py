@@ -388,8 +388,8 @@ class Paired:
     def intervals(self, metric: str) -> list[str]:
         """Return the 95 % intervals in print: over classes and, where both have several seeds, over seeds."""
         kinds = (self.classes, "classes"), (self.seeds, "{} and {} seeds".format(*self.counts))
-        known = [(of[metric], kind) for of, kind in kinds if metric in of]
-        return [f"{metric_value(metric, of.low)} to {metric_value(metric, of.high)} over {kind}" for of, kind in known]
+        values = [(of[metric], kind) for of, kind in kinds if metric in of]
+        return [f"{metric_value(metric, of.low)} to {metric_value(metric, of.high)} over {kind}" for of, kind in values]
 
 
 def pairs_with_first(

@@ -103,20 +103,20 @@ class LanceGallery(GalleryDatabase):
         return int(self._table.count_rows())
 
     def _rows(self, most: int, ids: list[str] | None) -> list[tuple]:
-        found: list[tuple] = []
+        rows: list[tuple] = []
         for where in [None] if ids is None else [_listed(ids[part]) for part in row_blocks(len(ids), _LISTED_AT_ONCE)]:
-            query = self._table.search().limit(most - len(found)).select(["id", "vector", *COLUMNS])
+            query = self._table.search().limit(most - len(rows)).select(["id", "vector", *COLUMNS])
             query = query.where(where) if where else query
             table = query.to_arrow()
             vectors = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
             columns = (table[name].to_pylist() for name in COLUMNS)
-            found += zip(
+            rows += zip(
                 table["id"].to_pylist(),
                 vectors.reshape(-1, self._table.schema.field("vector").type.list_size),
                 *columns,
                 strict=True,
             )
-        return found
+        return rows
 
     def _optimize(self) -> None:
         address, count = self.address, self._table.count_rows()

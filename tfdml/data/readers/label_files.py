@@ -171,8 +171,8 @@ def images_named(name: str, source: str) -> list[str]:
     if files.is_folder(source):
         paths = images_below(source, left_out)
     else:
-        found = files.find(source) if files.is_remote(source) or "[" not in source else _matches(source)
-        paths = left_out.images([path for path in found if left_out.visible([os.path.basename(path)])])
+        files_there = files.find(source) if files.is_remote(source) or "[" not in source else _matches(source)
+        paths = left_out.images([path for path in files_there if left_out.visible([os.path.basename(path)])])
     if not paths:
         raise UserError(str(left_out) if left_out.kinds.total() else f"{name}: {source} names no image")
     left_out.report()
@@ -304,8 +304,8 @@ def require_files(
         match = None if parent is None else names_in(parent, form).get(form(file))
         return None if match is None or parent is None else os.path.join(parent, match)
 
-    found = [path_of(path, composed) for path in paths]
-    missing = [row for row, path in enumerate(found) if path is None]
+    matches = [path_of(path, composed) for path in paths]
+    missing = [row for row, path in enumerate(matches) if path is None]
     if missing:
         path = paths[missing[0]]
         first = repr(path)[1:-1]  # whole, but on one line whatever is in it
@@ -315,7 +315,7 @@ def require_files(
         hint = f"; did you mean {quoted(similar)}?" if similar else ""
         count = f"{len(missing)} of {len(paths)} images are missing"
         raise UserError(f"{name}: {count}, first {first}{origin}{hint}; {advice}")
-    return tuple(path for path in found if path is not None)
+    return tuple(path for path in matches if path is not None)
 
 
 def _outline(path: str) -> str:

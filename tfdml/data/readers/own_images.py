@@ -407,13 +407,13 @@ def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> tuple[Pai
                 values.append(np.nan if cell == "junk" else arguments.number("similarity", float(value)))
         ignored = np.isnan(values)
         rows, junk, similarities = rows[~ignored], rows[ignored], np.array(values)[~ignored]
-    found = PairList(rows, similarities, similar_from)
-    scored = found.scored()
+    pair_list = PairList(rows, similarities, similar_from)
+    scored = pair_list.scored()
     same = np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))
     if len(same):
         names = " and ".join(label_files.quoted(images.columns["path"][row]) for row in scored[same[0], :2].astype(int))
         raise UserError(f"list: {file}: {names} have two similarities; leave out one of the lines")
-    return found, junk
+    return pair_list, junk
 
 
 def linked_classes(pairs: PairList, size: int) -> np.ndarray:

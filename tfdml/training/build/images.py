@@ -431,8 +431,8 @@ def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
             check_depth(task, ())
         if max(ks) > task.available:
             fitting = ",".join(map(str, ks_within(ks, task.available)))
-            found = f"of the {name} images of {split.name} a query is compared with {task.available}"
+            depth = f"of the {name} images of {split.name} a query is compared with {task.available}"
             if ks != DEFAULT_KS:
                 asked = ",".join(map(str, ks))
-                raise UserError(f"--ks={asked}: {found}; choose smaller ones, e.g. --ks={fitting}")
-            logging.warning("recall@K is measured for K = %s alone: %s", fitting, found)
+                raise UserError(f"--ks={asked}: {depth}; choose smaller ones, e.g. --ks={fitting}")
+            logging.warning("recall@K is measured for K = %s alone: %s", fitting, depth)

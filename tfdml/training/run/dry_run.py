@@ -147,10 +147,10 @@ def probe(experiment: Experiment, parts: components.Components, steps: int = 8) 
     batches = training_batches(few, sampler, parts.train_view, cache=parts.cache.training, cache_limit_mb=limit)
 
     def seconds_per_step(source: tf.data.Dataset) -> float:
-        given = own_threads(source)
-        learner.fit(given.take(2), steps_per_epoch=2, verbose=0, shuffle=False)
+        batches = own_threads(source)
+        learner.fit(batches.take(2), steps_per_epoch=2, verbose=0, shuffle=False)
         start = time.perf_counter()
-        learner.fit(given.take(steps), steps_per_epoch=steps, verbose=0, shuffle=False)
+        learner.fit(batches.take(steps), steps_per_epoch=steps, verbose=0, shuffle=False)
         return (time.perf_counter() - start) / steps
 
     one = tf.data.Dataset.from_tensors(next(iter(batches))).repeat(steps + 2)
