@@ -593,8 +593,9 @@ def whole_rankings(task: RetrievalTask, distance: str, memory_budget: int) -> It
     images that are ignored. No row is sorted by index: the rank of an image is one more than the number of images
     before it, which are counted.
 
-    The ranking is that of float32 products of embeddings shifted to the gallery's median: images whose squared distances
-    differ by less than about 1e-7 of the squared spread may change places. Exact copies never do: they share a score.
+    The ranking is that of float32 products of embeddings shifted to the gallery's median. Images whose squared
+    distances differ by less than about 1e-7 of the squared spread may change places. Exact copies never do: they share
+    a score.
 
     Args:
         task: The queries and the gallery.
