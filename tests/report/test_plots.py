@@ -122,6 +122,7 @@ def test_every_figure_has_its_numbers_as_a_table():
     body = str(objectives_html(RECORDS))
     page = Page(body)
     assert [e["text"] for e in page.all("h3")] == [
+        "Values of the objectives",
         "density_d_avg",
         "density_target",
         "ecaml_energy",
@@ -130,7 +131,7 @@ def test_every_figure_has_its_numbers_as_a_table():
         "λ and the H-divergence",
         "Density of the classes, all images",
     ]
-    assert len(page.all("svg", role="img")) == 7
+    assert len(page.all("svg", role="img")) == 8
     assert rows_of(body, "density_d_avg per epoch") == [["1", "0.42"], ["2", "0.36"]]
     assert rows_of(body, "ecaml_energy per epoch") == [["1", "1.25"], ["2", "1.5"]]
     assert rows_of(body, "λ and the H-divergence per epoch") == [["0", "1.7", "0.6"], ["2", "1.2", "0.7"]]
@@ -140,7 +141,8 @@ def test_every_figure_has_its_numbers_as_a_table():
 def test_what_a_run_has_not_is_not_drawn():
     assert objectives_html([]) == ""
     plain = [{"epoch": 0}, {"epoch": 1, "train": {"loss": 1.0, "my_energy_d_avg": 2.0, "d_pos": 0.1}}]
-    assert objectives_html(plain) == ""
+    assert [e["text"] for e in Page(str(objectives_html(plain))).all("h3")] == ["Values of the objectives"]
+    assert "d_pos" not in objectives_html(plain)
     text = objectives_html([{"epoch": 0, "generalization": {"unseen_d_avg_mean": 0.5}}])
     assert [e["text"] for e in Page(text).all("h3")] == ["Density of the classes, all images"]
 

@@ -246,7 +246,7 @@ _GENERALIZATION = (
 
 
 def objectives_html(records: Records) -> Markup:
-    """Return what objectives report along the training, generalization and the rate; empty where there are no numbers.
+    """Return values and reports of the objectives, generalization and the rate by epoch; empty without numbers.
 
     Args:
         records: One mapping per epoch, as `metrics.jsonl` holds them: `epoch`, under `train` what `fit` reports, and
@@ -260,7 +260,9 @@ def objectives_html(records: Records) -> Markup:
     )
     reported = dict.fromkeys(key for record in train for key in record)
     own = [key for key in reported if any(key.startswith(f"{name}_") for name in reported)]
-    figures: list[_Figure] = [(key, "in training batches", train, {key: key}) for key in own]
+    values = [key for key in reported if key not in (*own, "epoch", "loss", "d_pos", "d_neg", "violations")]
+    figures: list[_Figure] = [("Values of the objectives", "in training batches", train, {key: key for key in values})]
+    figures += [(key, "in training batches", train, {key: key}) for key in own]
     figures += [(title, unit, generalization, curves) for title, unit, curves in _GENERALIZATION]
     if len({record["learning_rate"] for record in records if "learning_rate" in record}) > 1:
         figures.append(("Learning rate", "rate", records, {"learning_rate": "learning rate"}))
