@@ -103,7 +103,7 @@ def constant(learner):
 
 
 @pytest.mark.slow
-def test_a_collapse_ends_the_run_that_is_to_end_on_it_and_resuming_goes_on(tmp_path, monkeypatch):
+def test_a_collapse_ends_the_run_that_is_to_end_on_it_and_resuming_goes_on(tmp_path, monkeypatch, caplog):
     folder = tmp_path / "run"
     settings = {"watch_every": 1, "stop_on": "collapse,nan", "objectives": OBJECTIVES}
     with monkeypatch.context() as patch:
@@ -117,6 +117,7 @@ def test_a_collapse_ends_the_run_that_is_to_end_on_it_and_resuming_goes_on(tmp_p
         f"ended by --stop_on=collapse,nan: {alarm['line']}; the checkpoint of step 2 is saved; continue it anyway with "
         f"--run_dir={folder} --resume, or with other flags by --start_from"
     )
+    assert alarm["line"] not in caplog.text  # the error says it
     assert (folder / "checkpoints" / "step-00000002.npz").is_file()
     train(folder, resume=True, **settings)
     found = told(folder)

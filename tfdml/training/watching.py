@@ -467,11 +467,13 @@ class Watcher:
         looks = step // every
         if looks % kept_looks(looks) == 0:
             self._write_scalars(sample, d_pos, d_neg, writer)
+        ending = [one["line"] for one in raised if one["kind"] in self.experiment.stops_on()]
         for one in raised:
-            logging.warning("%s", one["line"])
+            if one["line"] not in ending:  # the error with which the run ends has these
+                logging.warning("%s", one["line"])
         self.alarms += raised
         self._write()
-        return [one["line"] for one in raised if one["kind"] in self.experiment.stops_on()]
+        return ending
 
     def forget_batches(self) -> None:
         """Drop the batches that were made ahead."""
