@@ -123,7 +123,7 @@ def test_a_finished_one_is_left_as_it_is(uninterrupted, monkeypatch):
 
 @pytest.mark.slow
 def test_what_makes_a_seed_fail_is_told(uninterrupted, tmp_path):
-    with pytest.raises(UserError, match=r"seed 4: .*needs 99"):
+    with pytest.raises(UserError, match=r"seed 4: .*compared with 19"):
         train(tmp_path / "runs", seeds="4,5", ks="99")
     assert not (tmp_path / "runs").exists()
     folder = tmp_path / "three"
