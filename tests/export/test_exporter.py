@@ -345,7 +345,7 @@ def test_a_format_that_differs_stops_the_whole_export(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     assert [line.endswith("REFUSED") for line in lines] == [False, False, True]
     # By default there is a threshold only where the images can show it.
-    assert lines[0].startswith("no threshold for 'the same': the images cannot show the threshold: far=0.001 needs")
+    assert lines[0].startswith("no threshold: the images cannot show the threshold: far=0.001 needs")
     # Knowingly accepted.
     knowing = dataclasses.replace(options, min_cosine=-1.0, max_recall_drop=1.0)
     version = export_model(embedder, tmp_path / "models", small_dataset("test"), options=knowing, report=lines.append)
