@@ -111,6 +111,8 @@ class _Paths(flags.MultiFlag):
 
     def _parse(self, arguments: Any) -> list[str]:
         texts = super()._parse(arguments)
+        if texts and not any(texts):
+            raise UserError(f"--{self.name}= names nothing: leave the flag out, or name what it is to take")
         return [path for text in texts for path in ([text] if exists(text) else text.split(",")) if path]
 
 
