@@ -22,7 +22,7 @@ help:
 	@echo "make test-images TFDML_TEST_DATA=FOLDER   the tests on real images and weights: see CONTRIBUTING.md"
 	@echo "make parity-pml  losses against pytorch-metric-learning itself, in an environment of its own ($(PML))"
 	@echo "make parity-tfsim, make parity-tfa   the same against TensorFlow Similarity and TensorFlow Addons"
-	@echo "make lint        ruff (lint, format), mypy and the layers of the imports"
+	@echo "make lint        ruff (lint, format), mypy, codespell, and the layers and size of the package"
 	@echo "make docs        the documentation as a site, in site/"
 	@echo "make wheel       a source archive and a wheel, in dist/"
 	@echo "make lock        write constraints.txt from the versions installed in $(VENV)"
@@ -103,6 +103,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell -D - -D tools/words.txt
 	$(BIN)/python -m tools.house
 
 format: $(STAMP)
