@@ -1,13 +1,12 @@
 """Samplers: the images in the batch of a training step, as a pure function of the seed and the step.
 
-Nothing is iterated and nothing remembered, so a run resumed at any step sees the batches of an uninterrupted run.
-Orders come from keyed permutations, evaluated only at the positions needed, and from the plan of a pass: a batch costs
-the same whether there are a hundred classes or a million.
+Nothing is iterated, so a run resumed at any step sees the batches of an uninterrupted run. The order of a pass is a
+NumPy permutation of its own seed, made when the first batch of the pass is asked for. A batch then costs the same
+whether there are a hundred classes or a million.
 """
 
 from __future__ import annotations
 
-import array
 import bisect
 import dataclasses
 import functools
@@ -43,77 +42,24 @@ class Sampler(Protocol):
         """
 
 
-# Separates the random streams that one seed feeds; never reorder.
-CLASS_STREAM, IMAGE_STREAM, SHUFFLE_STREAM, PASS_STREAM, SUPER_STREAM = 0, 1, 2, 3, 4
-# Fewer than 12 rounds show in the frequencies of permutations of 5 or 7 items.
-ROUNDS = 12
+# Separates the random streams that one seed feeds.
+CLASS_STREAM, IMAGE_STREAM, SHUFFLE_STREAM, PASS_STREAM, SUPER_STREAM = range(5)
 
 
-def permute(positions: np.ndarray, size: int | np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Where a keyed random permutation of 0 .. size-1 sends some positions, without building the permutation.
-
-    A Feistel network over the smallest a x b grid that holds `size` cells, a and b close to its root; positions that
-    leave 0 .. size-1 go round again until they come back, which keeps it a bijection.
-
-    Args:
-        positions: Integers in [0, size), any shape.
-        size: Size of the permuted range; a scalar or of the shape of `positions` (several permutations at once).
-        keys: (rounds, ...) uint64, one key per round; further axes broadcast against `positions`.
-
-    Returns:
-        int64, of the shape of `positions`.
+def permutation(size: int, *key: int) -> np.ndarray:
+    """Return a random permutation of 0 .. size-1, (size,) int64, that depends on nothing but the arguments.
 
     Example:
-        >>> keys = np.arange(12, dtype=np.uint64)
-        >>> sorted(permute(np.arange(5), 5, keys).tolist())
+        >>> sorted(permutation(5, 0, 3).tolist())
         [0, 1, 2, 3, 4]
     """
-    shape = positions.shape
-    keys = np.broadcast_to(keys.reshape(len(keys), *keys.shape[1:] or (1,) * len(shape)), (len(keys), *shape))
-    keys = keys.reshape(len(keys), -1)
-    values = positions.reshape(-1).astype(np.uint64)
-    sizes = np.broadcast_to(np.asarray(size, np.uint64), shape).reshape(-1)
-    rows = np.ceil(np.sqrt(sizes)).astype(np.uint64)
-    columns = (sizes + rows - np.uint64(1)) // rows
-    outside = np.arange(values.size)
-    while outside.size:
-        turned = _feistel(values[outside], rows[outside], columns[outside], keys[:, outside])
-        values[outside] = turned
-        outside = outside[turned >= sizes[outside]]
-    return values.astype(np.int64).reshape(shape)
+    return np.random.default_rng(key).permutation(size)
 
 
-def _feistel(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """One pass of the network: the halves are a cell's row and column, added to modulo their ranges in turn."""
-    row, column = np.divmod(values, columns)
-    for number, key in enumerate(keys):
-        if number % 2:
-            row = (row + mix(column ^ key) % rows) % rows
-        else:
-            column = (column + mix(row ^ key) % columns) % columns
-    return row * columns + column
-
-
-def mix(x: np.ndarray) -> np.ndarray:
-    """Return a well-mixed uint64 of each uint64 (the finalizer of SplitMix64)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def round_keys(seed: int, stream: int, *numbers: int, shape: tuple[int, ...] = ()) -> np.ndarray:
-    """Return (rounds, *shape) uint64 that depend on nothing but the arguments."""
-    philox = np.random.Philox(np.random.SeedSequence((seed, stream, *numbers)))
-    return philox.random_raw(ROUNDS * int(np.prod(shape, dtype=np.int64))).reshape(ROUNDS, *shape)
-
-
-def shuffled_order(size: int, seed: int, stream: int, *numbers: int) -> np.ndarray:
-    """(size,) int32: a whole random permutation that depends on nothing but the arguments.
-
-    Cheaper than `permute` where every position is wanted.
-    """
-    philox = np.random.Philox(np.random.SeedSequence((seed, stream, *numbers)))
-    return np.argsort(philox.random_raw(size), kind="stable").astype(np.int32)
+# Batches are asked for in order; at the end of a pass, two passes may be at work at once.
+_of_a_pass = functools.lru_cache(maxsize=4)(permutation)
+# A super-class continues where its last turn ended.
+_of_a_super_class = functools.lru_cache(maxsize=256)(permutation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,13 +122,12 @@ class ClassIndex:
         Returns:
             (sum of `numbers`,) int64 image indices, grouped by class.
         """
-        owner = np.repeat(np.arange(len(classes)), numbers)
-        counts = self.counts[classes][owner]
-        # Image k of a class is place k mod n of the order drawn for its turn, k div n.
-        turn, place = np.divmod(np.arange(len(owner)) - np.searchsorted(owner, owner), counts)
-        keys = round_keys(seed, IMAGE_STREAM, step, shape=(len(classes),))[:, owner] + mix(turn.astype(np.uint64))
-        places = permute(place, counts, keys)
-        return self.order[self.starts[classes][owner] + places].astype(np.int64)
+        rng = np.random.default_rng((seed, IMAGE_STREAM, step))
+        places = []
+        for start, count, number in np.broadcast(self.starts[classes], self.counts[classes], numbers):
+            turns = [rng.permutation(count) for _ in range(-(-number // count))]
+            places.append(start + np.concatenate(turns)[:number])
+        return self.order[np.concatenate(places)].astype(np.int64)
 
 
 class ShuffleSampler:
@@ -221,8 +166,8 @@ class ShuffleSampler:
     def batch(self, step: int) -> np.ndarray:
         """See `Sampler.batch`."""
         epoch, place = divmod(int(step), self.steps_per_epoch)
-        positions = np.arange(place * self.batch_size, (place + 1) * self.batch_size)
-        return permute(positions, self.num_images, round_keys(self._seed, SHUFFLE_STREAM, epoch))
+        order = _of_a_pass(self.num_images, self._seed, SHUFFLE_STREAM, epoch)
+        return order[place * self.batch_size : (place + 1) * self.batch_size].copy()
 
 
 class PairSampler:
@@ -316,11 +261,12 @@ class ClassBalancedSampler:
         if short_classes == "drop":
             self._classes = self._classes.select(self._classes.counts >= images_per_class)
         if classes_per_batch > len(self._classes):
-            found, advice = f"the data has {len(self._classes)} classes", "lower `classes_per_batch`"
+            fault = f"`classes_per_batch={classes_per_batch}`, but the data has {len(self._classes)} classes"
+            advice = "lower `classes_per_batch`"
             if short_classes == "drop":
-                found += f" with at least `images_per_class={images_per_class}` images"
+                fault += f" with at least `images_per_class={images_per_class}` images"
                 advice += ", lower `images_per_class` or use `short_classes='repeat'`"
-            raise UserError(f"`classes_per_batch={classes_per_batch}`, but {found}; {advice}")
+            raise UserError(f"{fault}; {advice}")
         self._classes_per_batch, self._images_per_class, self._seed = classes_per_batch, images_per_class, seed
         self.batch_size = classes_per_batch * images_per_class
         self.steps_per_epoch = max(1, self._classes.num_images // self.batch_size)
@@ -333,8 +279,7 @@ class ClassBalancedSampler:
         """Return the positions of the classes in the batch of a step, (P,)."""
         num_classes, p = len(self._classes), self._classes_per_batch
         number, place = divmod(step, num_classes // p)
-        keys = round_keys(self._seed, CLASS_STREAM, number)
-        return permute(np.arange(place * p, (place + 1) * p), num_classes, keys)
+        return _of_a_pass(num_classes, self._seed, CLASS_STREAM, number)[place * p : (place + 1) * p]
 
 
 class NeighborSampler(ClassBalancedSampler):
@@ -414,7 +359,7 @@ class NeighborSampler(ClassBalancedSampler):
         num_classes, p, a = len(self._classes), self._classes_per_batch, self._anchors
         number, place = divmod(step, num_classes // a)
         positions = (place * a + np.arange(min(2 * p, num_classes))) % num_classes
-        order = permute(positions, num_classes, round_keys(self._seed, CLASS_STREAM, number))
+        order = _of_a_pass(num_classes, self._seed, CLASS_STREAM, number)[positions]
         table = next((table for first, table in reversed(self._tables) if first <= step), self._tables[0][1])
         candidates = np.concatenate([order[:a], table[order[:a]].T.reshape(-1), order[a:]])
         return np.array(list(dict.fromkeys(candidates[candidates >= 0].tolist()))[:p])
@@ -494,9 +439,9 @@ class HierarchicalSampler:
             self._classes, kinds = self._classes.select(keep), kinds[keep]
         self._by_kind, self._starts, self._counts = _members(kinds, self._group)
         if len(self._counts) < super_classes_per_batch:
-            found = f"{len(self._counts)} super-classes with at least {self._group} classes"
+            fault = f"the data has {len(self._counts)} super-classes with at least {self._group} classes"
             advice = "lower `super_classes_per_batch` or `classes_per_batch`"
-            raise UserError(f"`super_classes_per_batch={super_classes_per_batch}`, but the data has {found}; {advice}")
+            raise UserError(f"`super_classes_per_batch={super_classes_per_batch}`, but {fault}; {advice}")
         self._images_per_class, self._seed, self._rows = images_per_class, seed, super_classes_per_batch
         shared = np.gcd.reduce(self._counts, initial=self._group)
         turns = self._counts // shared if weights == "proportional" else np.ones_like(self._counts)
@@ -505,37 +450,28 @@ class HierarchicalSampler:
         self.batch_size = classes_per_batch * images_per_class
         num_images = int(self._classes.counts[self._by_kind].sum(dtype=np.int64))
         self.steps_per_epoch = max(1, num_images // self.batch_size)
-        # Batches are asked for in order; at the end of a pass, two passes may be at work at once.
-        self._pass = functools.lru_cache(maxsize=2)(self._lay_out)
 
     def batch(self, step: int) -> np.ndarray:
         """See `Sampler.batch`."""
         number, place = divmod(int(step), self._columns)
-        order, ends, first, keys = self._pass(number)
-        column = int(permute(np.array([place]), self._columns, keys)[0])
+        order = _of_a_pass(len(self._turns), self._seed, SUPER_STREAM, number)
+        ends = np.cumsum(self._turns[order])
+        first = np.random.default_rng((self._seed, PASS_STREAM, number, 1)).integers(ends[-1])
+        column = _of_a_pass(self._columns, self._seed, PASS_STREAM, number)[place]
         turns = (first + column + self._columns * np.arange(self._rows)) % ends[-1]
-        found = np.searchsorted(ends, turns, side="right")
+        places = np.searchsorted(ends, turns, side="right")
         classes = [
             self._classes_of(int(order[i]), number, int(turn - (ends[i] - self._turns[order[i]])))
-            for i, turn in zip(found, turns, strict=True)
+            for i, turn in zip(places, turns, strict=True)
         ]
         return self._classes.draw(np.concatenate(classes), self._images_per_class, self._seed, int(step))
-
-    def _lay_out(self, number: int) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
-        """Return the order of the super-classes in a pass, where each one's turns end, the first turn, and the keys."""
-        order = shuffled_order(len(self._turns), self._seed, SUPER_STREAM, number)
-        ends = np.cumsum(self._turns[order], dtype=np.int64)
-        keys = round_keys(self._seed, PASS_STREAM, number)
-        first = int(round_keys(self._seed, PASS_STREAM, number, 1)[0] % np.uint64(ends[-1]))
-        return order, ends, first, keys
 
     def _classes_of(self, kind: int, number: int, turn: int) -> np.ndarray:
         """Return the classes of a turn of a super-class, (Q,)."""
         count = int(self._counts[kind])
         again, group = divmod(number * int(self._turns[kind]) + turn, count // self._group)
-        places = np.arange(group * self._group, (group + 1) * self._group)
-        members = permute(places, count, round_keys(self._seed, CLASS_STREAM, again, kind))
-        return self._by_kind[self._starts[kind] + members]
+        members = _of_a_super_class(count, self._seed, CLASS_STREAM, again, kind)
+        return self._by_kind[self._starts[kind] + members[group * self._group : (group + 1) * self._group]]
 
 
 def _kind_of_classes(classes: ClassIndex, labels: np.ndarray, super_labels: np.ndarray) -> np.ndarray:
@@ -548,8 +484,8 @@ def _kind_of_classes(classes: ClassIndex, labels: np.ndarray, super_labels: np.n
     split = np.flatnonzero(lowest != highest)
     if len(split):
         label = labels[classes.order[classes.starts[split[0]]]]
-        found = f"class {label} in {lowest[split[0]]} and {highest[split[0]]}"
-        raise UserError(f"{len(split)} classes lie in more than one super-class: {found}; correct the super-classes")
+        example = f"class {label} in {lowest[split[0]]} and {highest[split[0]]}"
+        raise UserError(f"{len(split)} classes lie in more than one super-class: {example}; correct the super-classes")
     return lowest
 
 
@@ -649,15 +585,13 @@ class WholeClassSampler:
 
     def _lay_out(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the order of classes in a pass, (C,), and where each batch begins and the last ends, (S + 1,)."""
-        order = shuffled_order(len(self._classes), self._seed, PASS_STREAM, number)
-        ends = array.array("q", np.cumsum(self._sizes()[order], dtype=np.int64).tobytes())
-        first = np.zeros(self.steps_per_epoch + 1, np.int64)
-        begin = 0
-        for batch in range(self.steps_per_epoch):
-            full = (ends[begin - 1] if begin else 0) + self.batch_size
-            begin = bisect.bisect_left(ends, full, lo=begin) + 1
-            first[batch + 1] = begin
-        return order, first
+        order = permutation(len(self._classes), self._seed, PASS_STREAM, number)
+        ends = np.cumsum(self._sizes()[order], dtype=np.int64)
+        first = [0]
+        for _ in range(self.steps_per_epoch):
+            used = ends[first[-1] - 1] if first[-1] else 0
+            first.append(int(np.searchsorted(ends, used + self.batch_size)) + 1)
+        return order, np.array(first)
 
 
 class Share:
