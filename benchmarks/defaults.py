@@ -229,32 +229,6 @@ def summary(rows, recipe):
     }
 
 
-def left_out(rows):
-    """What leave-one-data-set-out chooses: for each data set the candidate that is best on the others.
-
-    Candidates are compared by their mean difference from `default`, over the other data sets that both have. Those
-    count that have the data set and at least half of the others. Fine-tuning and random weights are chosen apart.
-
-    Returns:
-        Data set to the chosen recipe and to the gain of every candidate there, in points: that of the default plus the
-        difference from it.
-    """
-    found = {}
-    for kind in KINDS.values():
-        own = [row for row in rows if kind in SETS[row["dataset"]]]
-        base = {dataset: np.mean(list(seeds.values())) for dataset, seeds in gains(own, "default").items()}
-        paired = {recipe: differences(own, recipe) for recipe in CANDIDATES}
-        for dataset in base if len(base) > 1 else ():
-            elsewhere = {}
-            for recipe, by_set in paired.items():
-                others = [difference for name, difference in by_set.items() if name != dataset]
-                if dataset in by_set and 2 * len(others) >= len(base) - 1:
-                    elsewhere[recipe] = np.mean(others)
-            there = {recipe: base[dataset] + paired[recipe][dataset] for recipe in elsewhere}
-            found[dataset] = max(elsewhere, key=elsewhere.get), there
-    return found
-
-
 def selections(rows):
     """What each choice of an embedder gains in Recall@1, in points: its name to data set to seed to gain.
 
@@ -283,7 +257,7 @@ def selections(rows):
 
 
 def tables(rows, recipes, results):
-    """Print and write the tables: of recipes, of data sets, of the choice among candidates and of selections."""
+    """Print and write the tables: of recipes, of data sets and of selections."""
     recipes = [name for name in recipes if name not in SELECTIONS and any(row["recipe"] == name for row in rows)]
     columns = ("from", "recipe", "mean gain", "worst data set", "95 %, data sets", "95 %, seeds", "gain in MAP@R")
     add = results.table("recipes", *columns, "next to default", "data sets, runs")
@@ -297,9 +271,6 @@ def tables(rows, recipes, results):
         paired = "" if recipe == "default" else with_interval(found["next to default"])
         parts = [_points(found["gain"]), worst, _interval(found["gain"]), _interval(found["over seeds"])]
         add(kind, recipe, *parts, _points(found["map@r"]), paired, f"{found['sets']}, {found['runs']}")
-    add = results.table("flags", "recipe", "flags")
-    for recipe in recipes:
-        add(recipe, " ".join(f"`{flag}`" for flag in RECIPES[recipe]))
     datasets = [dataset for dataset in SETS if any(row["dataset"] == dataset for row in rows)]
     add = results.table("sets", "data set", "training classes, images", "test classes, images", "steps", "untrained")
     for dataset in datasets:
@@ -316,11 +287,6 @@ def tables(rows, recipes, results):
         refused = {row["dataset"] for row in rows if row["recipe"] == recipe and "refused" in row}
         by_set = gains(rows, recipe)
         add(recipe, *("refused" if of in refused else with_interval([*by_set.get(of, {}).values()]) for of in datasets))
-    if chosen := left_out(rows):
-        add = results.table("left out", "data set", "chosen on the others", "its gain", "of the best there", "default")
-        for dataset, (recipe, gained) in chosen.items():
-            best = max(gained, key=gained.__getitem__)
-            add(dataset, recipe, f"{gained[recipe]:+.1f}", f"{best} {gained[best]:+.1f}", f"{gained['default']:+.1f}")
     found = selections(rows)
     if len(found) > 1:
         add = results.table("selections", "data set", *found)

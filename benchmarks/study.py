@@ -1,8 +1,7 @@
-"""The study of docs/study.md: every method and its base, several seeds, the epoch chosen on held-out classes.
+"""The study of docs/results.md: every method and its base, with several seeds.
 
-    python -m benchmarks.study --study=cars196 --data_dir=CARS196 --weights=MNV2_035.weights.h5 --results=study.json
-    python -m benchmarks.study --results=study.json --plot=study.png        what has been measured so far
-    python -m benchmarks.study --results=study.json --beside="+ JRS"        every row compared with that one
+    python -m benchmarks.study --study=ten_cars196 --data_dir=CARS196 --weights=MNV2_035.weights.h5 --results=study.json
+    python -m benchmarks.study --results=study.json        what has been measured so far
 
 Runs every row of `benchmarks.study_rows` with each seed, and keeps of each what the table is made of: its metrics on
 the unseen classes, by class, in one JSON file that is written after every run. The same command resumes where it
@@ -19,7 +18,7 @@ import sys
 import numpy as np
 
 from benchmarks.study_rows import STUDIES
-from benchmarks.study_table import KEPT, draw, pairs_seeds, tables
+from benchmarks.study_table import KEPT, pairs_seeds, tables
 from tfdml.evaluation import QueryValues
 from tfdml.io.files import write_whole
 from tools.numbers import Results, command_line
@@ -91,8 +90,6 @@ def main():
     parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--rows", nargs="*", default=[], help="to train and to print; by default all")
     parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/study"), help="where they train")
-    parser.add_argument("--beside", default="", help="a row that all others are compared with, in place of their bases")
-    parser.add_argument("--plot", type=pathlib.Path, help="a PNG of the gains")
     arguments = parser.parse_args()
     study = json.loads(arguments.results.read_text()) if arguments.results.exists() else {"rows": {}}
     if arguments.study:
@@ -102,7 +99,6 @@ def main():
         if not arguments.data_dir:
             parser.error("--data_dir: name the folder of the images")
         flags = [f"--data_dir={pathlib.Path(arguments.data_dir).resolve()}"]
-        flags += ["--selection_metric=recall@1"] if arguments.study in ("cars196", "omniglot") else []
         flags += [f"--weights={pathlib.Path(arguments.weights).resolve()}"] if arguments.weights else []
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             for row in STUDIES[arguments.study]:
@@ -117,13 +113,11 @@ def main():
                 found = entry.get("ended") or f"{entry['metrics']['recall@1']:.2%}"
                 print(f"{row.name}, seed {seed}: {found}", flush=True)
     results = Results(arguments.json)
-    for key, (columns, rows) in tables(study, arguments.beside).items():
+    for key, (columns, rows) in tables(study).items():
         chosen = [row for row in rows if not arguments.rows or row[0] in arguments.rows]
         add = results.table(key, *columns) if chosen else None
         for row in chosen:
             add(*row)
-    if arguments.plot:
-        draw(study, arguments.plot)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table and the plot of a study: the gain of each row over its base, with paired intervals."""
+"""The tables of a study: the gain of each row over its base, with paired intervals."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ KEPT = ("recall@1", "map@r")
 COLUMNS = ("row", "base", "Recall@1, by seed", "of the base", "gain", "over classes", "over seeds", "gain in MAP@R")
 # Of ten seeds: means of them, and intervals over them alone.
 PAIRED_COLUMNS = ("row", "base", "Recall@1", "of the base", "gain", "over seeds", "better with", "gain in MAP@R")
-# The plot's limit in points. A mean beyond it is printed, so that gains of a point stay visible.
-LOWEST = -4.0
 
 
 def per_query(study, run):
@@ -23,25 +21,22 @@ def per_query(study, run):
 
 
 def pairs_seeds(study):
-    """Whether the runs of one seed are paired, as docs/ten_seeds.md says."""
+    """Whether the runs of one seed are paired, as docs/results.md says."""
     return study.get("study", "").startswith("ten_")
 
 
-def gains(study, beside=""):
+def gains(study):
     """Yield for each row with a base its name, the metrics of both by seed, and the gains with their intervals.
 
     The intervals over seeds pair runs of the same seed if `pairs_seeds(study)`, and then there are no others.
 
     Args:
         study: What the JSON file holds.
-        beside: A row that every other one is compared with, in place of its base.
     """
     labels = np.repeat(study["classes"], study["queries"]) if "classes" in study else None
     for name, row in study["rows"].items():
-        of = beside or row["base"]
+        of = row["base"]
         base = study["rows"].get(of, {"seeds": {}})
-        if name == of:
-            continue
         # Both sides of a pair have the same seed, so the same held-out classes and the same first weights.
         seeds = [
             seed for seed, run in row["seeds"].items() if "metrics" in run and "metrics" in base["seeds"].get(seed, {})
@@ -64,9 +59,9 @@ def gains(study, beside=""):
             yield {**found, "gain": over_seeds}
 
 
-def tables(study, beside=""):
+def tables(study):
     """Return columns and rows of tables: of what has several seeds, of the others, and of tests on the way."""
-    found = list(gains(study, beside))
+    found = list(gains(study))
     several = [_paired_cells(row) if pairs_seeds(study) else _cells(row) for row in found if row["over_seeds"]]
     one = [_cells(row) for row in found if not row["over_seeds"]]
     for name, row in study["rows"].items():
@@ -112,31 +107,3 @@ def _paired_cells(row):
 
 def _interval(found):
     return f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
-
-
-def draw(study, path):
-    """The gains in Recall@1 as a PNG: a point a row, its interval over classes or paired seeds, and each seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = list(gains(study))
-    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.3 * len(rows)))
-    for place, row in enumerate(reversed(rows)):
-        found = row["gain"]["recall@1"]
-        if 100 * found.mean < LOWEST:
-            label, left = f" \u2190 {100 * found.mean:+.1f}", axes.get_yaxis_transform()
-            axes.text(0, place, label, transform=left, color="tab:blue", va="center", fontsize=9)
-            continue
-        axes.plot([100 * found.low, 100 * found.high], [place, place], color="tab:blue", lw=2)
-        axes.plot(100 * found.mean, place, "o", color="tab:blue", ms=5)
-        axes.plot([100 * (a - b) for a, b in row["seeds"]], [place] * len(row["seeds"]), "|", color="black", ms=8)
-    axes.axvline(0, color="gray", lw=1)
-    axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_yticks(range(len(rows)), [f"{row['name']}  ({row['base']})" for row in reversed(rows)], fontsize=9)
-    over = "paired seeds" if pairs_seeds(study) else "classes"
-    axes.set_xlabel(f"gain in Recall@1 on unseen classes, points\nmean, 95 % over {over}; strokes: seeds")
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)

@@ -1,11 +1,10 @@
-"""Fills the marked places of the pages with measured numbers from `docs/numbers/NAME.json`, the only source of each.
+"""Measured numbers: benchmarks write them to `docs/numbers/NAME.json`, the only source of each.
 
-    python -m tools.numbers             fill the pages
-    python -m tools.numbers --check     print the pages that differ, as `make lint` does
     python -m benchmarks.losses --json=docs/numbers/losses.json    measure again
+    python -m tools.numbers                                        write the pages of results
 
-A place is text between `<!--=NAME/KEY-->` and `<!--=-->`, on one line or around a block. A key leads through objects
-by name, and through a table by the first cell of a row and the name of a column: `training/table/MAP@R/tfdml`.
+A page of results is `benchmarks/pages/NAME.md` with each `{{NAME/KEY}}` replaced. A key leads through objects by name,
+and through a table by the first cell of a row and the name of a column: `training/table/MAP@R/tfdml`.
 """
 
 from __future__ import annotations
@@ -20,17 +19,13 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NUMBERS = ROOT / "docs" / "numbers"
-PLACE = re.compile(r"<!--=(?P<key>[^>]+)-->(?P<text>.*?)<!--=-->", re.DOTALL)
-
-
-def pages() -> list[pathlib.Path]:
-    """Return the pages that may hold numbers."""
-    return [ROOT / "README.md", ROOT / "export" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEMPLATES = ROOT / "benchmarks" / "pages"
+KEY = re.compile(r"\{\{([^{}]+)\}\}")
 
 
 def lookup(key: str, folder: pathlib.Path = NUMBERS) -> Any:
@@ -46,8 +41,7 @@ def lookup(key: str, folder: pathlib.Path = NUMBERS) -> Any:
     value: Any = json.loads(path.read_text(encoding="utf-8"))
     for part in parts:
         if isinstance(value, dict) and "columns" in value:
-            rows = {row[0]: dict(zip(value["columns"], row, strict=True)) for row in value["rows"]}
-            value = rows
+            value = {row[0]: dict(zip(value["columns"], row, strict=True)) for row in value["rows"]}
         if not isinstance(value, dict) or part not in value:
             raise KeyError(f"{key}: no {part!r}")
         value = value[part]
@@ -60,29 +54,13 @@ def render(value: Any) -> str:
         lines = [value["columns"], ["---"] * len(value["columns"]), *value["rows"]]
         table = ["|" + "".join(f" {render(cell)}".rstrip() + " |" for cell in line) for line in lines]
         table[1] = table[1].replace(" ", "")
-        return "\n\n" + "\n".join(table) + "\n\n"
+        return "\n".join(table)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def filled(text: str, folder: pathlib.Path = NUMBERS) -> str:
-    """Return a page with its places filled."""
-    return PLACE.sub(lambda place: f"<!--={place['key']}-->{render(lookup(place['key'], folder))}<!--=-->", text)
-
-
-def faults() -> Iterator[str]:
-    """Yield the pages that differ from the numbers, a line each, and the numbers of no page."""
-    used = set()
-    for page in pages():
-        text = page.read_text(encoding="utf-8")
-        used |= {place["key"].partition("/")[0] for place in PLACE.finditer(text)}
-        try:
-            if filled(text) != text:
-                yield f"{page.relative_to(ROOT)}: differs from docs/numbers; run python -m tools.numbers"
-        except KeyError as error:
-            yield f"{page.relative_to(ROOT)}: {error.args[0]}"
-        for line in re.findall(r"^ {0,3}<!--=[^>]+-->[^\n]+", text, re.MULTILINE):
-            yield f"{page.relative_to(ROOT)}: a paragraph ends before a line that begins with a number: {line[:60]}"
-    yield from (f"docs/numbers/{path.name}: on no page" for path in NUMBERS.glob("*.json") if path.stem not in used)
+def page(template: pathlib.Path) -> str:
+    """Return the text of a page of results."""
+    return KEY.sub(lambda match: render(lookup(match[1])), template.read_text(encoding="utf-8"))
 
 
 def command_line(text: str) -> argparse.ArgumentParser:
@@ -139,22 +117,10 @@ def write(path: str | os.PathLike, values: dict) -> None:
     }
     text = json.dumps({**about, **values}, indent=1, ensure_ascii=False)
     # A row of a table is a line.
-    text = re.sub(r"\[\n\s+([^\[\]{}]*?)\n\s+\]", lambda found: "[" + re.sub(r"\n\s+", " ", found[1]) + "]", text)
+    text = re.sub(r"\[\n\s+([^\[\]{}]*?)\n\s+\]", lambda row: "[" + re.sub(r"\n\s+", " ", row[1]) + "]", text)
     pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    if parser.parse_args().check:
-        print("\n".join(differ := list(faults())))
-        sys.exit(bool(differ))
-    for page in pages():
-        text = page.read_text(encoding="utf-8")
-        if (new := filled(text)) != text:
-            page.write_text(new, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    for source in sorted(TEMPLATES.glob("*.md")):
+        (ROOT / "docs" / source.name).write_text(page(source), encoding="utf-8")
