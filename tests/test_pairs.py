@@ -9,7 +9,7 @@ from keras import ops
 from tests.mathematics import assert_close, degenerate_batches, random_batch
 from tests.played_replicas import play
 from tfdml import losses, mining, pairwise, replicas
-from tfdml.pairs import Pairs, Rows, pairs_by_name, pairs_of_replica
+from tfdml.pairs import Pairs, Scope, pairs_by_name
 
 B = 10
 LABELS, X = random_batch(4, B, 4, 5, unit=False)
@@ -31,7 +31,7 @@ def test_distances_of_each_case_are_those_of_anchors_and_references(kind):
     with_memory = Pairs.of_batch(X, LABELS).with_memory(memory, LABELS[:3])
     cases = {
         "batch": (Pairs.of_batch(X, LABELS), X, X),
-        "rows": (Pairs.of_batch(X, LABELS, rows=Rows(3, 4)), X[3:7], X),
+        "rows": (Pairs.of_batch(X, LABELS, scope=Scope(3, 4)), X[3:7], X),
         "memory": (with_memory, X, np.concatenate([X, memory])),
         "two sets": (Pairs.between(X[:4], X[4:]), X[:4], X[4:]),
     }
@@ -46,10 +46,10 @@ def test_distances_of_each_case_are_those_of_anchors_and_references(kind):
         assert pairs.distances(kind) is pairs.distances(kind)
 
 
-@pytest.mark.parametrize("rows", [None, Rows(0, B), Rows(3, 4), Rows(tf.constant(3), tf.constant(4))])
-def test_masks_of_some_rows_are_those_of_the_batch(rows):
-    pairs = Pairs.of_batch(X, LABELS, rows=rows)
-    chosen = slice(None) if rows is None else slice(int(rows.first), int(rows.first) + int(rows.count))
+@pytest.mark.parametrize("scope", [Scope(), Scope(0, B), Scope(3, 4), Scope(tf.constant(3), tf.constant(4))])
+def test_masks_of_some_rows_are_those_of_the_batch(scope):
+    pairs = Pairs.of_batch(X, LABELS, scope=scope)
+    chosen = slice(None) if scope.count is None else slice(int(scope.first), int(scope.first) + int(scope.count))
     same = LABELS[:, None] == LABELS[None]
     np.testing.assert_array_equal(pairs.positives, (same & ~np.eye(B, dtype=bool))[chosen])
     np.testing.assert_array_equal(pairs.negatives, ~same[chosen])
@@ -88,7 +88,7 @@ def test_totals_are_those_of_all_replicas():
 
     def on_replica(labels, x):
         named = {"a": replicas.gather(x), "b": replicas.gather(2 * x)}
-        pairs = pairs_of_replica(named, replicas.gather(labels), num_local=x.shape[0])
+        pairs = pairs_by_name(named, replicas.gather(labels), None, Scope.of_replica(x.shape[0]))
         a, b = pairs["a"], pairs["b"]
         return [a.mean(a.distances(), a.negatives), a.count(a.positives), b.distances("dot"), b.total(ops.sum(x))]
 
@@ -113,7 +113,7 @@ def test_no_gradient_flows_through_a_total_or_a_miner():
 
 
 def test_representations_share_their_masks():
-    pairs = pairs_by_name({"a": X, "map": np.zeros((B, 2, 2, 3))}, LABELS, rows=Rows(2, 5))
+    pairs = pairs_by_name({"a": X, "map": np.zeros((B, 2, 2, 3))}, LABELS, scope=Scope(2, 5))
     assert pairs["map"].anchors.shape == (5, 2, 2, 3)
     assert pairs["map"].positives is pairs["a"].positives
 
@@ -135,11 +135,11 @@ def test_pairs_that_are_kept_are_no_others():
 @pytest.mark.parametrize("batch", degenerate_batches())
 def test_degenerate_batches_have_finite_distances_and_gradients(batch):
     labels, x = degenerate_batches()[batch]
-    for rows in (None, Rows(0, 1)):
+    for scope in (Scope(), Scope(0, 1)):
         x = tf.constant(x)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            pairs = Pairs.of_batch(x, labels, rows=rows)
+            pairs = Pairs.of_batch(x, labels, scope=scope)
             value = sum(ops.sum(pairs.distances(kind)) for kind in KINDS)
         assert np.isfinite(value)
         assert np.all(np.isfinite(tape.gradient(value, x)))

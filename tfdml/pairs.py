@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from keras import ops
 
@@ -11,13 +12,33 @@ from tfdml import pairwise, replicas
 from tfdml.arguments import one_of
 
 
-class Rows(NamedTuple):
-    """The rows `first` to `first + count - 1` of a batch; both may be tensors."""
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """Which images of a batch are anchors; by default all.
 
-    first: Any
-    count: Any
+    Attributes:
+        first: The first anchor's row of the batch. It may be a tensor, as `count` may.
+        count: The number of anchors; None for the whole batch.
+        total: From the sum over these anchors to the sum over the whole batch; None where they are the same.
+    """
+
+    first: Any = 0
+    count: Any = None
+    total: Callable | None = None
+
+    @classmethod
+    def of_replica(cls, num_local) -> Scope:
+        """Return the scope of this replica's images, of which there are `num_local`, in the batch of all replicas."""
+        if replicas.count() == 1:
+            return cls()
+        return cls(replicas.first_row(num_local), num_local, _total_of_replicas)
+
+    def take(self, x):
+        """Return the rows of the anchors, of x (N, ...)."""
+        return x if self.count is None else take_rows(x, self.first, self.count)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Pairs:
     """Anchors (b, d), the references (B, d) that they are compared with, and which of the pairs count.
 
@@ -29,13 +50,17 @@ class Pairs:
     Make them with `Pairs.of_batch`.
 
     Attributes:
-        anchors: (b, d), or (b, ...) for other representations.
+        anchors: (b, d) float32, or (b, ...) for other representations.
         references: (B, d).
+        num_anchors: The number of anchors of the whole batch: a number, or a scalar.
+        scope: Which of the references are the anchors.
+        within: Whether the references are images of the batch alone, without a memory.
+        relation: Which images belong together; None for equal labels.
+        labels: (B,) integers, or rows (B, L), of the references. Without labels this and the masks are None.
         positives: (b, B) booleans, the pairs of two images of one class. An anchor is never its own positive.
         negatives: (b, B) booleans, the pairs of images of different classes. A pair that is in neither is unknown.
-        labels: (B,) integers, or rows (B, L), of the references. Without labels these three are None.
-        num_anchors: The number of anchors of the whole batch: a number, or a scalar.
-        within: Whether the references are images of the batch alone, without a memory.
+        grades: (b, B) float32, the similarities that the relation returns; None where it returns booleans.
+        distance: What `distances()` are where none is named.
 
     Example:
         >>> pairs = Pairs.of_batch([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], labels=[0, 0, 1])
@@ -47,93 +72,71 @@ class Pairs:
 
     anchors: Any
     references: Any
+    num_anchors: Any
+    scope: Scope = Scope()
+    within: bool = True
+    relation: Callable | None = None
     labels: Any = None
     positives: Any = None
     negatives: Any = None
-    _similarities: Any = None
-    num_anchors: Any = None
-    within = True
-    #: What `distances()` are where none is named.
+    grades: Any = None
     distance: Any = "euclidean"
-    _rows: Rows | None = None
-    _relation: Callable | None = None
-    _total: Callable | None = None
-    _shared = True
-
-    def __init__(self, anchors, references, **attributes):
-        self.anchors, self.references = anchors, references
-        self.num_anchors = ops.shape(anchors)[0]
-        vars(self).update(attributes)
-        self._matrices: dict[Any, Any] = {}
+    _matrices: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     @classmethod
-    def of_batch(
-        cls,
-        vectors,
-        labels=None,
-        relation: Callable | None = None,
-        rows: Rows | None = None,
-        total: Callable | None = None,
-    ) -> Pairs:
+    def of_batch(cls, vectors, labels=None, relation: Callable | None = None, scope: Scope = Scope()) -> Pairs:
         """Create the pairs of a batch.
 
         Args:
             vectors: (N, d), or (N, ...), of the whole batch.
             labels: (N,) integers; with `relation` rows (N, L) too. None if no positives and negatives are wanted.
             relation: A `tfdml.mining.Relation`, which images belong together; None for equal labels.
-            rows: The rows that are anchors; None for all.
-            total: From the sum over these anchors to the sum over all, if `rows` are not all.
+            scope: Which images are anchors; by default all.
         """
-        references = ops.convert_to_tensor(vectors)
-        anchors = references if rows is None else take_rows(references, rows)
-        pairs = cls(
-            anchors, references, num_anchors=ops.shape(references)[0], _rows=rows, _relation=relation, _total=total
-        )
-        if labels is not None:
-            pairs._set_labels(pairwise.as_labels(labels, rows=relation is not None))
-        return pairs
+        references = _float32(vectors)
+        pairs = cls(scope.take(references), references, ops.shape(references)[0], scope, relation=relation)
+        return pairs if labels is None else pairs._with_labels(pairwise.as_labels(labels, rows=relation is not None))
 
     @classmethod
     def between(cls, anchors, references) -> Pairs:
         """Create the pairs of two sets of vectors, (b, d) and (B, d), that share no image."""
-        pairs = cls(ops.convert_to_tensor(anchors), ops.convert_to_tensor(references), within=False)
-        pairs._shared = False
-        return pairs
+        anchors, references = _float32(anchors), _float32(references)
+        count = ops.shape(anchors)[0]
+        # As rows behind those of the references, no anchor is one of them.
+        return cls(anchors, references, count, Scope(ops.shape(references)[0], count), within=False)
 
-    def _set_labels(self, labels) -> None:
-        together = pairwise.together(self.of_anchors(labels), labels, self._relation)
-        self.labels, self._similarities = labels, None
-        if together.dtype != "bool":
-            known = ops.logical_and(ops.logical_not(ops.isnan(together)), self.others)
+    def _with_labels(self, labels) -> Pairs:
+        """Return the same pairs with these labels of the references, and the masks and grades that they give."""
+        together, others = pairwise.together(self.scope.take(labels), labels, self.relation), self.others
+        if together.dtype == "bool":
+            negatives = ops.logical_not(together)
+            if self.relation is not None:
+                # An image without any label belongs to none, not even to itself.
+                negatives = ops.logical_and(negatives, others)
+            masks = {"positives": ops.logical_and(together, others), "negatives": negatives, "grades": None}
+        else:
+            known = ops.logical_and(ops.logical_not(ops.isnan(together)), others)
             # Of unknown pairs 0, as a NaN would get into gradients even where it is masked.
-            self._similarities = ops.where(known, together, 0.0)
-            together = self._similarities >= getattr(self._relation, "threshold", 0.5)
-            self.positives = ops.logical_and(known, together)
-            self.negatives = ops.logical_and(known, ops.logical_not(together))
-            return
-        self.positives = ops.logical_and(together, self.others)
-        self.negatives = ops.logical_not(together)
-        if self._relation is not None:
-            # An image without any label belongs to none, not even to itself.
-            self.negatives = ops.logical_and(self.negatives, self.others)
+            grades = ops.where(known, together, 0.0)
+            together = grades >= getattr(self.relation, "threshold", 0.5)
+            negatives = ops.logical_and(known, ops.logical_not(together))
+            masks = {"positives": ops.logical_and(known, together), "negatives": negatives, "grades": grades}
+        return dataclasses.replace(self, labels=labels, **masks)
 
     @property
     def similarities(self):
         """(b, B) float32, how similar the images of each positive and negative are said to be; 1 and 0 by class."""
-        return ops.cast(self.positives, "float32") if self._similarities is None else self._similarities
+        return ops.cast(self.positives, "float32") if self.grades is None else self.grades
 
     @property
     def square(self) -> bool:
         """Whether the references are the anchors, in their order."""
-        return self._rows is None and self.within
+        return self.scope.count is None
 
     @property
     def itself(self):
         """(b, B) booleans, true where the reference is the anchor's own image."""
-        if not self._shared:
-            return ops.zeros((ops.shape(self.anchors)[0], ops.shape(self.references)[0]), "bool")
-        first = 0 if self._rows is None else self._rows.first
-        return pairwise.identity_mask(ops.shape(self.anchors)[0], ops.shape(self.references)[0], first)
+        return pairwise.identity_mask(ops.shape(self.anchors)[0], ops.shape(self.references)[0], self.scope.first)
 
     @property
     def others(self):
@@ -143,13 +146,11 @@ class Pairs:
     @property
     def anchor_labels(self):
         """(b,) integers, or rows (b, L)."""
-        return self.of_anchors(self.labels)
+        return self.scope.take(self.labels)
 
     def of_anchors(self, values):
         """Of values (B, ...), one for each reference, those of the anchors: (b, ...)."""
-        if self.square:
-            return values
-        return take_rows(values, self._rows or Rows(0, ops.shape(self.anchors)[0]))
+        return self.scope.take(values)
 
     def distances(self, distance=None):
         """Compute the dissimilarities of anchors and references: (b, B) float32, smaller is more alike.
@@ -210,7 +211,7 @@ class Pairs:
             values: A scalar or tensor, what these anchors make up.
         """
         values = ops.stop_gradient(ops.convert_to_tensor(values))
-        return values if self._total is None else self._total(values)
+        return values if self.scope.total is None else self.scope.total(values)
 
     def count(self, mask):
         """Count the pairs of all anchors that `mask` (b, B) has: a float32 scalar."""
@@ -242,22 +243,22 @@ class Pairs:
         Raises:
             ValueError: A mask has another shape.
         """
-        pairs = self._copy()
-        for name, mask in (("positives", positives), ("negatives", negatives)):
-            mask, present = ops.convert_to_tensor(mask), getattr(self, name)
+        masks = {"positives": ops.convert_to_tensor(positives), "negatives": ops.convert_to_tensor(negatives)}
+        for name, mask in masks.items():
+            present = getattr(self, name)
             if not _fits(mask, tuple(present.shape)):
                 raise ValueError(f"{name} to keep must have shape {tuple(present.shape)}, not {tuple(mask.shape)}")
-            setattr(pairs, name, ops.logical_and(present, ops.cast(mask, "bool")))
-        return pairs
+            masks[name] = ops.logical_and(present, ops.cast(mask, "bool"))
+        return dataclasses.replace(self, **masks)
 
     def keep_images(self, kept) -> Pairs:
         """Return the same pairs without those of references, and of anchors, for which `kept` (B,) is false."""
-        mask = ops.logical_and(self.of_anchors(kept)[:, None], kept[None, :])
+        mask = ops.logical_and(self.scope.take(kept)[:, None], kept[None, :])
         return self.keep(mask, mask)
 
     def using(self, distance) -> Pairs:
         """Return the same pairs, whose `distances()` are by default these."""
-        return self._copy(distance=distance)
+        return dataclasses.replace(self, distance=distance)
 
     def on(self, vectors) -> Pairs:
         """Return the same pairs of another representation: vectors (N, d), or (N, ...), of the whole batch.
@@ -267,8 +268,8 @@ class Pairs:
         """
         if not self.within:
             raise ValueError("pairs with references beyond the batch have no other representation")
-        vectors = ops.convert_to_tensor(vectors)
-        return self._of(vectors if self._rows is None else take_rows(vectors, self._rows), vectors)
+        vectors = _float32(vectors)
+        return self._of(self.scope.take(vectors), vectors)
 
     def map(self, function: Callable) -> Pairs:
         """Return the same pairs of `function(vectors)`, which works on each vector alone."""
@@ -277,9 +278,8 @@ class Pairs:
 
     def without_gradient(self) -> Pairs:
         """Return the same pairs, through which no gradient flows."""
-        pairs = self.map(ops.stop_gradient)
-        pairs._matrices = {name: ops.stop_gradient(matrix) for name, matrix in self._matrices.items()}
-        return pairs
+        matrices = {name: ops.stop_gradient(matrix) for name, matrix in self._matrices.items()}
+        return dataclasses.replace(self.map(ops.stop_gradient), _matrices=matrices)
 
     def with_memory(self, vectors, labels) -> Pairs:
         """Return the pairs of the same anchors with further references, which are no anchors.
@@ -291,30 +291,25 @@ class Pairs:
             labels: Theirs, (M,) or (M, L).
         """
         references = ops.concatenate([ops.stop_gradient(self.references), vectors], axis=0)
-        pairs = self._of(self.anchors, references)
-        pairs.within = False
-        pairs._set_labels(ops.concatenate([self.labels, ops.cast(labels, self.labels.dtype)], axis=0))
-        return pairs
+        scope = dataclasses.replace(self.scope, count=ops.shape(self.anchors)[0])
+        pairs = dataclasses.replace(self._of(self.anchors, references), scope=scope, within=False)
+        return pairs._with_labels(ops.concatenate([self.labels, ops.cast(labels, self.labels.dtype)], axis=0))
 
     def _of(self, anchors, references) -> Pairs:
         """Return the same pairs of other vectors."""
-        pairs = self._copy(anchors=anchors, references=references)
-        pairs._matrices = {}
-        return pairs
-
-    def _copy(self, **changes) -> Pairs:
-        pairs = object.__new__(type(self))
-        vars(pairs).update(vars(self) | changes)
-        return pairs
+        return dataclasses.replace(self, anchors=anchors, references=references, _matrices={})
 
 
-def pairs_by_name(representations: Mapping[str, Any], *args, **kwargs) -> dict[str, Pairs]:
+def pairs_by_name(
+    representations: Mapping[str, Any], labels, relation: Callable | None = None, scope: Scope = Scope()
+) -> dict[str, Pairs]:
     """Create the pairs of each representation, which share their masks.
 
     Args:
         representations: Vectors (N, ...) of the whole batch by name.
-        *args: As of `Pairs.of_batch`, after the vectors.
-        **kwargs: As of `Pairs.of_batch`.
+        labels: As of `Pairs.of_batch`.
+        relation: As of `Pairs.of_batch`.
+        scope: As of `Pairs.of_batch`.
 
     Example:
         >>> named = pairs_by_name({"pooled": keras.ops.ones((2, 3)), "embedding": keras.ops.eye(2)}, labels=[0, 1])
@@ -322,35 +317,21 @@ def pairs_by_name(representations: Mapping[str, Any], *args, **kwargs) -> dict[s
         (2.0, 0.0)
     """
     first, *others = representations
-    pairs = Pairs.of_batch(representations[first], *args, **kwargs)
+    pairs = Pairs.of_batch(representations[first], labels, relation, scope)
     return {first: pairs, **{name: pairs.on(representations[name]) for name in others}}
 
 
-def pairs_of_replica(
-    representations: Mapping[str, Any], labels, relation: Callable | None = None, num_local=None, whole=False
-) -> dict[str, Pairs]:
-    """Create the pairs of this replica's images with those of all replicas, for each representation.
-
-    Args:
-        representations: Vectors (N, ...) by name, gathered from all replicas.
-        labels: (N,) integers, gathered; with `relation` rows (N, L) too.
-        relation: Which images belong together, as of `Pairs.of_batch`.
-        num_local: The number of this replica's images.
-        whole: Whether the images of all replicas are anchors.
-    """
-    if whole or replicas.count() == 1:
-        return pairs_by_name(representations, labels, relation)
-    rows = Rows(replicas.first_row(num_local), num_local)
-    return pairs_by_name(representations, labels, relation, rows, _total_of_replicas)
-
-
-def take_rows(x, rows: Rows):
-    """Return these rows of x (N, ...)."""
-    if not isinstance(rows.count, int):
-        return x[rows.first : rows.first + rows.count]
+def take_rows(x, first, count):
+    """Return the rows `first` to `first + count - 1` of x (N, ...); both may be tensors."""
+    if not isinstance(count, int):
+        return x[first : first + count]
     # So that the size stays known where the first row is not.
     others = ops.shape(x)[1:]
-    return ops.slice(x, (rows.first, *[0] * len(others)), (rows.count, *others))
+    return ops.slice(x, (first, *[0] * len(others)), (count, *others))
+
+
+def _float32(vectors):
+    return ops.cast(ops.convert_to_tensor(vectors), "float32")
 
 
 def _fits(matrix, size: tuple) -> bool:

@@ -1,6 +1,7 @@
 """Miners and the functions that choose negatives."""
 
 import inspect
+import dataclasses
 import math
 
 import keras
@@ -23,7 +24,7 @@ from tfdml.mining import (
     semi_hard_negatives,
 )
 from tfdml.mining.base import named_miners
-from tfdml.pairs import Pairs, Rows
+from tfdml.pairs import Pairs, Scope
 
 
 def pairs_at(distances, labels):
@@ -292,7 +293,8 @@ def test_hard_aware_keeps_the_hardest_share(fraction):
 )
 def test_hard_aware_rounds_no_exact_share_up(fraction, count, wanted):
     pairs = pairs_at(np.arange(64, dtype="float32").reshape(8, 8), np.zeros(8, "int64"))
-    pairs.positives = pairs.negatives = pairs.distances() < count
+    nearest = pairs.distances() < count
+    pairs = dataclasses.replace(pairs, positives=nearest, negatives=nearest)
     for mask in masks(HardAwareMiner(fraction)(pairs)):
         assert np.sum(mask) == wanted
 
@@ -353,7 +355,7 @@ def test_angular_mining_of_some_rows_is_that_of_the_batch():
     labels, x = random_batch(3, 13, 4, 3, unit=False)
     for distance in ("euclidean", "cosine"):
         whole = masks(AngularMiner(35)(Pairs.of_batch(x, labels).using(distance)))
-        rows = masks(AngularMiner(35)(Pairs.of_batch(x, labels, rows=Rows(4, 6)).using(distance)))
+        rows = masks(AngularMiner(35)(Pairs.of_batch(x, labels, scope=Scope(4, 6)).using(distance)))
         for one, other in zip(rows, whole, strict=True):
             np.testing.assert_array_equal(one, other[4:10])
 

@@ -5,7 +5,7 @@ import numpy as np
 from tests.mathematics import assert_close, public_classes
 from tests.played_replicas import sum_and_gradient
 from tfdml import losses, replicas
-from tfdml.pairs import pairs_of_replica
+from tfdml.pairs import Scope, pairs_by_name
 
 
 def all_losses():
@@ -26,7 +26,9 @@ def check_replicas(objective, labels, x, sizes):
     def share(own_labels, own):
         every, all_labels = {"embedding": replicas.gather(own)}, replicas.gather(own_labels)
         whole = objective.whole_batch
-        pairs = pairs_of_replica(every, all_labels, objective.positives, own.shape[0], whole)
+        pairs = pairs_by_name(
+            every, all_labels, objective.positives, Scope() if whole else Scope.of_replica(own.shape[0])
+        )
         return objective.compute_pairs(pairs) / (replicas.count() if whole else 1)
 
     expected = sum_and_gradient(share, (labels, x), [sum(sizes)])

@@ -20,7 +20,7 @@ from tests.models.networks import images, tiny_embedder
 from tests.played_replicas import play, sum_and_gradient
 from tfdml import losses, models, objectives, replicas
 from tfdml.objectives import Matryoshka, MatryoshkaProxyLoss, MetricLoss, Objective, ProxyLoss
-from tfdml.pairs import pairs_of_replica
+from tfdml.pairs import Scope, pairs_by_name
 
 MAKE = {
     "CrossBatchMemory": lambda: objectives.CrossBatchMemory(losses.ContrastiveLoss(), size=8),
@@ -178,7 +178,7 @@ def test_matryoshka_on_replicas_is_that_of_the_global_batch():
 
     def of_replica(y, e):
         named = {"embedding": replicas.gather(e)}
-        return objective.compute_pairs(pairs_of_replica(named, replicas.gather(y), num_local=e.shape[0]))
+        return objective.compute_pairs(pairs_by_name(named, replicas.gather(y), None, Scope.of_replica(e.shape[0])))
 
     for one, other in zip(sum_and_gradient(of_replica, (labels, x), [4, 5]), alone, strict=True):
         assert_close(one, other)

@@ -11,7 +11,7 @@ from tfdml.objectives.class_statistics import (
     means_and_spreads,
     of_own_class,
 )
-from tfdml.pairs import Pairs, Rows
+from tfdml.pairs import Pairs, Scope
 
 
 def test_means_and_spreads_of_each_image_s_class():
@@ -38,7 +38,7 @@ def test_classes_are_counted_once():
     np.testing.assert_array_equal(first, [True, True, False, False, True, False])
     whole = np.asarray(class_pairs(Pairs.of_batch(tf.zeros((6, 2)), labels)))
     np.testing.assert_array_equal(np.argwhere(whole), [[0, 1], [0, 4], [1, 0], [1, 4], [4, 0], [4, 1]])
-    rows = class_pairs(Pairs.of_batch(tf.zeros((6, 2)), labels, rows=Rows(3, 2)))
+    rows = class_pairs(Pairs.of_batch(tf.zeros((6, 2)), labels, scope=Scope(3, 2)))
     np.testing.assert_array_equal(rows, whole[3:5])
     np.testing.assert_allclose(np.asarray(averaging_matrix(labels)).sum(axis=1), 1.0, rtol=1e-6)
 

@@ -7,7 +7,7 @@ from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.mining.base import Distance, Miner, Relation, as_relation
-from tfdml.pairs import Pairs, pairs_of_replica
+from tfdml.pairs import Pairs, Scope
 from tfdml.saving import SavedByArguments, snake_case
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
@@ -157,7 +157,8 @@ class PairLoss(LabeledLoss):
         num_local = ops.shape(labels)[0]
         labels, embeddings = replicas.gather(labels), replicas.gather(ops.cast(embeddings, "float32"))
         whole = self.needs_whole_batch
-        pairs = pairs_of_replica({"": embeddings}, labels, self.positives, num_local, whole)[""]
+        scope = Scope() if whole else Scope.of_replica(num_local)
+        pairs = Pairs.of_batch(embeddings, labels, self.positives, scope)
         values = self.values_of(pairs)
         return replicas.local_rows(values, num_local) if whole else values
 
@@ -168,7 +169,7 @@ class PairLoss(LabeledLoss):
 
     def values_of(self, pairs: Pairs):
         """Compute one value per anchor, (b,), of the pairs that `mining` keeps."""
-        pairs = pairs.map(lambda x: ops.cast(x, "float32")).using(self.distance)
+        pairs = pairs.using(self.distance)
         if callable(self.mining):
             # Before its copy without a gradient, so that miner and loss share one matrix.
             pairs.distances()

@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.pairs import Rows, take_rows
+from tfdml.pairs import take_rows
 
 
 def _sum(a, b):
@@ -143,7 +143,7 @@ class Chunks:
             count = (tf.shape(self.images)[0] + size - 1) // size
             return _loop(step, carried, outputs, count, lambda x, i: x[i * size : (i + 1) * size])
         # Chunks of a known size are what XLA takes; the rest of the images is one by itself.
-        carried, found = _loop(step, carried, outputs, total // size, lambda x, i: take_rows(x, Rows(i * size, size)))
+        carried, found = _loop(step, carried, outputs, total // size, lambda x, i: take_rows(x, i * size, size))
         if total % size:
             last, carried = step(lambda x: x[total - total % size :], carried)
             found = {name: tf.concat([value, last[name]], 0) for name, value in found.items()}

@@ -31,7 +31,7 @@ from tfdml.objectives import (
     WithStatistics,
 )
 from tfdml.objectives.terms import build_objectives
-from tfdml.pairs import Pairs, pairs_by_name, pairs_of_replica
+from tfdml.pairs import Pairs, Scope, pairs_by_name
 from tfdml.saving import SavedAsFile, SavedByArguments, restore
 
 #: What the logs say of the distances of a batch's pairs.
@@ -279,7 +279,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
     def _over_pairs(self, objective, representations, labels, num_local):
         """Return a pair objective's value on the global batch, or the part that this replica's anchors make up."""
-        pairs = pairs_of_replica(representations, labels, objective.positives, num_local, objective.whole_batch)
+        scope = Scope() if objective.whole_batch else Scope.of_replica(num_local)
+        pairs = pairs_by_name(representations, labels, objective.positives, scope)
         self._track_observations(objective, pairs)
         return objective.compute_pairs(pairs)
 
