@@ -1,7 +1,7 @@
 """Miners and the functions that choose negatives."""
 
-import inspect
 import dataclasses
+import inspect
 import math
 
 import keras
