@@ -8,7 +8,7 @@ from tests.training.runs import learner
 from tfdml.cli.command_line import read_flag_files
 from tfdml.objectives.terms import build_objectives
 from tfdml.training import Experiment
-from tfdml.training.build.components import check_orders, check_pairs
+from tfdml.training.build import check_orders, check_pairs
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -20,12 +20,12 @@ from tests.fork_server import ROOT, ForkedServer, fork_server, hear_signals, imp
 # The folders that are processes of their own, the longest first: a folder without those in it that are named as well.
 GROUPS = (
     *("objectives", "", "models", "losses", "data", "export", "docs", "retrieval", "layers"),
-    *("training/run", "training", "training/build", "backbones", "report", "embeddings"),
+    *("training", "backbones", "report", "embeddings"),
     *("data/readers", "cli", "evaluation", "mining", "tools"),
-    *("cluster", "training/distributed", "hosts"),
+    *("cluster", "hosts"),
 )
 # Those whose processes mostly wait for one another: two of them take the place of one, and one is a third process.
-WAITING = ("hosts", "cluster", "training/distributed")
+WAITING = ("hosts", "cluster")
 _PLACES = 5
 # pytest rewrites the whole package of a plugin that it discovers: two seconds for Hypothesis, in every process.
 _PLUGINS = ("--disable-plugin-autoload", "-p", "_hypothesis_pytestplugin")

@@ -16,7 +16,7 @@ from tfdml.cli.command_line import read_flag_files
 from tfdml.data.pipeline import training_batches
 from tfdml.expressions import parse_call, parse_sum
 from tfdml.training import Experiment
-from tfdml.training.build.images import check_measurable, load_splits, make_sampler, make_transforms
+from tfdml.training.images import check_measurable, load_splits, make_sampler, make_transforms
 from tfdml.training.settings import DataSettings
 
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.flags") if path.parent.name != "recipes")

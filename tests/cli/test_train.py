@@ -10,8 +10,7 @@ import pytest
 
 import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli import commands
-from tfdml.training import Experiment
-from tfdml.training.run import trainer
+from tfdml.training import Experiment, trainer
 from tfdml.training.watching import Halted
 
 

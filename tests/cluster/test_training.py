@@ -16,7 +16,7 @@ from tests.worker_processes import descendants
 from tfdml.cluster.ray_session import ray_session
 from tfdml.cluster.training import ClusterSettings, train_on_cluster
 from tfdml.errors import UserError
-from tfdml.training.run import trainer
+from tfdml.training import trainer
 
 EXPERIMENT = experiment_of(
     "--dataset=glyphs --dataset_options=images_per_class=4,size=16 --image_size=16 --resize=16 --flip=false "

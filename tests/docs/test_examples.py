@@ -32,8 +32,8 @@ SLOW = {
     "tfdml.objectives.mutual_information",
     "tfdml.report.pages",
     "tfdml.training.settings",
-    "tfdml.training.run.dry_run",
-    "tfdml.training.build.components",
+    "tfdml.training.dry_run",
+    "tfdml.training.build",
 }
 CONTEXTS = (stand_ins.short_training, stand_ins.untrained_exports, files.as_many_images)
 DOCUMENTED = [module for module in examples.MODULES if examples.has_examples(module)]

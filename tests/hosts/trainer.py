@@ -12,9 +12,9 @@ import time
 
 from tfdml.cli import train
 from tfdml.cli.command_line import run
-from tfdml.training import checkpoints
-from tfdml.training.run import trainer
-from tfdml.training.run.monitor import Evaluator, TrainingMonitor
+from tfdml.training import checkpoints, trainer
+from tfdml.training.callbacks import TrainingMonitor
+from tfdml.training.results import Evaluator
 
 MOMENTS = {
     "step": (TrainingMonitor, "on_train_batch_end"),

@@ -9,8 +9,8 @@ from tests.models.networks import SIZE, colored_batch, config_of, images, values
 from tfdml import UserError, backbones
 from tfdml.models import AttentionEnsemble, Embedder
 from tfdml.training import Experiment
-from tfdml.training.build.components import make_embedder
-from tfdml.training.build.images import make_transforms
+from tfdml.training.build import make_embedder
+from tfdml.training.images import make_transforms
 
 
 def numpy(x):

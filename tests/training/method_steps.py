@@ -136,7 +136,7 @@ def steps(name, given, learner=None):
 
 
 def main(path):
-    from tests.training.distributed import jax_shares
+    from tests.training import jax_shares
 
     given = dict(np.load(path))
     found = {}

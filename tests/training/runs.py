@@ -8,10 +8,9 @@ import numpy as np
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages
 from tfdml.report import write_run_report
-from tfdml.training import Experiment
-from tfdml.training.build.components import make_learner
-from tfdml.training.build.images import Splits, make_transforms
-from tfdml.training.run import trainer
+from tfdml.training import Experiment, trainer
+from tfdml.training.build import make_learner
+from tfdml.training.images import Splits, make_transforms
 
 SIZE = 16
 EPOCHS, STEPS = 2, 3

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from tests.models.networks import images, shallow, tiny_embedder
 from tests.training import runs
-from tests.training.run.stopping import make_quick
+from tests.training.stopping import make_quick
 from tfdml.errors import UserError
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import DensityAdaptivity, ProxyLoss, RankMI
 from tfdml.training import optimizers
+from tfdml.training.callbacks import TrainingMonitor
 from tfdml.training.optimizers import averaged, build_optimizer, part_optimizers, rate_schedule, step_schedule
-from tfdml.training.run.monitor import Evaluator, TrainingMonitor
+from tfdml.training.results import Evaluator
 from tfdml.training.settings import OptimizationSettings
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.training.runs import experiment
 from tfdml.errors import UserError
-from tfdml.training import RunFolder, run_folder
+from tfdml.training import RunFolder
+from tfdml.training import checkpoints as run_folder
 
 DATA = {"train": {"images": 3, "content": "sha256:a"}, "test": {"images": 2, "content": "sha256:b"}}
 

@@ -15,13 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests import references
 from tests.training import runs
-from tests.training.run.stopping import finished, make_quick
 from tests.training.runs import EPOCHS, STEPS, train
+from tests.training.stopping import finished, make_quick
 from tfdml.errors import UserError
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import Objective
 from tfdml.training import RunFolder, watching
-from tfdml.training.run.monitor import TrainingMonitor
+from tfdml.training.callbacks import TrainingMonitor
 from tfdml.training.watching import GradientSampler, Halted, flat, gradient_shares, logger_of, pair_distances, spread
 
 OBJECTIVES = "am_softmax + jrs"

@@ -25,7 +25,7 @@ from absl import logging as absl_logging
 from tfdml.effects import Effect, in_vain
 from tfdml.errors import UserError, redact_text, short_message, user_errors
 from tfdml.io.files import GO_ON, as_named, exists, is_disk_full, local_copy, unwritable
-from tfdml.training.run.interruption import SIGNALS, Stopped
+from tfdml.training.callbacks import SIGNALS, Stopped
 from tfdml.training.settings import meanings
 from tfdml_command import drop_output, nearest
 from tfdml_command.configs import rows, shipped

@@ -63,7 +63,7 @@ from tfdml.report.pages import Paired
 from tfdml.report.runs import read_runs
 from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder
-from tfdml.training.build.images import split_training_classes
+from tfdml.training.images import split_training_classes
 from tfdml.training.settings import integers
 
 FLAGS = Flags()

@@ -13,8 +13,8 @@ from tfdml.embeddings.reader import holds_embeddings
 from tfdml.errors import UserError
 from tfdml.expressions import parse_arguments
 from tfdml.retrieval import is_gallery
-from tfdml.training import RunFolder, distributed
-from tfdml.training.build.images import vector_splits
+from tfdml.training import RunFolder, workers
+from tfdml.training.images import vector_splits
 
 _MODEL = (
     "What embeds: a run folder or a .keras file; a SavedModel, or a folder of its versions, of which the newest is "
@@ -140,7 +140,7 @@ def chosen_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
     _check_model(model, values.unfinished)
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
         # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
-        distributed.one_operation_at_a_time()
+        workers.one_operation_at_a_time()
     return load_backend(model, truncate_dim=values.truncate_dim)
 
 

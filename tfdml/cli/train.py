@@ -31,12 +31,11 @@ from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 from tfdml.io.files import as_named
 from tfdml.report import write_run_report
-from tfdml.training import RunFolder, settings
-from tfdml.training.distributed import rank_and_count
-from tfdml.training.run import trainer
-from tfdml.training.run.dry_run import describe, write_preview
-from tfdml.training.run.interruption import Interrupted
+from tfdml.training import RunFolder, settings, trainer
+from tfdml.training.callbacks import Interrupted
+from tfdml.training.dry_run import describe, write_preview
 from tfdml.training.watching import Halted
+from tfdml.training.workers import rank_and_count
 
 _STAGES = {
     "Data: images, views and batches": settings.DataSettings,

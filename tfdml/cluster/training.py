@@ -14,9 +14,8 @@ from tfdml.cluster.ray_session import LOCAL, ToOutbox, lost_hosts, outbox_shown,
 from tfdml.errors import REASON, UserError, check_not_negative, check_positive, short_message, user_errors
 from tfdml.io.files import PARTIAL_PREFIX, is_folder, require_local
 from tfdml.report import write_run_report
-from tfdml.training import Experiment, RunFolder
-from tfdml.training.distributed import WorkerLost, rank_and_count
-from tfdml.training.run import trainer
+from tfdml.training import Experiment, RunFolder, trainer
+from tfdml.training.workers import WorkerLost, rank_and_count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ from tfdml.io.files import is_remote, unwritable, write_json
 from tfdml.io.manifests import parse_flags, read_json
 from tfdml.models import AnyEmbedder, TruncatedEmbedder, WhitenedEmbedder, stack, with_whitening
 from tfdml.training import RunFolder
-from tfdml.training.build.images import Splits, load_splits
+from tfdml.training.images import Splits, load_splits
 from tfdml.training.settings import Experiment
 
 FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), "onnx")

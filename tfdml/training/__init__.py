@@ -1,5 +1,6 @@
 """Experiments: from settings to a run folder."""
 
+from tfdml.training.checkpoints import RunFolder as RunFolder
 from tfdml.training.optimizers import PyTorchAdam as PyTorchAdam
 from tfdml.training.optimizers import PyTorchAdamW as PyTorchAdamW
 from tfdml.training.optimizers import PyTorchSGD as PyTorchSGD
@@ -7,6 +8,5 @@ from tfdml.training.optimizers import averaged as averaged
 from tfdml.training.optimizers import build_optimizer as build_optimizer
 from tfdml.training.optimizers import rate_schedule as rate_schedule
 from tfdml.training.optimizers import step_schedule as step_schedule
-from tfdml.training.run.trainer import train as train
-from tfdml.training.run_folder import RunFolder as RunFolder
 from tfdml.training.settings import Experiment as Experiment
+from tfdml.training.trainer import train as train

@@ -28,8 +28,8 @@ from tfdml.models import MetricLearner
 from tfdml.objectives import Stateful
 from tfdml.pairs import Pairs
 from tfdml.training import checkpoints
-from tfdml.training.build.components import Components
-from tfdml.training.run_folder import RunFolder
+from tfdml.training.build import Components
+from tfdml.training.checkpoints import RunFolder
 from tfdml.training.settings import Experiment
 
 

@@ -21,12 +21,12 @@ from tfdml.errors import UserError, differences, user_errors
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, student_interval
 from tfdml.io.files import atomic_write, is_disk_full, write_json
 from tfdml.retrieval import confusable_classes
-from tfdml.training import checkpoints, distributed
-from tfdml.training.build.components import build_components, calibrate, check_memory, check_start, start_from
+from tfdml.training import checkpoints, workers
+from tfdml.training.build import build_components, calibrate, check_memory, check_start, start_from
+from tfdml.training.callbacks import Interrupted, Interruption, TrainingMonitor
+from tfdml.training.checkpoints import MAY_DIFFER, RunFolder
 from tfdml.training.optimizers import averaged
-from tfdml.training.run.interruption import Interrupted, Interruption
-from tfdml.training.run.monitor import Evaluator, TrainingMonitor, finish, measure_together, selection_warnings
-from tfdml.training.run_folder import MAY_DIFFER, RunFolder
+from tfdml.training.results import Evaluator, finish, measure_together, selection_warnings
 from tfdml.training.settings import MOST_CLASSES, Experiment
 from tfdml.training.watching import Watcher, logger_of
 from tfdml.version import __version__, installed
@@ -63,7 +63,7 @@ def train(
         Interrupted: A signal asked for it.
         Halted: An alarm of `stop_on` did; a `UserError` too.
     """
-    distributed.check_backend()
+    workers.check_backend()
     if experiment.seeds or experiment.folds:
         if finish:
             raise UserError("--finish ends one run: name its folder, such as --run_dir=RUN/seed_0")
@@ -71,8 +71,8 @@ def train(
         return train_several(experiment, one, resume, write_report)
     folder = RunFolder(experiment.run_dir)
     if experiment.deterministic and experiment.logical_devices < 2:
-        distributed.one_operation_at_a_time()
-    processes = distributed.join(experiment.logical_devices)
+        workers.one_operation_at_a_time()
+    processes = workers.join(experiment.logical_devices)
     with Interruption() as interruption, processes.ending_together(), contextlib.ExitStack() as owned:
         try:
             _check_alike(experiment, processes)
@@ -151,7 +151,7 @@ def train_several(
         UserError: As a single run; or this is one of several processes.
         Interrupted: A signal asked for it.
     """
-    if distributed.rank_and_count()[1] > 1:
+    if workers.rank_and_count()[1] > 1:
         raise UserError("--seeds and --folds train run after run in one process: leave them out where several train")
     folder = RunFolder(experiment.run_dir)
     if resume and not folder.is_untouched():
@@ -234,7 +234,7 @@ def _means(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _check_alike(experiment: Experiment, processes: distributed.Processes) -> None:
+def _check_alike(experiment: Experiment, processes: workers.Processes) -> None:
     """Refuse to train with processes of other versions or with other settings."""
     if processes.alone:
         return
@@ -281,7 +281,7 @@ class Run:
 
     experiment: Experiment
     folder: RunFolder
-    processes: distributed.Processes
+    processes: workers.Processes
     interruption: Interruption
     saved: Callable[[], None] | None = None
     write_report: Callable[..., None] | None = None
@@ -318,7 +318,7 @@ class Run:
 
     def describe(self) -> None:
         """Write down the data and the environment, or see that the data is that of the folder."""
-        names = distributed.device_names(self.parts.strategy, self.processes)
+        names = workers.device_names(self.parts.strategy, self.processes)
         data = self.splits.describe(self.experiment.data_dir)
         changed = differences(self.processes.of_chief(lambda: data), data)
         if changed:

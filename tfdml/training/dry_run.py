@@ -20,12 +20,12 @@ from tfdml.io.files import atomic_write, require_writable, sweep
 from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
 from tfdml.models.embedder import untrained_batch_norm
-from tfdml.training.build import components
-from tfdml.training.build.images import load_splits, make_sampler, make_transforms
-from tfdml.training.distributed import device_names
-from tfdml.training.run.monitor import selection_warnings
-from tfdml.training.run_folder import RunFolder
+from tfdml.training import build
+from tfdml.training.checkpoints import RunFolder
+from tfdml.training.images import load_splits, make_sampler, make_transforms
+from tfdml.training.results import selection_warnings
 from tfdml.training.settings import DataSettings, Experiment
+from tfdml.training.workers import device_names
 
 _GIGABYTE = 2**30
 # Images on a side of a preview.
@@ -43,11 +43,11 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
         UserError: The run could not start.
     """
     RunFolder(experiment.run_dir).check_new()
-    components.check_start(experiment.start_from)
-    parts = components.build_components(experiment)
+    build.check_start(experiment.start_from)
+    parts = build.build_components(experiment)
     splits, learner, batch_size = parts.splits, parts.learner, parts.sampler.batch_size
     steps = parts.steps_per_epoch * experiment.epochs
-    needed = components.step_memory(learner.embedder, parts.train_view, batch_size, learner.gradient_cache)
+    needed = build.step_memory(learner.embedder, parts.train_view, batch_size, learner.gradient_cache)
     free = free_memory()
     message = untrained_batch_norm(learner.embedder)
     lines = [
@@ -76,7 +76,7 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
     ]
     if probed:
         try:
-            components.check_memory(learner.embedder, parts.train_view, batch_size, experiment.gradient_cache)
+            build.check_memory(learner.embedder, parts.train_view, batch_size, experiment.gradient_cache)
             lines += probe_lines(experiment, parts, probe(experiment, parts))
         except UserError as error:
             lines.append(f"probe        no step was run: {error}")
@@ -106,7 +106,7 @@ class Probe(NamedTuple):
     model: float
 
 
-def probe_lines(experiment: Experiment, parts: components.Components, measured: Probe) -> list[str]:
+def probe_lines(experiment: Experiment, parts: build.Components, measured: Probe) -> list[str]:
     """Return what a training takes, in words: images a second, bottleneck, hours and memory.
 
     Args:
@@ -129,7 +129,7 @@ def probe_lines(experiment: Experiment, parts: components.Components, measured: 
     ]
 
 
-def probe(experiment: Experiment, parts: components.Components, steps: int = 8) -> Probe:
+def probe(experiment: Experiment, parts: build.Components, steps: int = 8) -> Probe:
     """Run a few steps, whose weights are thrown away, and measure them. Writes nothing.
 
     Timed are steps after the first two, which compile, as steps may be of two kinds. Of a data set that the run keeps

@@ -10,18 +10,18 @@ from PIL import Image
 from tests.training import runs
 from tfdml.data.pipeline import training_batches
 from tfdml.errors import UserError
-from tfdml.training.build import components
-from tfdml.training.build.components import build_components
-from tfdml.training.build.images import load_splits, make_sampler, make_transforms
-from tfdml.training.run import dry_run as probing
-from tfdml.training.run.dry_run import Probe, describe, probe, probe_lines, write_preview
+from tfdml.training import build
+from tfdml.training import dry_run as probing
+from tfdml.training.build import build_components
+from tfdml.training.dry_run import Probe, describe, probe, probe_lines, write_preview
+from tfdml.training.images import load_splits, make_sampler, make_transforms
 from tfdml.training.settings import DataSettings
 
 
 @pytest.fixture
 def said(tmp_path, monkeypatch):
     """The lines on a tiny experiment on noise, their blanks as one."""
-    monkeypatch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: runs.SPLITS)
 
     def lines(**changes):
         text = describe(runs.experiment(tmp_path / "run", **changes))
@@ -98,13 +98,13 @@ def test_a_doubt_stands_first(said):
 
 
 def test_a_start_that_is_not_there_is_found_before_the_images_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(components, "load_splits", None)
+    monkeypatch.setattr(build, "load_splits", None)
     with pytest.raises(UserError, match="--start_from=/no/run: there is no such file or folder"):
         describe(runs.experiment(tmp_path / "run", start_from="/no/run"))
 
 
 def test_the_numbers_of_the_run_follow_from_those_of_the_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: runs.SPLITS)
     parts = build_components(runs.experiment(tmp_path / "run"))
     experiment = runs.experiment(tmp_path / "run", epochs=900, evaluate_every=300)
     assert parts.steps_per_epoch == runs.STEPS
@@ -117,7 +117,7 @@ def test_the_numbers_of_the_run_follow_from_those_of_the_steps(tmp_path, monkeyp
 
 
 def test_a_run_is_probed_without_a_trace(tmp_path, monkeypatch):
-    monkeypatch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: runs.SPLITS)
     experiment = runs.experiment(tmp_path / "run", cache="true")
     measured = probe(experiment, build_components(experiment), steps=2)
     assert np.isfinite(measured).all()
@@ -127,7 +127,7 @@ def test_a_run_is_probed_without_a_trace(tmp_path, monkeypatch):
 
 def test_no_time_of_compiling_is_probed(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: runs.SPLITS)
     monkeypatch.setattr(probing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     parts = build_components(runs.experiment(tmp_path / "run", evaluation_batch_size=8))
     fits = []

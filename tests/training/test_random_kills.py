@@ -1,6 +1,6 @@
 """Fourteen kills at random moments, in every phase of training, export and evaluation: nothing is lost.
 
-    TFDML_KILLS_SEED=7 pytest -m slow -s tests/training/run/test_random_kills.py
+    TFDML_KILLS_SEED=7 pytest -m slow -s tests/training/test_random_kills.py
 
 draws other moments; the log of the kills is printed as a table.
 """
@@ -12,7 +12,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.training.run.test_kills import LAST, drive, figures, weights
+from tests.training.test_kills import LAST, drive, figures, weights
 
 WHOLE = [*LAST, "--report"]
 

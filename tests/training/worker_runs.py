@@ -1,6 +1,6 @@
 """One tiny run of `tfdml train`: by one process, and by two workers, one of which is killed, then by three.
 
-    python -m tests.training.distributed.worker_runs FOLDER
+    python -m tests.training.worker_runs FOLDER
 
 Prints, of each time that it was started, how every worker ended, and what each wrote to its streams.
 """
@@ -15,8 +15,8 @@ from tests import worker_processes
 from tests.training import runs
 from tfdml.cli import train
 from tfdml.cli.command_line import run
-from tfdml.training.build import components
-from tfdml.training.run.monitor import TrainingMonitor
+from tfdml.training import build
+from tfdml.training.callbacks import TrainingMonitor
 
 SETTINGS = {
     "objectives": "contrastive + 10 * density + 0.1 * gor",
@@ -51,7 +51,7 @@ def _kill_at(step):
 def _work(out, flags, killed_at):
     for descriptor, path in ((1, f"{out}.out"), (2, f"{out}.err")):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), descriptor)
-    components.load_splits = lambda *_: runs.SPLITS
+    build.load_splits = lambda *_: runs.SPLITS
     if killed_at:
         _kill_at(killed_at)
     run(train.COMMAND, flags)

@@ -34,8 +34,9 @@ from tfdml.models import AttentionEnsemble, Embedder, Head, MetricLearner
 from tfdml.models.inference import represent_batches
 from tfdml.objectives import Calibrated, HighOrderMomentLoss, Objective, Stateful
 from tfdml.objectives.terms import build_objectives, check_objectives
-from tfdml.training import checkpoints, distributed
-from tfdml.training.build.images import (
+from tfdml.training import checkpoints, workers
+from tfdml.training.checkpoints import RunFolder
+from tfdml.training.images import (
     CachePlan,
     Splits,
     check_measurable,
@@ -46,7 +47,6 @@ from tfdml.training.build.images import (
     relation_of,
 )
 from tfdml.training.optimizers import build_optimizer
-from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import (
     MOST_CLASSES,
     PAIR_METRICS,
@@ -147,7 +147,7 @@ def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chun
     """
     what = f"a step on {batch_size:,} images of --image_size={view.image_size}"
     advice = "lower --image_size, --resize or the batch"
-    if distributed.on_gpu():
+    if workers.on_gpu():
         require_memory(images_memory(view, batch_size), what, advice)
     else:
         advice += ", choose a smaller --backbone, or add --gradient_cache"
@@ -350,7 +350,7 @@ class Components:
     cache: CachePlan
 
 
-def build_components(experiment: Experiment, processes: distributed.Processes | None = None) -> Components:
+def build_components(experiment: Experiment, processes: workers.Processes | None = None) -> Components:
     """Build and check the objects of a run; writes nothing.
 
     Args:
@@ -368,7 +368,7 @@ def build_components(experiment: Experiment, processes: distributed.Processes | 
     """
     check_names(experiment)
     train_view, evaluation_view = make_transforms(experiment)
-    strategy = distributed.make_strategy(experiment.logical_devices, processes)
+    strategy = workers.make_strategy(experiment.logical_devices, processes)
 
     splits = load_splits(experiment, experiment.seed, experiment.evaluate_train)
     if experiment.selection == "validation" and splits.validation is not None and splits.validation.num_classes < 2:
@@ -440,7 +440,7 @@ def start_from(path: str, learner: MetricLearner) -> None:
         raise UserError(f"--start_from={source} has another backbone than this run: use the same --backbone")
     for part in alike:
         for weight, array in zip(parts[part], found.get(part, []), strict=True):
-            distributed.assign_here(weight, array)
+            workers.assign_here(weight, array)
     for objective in learner.objectives:
         if isinstance(objective, Stateful):
             objective.forget()  # of the images of the old run
@@ -505,7 +505,7 @@ def calibrate(
     train: ImageDataset,
     transform: EvaluationTransform,
     batch_size: int,
-    processes: distributed.Processes | None = None,
+    processes: workers.Processes | None = None,
     whitening: Mapping[str, Any] | None = None,
 ) -> None:
     """Start the projection of a whitened head, then calibrate the objectives, by a pass over training images each.
@@ -524,7 +524,7 @@ def calibrate(
     calibrated = [o for o in learner.objectives if isinstance(o, Calibrated) and o.calibrates_on]
     if not calibrated and whitening is None:
         return
-    processes = processes or distributed.Processes()
+    processes = processes or workers.Processes()
 
     def measure() -> None:
         if whitening is not None:

@@ -20,10 +20,10 @@ from tfdml.embeddings import ImageTable, parquet
 from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol
 from tfdml.mining import shares_a_label
-from tfdml.training import Experiment, RunFolder
-from tfdml.training.build import images as memory
-from tfdml.training.build.components import make_embedder
-from tfdml.training.build.images import (
+from tfdml.training import Experiment, RunFolder, trainer
+from tfdml.training import images as memory
+from tfdml.training.build import make_embedder
+from tfdml.training.images import (
     CachePlan,
     Splits,
     load_splits,
@@ -35,7 +35,6 @@ from tfdml.training.build.images import (
     split_training_classes,
     vector_splits,
 )
-from tfdml.training.run import trainer
 from tfdml.training.settings import DataSettings
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.mathematics import assert_close
 from tests.training import runs
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(folder):
-    command = [sys.executable, "-m", "tests.training.distributed.worker_runs", str(folder)]
+    command = [sys.executable, "-m", "tests.training.worker_runs", str(folder)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

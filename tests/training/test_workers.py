@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tests.training import runs
 from tfdml.errors import UserError
-from tfdml.training.distributed import (
+from tfdml.training import trainer
+from tfdml.training.workers import (
     JaxProcesses,
     Processes,
     TensorFlowWorkers,
@@ -19,7 +20,6 @@ from tfdml.training.distributed import (
     check_same_backend,
     join,
 )
-from tfdml.training.run import trainer
 
 ADDRESSES, COUNT, INDEX = (f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"))
 
@@ -177,7 +177,7 @@ def test_other_errors_are_not_those_of_a_lost_worker():
 
 
 def test_workers_do_not_split_their_cpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(trainer.distributed, "join", lambda devices: TensorFlowWorkers(0, ("a:1", "b:2")))
+    monkeypatch.setattr(trainer.workers, "join", lambda devices: TensorFlowWorkers(0, ("a:1", "b:2")))
     monkeypatch.setattr(TensorFlowWorkers, "bytes_of_chief", lambda self, read: read())
     with pytest.raises(UserError, match="--logical_devices=2 is of one process"):
         runs.train(tmp_path / "run", logical_devices=2, classes_per_batch=4)

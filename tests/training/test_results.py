@@ -14,21 +14,19 @@ import pytest
 from tests import references
 from tests.objectives import references_classes
 from tests.training import runs
-from tests.training.run.stopping import make_quick
 from tests.training.runs import noise
+from tests.training.stopping import make_quick
 from tfdml import losses
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.io.files import as_size
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import MetricLoss, RankMI
-from tfdml.training import RunFolder
-from tfdml.training.build.images import Splits, check_measurable
-from tfdml.training.distributed import Processes
-from tfdml.training.run import monitor
-from tfdml.training.run.monitor import (
+from tfdml.training import RunFolder, callbacks, results
+from tfdml.training.callbacks import TrainingMonitor
+from tfdml.training.images import Splits, check_measurable
+from tfdml.training.results import (
     Evaluator,
-    TrainingMonitor,
     keep_if_selected,
     publish_selected,
     rank_mi_of,
@@ -38,6 +36,7 @@ from tfdml.training.run.monitor import (
     statistics_model,
     write_embedder,
 )
+from tfdml.training.workers import Processes
 
 
 @pytest.mark.one_quick_case
@@ -56,7 +55,7 @@ def test_throughput_leaves_out_images_and_seconds_of_steps_that_compile(objectiv
         now[0] += 1000.0
         return each_epoch(self, learner, epoch)
 
-    monkeypatch.setattr(monitor, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(callbacks, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(TrainingMonitor, "on_train_batch_begin", step)
     monkeypatch.setattr(Evaluator, "each_epoch", evaluate)
     result = runs.train(tmp_path / "run", objectives=objectives, epochs=2, steps_per_epoch=4, watch_every=0)

@@ -12,8 +12,8 @@ from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS
 from tfdml.backbones import resolver
 from tfdml.evaluation import QueryValues
-from tfdml.training.build import components
-from tfdml.training.run.monitor import TrainingMonitor
+from tfdml.training import build
+from tfdml.training.callbacks import TrainingMonitor
 
 
 class Killed(BaseException):
@@ -22,16 +22,16 @@ class Killed(BaseException):
 
 def make_quick(patch):
     """Train a shallow network on noise, and without compiling, which takes longer than the few steps of these runs."""
-    make_learner = components.make_learner
+    make_learner = build.make_learner
 
     def eager(*arguments):
         learner = make_learner(*arguments)
         learner.run_eagerly = True
         return learner
 
-    patch.setattr(components, "make_learner", eager)
+    patch.setattr(build, "make_learner", eager)
     patch.setitem(resolver._BACKBONES, "conv4", resolver._own(shallow, "tf", "width"))
-    patch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
+    patch.setattr(build, "load_splits", lambda *arguments: runs.SPLITS)
 
 
 def finished(folder, prepare=make_quick, **settings):

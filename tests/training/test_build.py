@@ -22,11 +22,10 @@ from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner, stack
 from tfdml.objectives import Calibrated, CrossBatchMemory, MetricLoss, ProxyLoss
 from tfdml.objectives.terms import build_objectives
-from tfdml.training import Experiment, RunFolder, checkpoints
-from tfdml.training.build import components
-from tfdml.training.build.components import build_components, calibrate, check_start, start_from
-from tfdml.training.build.images import load_splits
+from tfdml.training import Experiment, RunFolder, build, checkpoints
+from tfdml.training.build import build_components, calibrate, check_start, start_from
 from tfdml.training.checkpoints import TrainingState
+from tfdml.training.images import load_splits
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.settings import DataSettings, ModelSettings
 
@@ -49,7 +48,7 @@ def test_what_does_not_exist_is_found_before_the_images_are_read(flag, value, sa
     def read(*arguments):
         raise AssertionError("the images were read")
 
-    monkeypatch.setattr(components, "load_splits", read)
+    monkeypatch.setattr(build, "load_splits", read)
     with pytest.raises(UserError) as caught:
         build_components(runs.experiment(tmp_path / "run", **{flag: value}))
     assert says in str(caught.value)
@@ -59,7 +58,7 @@ def test_what_does_not_exist_is_found_before_the_images_are_read(flag, value, sa
 
 @pytest.fixture
 def _noise(monkeypatch):
-    monkeypatch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: runs.SPLITS)
 
 
 @pytest.mark.usefixtures("_noise")
@@ -100,7 +99,7 @@ def test_parts_that_do_not_go_together_are_refused(changes, says, tmp_path):
 
 def test_one_held_out_class_selects_nothing(tmp_path, monkeypatch):
     one = dataclasses.replace(runs.SPLITS, validation=runs.noise("train", 1, 1, images_per_class=12))
-    monkeypatch.setattr(components, "load_splits", lambda *arguments: one)
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: one)
     with pytest.raises(UserError, match=r"--selection=validation: one held-out class selects nothing"):
         build_components(runs.experiment(tmp_path / "run", selection="validation", holdout_classes=0.1))
 
@@ -190,10 +189,10 @@ def test_the_network_has_the_precision_of_the_flag_and_nothing_after_it(policy):
 
 def test_xla_compiles_where_it_is_asked_for(monkeypatch):
     assert [made(jit_compile=setting).jit_compile for setting in ("auto", "true", "false")] == [False, True, False]
-    monkeypatch.setattr(components.tf.distribute, "get_strategy", lambda: types.SimpleNamespace(num_replicas_in_sync=2))
-    assert [components._compiles(setting) for setting in ("auto", "false")] == [False, False]
+    monkeypatch.setattr(build.tf.distribute, "get_strategy", lambda: types.SimpleNamespace(num_replicas_in_sync=2))
+    assert [build._compiles(setting) for setting in ("auto", "false")] == [False, False]
     with pytest.raises(UserError, match="--jit_compile=true goes with one device"):
-        components._compiles("true")
+        build._compiles("true")
 
 
 @pytest.fixture
@@ -260,7 +259,7 @@ HORDE_OF_PROXIES = objectives.HighOrderMomentLoss(losses.AMSoftmaxLoss(), orders
 )
 def test_batches_without_the_pairs_that_a_term_learns_from_are_refused(term, flags, says):
     with pytest.raises(UserError, match=says):
-        components.check_pairs(DataSettings(**flags), [PROXIES, term])
+        build.check_pairs(DataSettings(**flags), [PROXIES, term])
 
 
 @pytest.mark.parametrize(
@@ -275,15 +274,15 @@ def test_batches_without_the_pairs_that_a_term_learns_from_are_refused(term, fla
     ],
 )
 def test_batches_that_hold_them_are_not(term, flags):
-    components.check_pairs(DataSettings(**flags), [term])
+    build.check_pairs(DataSettings(**flags), [term])
 
 
 def test_a_memory_that_never_starts_is_refused():
     terms = [objectives.CrossBatchMemory(losses.ContrastiveLoss(), size=8, start=100, name="xbm")]
-    components.check_starts(terms, 101)
-    components.check_starts(terms, 0)
+    build.check_starts(terms, 101)
+    build.check_starts(terms, 0)
     with pytest.raises(UserError, match=r"xbm: its memory starts after 100 steps, and the run has 100"):
-        components.check_starts(terms, 100)
+        build.check_starts(terms, 100)
 
 
 def test_the_memory_of_a_step_by_hand():
@@ -293,17 +292,17 @@ def test_the_memory_of_a_step_by_hand():
     activations = 2 * 64 * (32**2 + 16**2 + 8**2 + 4**2)
     images = 3 * 32**2
     resized = 4 * 3 * 32**2
-    assert components.step_memory(embedder, view, 6) == resized + 6 * (images * 5 + activations * 4)
-    assert components.step_memory(embedder, view, 6, chunk=64) == components.step_memory(embedder, view, 6)
+    assert build.step_memory(embedder, view, 6) == resized + 6 * (images * 5 + activations * 4)
+    assert build.step_memory(embedder, view, 6, chunk=64) == build.step_memory(embedder, view, 6)
     # All images, and the work on two of them.
     some = resized + 6 * images + 2 * (images * 4 + activations * 4)
-    assert components.step_memory(embedder, view, 6, chunk=2) == some
+    assert build.step_memory(embedder, view, 6, chunk=2) == some
     large = TrainTransform("multi_resolution", image_size=32, resolutions=(0.8, 100.0))
-    assert components.step_memory(embedder, large, 6) > 4 * 3 * 3200**2
+    assert build.step_memory(embedder, large, 6) > 4 * 3 * 3200**2
     half = Embedder("conv4", embedding_dim=4, image_size=32, dtype="mixed_bfloat16")
-    assert components.step_memory(half, view, 6) == resized + 6 * (images * 5 + activations * 2)
+    assert build.step_memory(half, view, 6) == resized + 6 * (images * 5 + activations * 2)
     embedder.freeze_backbone()
-    assert components.step_memory(embedder, view, 6) == resized + 6 * (images * 5 + 2 * 64 * 32**2 * 4)
+    assert build.step_memory(embedder, view, 6) == resized + 6 * (images * 5 + 2 * 64 * 32**2 * 4)
 
 
 def test_representations_are_refused_before_they_are_made(monkeypatch):
@@ -311,19 +310,19 @@ def test_representations_are_refused_before_they_are_made(monkeypatch):
     learner.build((None, 32, 32, 3))
     monkeypatch.setattr("tfdml.memory.free_memory", lambda: 4 * 4 * (2 * 2 * 64 + 64 + 4 * 4) - 1.0)
     with pytest.raises(UserError, match="a step on 4 images of --image_size=32 would take"):
-        components._try_objectives(learner, np.array([0, 0, 1, 1]))
+        build._try_objectives(learner, np.array([0, 0, 1, 1]))
 
 
 def test_on_a_gpu_the_images_have_to_fit_the_host(monkeypatch):
     embedder, view = Embedder("conv4", embedding_dim=4, image_size=32), TrainTransform(resize=32, image_size=32)
     host = 4 * 3 * 32**2 + 6 * 3 * 32**2
-    assert components.images_memory(view, 6) == host
+    assert build.images_memory(view, 6) == host
     asked = []
-    monkeypatch.setattr(components, "require_memory", lambda size, *words: asked.append(size))
+    monkeypatch.setattr(build, "require_memory", lambda size, *words: asked.append(size))
     for on_gpu in (False, True):
-        monkeypatch.setattr(components.distributed, "on_gpu", lambda on_gpu=on_gpu: on_gpu)
-        components.check_memory(embedder, view, 6)
-    assert asked == [components.step_memory(embedder, view, 6), host]
+        monkeypatch.setattr(build.workers, "on_gpu", lambda on_gpu=on_gpu: on_gpu)
+        build.check_memory(embedder, view, 6)
+    assert asked == [build.step_memory(embedder, view, 6), host]
 
 
 def exact_backbone():
@@ -355,10 +354,10 @@ def test_a_head_trains_as_behind_a_frozen_backbone_to_the_last_bit(head, terms):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (len(train), 8, 8, 3), np.uint8)
     sampler = ClassBalancedSampler(train.labels, 4, 2, seed=3)
-    whole = Embedder(exact_backbone(), image_size=8, scaling="none", **components._projection(settings.head_call(), 4))
+    whole = Embedder(exact_backbone(), image_size=8, scaling="none", **build._projection(settings.head_call(), 4))
     whole.freeze_backbone()
     vectors = np.array(whole.represent(images)["pooled"])
-    alone = components.make_embedder(settings, EvaluationTransform(8, 8), vectors.shape[1])
+    alone = build.make_embedder(settings, EvaluationTransform(8, 8), vectors.shape[1])
     start, ends = [], []
     for embedder, dataset in (
         (whole, ImageDataset(images=images, labels=train.labels)),
@@ -401,7 +400,7 @@ def test_a_head_trains_as_behind_a_frozen_backbone_to_the_last_bit(head, terms):
 def test_heads_that_cannot_be_are_refused(changes, says):
     def make():
         settings = ModelSettings(**{"embedding_dim": 4, **changes})
-        return components.make_embedder(settings, EvaluationTransform(1, 1), 6)
+        return build.make_embedder(settings, EvaluationTransform(1, 1), 6)
 
     with pytest.raises(UserError, match=says):
         make()
@@ -410,7 +409,7 @@ def test_heads_that_cannot_be_are_refused(changes, says):
 def test_a_head_of_images_may_have_a_layer():
     network = {"backbone": "conv4(width=4)", "embedding_dim": 4}
     view = EvaluationTransform(16, 16)
-    made = components.make_embedder(ModelSettings(head="mlp(hidden=3)", **network), view)
+    made = build.make_embedder(ModelSettings(head="mlp(hidden=3)", **network), view)
     made.build((None, *made.view_shape))
     assert [tuple(weight.shape) for weight in made.head.weights] == [(4, 3), (3,), (3, 4), (4,)]
 

@@ -11,17 +11,16 @@ from scipy import stats
 
 import tfdml
 from tests.report.pages import check_page, rows_of
-from tests.training.run.stopping import finished, make_quick, signal_at, train_until
 from tests.training.runs import EPOCHS, SPLITS, STEPS, experiment, records, train
+from tests.training.stopping import finished, make_quick, signal_at, train_until
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.errors import UserError
 from tfdml.evaluation import QueryValues, confidence_intervals
 from tfdml.report import read_run
-from tfdml.training.build import components
-from tfdml.training.build.images import Splits, make_transforms, split_training_classes
-from tfdml.training.run import monitor
-from tfdml.training.run.interruption import Interrupted
-from tfdml.training.run.trainer import runs_of
+from tfdml.training import build, results
+from tfdml.training.callbacks import Interrupted
+from tfdml.training.images import Splits, make_transforms, split_training_classes
+from tfdml.training.trainer import runs_of
 
 RECALL = "recall@1"
 
@@ -141,7 +140,7 @@ def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(tm
         train, validation = split_training_classes(SPLITS.train, *held_out)
         return Splits(train.contiguous(), validation, SPLITS.test)
 
-    for module in (components, monitor):
+    for module in (build, results):
         monkeypatch.setattr(module, "load_splits", load_splits)
     of_all = train(tmp_path / "two", folds=2, selection="validation", report=True)
     folders = [tmp_path / "two" / f"fold_{part}" for part in (1, 2)]

@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import pytest
 
-from tfdml.training.distributed import Processes
-from tfdml.training.run.interruption import SIGNALS, Interrupted, Interruption
+from tfdml.training.callbacks import SIGNALS, Interrupted, Interruption
+from tfdml.training.workers import Processes
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -89,7 +89,7 @@ def test_a_signal_to_one_of_several_workers_is_one_to_all(monkeypatch):
 def test_a_second_signal_ends_the_process_at_once():
     program = (
         "import os, signal\n"
-        "from tfdml.training.run.interruption import Interruption\n"
+        "from tfdml.training.callbacks import Interruption\n"
         "with Interruption() as interruption, interruption.deferred():\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print('still here', flush=True)\n"

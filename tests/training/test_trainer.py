@@ -15,20 +15,18 @@ import tensorflow as tf
 
 from tests.data.trees import pictures
 from tests.training import runs
-from tests.training.run.stopping import Killed, assert_alike, finished, make_quick, signal_at, train_until
 from tests.training.runs import EPOCHS, STEPS, train
+from tests.training.stopping import Killed, assert_alike, finished, make_quick, signal_at, train_until
 from tfdml.cli.model_flags import check_ended
 from tfdml.data import ImageDataset, NeighborSampler, PairList
 from tfdml.errors import UserError
 from tfdml.retrieval import confusable_classes
-from tfdml.training import checkpoints
-from tfdml.training.build import components
-from tfdml.training.build.images import load_splits
-from tfdml.training.distributed import Processes
-from tfdml.training.run import trainer
-from tfdml.training.run.interruption import Interrupted, Interruption
-from tfdml.training.run.monitor import Evaluator, TrainingMonitor
-from tfdml.training.run_folder import RunFolder
+from tfdml.training import build, checkpoints, trainer
+from tfdml.training.callbacks import Interrupted, Interruption, TrainingMonitor
+from tfdml.training.checkpoints import RunFolder
+from tfdml.training.images import load_splits
+from tfdml.training.results import Evaluator
+from tfdml.training.workers import Processes
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +132,7 @@ def test_a_final_model_has_the_steps_of_the_selected_epoch_and_all_classes(tmp_p
     splits = dataclasses.replace(
         runs.SPLITS, train=runs.SPLITS.train.join(runs.SPLITS.test).contiguous(), test=None, validation=None
     )
-    monkeypatch.setattr(components, "load_splits", lambda *arguments: splits)
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: splits)
     result = trainer.train(final)
     assert (result["metrics"], result["steps"]) == ({}, measured["epoch"] * STEPS)
     assert f"all {splits.train.num_classes} classes" in result["protocol"]
@@ -222,7 +220,7 @@ def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_ave
 @pytest.mark.slow
 def test_a_run_without_labels_goes_on_where_it_was_killed_and_is_selected_by_two_views(tmp_path, monkeypatch):
     pictures(tmp_path / "photos", [f"{number:02}.jpg" for number in range(30)])
-    monkeypatch.setattr(components, "load_splits", load_splits)
+    monkeypatch.setattr(build, "load_splits", load_splits)
     settings = {
         "dataset": "folder",
         "data_dir": str(tmp_path / "photos"),
@@ -262,7 +260,7 @@ def test_a_run_on_given_pairs_goes_on_where_it_was_killed_and_is_selected_by_the
         return dataclasses.replace(images, pairs=PairList(rows[kept], same[kept].astype(float)))
 
     splits = runs.Splits(*map(paired, (runs.SPLITS.train, runs.SPLITS.validation, runs.SPLITS.test)))
-    monkeypatch.setattr(components, "load_splits", lambda *arguments: splits)
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: splits)
     settings = {
         "sampling": "pairs",
         "batch_size": 8,
@@ -290,7 +288,7 @@ def test_a_run_on_given_pairs_goes_on_where_it_was_killed_and_is_selected_by_the
 @pytest.mark.slow
 def test_the_numbers_of_the_papers_figures_survive_kills(tmp_path, monkeypatch):
     splits = runs.Splits(runs.SPLITS.train, None, runs.SPLITS.test, runs.SPLITS.train.select_classes([1, 4, 6]))
-    monkeypatch.setattr(components, "load_splits", lambda *arguments: splits)
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: splits)
     settings = {
         "objectives": "rank_mi + 10 * density + 0.1 * ecaml",
         "evaluate_train": 0.4,
@@ -362,7 +360,7 @@ def test_images_that_have_changed_are_refused(tmp_path, monkeypatch):
     train_until("metrics.jsonl", folder)
     test = runs.noise("test", 6, 3)
     changed = runs.Splits(runs.SPLITS.train, runs.SPLITS.validation, test)
-    monkeypatch.setattr(components, "load_splits", lambda *arguments: changed)
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: changed)
     with pytest.raises(UserError, match=r"test: content was .* and is now"):
         train(folder, resume=True)
 
@@ -514,7 +512,7 @@ def test_a_head_resumes_to_the_same_bits_and_has_a_report(tmp_path, monkeypatch)
     labels = np.repeat(np.arange(16), 4)
     vectors = rng.normal(size=(16, 12))[labels] + rng.normal(size=(64, 12))
     np.savez(tmp_path / "vectors.npz", embeddings=vectors.astype(np.float32), labels=labels)
-    monkeypatch.setattr(components, "load_splits", load_splits)
+    monkeypatch.setattr(build, "load_splits", load_splits)
     settings = {"features": str(tmp_path / "vectors.npz"), "head": "whitened", "holdout_classes": 0.3}
     settings |= {"selection": "validation", "ks": "1,2"}
     uninterrupted = tmp_path / "uninterrupted"

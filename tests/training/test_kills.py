@@ -76,7 +76,7 @@ CHAINS = {
 def drive(runs):
     """What became of runs; see `kill_driver`."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.training.run.kill_driver", json.dumps(runs)],
+        [sys.executable, "-m", "tests.training.kill_driver", json.dumps(runs)],
         cwd=ROOT,
         capture_output=True,
         text=True,

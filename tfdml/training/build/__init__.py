@@ -1,1 +1,0 @@
-"""From the settings of a run to the objects that it consists of."""

@@ -1,1 +1,0 @@
-"""One run of an experiment, from its first step to its results."""
