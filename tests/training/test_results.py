@@ -22,7 +22,7 @@ from tfdml.errors import UserError
 from tfdml.io.files import as_size
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import MetricLoss, RankMI
-from tfdml.training import RunFolder, callbacks, results
+from tfdml.training import RunFolder, callbacks
 from tfdml.training.callbacks import TrainingMonitor
 from tfdml.training.images import Splits, check_measurable
 from tfdml.training.results import (
