@@ -9,4 +9,4 @@ if os.path.exists(python) and os.path.dirname(python) != os.path.join(sys.prefix
     os.execv(python, [python, *sys.argv])
 sys.path.insert(0, ROOT)
 
-from tfdml_command import main  # noqa: E402, F401
+from tfdml.cli import main  # noqa: E402, F401

@@ -5,7 +5,7 @@ import pathlib
 import shlex
 
 from tests.training.runs import learner
-from tfdml.cli.command_line import read_flag_files
+from tfdml.flag_files import read_flag_files
 from tfdml.objectives.terms import build_objectives
 from tfdml.training import Experiment
 from tfdml.training.build import check_orders, check_pairs

@@ -12,9 +12,9 @@ from tests.data.trees import write_tree
 from tests.experiments import ROOT, experiment_of, terms_of
 from tests.training.runs import learner as learner_of
 from tfdml import backbones, data
-from tfdml.cli.command_line import read_flag_files
 from tfdml.data.pipeline import training_batches
 from tfdml.expressions import parse_call, parse_sum
+from tfdml.flag_files import read_flag_files
 from tfdml.training import Experiment
 from tfdml.training.images import check_measurable, load_splits, make_sampler, make_transforms
 from tfdml.training.settings import DataSettings

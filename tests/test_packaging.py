@@ -17,7 +17,7 @@ import pytest
 from tests.docs import installed
 from tests.docs.examples import blocks
 from tests.fork_server import ForkServer
-from tfdml_command import STAGES
+from tfdml.cli import STAGES
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
@@ -41,7 +41,7 @@ def test_every_command_is_installed_under_its_name():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     points = dict(line.split(" = ") for line in setup["options.entry_points"]["console_scripts"].strip().splitlines())
-    assert points == {"tfdml": "tfdml_command:main"}
+    assert points == {"tfdml": "tfdml.cli:main"}
     assert {path.name for path in (ROOT / "bin").iterdir() if path.name[0] != "_"} == {"tfdml", *STAGES}
 
 
@@ -66,7 +66,7 @@ def test_what_modules_import_is_required_and_pinned():
     required = {name[0].replace("_", "-").lower() for name in listed if name}
     # Clients of databases, Ray and the web framework are extras: these modules are imported where an address names one,
     # and by the command.
-    packages = (ROOT / "tfdml", ROOT / "tfdml_command")
+    packages = (ROOT / "tfdml",)
     found = [path for package in packages for path in package.rglob("*.py")]
     modules = [path for path in found if not path.name.endswith(("_gallery.py", "serving.py"))]
     modules = [path for path in modules if path.parent.name != "demo" and path.name != "http.py"]
@@ -98,7 +98,7 @@ def archives(tmp_path_factory):
     out = tmp_path_factory.mktemp("dist")
     tree = tmp_path_factory.mktemp("tree")
     for name in TRACKED:
-        if name.startswith(("tfdml/", "tfdml_command/", "configs/", "tools/")) or "/" not in name:
+        if name.startswith(("tfdml/", "configs/", "tools/")) or "/" not in name:
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_bytes((ROOT / name).read_bytes())
     _run(sys.executable, "-m", "build", "--outdir", str(out), cwd=tree)
@@ -108,12 +108,12 @@ def archives(tmp_path_factory):
 @pytest.mark.slow
 def test_the_archives_hold_the_whole_package_and_the_wheel_no_tools(archives):
     source, wheel = archives
-    needed = {name for name in TRACKED if name.startswith(("tfdml/", "tfdml_command/"))}
+    needed = {name for name in TRACKED if name.startswith("tfdml/")}
     configs = {name for name in TRACKED if name.startswith("configs/")}
     with zipfile.ZipFile(wheel) as opened:
         assert needed | {f"tfdml/{name}" for name in configs} <= set(opened.namelist())
         folders = {name.partition("/")[0].partition("-")[0] for name in opened.namelist()}
-        assert folders == {"tfdml", "tfdml_command"}
+        assert folders == {"tfdml"}
         metadata = opened.read(next(name for name in opened.namelist() if name.endswith("METADATA"))).decode()
     with tarfile.open(source) as opened:
         assert needed | configs <= {name.partition("/")[2] for name in opened.getnames()}
@@ -198,11 +198,6 @@ def test_the_commands_of_a_page_run_as_installed(page, once, finished, tmp_path)
     installed.write_files(tmp_path, finished)
     for words in installed.commands(page)[0]:
         once(tmp_path, [word.replace("lancedb:///", f"lancedb://{tmp_path}/") for word in words])
-
-
-@pytest.mark.slow
-def test_completion_knows_the_shipped_flag_files(tfdml, tmp_path):
-    assert "configs/sop_rankmi.flags" in tfdml(tmp_path, "completion", "bash")
 
 
 @pytest.mark.slow

@@ -1,20 +1,20 @@
 """Deep metric learning on Keras 3 and TensorFlow.
 
-The backend-free part (`losses`, `mining`, `kernels`, `layers`, `objectives`, `backbones`, `models`) is
-imported with the package; what needs TensorFlow itself or is heavy (`data`, `training`, `embeddings`, `evaluation`,
-`audit`, `callbacks`, `explain`, `report`, `export`, `retrieval`, `cluster`) on first use.
+Each part is imported on its first use. Where Keras is imported before, so are the classes that it loads by name; else
+`import tfdml.models` registers them.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
-from tfdml import backbones, kernels, layers, losses, mining, models, objectives, pairs, pairwise
 from tfdml.errors import UserError
 from tfdml.version import __version__
 
 if TYPE_CHECKING:  # so that type checkers and editors know what is in them
     from tfdml import (
         audit,
+        backbones,
         callbacks,
         cluster,
         data,
@@ -22,6 +22,14 @@ if TYPE_CHECKING:  # so that type checkers and editors know what is in them
         evaluation,
         explain,
         export,
+        kernels,
+        layers,
+        losses,
+        mining,
+        models,
+        objectives,
+        pairs,
+        pairwise,
         report,
         retrieval,
         training,
@@ -68,3 +76,8 @@ if not TYPE_CHECKING:  # else a type checker takes any name for one of the packa
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if "keras" in sys.modules:  # then `keras.saving.load_model` finds our classes by name
+    importlib.import_module("tfdml.models")
+    importlib.import_module("tfdml.objectives")

@@ -1,6 +1,6 @@
 """`python -m tfdml`: the command `tfdml`."""
 
-from tfdml_command import main
+from tfdml.cli import main
 
 if __name__ == "__main__":
     main()

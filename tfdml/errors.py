@@ -3,7 +3,9 @@
 import contextlib
 import difflib
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
@@ -160,3 +162,17 @@ def user_errors(kinds: type[Exception] | tuple[type[Exception], ...], message: s
             raise
         reason = str(error) if own else getattr(error, "strerror", None) or short_message(error, **words)
         raise UserError(message.replace(REASON, reason)) from error
+
+
+@contextlib.contextmanager
+def quiet_errors() -> Iterator[None]:
+    """Drop what libraries in C++ write to the error stream of the process as they load."""
+    sys.stderr.flush()
+    error_stream = os.dup(2)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(error_stream, 2)
+        os.close(error_stream)

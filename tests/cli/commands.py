@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import pathlib
 import subprocess
 
-from tfdml.cli import command_line
-from tfdml.cli.command_line import Command
-from tfdml_command import STAGES
+from tfdml.cli import STAGES, command_line, load
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = tuple(STAGES)
-
-
-def load(name: str) -> Command:
-    """A command by its name."""
-    return importlib.import_module(f"tfdml.cli.{name}").COMMAND
+__all__ = ["NAMES", "ROOT", "finished", "load", "run"]
 
 
 def run(name: str, *arguments: str) -> tuple[int, str, str]:

@@ -109,7 +109,7 @@ def test_wrong_commands_are_refused_before_any_work(commands, tmp_path):
         ([*none, "--weights=none.h5"], "there is no file none.h5"),
         ([*none, "--backbone=hub:none/such"], "hub:none/such"),
         ([*none, "--weights=none", "--resize=9"], "image_size must be from 1 px to resize"),
-        ([*none, "--weights=none", "--resize_mode=pad", "--pad_color=reddish"], "--pad_color=reddish: write black"),
+        ([*none, "--weights=none", "--resize_mode=pad", "--pad_color=reddish"], "--pad_color='reddish': write black"),
     ):
         status, _, errors = commands.run("audit", *flags)
         assert status == 2

@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.commands import parse
 from tests.docs.examples import PAGES, ROOT, blocks
-from tfdml_command import STAGES
+from tfdml.cli import STAGES
 
 OF_ALL = {"flagfile", "help"}
 # Flags of TF Serving, which the page on serving names.

@@ -1,1 +1,222 @@
-"""The subcommands of `tfdml`; `tfdml_command` starts them."""
+"""The command `tfdml`, and its subcommands that need no TensorFlow; the others are imported when they are called."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tfdml import flag_files
+from tfdml.errors import quiet_errors, short_message
+from tfdml.version import __version__
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+    from tfdml.cli.command_line import Command
+
+# Commands that need images or models; see `load`.
+STAGES = {
+    "prepare": "download, check and pack a data set",
+    "train": "train an embedder and measure it on classes it has not seen",
+    "evaluate": "measure a model, stored embeddings or a gallery; compare runs",
+    "embed": "write the embeddings of a data set",
+    "index": "write embeddings into a vector database",
+    "search": "find the nearest images of a gallery",
+    "audit": "find near-duplicates, wrong labels and outliers of a data set",
+    "demo": "try a model on a local web page",
+    "export": "write a run as SavedModel, LiteRT, ONNX or a retriever",
+    "serve": "serve an exported model over HTTP",
+}
+OTHERS = {
+    "configs": "list the flag files that come with tfdml",
+    "doctor": "check this installation",
+}
+# Extras for maintainers of the library.
+_NOT_FOR_USERS = {"dev", "docs", "parity"}
+# Prints what TensorFlow sees, and trains on noise.
+_TRIAL = """
+import json
+import keras, numpy as np, tensorflow as tf
+import tfdml
+devices = [device.device_type for device in tf.config.list_physical_devices()]
+images = np.random.default_rng(0).integers(0, 256, (32, 32, 32, 3), dtype=np.uint8)
+learner = tfdml.models.MetricLearner(
+    tfdml.models.Embedder("conv4", embedding_dim=32, image_size=32), tfdml.losses.ContrastiveLoss())
+learner.compile("adam")
+for _ in range(3):
+    loss = float(learner.train_on_batch(images, np.arange(32) // 4, return_dict=True)["loss"])
+print("TRIAL", json.dumps([keras.backend.backend(), devices, loss]))
+"""
+
+
+def load(name: str) -> Command:
+    """Return a command of `STAGES`."""
+    return importlib.import_module(f"tfdml.cli.{name}").COMMAND
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run a subcommand, and exit with its status.
+
+    Args:
+        words: The subcommand and its flags; by default those of the process.
+    """
+    name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
+    try:
+        status = _run(name, rest)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader (`| head`) has had enough: what is left is dropped
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    sys.exit(status)
+
+
+def _run(name: str, rest: list[str]) -> int:
+    if name in ("--help", "-h", "help"):
+        commands = "\n".join(f"  {command:<12}{text}" for command, text in {**STAGES, **OTHERS}.items())
+        print(f"usage: tfdml COMMAND [--flag=value ...]\n\n{commands}\n")
+        print("tfdml COMMAND --help shows examples and the flags of a command.")
+    elif name == "--version":
+        print(__version__)
+    elif name in OTHERS:
+        return configs(rest) if name == "configs" else doctor(rest)
+    elif name not in STAGES:
+        near = difflib.get_close_matches(name, [*STAGES, *OTHERS], 1)
+        hint = f"did you mean {near[0]}?" if near else "see tfdml --help"
+        return _fail("tfdml", f"there is no command {name!r}; {hint}")
+    elif error := _load_tensorflow():
+        return _fail(name, error)
+    else:
+        from tfdml.cli.command_line import run
+
+        run(load(name), rest)
+    return 0
+
+
+def _fail(name: str, message: str) -> int:
+    print(f"{name}: error: {message}", file=sys.stderr)
+    return 2
+
+
+def _load_tensorflow() -> str:
+    """Load TensorFlow without its messages; return what prevents it, or nothing."""
+    # Until the command handles it, Ctrl-C ends the process.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if os.environ.get("KERAS_BACKEND") == "jax" and not importlib.util.find_spec("jax"):
+        return "KERAS_BACKEND=jax needs JAX: pip install 'tfdml[jax]'"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        with quiet_errors():
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()
+    except ImportError as error:
+        return f"TensorFlow cannot be loaded ({short_message(error)}); run tfdml doctor"
+    return ""
+
+
+def configs(words: Sequence[str]) -> int:
+    """List the flag files that come with tfdml.
+
+    tfdml configs                       all
+    tfdml configs sop small             those with one of the words in their name
+    tfdml configs sop_jrd               with a single one, print it too
+
+    A command takes them by name from any folder: tfdml train --flagfile=configs/sop_jrd.flags ...
+    """
+    if {"--help", "-h"} & set(words):
+        print(inspect.getdoc(configs))
+        return 0
+    chosen = [name for name in flag_files.names() if not words or any(word in name for word in words)]
+    texts = {name: (flag_files.folder().parent / name).read_text(encoding="utf-8") for name in chosen}
+    width = max(map(len, chosen), default=0)
+    for name, text in texts.items():
+        print(f"{name:<{width}}  {text.partition(chr(10))[0].lstrip('# ')}")
+    if len(chosen) == 1:
+        print(f"\n{texts[chosen[0]]}", end="")
+    if not chosen:
+        print(f"configs: error: no flag file has {' or '.join(words)} in its name", file=sys.stderr)
+    return 0 if chosen else 2
+
+
+def doctor(words: Sequence[str]) -> int:
+    """Check this installation: versions, extras, devices and a short training.
+
+    tfdml doctor
+
+    The last line is the verdict. The exit status is 0 where training works, and 1 where it does not.
+    """
+    if words:
+        print(inspect.getdoc(doctor))
+        return 0 if words[0] in ("--help", "-h") else 2
+    print(f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPUs\n\nRequired:")
+    requirements = list(_requirements(""))
+    wrong = [str(requirement) for requirement in requirements if _missing(requirement)]
+    faults = [f"pip install {' '.join(map(repr, wrong))}"] if wrong else []
+    for requirement in requirements:
+        needs = f"needs {requirement.specifier}" if _missing(requirement) else ""
+        print(f"  {requirement.name:<22}{_version(requirement.name) or 'missing':<12}{needs}".rstrip())
+    print("\nExtras:")
+    for extra in importlib.metadata.metadata("tfdml").get_all("Provides-Extra") or []:
+        if extra not in _NOT_FOR_USERS:
+            missing = [name for requirement in _requirements(extra) for name in _missing(requirement)]
+            state = f"missing {', '.join(missing)}: pip install 'tfdml[{extra}]'" if missing else "installed"
+            print(f"  {extra:<22}{state}")
+    faults += _trial()
+    print("", *(f"problem: {fault}" for fault in faults), sep="\n")
+    print("tfdml does not work here yet." if faults else "tfdml works here.")
+    return 1 if faults else 0
+
+
+def _requirements(extra: str, package: str = "tfdml") -> Iterator[Requirement]:
+    """Yield what an extra of a package adds; for no extra, what the package always requires."""
+    from packaging.requirements import Requirement
+
+    for requirement in map(Requirement, importlib.metadata.requires(package) or []):
+        always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if always if not extra else not always and requirement.marker and requirement.marker.evaluate({"extra": extra}):
+            yield requirement
+
+
+def _missing(requirement: Requirement) -> list[str]:
+    """Return the packages that a requirement lacks: its own, or those of its extras, such as `tensorflow[and-cuda]`."""
+    version = _version(requirement.name)
+    if not version or not requirement.specifier.contains(version, prereleases=True):
+        return [requirement.name]
+    parts = (part for extra in requirement.extras for part in _requirements(extra, requirement.name))
+    return [part.name for part in parts if not _version(part.name)]
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _trial() -> list[str]:
+    """Train in a process of its own, which may crash where TensorFlow does not fit the processor or the driver."""
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+    command = [sys.executable, "-c", _TRIAL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("TRIAL ")]
+    if done.returncode or not lines:
+        reason = (done.stderr.strip().splitlines() or [f"the process ended with status {done.returncode}"])[-1]
+        return [f"a training step fails: {reason}"]
+    backend, devices, loss = json.loads(lines[0].removeprefix("TRIAL "))
+    print(f"\nTraining:\n  backend {backend}, devices {', '.join(devices)}, loss {loss:.4f}")
+    if shutil.which("nvidia-smi") and "GPU" not in devices:
+        print("  note: there is an NVIDIA driver, but TensorFlow sees no GPU: pip install 'tfdml[gpu]'")
+    return [] if loss == loss else ["the loss of a training step is not a number"]

@@ -184,12 +184,8 @@ def _has_pictures(given: Mapping[str, Any]) -> bool:
     return bool(given["dataset"] or (given["data_dir"] if given["embeddings"] else not given["features"]))
 
 
-COMMAND = Command(
-    "audit",
-    run_audit,
-    FLAGS,
-    __doc__,
-    effects={
+FLAGS.effects.update(
+    {
         **dict.fromkeys(("dataset_options", "bad_images"), _IMAGES),
         "batch_size": Effect(lambda given: not given["embeddings"], "images to embed"),
         **dict.fromkeys(("truncate_dim", "features"), needs("model")),
@@ -199,5 +195,11 @@ COMMAND = Command(
         "max_distance": Effect(
             lambda given: not _has_pictures(given), "--features, or --embeddings without --data_dir"
         ),
-    },
+    }
+)
+COMMAND = Command(
+    "audit",
+    run_audit,
+    FLAGS,
+    __doc__,
 )

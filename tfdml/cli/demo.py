@@ -141,16 +141,18 @@ def _for(text: str, *kinds: str) -> Effect:
 
 
 _BY_MODEL = _for("a gallery that does not embed images itself", "images", "embeddings", "database")
+FLAGS.effects.update(
+    {
+        **dict.fromkeys(("model", "truncate_dim"), _BY_MODEL),
+        "batch_size": _for("a folder of images as --gallery", "images"),
+        "data_dir": _for("a gallery that is no folder of images", "embeddings", "database", "retriever"),
+        "distance": _for("images or embeddings as --gallery", "images", "embeddings"),
+    }
+)
 COMMAND = Command(
     "demo",
     demo,
     FLAGS,
     __doc__,
-    effects={
-        **dict.fromkeys(("model", "truncate_dim"), _BY_MODEL),
-        "batch_size": _for("a folder of images as --gallery", "images"),
-        "data_dir": _for("a gallery that is no folder of images", "embeddings", "database", "retriever"),
-        "distance": _for("images or embeddings as --gallery", "images", "embeddings"),
-    },
     flag_of={"uri": "gallery"},
 )

@@ -141,14 +141,16 @@ def _embed_in_bulk(values: Flags) -> None:
 
 
 _ONE_PROCESS = Effect(lambda given: not given["cluster"], "a command without --cluster, whose images --input names")
+FLAGS.effects.update(
+    {
+        **dict.fromkeys(("dataset", "features", "data_dir", "dataset_options", "split", "bad_images"), _ONE_PROCESS),
+        "actors": needs("cluster"),
+    }
+)
 COMMAND = Command(
     "embed",
     embed,
     FLAGS,
     __doc__,
-    effects={
-        **dict.fromkeys(("dataset", "features", "data_dir", "dataset_options", "split", "bad_images"), _ONE_PROCESS),
-        "actors": needs("cluster"),
-    },
     flag_of={"folder": "out", "source": "input"},
 )

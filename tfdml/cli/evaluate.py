@@ -460,12 +460,8 @@ def _interval(interval: Any) -> str:
     return f"  [{100 * interval.low:.2f}, {100 * interval.high:.2f}]" if interval is not None else ""
 
 
-COMMAND = Command(
-    "evaluate",
-    evaluate,
-    FLAGS,
-    __doc__,
-    effects={
+FLAGS.effects.update(
+    {
         **dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),
         **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDING),
         "report": needs("task", "retrieval", "verification"),
@@ -476,5 +472,11 @@ COMMAND = Command(
         "task": _ALONE,
         "target": needs("task", "verification", "classification"),
         "neighbors": needs("task", "classification"),
-    },
+    }
+)
+COMMAND = Command(
+    "evaluate",
+    evaluate,
+    FLAGS,
+    __doc__,
 )

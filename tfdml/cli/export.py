@@ -145,12 +145,8 @@ def _gallery_items(values: Flags) -> Iterator[GalleryItem]:
 
 _FROM_RUN = Effect(lambda given: not given["embedder"], "--run_dir in place of --embedder")
 _OF_DATASET = both(needs("gallery"), needs("gallery_dataset"))
-COMMAND = Command(
-    "export",
-    export,
-    FLAGS,
-    __doc__,
-    effects={
+FLAGS.effects.update(
+    {
         **dict.fromkeys(("embedder", "gallery_dataset", "gallery_bad_images"), needs("gallery")),
         "gallery_dataset_options": _OF_DATASET,
         "gallery_split": _OF_DATASET,
@@ -171,6 +167,12 @@ COMMAND = Command(
         "representative_images": Effect(
             lambda given: bool({"litert_int8", "litert", "all"} & set(given["formats"])), "--formats with litert_int8"
         ),
-    },
+    }
+)
+COMMAND = Command(
+    "export",
+    export,
+    FLAGS,
+    __doc__,
     flag_of={"folder": "out", "options": "gallery_dataset_options"},
 )

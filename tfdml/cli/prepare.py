@@ -92,14 +92,16 @@ def _download(values: Flags) -> None:
     print(f"downloaded {', '.join(new)}" if new else f"{name}: all is in {data_dir} already")
 
 
+FLAGS.effects.update(
+    {
+        **dict.fromkeys(("dataset_options", "bad_images", "max_pixels"), _READING),
+        "out": _WRITING,
+        "shrink": both(_WRITING, needs("out")),
+    }
+)
 COMMAND = Command(
     "prepare",
     prepare,
     FLAGS,
     __doc__,
-    effects={
-        **dict.fromkeys(("dataset_options", "bad_images", "max_pixels"), _READING),
-        "out": _WRITING,
-        "shrink": both(_WRITING, needs("out")),
-    },
 )

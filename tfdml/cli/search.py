@@ -215,15 +215,17 @@ _BY_MODEL = either(
     Effect(lambda given: not _IMAGES.holds(given), "stored embeddings as --queries"),
 )
 _EMBEDDED = both(either(_IMAGES, needs("model")), _BY_MODEL)
+FLAGS.effects.update(
+    {
+        "model": _BY_MODEL,
+        **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDED),
+        "distance": Effect(lambda given: _kind(given["gallery"]) == "embeddings", "stored embeddings as --gallery"),
+    }
+)
 COMMAND = Command(
     "search",
     search,
     FLAGS,
     __doc__,
-    effects={
-        "model": _BY_MODEL,
-        **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDED),
-        "distance": Effect(lambda given: _kind(given["gallery"]) == "embeddings", "stored embeddings as --gallery"),
-    },
     flag_of={"uri": "gallery"},
 )

@@ -60,18 +60,21 @@ def _new_settings(values: Flags) -> dict[str, Any]:
 
 
 FLAGS = Flags()
-FLAGS.define_settings(settings.Experiment)
+FLAGS.define_settings(settings.Experiment, settings.EFFECTS)
 flags.DEFINE_alias("dim", "embedding_dim", flag_values=FLAGS)
 _RECIPE = """The settings that are not given: auto is frozen with --features or --backbone_rate=0, scratch without
 pretrained weights, else finetune. A length in epochs or steps replaces that of the recipe. none: the defaults listed
 here."""
 FLAGS.define("recipe", "auto", " ".join(_RECIPE.split()), choices=("auto", *settings.RECIPES, "none"))
 FLAGS.define("resume", False, "Continue the run in --run_dir from its newest checkpoint.")
-FLAGS.define("finish", False, "With --resume: train no further; measure and write what has been trained.")
+_RESUMED = both(needs("resume"), Effect(lambda given: not given["cluster"], "no --cluster"))
+FLAGS.define("finish", False, "Train no further; measure and write what has been trained.", effect=_RESUMED)
 FLAGS.define("dry_run", False, "Print images, parameters, rates, steps, memory and flags; write nothing.")
-FLAGS.define("probe", False, "With --dry_run: run a few steps, and print speed, hours, bottleneck and memory.")
+_PROBE = "Run a few steps, and print speed, hours, bottleneck and memory."
+FLAGS.define("probe", False, _PROBE, effect=needs("dry_run"))
 FLAGS.define("preview", "", "Draw the first batch into this PNG file and train nothing.")
-FLAGS.define_settings(ClusterSettings)
+_CLUSTER = ("workers", "gpus_per_worker", "max_failures", "storage")
+FLAGS.define_settings(ClusterSettings, dict.fromkeys(_CLUSTER, needs("cluster")))
 
 
 def _values(given: Flags) -> dict[str, Any]:
@@ -164,12 +167,6 @@ COMMAND = Command(
     train,
     FLAGS,
     __doc__,
-    effects={
-        **settings.EFFECTS,
-        "finish": both(needs("resume"), Effect(lambda given: not given["cluster"], "no --cluster")),
-        "probe": needs("dry_run"),
-        **dict.fromkeys(("workers", "gpus_per_worker", "max_failures", "storage"), needs("cluster")),
-    },
     sections={title: [field.name for field in dataclasses.fields(stage)] for title, stage in _STAGES.items()},
     values=_values,
 )

@@ -12,8 +12,7 @@ from typing import Any
 
 from absl import logging as absl_logging
 
-from tfdml.errors import REASON, UserError, short_message, user_errors
-from tfdml_command import quiet_errors
+from tfdml.errors import REASON, UserError, quiet_errors, short_message, user_errors
 
 LOCAL = "local"
 _POLL_SECONDS = 0.5

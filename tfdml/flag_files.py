@@ -1,0 +1,66 @@
+"""Flag files: those that come with the package, and command lines that name one."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdml.errors import REASON, UserError, user_errors
+
+
+def folder() -> Path:
+    """Return the folder of the shipped flag files: in the installed package, or next to it in a checkout."""
+    package = Path(__file__).parent
+    return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
+
+
+def names() -> list[str]:
+    """Return the shipped flag files as a command line names them: `configs/sop_jrd.flags`."""
+    files = sorted(folder().rglob("*.flags"), key=lambda file: (len(file.parts), file))
+    return [f"configs/{file.relative_to(folder()).as_posix()}" for file in files]
+
+
+def shipped(path: str) -> Path | None:
+    """Return the shipped file that a path such as `configs/sop_jrd.flags` names; None where there is none."""
+    return folder().parent / path if path in names() else None
+
+
+def read_flag_files(words: Sequence[str], including: tuple[str, ...] = ()) -> list[str]:
+    """Return a command line in which the flags of a flag file stand in the place of its name.
+
+    A file that a flag file names is looked for next to it, and then from the working folder. `configs/...` that is not
+    there is one of the files that come with the package.
+
+    Args:
+        words: A command line without the command, or the lines of a flag file.
+        including: The flag files through which they were reached.
+
+    Raises:
+        UserError: A flag file cannot be read, is no text, or includes itself.
+    """
+    flags: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, path = word.strip().partition("=")
+        if name in ("--flagfile", "-flagfile"):
+            flags += _read((path if equals else next(rest, "")).strip(), including)
+        else:
+            flags.append(word)
+    return flags
+
+
+def _read(path: str, including: tuple[str, ...]) -> list[str]:
+    next_to = [os.path.join(os.path.dirname(including[-1]), path)] if including else []
+    places = [*next_to, os.path.expanduser(path), str(shipped(path) or "")]
+    file = next((place for place in places if os.path.exists(place)), None)
+    if file is None:
+        near = difflib.get_close_matches(path, names(), 1)
+        hint = f"did you mean {near[0]}?" if near else "see tfdml configs"
+        raise UserError(f"--flagfile={path}: there is no such file; {hint}")
+    if os.path.realpath(file) in map(os.path.realpath, including):
+        raise UserError(f"--flagfile={path}: the file includes itself; take that line out")
+    with user_errors((OSError, ValueError), f"--flagfile={path} cannot be read as text: {REASON}"):
+        lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    return read_flag_files([line for line in lines if line and not line.startswith(("#", "//"))], (*including, file))
