@@ -77,6 +77,7 @@ PAGES = {
         "evaluation/agreement",
     ],
     "docs/export.md": [
+        "phones/table",
         "export/encoded",
         "export/views",
     ],
@@ -91,11 +92,8 @@ PAGES = {
         "first_result/steps",
         "first_result/installed",
     ],
-    "docs/label_noise.md": [
+    "docs/labels.md": [
         "label_noise/table",
-    ],
-    "docs/phones.md": [
-        "phones/table",
     ],
     "docs/reranking.md": [
         "reranking/cost",
