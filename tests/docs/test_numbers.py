@@ -69,7 +69,6 @@ PAGES = {
     ],
     "docs/embedding.md": [
         "bulk_embedding/rates",
-        "bulk_embedding/memory",
     ],
     "docs/evaluation.md": [
         "evaluation/exact",
