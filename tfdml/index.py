@@ -19,8 +19,7 @@ from tfdml.evaluation.classification import KNNClassifier, Predictions
 from tfdml.evaluation.relevance import ids_or_names
 from tfdml.evaluation.results import RetrievalResults
 from tfdml.evaluation.verification import Calibration, calibrate
-from tfdml.io.files import partial_folder, write_json
-from tfdml.io.manifests import read_json
+from tfdml.io.files import partial_folder, read_json, write_json
 from tfdml.retrieval.exact import check_embeddings
 
 _EMBEDDINGS, _MODEL, _ABOUT = "embeddings.parquet", "model.keras", "index.json"

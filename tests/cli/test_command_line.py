@@ -22,7 +22,7 @@ from tfdml.effects import in_vain
 from tfdml.export.retriever import RETRIEVER_CARD
 from tfdml.flag_files import read_flag_files
 from tfdml.io import files
-from tfdml.io.manifests import parse_flags
+from tfdml.io.files import parse_flags
 from tfdml.training import Experiment
 from tfdml.training.settings import ALWAYS as SETTINGS_ALWAYS
 from tfdml.training.settings import EFFECTS as SETTINGS

@@ -215,7 +215,7 @@ def test_nearest_images_classify_stored_embeddings(commands, vectors, tmp_path):
         (["--target=far=0.1"], "--target=far=0.1 has no effect: it needs --task=verification"),
         (["--task=verification", "--ks=1"], "--ks=1 has no effect"),
         (DATA, "holds 240 embeddings, but glyphs (test) has 428 images"),
-        (["--json=/dev/full"], "--json=/dev/full is no regular file"),
+        (["--json=/dev/full"], "--json=/dev/full cannot be written"),
     ],
 )
 def test_what_is_wrong_is_one_line(commands, vectors, flags, says):

@@ -168,7 +168,10 @@ def test_images_are_queries(commands, tmp_path):
         (["--gallery={}", "--queries=a", "--model=x"], "--model=x has no effect"),
         (["--gallery=lancedb://{}/none", "--queries={}/queries.npz"], "holds no table"),
         (["--gallery={}/gallery.npz", "--queries={}/queries.npz", "--k=0"], "--k=0"),
-        (["--gallery={}/gallery.npz", "--queries={}/queries.npz", "--out=no/x.csv"], "its folder does not exist"),
+        (
+            ["--gallery={}/gallery.npz", "--queries={}/queries.npz", "--out=no/x.csv"],
+            "cannot be written: name a file in a folder that is there",
+        ),
         (["--gallery={}/gallery.npz", "--queries={}/queries.npz", "--out={}/x.json"], "name a file as *.parquet"),
         (["--gallery={}/gallery.npz", "--queries=a", "--max_distance=near"], "--max_distance=near: write a number"),
         (["--gallery={}/gallery.npz", "--queries=a", "--max_distance=calibrated"], "only a retriever has a threshold"),

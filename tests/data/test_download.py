@@ -234,13 +234,6 @@ def test_a_file_of_the_users_own_is_left_alone(server, tmp_path):
     assert (tmp_path / "file.zip").read_text() == "mine"
 
 
-def test_a_small_disk_is_named_before_fetching(server, tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100_000}))
-    with pytest.raises(UserError, match=r"file\.zip need about 1\.0 MB, and"):
-        get(server, tmp_path / "file.zip")
-    assert server.asked == []
-
-
 def test_killed_after_the_last_byte_nothing_is_fetched_again(server, tmp_path, monkeypatch):
     path = tmp_path / "file.zip"
     pid = os.fork()

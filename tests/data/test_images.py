@@ -1,15 +1,11 @@
 """Other images have another checksum, whatever they are called; special files are named and not opened."""
 
-import os
-import socket
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.data.preparations import encoded, picture
 from tfdml.data import ImageDataset
-from tfdml.data.dataset import find_faults
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages, VectorImages, images_checksum
 from tfdml.data.pipeline import evaluation_batches, training_batches
 from tfdml.data.sampling import ShuffleSampler
@@ -62,35 +58,6 @@ def test_images_in_memory_count_in_full():
     array[1, 2, 2, 1] = 1
     assert images_checksum(ArrayImages(array, names)) != before
     assert images_checksum(EncodedImages((b"x", b"y"), names)) != images_checksum(EncodedImages((b"y", b"x"), names))
-
-
-@pytest.fixture
-def images(tmp_path, monkeypatch):
-    (tmp_path / "good.png").write_bytes(picture(0, kind="PNG"))
-    os.mkfifo(tmp_path / "fifo.jpg")
-    (tmp_path / "link.jpg").symlink_to("fifo.jpg")
-    (tmp_path / "device.jpg").symlink_to("/dev/zero")
-    monkeypatch.chdir(tmp_path)  # a socket's path must be short
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("socket.jpg")
-    names = ("good.png", "fifo.jpg", "link.jpg", "device.jpg", "socket.jpg")
-    return FileImages(tuple(str(tmp_path / name) for name in names))
-
-
-@pytest.mark.parametrize("decode", [False, True])
-def test_they_are_named_before_they_are_opened(decode, images):
-    assert [(fault.index, fault.reason) for fault in find_faults(images, decode=decode)] == [
-        (index, f"unreadable ({kind}, not a regular file)")
-        for index, kind in enumerate(("a FIFO", "a FIFO", "a device", "a socket"), 1)
-    ]
-
-
-def test_they_have_neither_size_nor_bytes(images):
-    assert images.size(0) is not None
-    for index in range(1, 5):
-        assert images.size(index) is None
-        with pytest.raises(OSError, match="not a regular file"):
-            images.encoded(index)
 
 
 def test_pictures_are_upright_opaque_and_rgb(tmp_path):

@@ -105,7 +105,7 @@ def test_a_card_of_another_model_is_refused(models, tmp_path):
         ({"view": {"resize": 40}}, "does not state the view"),
         ({"view": {"size": 40}}, "does not state the view"),
         ({}, "does not state the view"),
-        ([], "an object is expected, not a list"),
+        ([], "it is no JSON object"),
     ):
         (tmp_path / "model_card.json").write_text(json.dumps(card))
         with pytest.raises(UserError, match=says):

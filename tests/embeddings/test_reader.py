@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 
 import numpy as np
@@ -37,13 +36,13 @@ def refused(look, says):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        *(({key: "gone"}, f"has no key {key}") for key in ("count", "dimension", "identity", "files")),
-        ({"identity": []}, "its key identity must be an object, not a list"),
+        *(({key: "gone"}, f"key {key} must be") for key in ("count", "dimension", "identity", "files")),
+        ({"identity": []}, "its key identity must be dict"),
         ({"count": 2**70}, "manifest.json states"),
         ({"files": {"../../etc/passwd": {}}}, "names a file outside its folder"),
         ({"files": {"/etc/passwd": {}}}, "names a file outside its folder"),
-        ({"dataset": 3}, "its key (dataset|model) must be an object"),
-        ({"model": "x"}, "its key (dataset|model) must be an object"),
+        ({"dataset": 3}, "its key (dataset|model) must be dict"),
+        ({"model": "x"}, "its key (dataset|model) must be dict"),
     ],
 )
 def test_a_malformed_manifest_is_refused(values, says, folder):
@@ -71,12 +70,6 @@ def npy(header):
 def test_arrays_that_lie_are_refused(content, tmp_path):
     (tmp_path / "x.npy").write_bytes(content)
     refused(lambda: read_embeddings(tmp_path / "x.npy"), r"x\.npy cannot be read|must be numbers")
-
-
-@pytest.mark.parametrize("name", ["fifo.npz", "fifo.npy", "fifo.parquet"])
-def test_special_files_are_not_opened(name, tmp_path):
-    os.mkfifo(tmp_path / name)
-    refused(lambda: read_embeddings(tmp_path / name), "cannot be read.*a FIFO")
 
 
 def test_folders_that_are_not_what_their_manifest_says(folder):

@@ -206,14 +206,6 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     assert content(tmp_path / "x") == content(tmp_path / "whole")
 
 
-def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypatch):
-    usage = type("Usage", (), {"free": 100})
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"need about \d+ bytes, and 100 bytes are free"):
-        write(tmp_path / "x")
-    assert content(tmp_path / "x") == {}
-
-
 def test_values_that_are_no_embeddings_are_refused(tmp_path):
     with EmbeddingWriter(tmp_path / "x", IDENTITY, table()) as writer:
         writer.append(EMBEDDINGS[:4])

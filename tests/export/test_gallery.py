@@ -1,7 +1,5 @@
 """Items and galleries: what they are, where they come from, what cannot be one; tfdml export --gallery."""
 
-import os
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -37,11 +35,10 @@ def test_images_that_cannot_be_read_are_skipped_or_counted(shop, tmp_path):
     (tmp_path / "loop.jpg").symlink_to("loop.jpg")
     (tmp_path / "sub.jpg").mkdir()
     (tmp_path / "link.jpg").symlink_to("sub.jpg")
-    os.mkfifo(tmp_path / "fifo.jpg")
     items = {item.id: item for item in items_of_folder(tmp_path)}
     bad = {name: item.fault for name, item in items.items() if item.fault}
     assert bad.pop("loop.jpg").startswith("unreadable")
-    assert bad == {"dangling.jpg": "missing", "fifo.jpg": "unreadable (a FIFO, not a regular file)"}
+    assert bad == {"dangling.jpg": "missing"}
     embed_each = tf.saved_model.load(str(shop.embedder / "1")).signatures["embed_each"]
     told: list[str] = []
     assert embedded(items_of_folder(tmp_path), embed_each, skip_bad=True, report=told.append).ids == ("good.jpg",)

@@ -467,7 +467,7 @@ def test_what_is_no_retriever_is_told(shop, tmp_path):
         Retriever.load(tmp_path)
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "saved_model.pb").touch()
-    for card, says in (("[]", r"retriever\.json is damaged or of something else"), ("{}", "has no key items")):
+    for card, says in (("[]", r"retriever\.json is damaged or of something else"), ("{}", "its key items must be")):
         (tmp_path / "1" / "retriever.json").write_text(card)
         with pytest.raises(UserError, match=says):
             Retriever.load(tmp_path)
@@ -490,15 +490,15 @@ def change(path, **values):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        *(({key: "gone"}, f"has no key {key}") for key in ("items", "embedding_dim", "calibration", "files")),
-        ({"items": "12"}, "must be an integer"),
+        *(({key: "gone"}, f"key {key} must be") for key in ("items", "embedding_dim", "calibration", "files")),
+        ({"items": "12"}, "must be int"),
         ({"calibration": {"threshold": 0.1}}, "the calibration cannot be used: a calibration has the values"),
         ({"calibration": {**SEARCHED.to_dict(), "threshold": "near"}}, "the calibration cannot be used"),
         ({"calibration": {**SEARCHED.to_dict(), "distance": "dot"}}, "its distance is 'dot', not 'euclidean'"),
         ({"calibration": CALIBRATION.to_dict()}, "far=0.01 is a rate of pairs of images, not of searches"),
         ({"items": 13, "files": {}}, "states 13 items"),
         ({"files": {"../../etc/passwd": {"sha256": ""}}}, "names a file outside its folder"),
-        ({"files": []}, "files must be an object"),
+        ({"files": []}, "files must be dict"),
     ],
 )
 def test_a_malformed_manifest_is_refused(values, says, version):

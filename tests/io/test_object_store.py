@@ -3,6 +3,8 @@
 import base64
 import io
 import json
+import os
+import pathlib
 import subprocess
 import sys
 import urllib.request
@@ -21,6 +23,7 @@ from tfdml.data.pipeline import readable_views
 from tfdml.errors import UserError
 from tfdml.io import files
 
+RUN = "s3://photos/runs/cars"
 KEYS = ["a/0.jpg", "a/b/1 %20#.jpg", "a/b/2.jpg", "c/3.jpg", "a/note.txt"]
 
 
@@ -58,6 +61,47 @@ def test_a_list_in_the_store(s3, bucket):
     images = images_of("s3://photos/list.csv")
     assert images["path"].to_pylist() == ["s3://photos/a/0.jpg", "s3://photos/c/3.jpg"]
     assert images["label"].to_pylist() == [0, 1]
+
+
+def test_local_copies(s3, tmp_path):
+    """Downloaded once and whole; files name the URL and not the copy."""
+    addresses = ("s3://b/k", "memory://k", "http://h/v1", "lancedb:///data", "pgvector://h", "runs/cars")
+    assert [files.in_store(address) for address in addresses] == [True, True, False, False, False, False]
+    assert files.local_copy("runs/cars") == "runs/cars"
+    s3.put("runs/cars/flags.txt", b"--seed=1")
+    s3.put("runs/cars/checkpoints/1.npz", b"1" * 1000)
+    s3.put("runs/cars2/flags.txt", b"of another run")
+    copy = pathlib.Path(files.local_copy(f"{RUN}/"))
+    assert sorted(path.name for path in copy.rglob("*")) == ["1.npz", "checkpoints", "flags.txt"]
+    assert (copy / "checkpoints" / "1.npz").read_bytes() == b"1" * 1000
+    assert pathlib.Path(files.local_copy(f"{RUN}/flags.txt")).read_bytes() == b"--seed=1"
+    s3.requests.clear()
+    files.local_copy(RUN)
+    assert not s3.requests
+    assert not os.path.exists(files.local_copy("s3://photos/none"))
+    files.write_json(tmp_path / "card.json", {"model": str(copy)})
+    assert f'"{RUN}"' in (tmp_path / "card.json").read_text()
+    assert files.as_named(f"{copy}: no model") == f"{RUN}: no model"
+
+
+def test_a_key_that_leads_out_of_the_folder_is_refused(monkeypatch):
+    class Store:
+        def find(self, there, detail):
+            return {f"{there}/../../evil": {"size": 1}}
+
+    monkeypatch.setattr(files, "filesystem_of", lambda url: (Store(), "photos/runs"))
+    with pytest.raises(UserError, match="outside its folder"):
+        files.local_copy("s3://photos/evil")
+
+
+@pytest.mark.slow
+def test_half_an_answer_is_no_copy(s3):
+    s3.put("vectors.npy", b"v" * 10**6)
+    with (
+        s3.fault("half", "GET", "vectors"),
+        pytest.raises(UserError, match=r"^s3://photos/vectors.npy cannot be read: .+"),
+    ):
+        files.local_copy("s3://photos/vectors.npy")
 
 
 # What the commands below need of a run of a second.
@@ -110,8 +154,6 @@ def test_data_and_models_are_read_from_the_store(s3, tmp_path):
     searched = ("--queries=s3://photos/images/4?.png", "--k=2", "--out=s3://photos/found.parquet")
     done("search", f"--gallery={vectors}", f"--model={run}", *searched)
     assert pq.read_table(io.BytesIO(s3.get("found.parquet"))).num_rows == 16
-    done("audit", f"--embeddings={vectors}", "--out=s3://photos/audit")
-    assert "audit/manifest.json" in s3.keys("audit")
     done("export", f"--run_dir={local}", f"--out={tmp_path / 'models'}", "--images=4")
     put_folder(tmp_path / "models", "models/a")
     done("evaluate", "--model=s3://photos/models/a", *data)
@@ -136,7 +178,11 @@ def test_data_and_models_are_read_from_the_store(s3, tmp_path):
         ("export", ["--run_dir=runs/a", "--out=s3://photos/a"], "only local folders can be used here"),
         ("evaluate", ["--model=s3://photos/none"], "--model=s3://photos/none: there is no such file or folder"),
         ("embed", ["--model=s3://nowhere/a", "--out=out"], "--model=s3://nowhere/a: there is no such file or folder"),
-        ("evaluate", ["--model=s3://photos/a", "--json=s3://nowhere/a.json"], "there is no s3://nowhere"),
+        (
+            "evaluate",
+            ["--model=s3://photos/a", "--json=s3://nowhere/a.json"],
+            "a.json cannot be written",
+        ),
     ],
 )
 def test_what_a_store_cannot_hold_is_refused_at_once(s3, name, flags, message):

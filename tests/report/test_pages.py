@@ -513,8 +513,8 @@ def test_folders_that_are_no_finished_runs(tmp_path):
     (tmp_path / "open" / "result.json").unlink()
     for name, file, content, message in (
         ("torn", "result.json", '{"metrics": {"recall', "result.json is damaged"),
-        ("list", "result.json", "[]", "an object is expected, not a list"),
-        ("other", "result.json", "{}", "it has no key metrics"),
+        ("list", "result.json", "[]", "it is no JSON object"),
+        ("other", "result.json", "{}", "its key metrics must be"),
         ("line", "metrics.jsonl", '{"epoch": 0}\n{"epo', "metrics.jsonl, line 2, is damaged"),
         ("bytes", "flags.txt", b"\xff\xfe", "flags.txt cannot be read"),
     ):

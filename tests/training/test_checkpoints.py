@@ -1,7 +1,6 @@
 """Checkpoints are whole, restore everything, and never a wrong model."""
 
 import errno
-import re
 
 import keras
 import numpy as np
@@ -142,8 +141,7 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(error, saved_twice, tmp_path,
         with pytest.raises(expected) as raised:
             checkpoints.save(tmp_path, learner, TrainingState(step, []))
     if isinstance(error, OSError):
-        said = r"step-00000003.npz cannot be written: the disk is full, and this file needs about .* MB .*are free"
-        assert re.search(said, str(raised.value))
+        assert "step-00000003.npz cannot be written: the disk is full" in str(raised.value)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002.npz"]
     assert checkpoints.restore_latest(tmp_path, learner).step == 2
 

@@ -191,8 +191,8 @@ def test_names_are_no_formulas(tmp_path):
     ("path", "message"),
     [
         ("batch.jpg", "name a PNG file"),
-        ("no/such/batch.png", "its folder does not exist"),
-        ("folder.png", "is a folder: name a file to write"),
+        ("no/such/batch.png", "cannot be written"),
+        ("folder.png", "cannot be written"),
     ],
 )
 def test_files_that_cannot_be_written(tmp_path, path, message):

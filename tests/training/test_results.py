@@ -1,10 +1,7 @@
 """What a run measures of its steps: throughput without the steps that compile."""
 
 import dataclasses
-import errno
 import json
-import os
-import pathlib
 import types
 
 import keras
@@ -19,7 +16,6 @@ from tests.training.stopping import make_quick
 from tfdml import losses
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
-from tfdml.io.files import as_size
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import MetricLoss, RankMI
 from tfdml.training import RunFolder, callbacks
@@ -184,22 +180,6 @@ def test_the_selected_epoch_becomes_the_embedder_of_the_run(tmp_path):
         for embedder in (written, keras.saving.load_model(folder.embedder)):
             for actual, wanted in zip(embedder.get_weights(), expected.get_weights(), strict=True):
                 np.testing.assert_array_equal(actual, wanted)
-
-
-def test_a_full_disk_is_told_with_what_an_embedder_needs(tmp_path, monkeypatch):
-    def full(path):
-        pathlib.Path(path).write_bytes(b"half of it")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    embedder = small_embedder()
-    monkeypatch.setattr(embedder, "save", full)
-    needs = as_size(4 * embedder.count_params())
-    message = f"embedder.keras cannot be written: the disk is full, and this file needs about {needs}"
-    with pytest.raises(UserError, match=message):
-        write_embedder(RunFolder(tmp_path), history(0.1, 0.5), "last", "map@r", embedder)
-    with pytest.raises(UserError, match=f"the disk is full, and this file needs about {needs}"):
-        keep_if_selected(RunFolder(tmp_path), history(0.1, 0.5), "validation", "map@r", embedder)
-    assert [path.name for path in tmp_path.rglob("*")] == ["checkpoints"]
 
 
 def test_the_last_needs_no_file(tmp_path):

@@ -37,7 +37,7 @@ from tfdml.errors import UserError
 from tfdml.evaluation.verification import TARGETS, Calibration, calibrate, target_of
 from tfdml.export.retriever import RETRIEVER_CARD, Retriever
 from tfdml.export.saved_model import read_calibration
-from tfdml.io.manifests import read_json
+from tfdml.io.files import read_json
 from tfdml.retrieval import connect
 from tfdml.training import RunFolder
 

@@ -28,7 +28,7 @@ from tfdml.embeddings import parquet
 from tfdml.embeddings.backends import embed_readable, load_backend
 from tfdml.embeddings.writer import EmbeddingFolder
 from tfdml.errors import UserError, check_choice, check_not_negative, check_positive, short_message, user_errors
-from tfdml.io.files import atomic_write, in_store, is_remote, make_folder, read_bytes, remove_folder
+from tfdml.io.files import atomic_write, filesystem_of, in_store, is_remote, read_bytes, remove
 
 # How often a part is begun whose process is lost on the way, as to an image that takes all memory.
 _MOST_TRIES = 4
@@ -114,8 +114,9 @@ class BulkFolder(EmbeddingFolder):
             return
         images = images_of(source)
         self.begin({})
-        remove_folder(self.path("plan"))
-        make_folder(self.path("plan"))
+        remove(self.path("plan"))
+        filesystem, place = filesystem_of(self.path("plan"))
+        filesystem.makedirs(place)
         parts = math.ceil(len(images) / rows)
         for part in range(parts):
             with atomic_write(self.path(f"plan/{parquet.part_name(part)}")) as temporary:
@@ -158,7 +159,7 @@ class BulkFolder(EmbeddingFolder):
 
     def discard(self) -> None:
         """See `ResumableFolder.discard`."""
-        remove_folder(self.path("plan"))
+        remove(self.path("plan"))
         super().discard()
 
 

@@ -23,7 +23,7 @@ from tfdml.data.decoding import format_of
 from tfdml.data.images import read_header
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.export.saved_model import read_warm_up
-from tfdml.io.manifests import parse_json
+from tfdml.io.files import parse_json
 
 
 @dataclasses.dataclass(frozen=True)

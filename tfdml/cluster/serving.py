@@ -30,7 +30,7 @@ from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.cluster.replica import Replica, ServeSettings
 from tfdml.errors import UserError, short_message
 from tfdml.export.saved_model import version_numbers
-from tfdml.io.http import CONNECTIONS, address_of, read_body, serving, while_connected
+from tfdml.io.http import CONNECTIONS, address_of, read_body, serving
 
 # Of a local Ray: what waits in shared memory.
 _OBJECT_STORE = 512 * 2**20
@@ -226,7 +226,7 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
 
         version.begun += 1
         try:
-            status, answer, size = await while_connected(request, predicted(), settings.timeout)
+            status, answer, size = await asyncio.wait_for(predicted(), settings.timeout)
         except TimeoutError:
             raise HTTPException(504, f"the model did not answer within {settings.timeout:g} s") from None
         except (ray.exceptions.RayError, RayServeException) as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from tfdml.errors import UserError, short_message
 from tfdml.io import files
-from tfdml.io.files import is_disk_full, require_space, unwritable
+from tfdml.io.files import is_disk_full, unwritable
 from tfdml.version import __version__
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, of how many (0: unknown)
@@ -175,7 +175,6 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
                 if files.sha256_of(path) != file.sha256:
                     raise UserError(f"{path} is another file (its SHA-256 differs): move it away")
                 return False
-            require_space(folder, file.size - (files.size_of(part) or 0), "data_dir", name)
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
                     is_from_start = _receive(file, part, progress)
@@ -192,19 +191,23 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
             os.replace(part, path)
     except OSError as error:  # also those of requests
         if error.errno is not None:
-            raise unwritable(path, error, file.size) from error
-        arrived = f"{(files.size_of(part) or 0) / _MEGABYTE:,.1f} MB"
+            raise unwritable(path, error) from error
+        arrived = f"{_size_of(part) / _MEGABYTE:,.1f} MB"
         kept = f"what has arrived ({arrived}) is kept: run the same command again to resume"
         why = f"{short_message(error, 'last')}, {_ATTEMPTS} attempts"
         raise UserError(f"{file.url} cannot be fetched ({why}); {kept}") from error
     return True
 
 
+def _size_of(path: str) -> int:
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
 def _receive(file: Download, part: str, progress: Callable[[int, int], None]) -> bool:
     """Fetch what a part lacks of a file; returns whether the server sent the file from its beginning."""
     import requests
 
-    have = files.size_of(part) or 0
+    have = _size_of(part)
     if have >= file.size:
         return False
     headers = {"User-Agent": f"tfdml/{__version__}", "Accept-Encoding": "identity"}
@@ -265,11 +268,9 @@ def unpack(archive: str | os.PathLike, folder: str | os.PathLike, last: str | No
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as file:
-                require_space(folder, sum(info.file_size for info in file.infolist()), "data_dir", "the unpacked files")
                 file.extractall(place)  # leaves out what leads outside
         else:
             with tarfile.open(archive) as file:
-                require_space(folder, sum(info.size for info in file), "data_dir", "the unpacked files")
                 file.extractall(place, filter="data")
         names = sorted(os.listdir(place), key=lambda name: (name == last, name))
         for name in names:

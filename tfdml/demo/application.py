@@ -28,7 +28,7 @@ from tfdml.demo.gallery import Gallery
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
-from tfdml.io.http import address_of, listen, read_body, serving, while_connected
+from tfdml.io.http import address_of, listen, read_body, serving
 
 MOST_BYTES = 20 * 2**20
 MOST_NEIGHBORS = 200
@@ -90,7 +90,7 @@ def embedder_of(backend: EmbeddingBackend) -> Callable[[bytes], np.ndarray]:
 
 
 class _Worker:
-    """Threads for what takes long, with a queue that ends; work whose client is gone is dropped.
+    """Threads for what takes long, with a queue that ends.
 
     Args:
         threads: How many work at once.
@@ -101,13 +101,12 @@ class _Worker:
         self._threads = concurrent.futures.ThreadPoolExecutor(threads)
         self._most, self._begun = threads + waiting, 0
 
-    async def run(self, request: Request, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if self._begun >= self._most:
             raise HTTPException(503, "too many requests wait: try again in a moment")
         self._begun += 1
         try:
-            work = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-            return await while_connected(request, work)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
         finally:
             self._begun -= 1
 
@@ -141,7 +140,7 @@ def application(demo: Demo, token: str = "") -> Starlette:
             if request.method == "POST":
                 query = await read_body(request, MOST_BYTES, _UPLOAD_SECONDS)
             if query is not None:
-                neighbors = await model.run(request, demo.neighbors, query, asked["k"])
+                neighbors = await model.run(demo.neighbors, query, asked["k"])
         except HTTPException as refusal:
             status, error = refusal.status_code, refusal.detail
         except UserError as refusal:
@@ -154,7 +153,7 @@ def application(demo: Demo, token: str = "") -> Starlette:
     async def picture(request: Request) -> Response:
         try:
             row = _integer("row", request.path_params["row"], 0, len(gallery) - 1)
-            data = await pictures.run(request, picture_of, row)
+            data = await pictures.run(picture_of, row)
         except UserError as error:
             raise HTTPException(404, short_message(error)) from None
         return Response(data, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=600"})

@@ -15,8 +15,7 @@ from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
 from tfdml.embeddings.reader import check_same_model, read_embeddings, read_names
 from tfdml.errors import UserError
 from tfdml.export.gallery import images_of_folder
-from tfdml.io.files import is_remote
-from tfdml.io.manifests import confined
+from tfdml.io.files import confined, is_remote
 from tfdml.retrieval.database import GalleryDatabase
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
 

@@ -35,8 +35,7 @@ from tfdml.embeddings.model_card import (
     view_of_card,
 )
 from tfdml.errors import REASON, UserError, short_message, user_errors
-from tfdml.io.files import in_store, is_remote, local_copy, sha256_of
-from tfdml.io.manifests import parse_flags, read_json
+from tfdml.io.files import in_store, is_remote, local_copy, parse_flags, read_json, sha256_of
 from tfdml.models import AnyEmbedder
 
 

@@ -12,8 +12,7 @@ import keras
 
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.files import entry_of
-from tfdml.io.manifests import Kinds, compare_files, fields, objects, read_json
+from tfdml.io.files import Kinds, compare_files, fields, read_json, sha256_of
 from tfdml.models import AnyEmbedder
 from tfdml.version import __version__, installed
 
@@ -72,7 +71,10 @@ def describe_files(version: Path, paths: Iterable[Path]) -> dict[str, Any]:
     Returns:
         `bytes`, the sum; `files`, by path, the bytes and `sha256` of each.
     """
-    files = {path.relative_to(version).as_posix(): entry_of(path) for path in sorted(paths)}
+    files = {
+        path.relative_to(version).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        for path in sorted(paths)
+    }
     return {"bytes": sum(entry["bytes"] for entry in files.values()), "files": files}
 
 
@@ -151,7 +153,7 @@ def compare_with_card(model: Path) -> None:
     if card is None:
         return
     where = f"{card}: artifacts"
-    for name, artifact in objects(read_json(card).get("artifacts", {}), where).items():
+    for name, artifact in fields(read_json(card).get("artifacts", {}), {}, where).items():
         files = fields(artifact, {"files": dict}, f"{where}.{name}")["files"]
         if model == card.parent and name != "saved_model":
             continue

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.files import require_regular, require_space
 from tfdml.memory import free_memory
 
 DTYPES = ("float32", "int8")
@@ -171,7 +170,6 @@ def read_paths(files: Sequence[Path]) -> tuple[str, ...]:
 
 def _open(path: Path) -> Any:
     with user_errors((OSError, pa.ArrowException), f"{path} cannot be read as Parquet: {REASON}", keep="first"):
-        require_regular(path)
         file = pa.parquet.ParquetFile(path, memory_map=True)
         names = file.schema_arrow.names
     if "embedding" not in names:
@@ -236,6 +234,5 @@ def _allocate(shape: tuple[int, int]) -> np.ndarray:
     size = 4 * shape[0] * shape[1]
     if size <= _SHARE_OF_MEMORY * free_memory():
         return np.empty(shape, np.float32)
-    require_space(tempfile.gettempdir(), size, "TMPDIR", "embeddings beyond the memory")
     with tempfile.NamedTemporaryFile(prefix="tfdml-embeddings-") as file:  # gone once nothing maps it
         return np.memmap(file.name, np.float32, "w+", shape=shape)

@@ -13,9 +13,8 @@ import numpy as np
 from absl import logging
 
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.files import local_copy, require_regular
+from tfdml.io.files import confined, fields, local_copy, read_json
 from tfdml.io.folders import MANIFEST, PROGRESS
-from tfdml.io.manifests import confined, fields, read_json
 from tfdml.pairwise import integer_labels
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
@@ -338,7 +337,6 @@ def _load(path: Path) -> Any:
     """Return the array in an .npy file, memory-mapped, or those in an .npz file by name."""
     # Whatever NumPy raises on a damaged file.
     with user_errors(Exception, f"{path} cannot be read as {path.suffix}: {REASON}"):
-        require_regular(path)
         if path.suffix == ".npy":
             return np.lib.format.open_memmap(path, mode="r")
         with np.load(path) as archive:

@@ -12,9 +12,8 @@ import numpy as np
 from tfdml.embeddings import parquet
 from tfdml.embeddings.reader import FORMAT, VERSION, ImageTable
 from tfdml.errors import UserError, check_choice, check_positive
-from tfdml.io.files import atomic_write, require_space, sha256_of
+from tfdml.io.files import Kinds, atomic_write, fields, sha256_of
 from tfdml.io.folders import PROGRESS, ResumableFolder
-from tfdml.io.manifests import Kinds, fields, objects
 
 ROWS_PER_FILE = 4096
 _KNOWN: Kinds = {"rows": int, "dimension": int, "files": dict}
@@ -31,13 +30,12 @@ class EmbeddingFolder(ResumableFolder):
     def __init__(self, folder: str | os.PathLike, identity: Mapping[str, Any]):
         super().__init__(folder, "folder", FORMAT, VERSION, identity)
 
-    def write_part(self, number: int, table: Any, size: int = 0, **known: Any) -> dict[str, Any]:
+    def write_part(self, number: int, table: Any, **known: Any) -> dict[str, Any]:
         """Write the embeddings of a part, then the record that it is done.
 
         Args:
             number: Of the part.
             table: Of `parquet.table_of`; None for a part without any embedding.
-            size: About how many bytes the file will have.
             **known: What else to keep of the part.
 
         Returns:
@@ -47,7 +45,7 @@ class EmbeddingFolder(ResumableFolder):
         stem = name.removesuffix(".parquet")
         if table is None:
             return self.finish_part(stem, {"rows": 0, "dimension": 0, **known})
-        with atomic_write(self.path(name), size) as temporary:
+        with atomic_write(self.path(name)) as temporary:
             parquet.write_file(temporary, table)
         dimension = table.schema.field("embedding").type.list_size
         return self.finish_part(stem, {"rows": table.num_rows, "dimension": dimension, **known}, [name])
@@ -93,7 +91,7 @@ class EmbeddingFolder(ResumableFolder):
         files = {
             name: {"sha256": file["sha256"], "rows": known["rows"]}
             for known in done
-            for name, file in objects(known["files"], self.path(PROGRESS)).items()
+            for name, file in known["files"].items()
         }
         return self.finish(
             {**entries, "files": files | {name: {"sha256": sha256_of(self.path(name))} for name in more}}
@@ -189,8 +187,6 @@ class EmbeddingWriter:
             raise UserError(f"the embedding of {first} holds NaN or infinite values, {more}; has the model diverged?")
         if not self.rows:
             self._dimension = embeddings.shape[1]
-            size = parquet.row_bytes(self._dimension, self.dtype) * self.count
-            require_space(self.folder.folder, size, "folder", "the embeddings")
             self.folder.begin({"count": self.count})
         self._batches.append(embeddings)
         self.rows += len(embeddings)
@@ -220,7 +216,7 @@ class EmbeddingWriter:
     def _write_file(self) -> None:
         vectors = np.concatenate(self._batches)
         table = parquet.table_of(self.images.columns(slice(self.rows - len(vectors), self.rows)), vectors, self.dtype)
-        self.folder.write_part(self._parts, table, parquet.row_bytes(self._dimension, self.dtype) * len(vectors))
+        self.folder.write_part(self._parts, table)
         self._parts += 1
         self._batches = []
 

@@ -24,7 +24,7 @@ from keras import ops
 from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.evaluation.relevance import Relevance, check_labels
-from tfdml.io.files import atomic_write, require_regular
+from tfdml.io.files import atomic_write
 from tfdml.pairwise import DISTANCES, require_classes
 from tfdml.retrieval import exact
 
@@ -731,7 +731,6 @@ class QueryValues:
             UserError: The file cannot be read, or is of something else.
         """
         with user_errors(Exception, f"{path} cannot be read: {REASON}"):  # whatever NumPy raises on a damaged file
-            require_regular(path)
             with np.load(path, allow_pickle=False) as file:
                 columns = {name: file[name] for name in file.files}
             ids, labels, images = (columns.pop(name) for name in ("ids", "labels", "images"))

@@ -30,16 +30,13 @@ from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, ta
 from tfdml.evaluation.verification import TARGETS
 from tfdml.export import saved_model
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
-from tfdml.io.files import is_remote, unwritable, write_json
-from tfdml.io.manifests import parse_flags, read_json
+from tfdml.io.files import is_remote, parse_flags, read_json, unwritable, write_json
 from tfdml.models import AnyEmbedder, TruncatedEmbedder, WhitenedEmbedder, stack, with_whitening
 from tfdml.training import RunFolder
 from tfdml.training.images import Splits, load_splits
 from tfdml.training.settings import Experiment
 
 FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), "onnx")
-# About how many bytes a file has for each parameter; of those not named here, 4.
-_BYTES_PER_WEIGHT = {"litert_float16": 2, "litert_dynamic_range": 1, "litert_int8": 1}
 _WHITENING_BATCH = 100
 _RANGES = {
     "images": (0, 2**40),
@@ -397,8 +394,7 @@ def export_model(
     of_vectors = len(embedder.view_shape) == 1
     if "saved_model" in options.formats and options.max_pixels < resize**2:
         raise UserError(f"`max_pixels={options.max_pixels}`: images are resized to {resize} x {resize} pixels")
-    size = sum(_BYTES_PER_WEIGHT.get(name, 4) * embedder.count_params() for name in options.formats)
-    with saved_model.new_version(folder, size) as version:
+    with saved_model.new_version(folder) as version:
         verifier = ExportVerifier(embedder, measured_on)
         calibration, calibrated_on = _calibrated(options.calibrate, verifier, train, report)
         paths = {name: _write(name, embedder, version.folder, train, options, calibration) for name in options.formats}

@@ -32,8 +32,7 @@ from tfdml.export.search_graph import (
     load_exported,
     write_graph,
 )
-from tfdml.io.files import locked, partial_folder, read_bytes, write_json
-from tfdml.io.manifests import Kinds, compare_files, read_json
+from tfdml.io.files import Kinds, compare_files, locked, partial_folder, read_bytes, read_json, write_json
 from tfdml.models import AnyEmbedder
 
 RETRIEVER_CARD = "retriever.json"

@@ -29,8 +29,7 @@ from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
 from tfdml.evaluation.verification import KINDS
 from tfdml.export.request import RequestPreprocessor
-from tfdml.io.files import is_disk_full, partial_folder, require_local, require_space, sweep, unwritable
-from tfdml.io.manifests import read_json
+from tfdml.io.files import is_disk_full, partial_folder, read_json, require_local, sweep, unwritable
 from tfdml.models import AnyEmbedder
 
 SIGNATURES = ("serving_default", "embed_images", "embed_each")
@@ -54,7 +53,7 @@ class NewVersion:
 
 
 @contextlib.contextmanager
-def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersion]:
+def new_version(versions: str | os.PathLike) -> Iterator[NewVersion]:
     """Make the next version: `versions/<n>`, one more than the highest number there.
 
     What the block writes below `folder` appears under the number when the block ends well, in one step, and disappears
@@ -63,7 +62,6 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
 
     Args:
         versions: Where versions lie, as TF Serving's `base_path`; made if it is not there.
-        size: About how many bytes the version will have, where that is known.
 
     Yields:
         The version; its `path` is known after the block.
@@ -79,7 +77,6 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
     """
     require_local(versions, "folder")
     versions = Path(versions)
-    require_space(versions, size, "folder", "this version's files")
     made = [part for part in (versions, *versions.parents) if not part.exists()]  # the innermost first
     try:
         versions.mkdir(parents=True, exist_ok=True)
@@ -97,7 +94,7 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
     except (OSError, tf.errors.OpError) as error:
         if not isinstance(error, OSError) and not is_disk_full(error):
             raise
-        raise unwritable(versions, error, size) from error
+        raise unwritable(versions, error) from error
     finally:
         for folder in made:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Files, local or where `fsspec` reaches: atomic writes, locks, checksums, full disks, where a file may go.
+"""Files, local or where `fsspec` reaches: atomic writes, locks, checksums, patterns, JSON that anyone may have made.
 
 A local copy of what is in a store lies below one folder of this process, at the place that its URL names, so that
 `as_named` can turn every path back into the URL.
@@ -7,7 +7,6 @@ A local copy of what is in a store lies below one folder of this process, at the
 import atexit
 import concurrent.futures
 import contextlib
-import datetime
 import errno
 import functools
 import hashlib
@@ -15,31 +14,24 @@ import json
 import os
 import re
 import shutil
-import socket
-import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import filelock
 import fsspec
 import psutil
-from absl import logging
 
 from tfdml.errors import REASON, UserError, short_message, user_errors
 
 # Of the temporary names, which end in the writing process's number: see `sweep`.
 PARTIAL_PREFIX = ".partial-"
 LOCK = ".lock"
-_HOLDER = ".holder"
-# What file systems say that have no locks, such as some network disks.
-_NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)
-_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+Kinds = Mapping[str, type | tuple[type, ...]]
 
 _Path = TypeVar("_Path", str, Path)
-_Result = TypeVar("_Result")
 
 
 def is_remote(path: str | os.PathLike) -> bool:
@@ -50,6 +42,17 @@ def is_remote(path: str | os.PathLike) -> bool:
         True
     """
     return "://" in os.fspath(path)
+
+
+def in_store(path: str | os.PathLike) -> bool:
+    """Whether a path is a URL of a file or folder in a store, such as `s3://`; not the address of a server or database.
+
+    Example:
+        >>> in_store("s3://bucket/runs/cars"), in_store("http://localhost:8501/v1/models/cars"), in_store("runs/cars")
+        (True, False, False)
+    """
+    scheme, separator, _ = os.fspath(path).partition("://")
+    return bool(separator) and scheme not in ("http", "https") and scheme in fsspec.available_protocols()
 
 
 def filesystem_of(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -87,17 +90,6 @@ def _arrow(root: str) -> tuple[fsspec.AbstractFileSystem, str]:
     return ArrowFSWrapper(filesystem), base
 
 
-def in_store(path: str | os.PathLike) -> bool:
-    """Whether a path is a URL of a file or folder in a store, such as `s3://`; not the address of a server or database.
-
-    Example:
-        >>> in_store("s3://bucket/runs/cars"), in_store("http://localhost:8501/v1/models/cars"), in_store("runs/cars")
-        (True, False, False)
-    """
-    scheme, separator, _ = os.fspath(path).partition("://")
-    return bool(separator) and scheme not in ("http", "https") and scheme in fsspec.available_protocols()
-
-
 def local_copy(path: str | os.PathLike) -> str:
     """Return a path; for a file or folder in a store, that of a local copy, which the first call downloads.
 
@@ -124,13 +116,10 @@ def _copies() -> str:
 @functools.cache
 def _download(url: str) -> str:
     local = os.path.join(_copies(), *url.split("://", 1))
-    with user_errors(OSError, f"{url} cannot be read: {REASON}", keep="first"):
-        filesystem, there = filesystem_of(url)
+    filesystem, there = filesystem_of(url)
+    with _readable(url):
         for name, entry in filesystem.find(there, detail=True).items():
-            # A key may hold "..", which would lead out of the folder.
-            target = os.path.normpath(local + name[len(there) :])
-            if not (target + "/").startswith(local + "/"):
-                raise OSError(f"its key {name} leads out of it")
+            target = confined(local, name[len(there) + 1 :], url) if name != there else local
             os.makedirs(os.path.dirname(target), exist_ok=True)
             filesystem.get_file(name, target)
             if os.path.getsize(target) != entry["size"]:
@@ -150,25 +139,10 @@ def as_named(text: str | os.PathLike) -> str:
     return re.sub(re.escape(_copies()) + r"/(\w+)/", r"\1://", os.fspath(text))
 
 
-def _naming_path(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Have errors of stores, which are texts alone, name the path that the function was called with."""
-
-    @functools.wraps(function)
-    def named(path: str | os.PathLike, *args: Any, **options: Any) -> _Result:
-        try:
-            return function(path, *args, **options)
-        except OSError as error:
-            if not is_remote(path) or error.filename:
-                raise
-            kinds = {FileNotFoundError: errno.ENOENT, PermissionError: errno.EACCES, OSError: errno.EIO}
-            number = error.errno or next(number for kind, number in kinds.items() if isinstance(error, kind))
-            # Of these numbers Python makes the same kind of error.
-            raise OSError(number, short_message(error, "first"), os.fspath(path)) from error
-
-    return named
+def _readable(path: str | os.PathLike) -> contextlib.AbstractContextManager[None]:
+    return user_errors(OSError, f"{path} cannot be read: {REASON}", keep="first")
 
 
-@_naming_path
 def is_file(path: str | os.PathLike) -> bool:
     """Whether a file is there.
 
@@ -177,10 +151,10 @@ def is_file(path: str | os.PathLike) -> bool:
         False
     """
     filesystem, there = filesystem_of(path)
-    return filesystem.isfile(there)
+    with _readable(path):
+        return filesystem.isfile(there)
 
 
-@_naming_path
 def is_folder(path: str | os.PathLike) -> bool:
     """Whether a folder is there.
 
@@ -189,21 +163,21 @@ def is_folder(path: str | os.PathLike) -> bool:
         True
     """
     filesystem, there = filesystem_of(path)
-    return filesystem.isdir(there)
+    with _readable(path):
+        return filesystem.isdir(there)
 
 
-@_naming_path
-def make_folder(path: str | os.PathLike) -> None:
-    """Make a folder and those above it, where they are not there.
-
-    Raises:
-        OSError: It cannot be made.
+def listing(folder: str | os.PathLike) -> list[str]:
+    """Return the names in a folder, sorted; none if there is no such folder.
 
     Example:
-        >>> make_folder("embeddings/cars")
+        >>> listing("no/such/folder")
+        []
     """
-    filesystem, there = filesystem_of(path)
-    filesystem.makedirs(there, exist_ok=True)
+    filesystem, there = filesystem_of(folder)
+    with _readable(folder), contextlib.suppress(FileNotFoundError):
+        return sorted(os.path.basename(name.rstrip("/")) for name in filesystem.ls(there, detail=False))
+    return []
 
 
 def walk(folder: str, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -222,20 +196,11 @@ def walk(folder: str, onerror: Callable[[OSError], None] | None = None) -> Itera
         yield f"{folder.rstrip('/')}/{below}" if below else folder, folders, names
 
 
-def exists(path: str) -> bool:
-    """Whether a path of this machine is there; a home folder may be written `~`."""
-    return os.path.exists(os.path.expanduser(path))
-
-
 def find(pattern: str) -> list[str]:
     """Return the files that a pattern names, in the order of the names of folders and files.
 
     Args:
-        pattern: An existing file; a path or URL with `*` and `?` (within a name) and `**` (any folders); or a folder,
-            for the files below it.
-
-    Returns:
-        Absolute paths, or URLs.
+        pattern: An absolute path or URL with `*` and `?` (within a name) and `**` (any folders).
 
     Raises:
         UserError: There is no such folder, or it cannot be listed.
@@ -245,28 +210,41 @@ def find(pattern: str) -> list[str]:
         Traceback (most recent call last):
         tfdml.errors.UserError: there is no folder /no/such/folder
     """
-    pattern = pattern if is_remote(pattern) else os.path.abspath(os.path.expanduser(pattern))
-    wild = re.search(r"[*?]", pattern)
-    folder = pattern[: wild.start()].rpartition("/")[0] if wild else pattern
+    fixed, *wild = re.split(r"(?=[*?])", pattern, maxsplit=1)
+    if not wild:
+        raise UserError(f"there is no file or folder {pattern}")
+    folder = fixed.rpartition("/")[0]
     filesystem, there = filesystem_of(folder or "/")
-    with user_errors(OSError, f"{folder} cannot be listed: {REASON}", keep="first"):
-        if filesystem.isfile(filesystem_of(pattern)[1]):
-            return [pattern]
+    with _readable(folder):
         if not filesystem.isdir(there):
-            raise UserError(f"there is no {'folder' if wild else 'file or folder'} {folder}")
-        if wild:
-            # To fsspec a bracket begins a set of characters.
-            rest = pattern[len(folder) :].replace("[", "[[]")
-            entries = filesystem.glob(there.rstrip("/").replace("[", "[[]") + rest, detail=True)
-        else:
-            entries = filesystem.find(there, detail=True)
-    paths = sorted(
-        (name for name, entry in entries.items() if entry["type"] == "file"), key=lambda name: name.split("/")
-    )
+            raise UserError(f"there is no folder {folder}")
+        # To fsspec a bracket begins a set of characters.
+        names = filesystem.glob((there.rstrip("/") + pattern[len(folder) :]).replace("[", "[[]"), detail=True)
+    paths = sorted((name for name, entry in names.items() if entry["type"] == "file"), key=lambda name: name.split("/"))
     return [folder.rstrip("/") + path[len(there.rstrip("/")) :] for path in paths]
 
 
-@_naming_path
+def open_file(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
+    r"""Open a file for reading.
+
+    Args:
+        path: The file.
+        buffering: As `open`, for a local file.
+
+    Raises:
+        OSError: It cannot be read.
+
+    Example:
+        >>> with open_file("car.jpg") as file:
+        ...     file.read(3)
+        b'\xff\xd8\xff'
+    """
+    if not is_remote(path):
+        return open(path, "rb", buffering=buffering)
+    filesystem, there = filesystem_of(path)
+    return filesystem.open(there, "rb")
+
+
 def read_bytes(path: str | os.PathLike) -> bytes:
     """Return the content of a file.
 
@@ -281,44 +259,14 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         return file.read()
 
 
-@_naming_path
-def open_file(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
-    r"""Open a file for reading, if it is a regular one; see `require_regular`.
-
-    Args:
-        path: The file.
-        buffering: As `open`, for a local file.
+def sha256_of(path: str | os.PathLike) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits.
 
     Raises:
-        OSError: It cannot be read, or a local file is no regular one.
-
-    Example:
-        >>> with open_file("car.jpg") as file:
-        ...     file.read(3)
-        b'\xff\xd8\xff'
+        OSError: It cannot be read.
     """
-    if is_remote(path):
-        filesystem, there = filesystem_of(path)
-        return filesystem.open(there, "rb")
-    require_regular(path)
-    return open(path, "rb", buffering=buffering)
-
-
-def size_of(path: str | os.PathLike) -> int | None:
-    """Return the length of a file in bytes; None if there is no such file.
-
-    Example:
-        >>> size_of("no/such/file") is None
-        True
-    """
-    try:
-        if not is_remote(path):
-            return os.stat(path).st_size if os.path.isfile(path) else None
-        filesystem, there = filesystem_of(path)
-        found = filesystem.info(there)
-    except OSError:
-        return None
-    return found["size"] if found["type"] == "file" else None
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def stamp_of(path: str | os.PathLike) -> tuple[int, int]:
@@ -338,65 +286,19 @@ def stamp_of(path: str | os.PathLike) -> tuple[int, int]:
         return 0, 0
 
 
-@_naming_path
-def listing(folder: str | os.PathLike) -> list[str]:
-    """Return the names in a folder, sorted; none if there is no such folder.
-
-    Example:
-        >>> listing("no/such/folder")
-        []
-    """
-    try:
-        if not is_remote(folder):
-            return sorted(os.listdir(folder))
-        filesystem, there = filesystem_of(folder)
-        return sorted(os.path.basename(name.rstrip("/")) for name in filesystem.ls(there, detail=False))
-    except FileNotFoundError:
-        return []
-
-
-@_naming_path
 def remove(path: str | os.PathLike) -> None:
-    """Remove a file if it is there.
+    """Remove a file, or a folder with all that is in it, if it is there.
 
     Example:
         >>> remove("no/such/file")
     """
     filesystem, there = filesystem_of(path)
     with contextlib.suppress(FileNotFoundError):
-        filesystem.rm_file(there)
-
-
-@_naming_path
-def remove_folder(path: str | os.PathLike) -> None:
-    """Remove a folder with all that is in it, if it is there.
-
-    Example:
-        >>> remove_folder("no/such/folder")
-    """
-    filesystem, there = filesystem_of(path)
-    with contextlib.suppress(FileNotFoundError):
         filesystem.rm(there, recursive=True)
 
 
-@_naming_path
-def sha256_of(path: str | os.PathLike) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    with open_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-
-
-def entry_of(path: str | os.PathLike) -> dict[str, Any]:
-    """Return what manifests state of a file: its `bytes` and its `sha256`."""
-    return {"bytes": size_of(path), "sha256": sha256_of(path)}
-
-
 @contextlib.contextmanager
-def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
+def atomic_write(path: _Path) -> Iterator[_Path]:
     """Yield a temporary local path, renamed onto `path` when the block ends well, and removed when it does not.
 
     It lies next to `path`, and keeps the suffix, which some writers go by. A link is followed. A remote file is written
@@ -404,223 +306,64 @@ def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
 
     Args:
         path: The file to be written.
-        size: About how many bytes it will have, where that is known, for the message when the disk is full.
 
     Raises:
-        UserError: The disk is full, the file system refuses, or `path` is a device, a pipe or a folder.
+        UserError: The disk is full, the file system refuses, or `path` is a device or a folder.
 
     Example:
         >>> with atomic_write(Path("train.npz")) as temporary:
         ...     np.savez(temporary, labels=labels)
     """
     if is_remote(path):
+        filesystem, there = filesystem_of(path)
         with tempfile.TemporaryDirectory() as folder:
-            temporary = type(path)(os.path.join(folder, os.path.basename(path)))
-            yield temporary
-            try:
-                put_file(temporary, *filesystem_of(path))
-            except OSError as error:
-                raise unwritable(path, error, size) from error
+            temporary = os.path.join(folder, os.path.basename(path))
+            yield type(path)(temporary)
+            # In a thread, where no signal raises: Arrow's stream, closed by an exception, would leave what was sent.
+            with user_errors(OSError, f"{path} cannot be written ({REASON})", keep="first"):
+                concurrent.futures.ThreadPoolExecutor(1).submit(filesystem.put_file, temporary, there).result()
         return
     target = os.path.realpath(path)
     if os.path.exists(target) and not os.path.isfile(target):
-        raise UserError(f"{path} is {'a folder' if os.path.isdir(target) else 'no regular file'}: name another")
-    name = f"{PARTIAL_PREFIX}{os.getpid()}-{os.path.basename(target)}"
-    temporary = type(path)(os.path.join(os.path.dirname(target), name))
+        raise UserError(f"{path} is no regular file: name another")
+    temporary = os.path.join(os.path.dirname(target), f"{PARTIAL_PREFIX}{os.getpid()}-{os.path.basename(target)}")
     try:
-        yield temporary
+        yield type(path)(temporary)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except Exception as error:
-        if not _is_refusal(error, target, temporary):
+        about_it = isinstance(error, OSError) and error.filename in (temporary, target)
+        if isinstance(error, UserError) or not (about_it or is_disk_full(error)):
             raise
-        with contextlib.suppress(OSError):
-            remove(temporary)  # what there is of it takes no part in what is free
-        raise unwritable(path, error, size) from error
+        raise unwritable(path, error) from error
     finally:
         with contextlib.suppress(OSError):
-            remove(temporary)
+            os.unlink(temporary)
 
 
-def put_file(local: str | os.PathLike, filesystem: fsspec.AbstractFileSystem, there: str) -> None:
-    """Copy a local file into a store, where it appears whole or not at all.
-
-    Raises:
-        OSError: The store refuses, or cannot be reached.
-    """
-    # In a thread, where no signal raises: Arrow's stream, closed by an exception, would leave the part that was sent.
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        thread.submit(filesystem.put_file, os.fspath(local), there).result()
-
-
-def write_whole(path: str | os.PathLike, data: bytes) -> None:
-    """Write a file atomically.
-
-    Args:
-        path: The file.
-        data: Its content.
-
-    Raises:
-        UserError: The disk is full, or the file system refuses.
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error says that there is no space left, whoever raised it.
 
     Example:
-        >>> write_whole("manifest.json", b"{}")
+        >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device"))
+        True
     """
-    with atomic_write(os.fspath(path), len(data)) as temporary, open(temporary, "wb") as file:
-        file.write(data)
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
 
 
-def cell_text(text: str) -> str:
-    """Return text for a cell of a CSV file; what a spreadsheet would take for a formula starts with an apostrophe.
-
-    So does text that starts with an apostrophe, so that a reader who removes one gets the text back.
+def unwritable(path: str | os.PathLike, error: BaseException) -> UserError:
+    """Return the message on a file or folder that could not be written.
 
     Example:
-        >>> cell_text("=1+1"), cell_text("car.jpg")
-        ("'=1+1", 'car.jpg')
-
-    Source: OWASP, "CSV injection".
+        >>> str(unwritable("metrics.json", PermissionError(errno.EACCES, "Permission denied")))
+        'metrics.json cannot be written (Permission denied)'
     """
-    return f"'{text}" if re.match(r"\s*[=+\-@]|[\t\r\n']", text) else text
-
-
-def write_json(path: str | os.PathLike, value: Any) -> None:
-    """Write a JSON file atomically; numbers that are not finite become null."""
-    write_whole(path, (as_named(json.dumps(finite(value), indent=2, sort_keys=True)) + "\n").encode())
-
-
-def write_lines(path: Path, values: list[dict]) -> None:
-    """Write a JSON-lines file atomically."""
-    write_whole(path, "".join(json.dumps(finite(value)) + "\n" for value in values).encode())
-
-
-def finite(value: Any) -> Any:
-    """Return the same structure with None for floats that JSON cannot hold."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
-        return None
-    return value
-
-
-def sweep(folder: str | os.PathLike) -> None:
-    """Remove what processes left in a local folder that were killed in the middle of writing a file.
-
-    Temporary files and folders of processes that still run stay.
-
-    Args:
-        folder: The folder; it need not exist.
-    """
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry in list(os.scandir(os.fspath(folder))):
-            number = re.match(rf"{re.escape(PARTIAL_PREFIX)}([0-9]{{1,9}})-", entry.name)
-            if number is None or psutil.pid_exists(int(number[1])):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):  # in a folder of everybody's it is another's
-                    remove(entry.path)
-
-
-@contextlib.contextmanager
-def partial_folder(parent: str | os.PathLike) -> Iterator[Path]:
-    """Yield a hidden folder in a local one; what is left of it after the block is removed, or by `sweep`.
-
-    Example:
-        >>> with partial_folder("photos") as hidden:
-        ...     hidden
-        PosixPath('photos/.partial-...')
-    """
-    path = Path(parent, f"{PARTIAL_PREFIX}{os.getpid()}-{uuid.uuid4().hex}")
-    path.mkdir()  # for all whom the umask allows: servers run as somebody else
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def locked(folder: str | os.PathLike, argument: str, name: str = LOCK, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a local folder. It ends with the block, at the latest with the process.
-
-    A lock whose process was killed is taken over, with a warning. Where the file system has no locks, or the folder
-    cannot be written, nothing is locked.
-
-    Args:
-        folder: The folder.
-        argument: The argument that names it.
-        name: The file of the lock, for a lock of less than the folder.
-        wait: Wait until the lock is free.
-
-    Raises:
-        UserError: Another process holds the lock, and the message names it; there is no such folder.
-
-    Example:
-        >>> with locked(".", "run_dir"):
-        ...     write_whole("flags.txt", b"text")
-    """
-    if not os.path.isdir(folder):
-        raise UserError(f"`{argument}={folder}`: there is no such folder")
-    path = os.path.join(folder, name)
-    holder = path + _HOLDER
-    with contextlib.ExitStack() as stack:
-        try:
-            lock = filelock.FileLock(path, blocking=wait, mode=0o666, fallback_to_soft=False, is_singleton=False)
-            stack.enter_context(lock)
-        except filelock.Timeout:
-            writer = _holder_of(holder)
-            raise UserError(f"`{argument}={folder}`: another process is writing into it ({writer})") from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS and (error.errno not in _NOT_WRITABLE or os.path.exists(path)):
-                raise
-        else:
-            stack.callback(_remove_if_possible, path)
-            if os.path.exists(holder):
-                logging.warning("%s: taking over from %s, which ended without finishing", folder, _holder_of(holder))
-            since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            with contextlib.suppress(OSError, UserError):  # it is only for messages
-                write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
-            stack.callback(_remove_if_possible, holder)
-        yield
-
-
-def is_debris(name: str) -> bool:
-    """Whether a file of this name is a lock's, or what a killed process left half-written.
-
-    Example:
-        >>> is_debris(".lock"), is_debris("manifest.json")
-        (True, False)
-    """
-    return name in (LOCK, LOCK + _HOLDER) or name.startswith(PARTIAL_PREFIX)
-
-
-def _holder_of(path: str) -> str:
-    """Return the process that holds a lock, or held it."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            holder = json.load(file)
-        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
-    except (OSError, ValueError, LookupError, TypeError):
-        return "which has just begun"
-
-
-def _remove_if_possible(path: str) -> None:
-    with contextlib.suppress(OSError):  # Windows keeps a file that is open
-        os.unlink(path)
-
-
-def _is_refusal(error: Exception, path: str | Path, temporary: str | Path) -> bool:
-    """Whether an error in the midst of writing is the file system's about this file, not the writer's own."""
-    if isinstance(error, UserError):
-        return False
     if is_disk_full(error):
-        return True
-    named = {os.fspath(name) for name in (getattr(error, "filename", None), getattr(error, "filename2", None)) if name}
-    return isinstance(error, OSError) and bool(named & {os.fspath(path), os.fspath(temporary)})
+        advice = "what was finished is kept: free some space and run the same command again"
+        return UserError(f"{path} cannot be written: the disk is full; {advice}")
+    reason = getattr(error, "strerror", None) or getattr(error, "message", None) or short_message(error, "first")
+    return UserError(f"{path} cannot be written ({reason})")
 
 
 def require_local(path: str | os.PathLike, argument: str) -> None:
@@ -642,141 +385,284 @@ def require_local(path: str | os.PathLike, argument: str) -> None:
 
 
 def require_writable(path: str | os.PathLike, argument: str) -> None:
-    """Refuse, before any work, what is no place for a file; the trial leaves nothing.
+    """Refuse, before any work, what is no place for a file.
 
     Args:
         path: Where a file is to be written.
         argument: The argument that names it.
 
     Raises:
-        UserError: It is a folder, its folder or bucket does not exist, or nothing can be written there.
+        UserError: It is something else than a file, its folder or bucket does not exist or may not be written.
 
     Example:
         >>> require_writable("metrics.json", "json")
     """
     if is_remote(path):
-        if not is_folder(folder := "/".join(os.fspath(path).split("/")[:3])):
-            raise UserError(f"`{argument}={path}`: there is no {folder}")
-        return
-    if os.path.isdir(path):
-        raise UserError(f"`{argument}={path}` is a folder: name a file to write")
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise UserError(f"`{argument}={path}` is no regular file: name another")
-    folder = os.path.dirname(os.path.realpath(path))
-    if not os.path.isdir(folder):
-        raise UserError(f"`{argument}={path}`: its folder does not exist")
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise unwritable(path, error) from error
+        fits = is_folder("/".join(os.fspath(path).split("/")[:3]))
+    else:
+        path_is_free = not os.path.exists(path) or os.path.isfile(path)
+        fits = path_is_free and os.access(os.path.dirname(os.path.realpath(path)), os.W_OK)
+    if not fits:
+        raise UserError(f"`{argument}={path}` cannot be written: name a file in a folder that is there")
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-GO_ON = "what was finished is kept: free some space and run the same command again"
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an error says that there is no space left, whoever raised it.
-
-    Example:
-        >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device"))
-        True
-    """
-    return getattr(error, "errno", None) in _FULL or "No space left" in str(error)
-
-
-def unwritable(path: str | os.PathLike, error: BaseException, size: int = 0) -> UserError:
-    """Return the message on a file that could not be written.
+def write_whole(path: str | os.PathLike, data: bytes) -> None:
+    """Write a file atomically.
 
     Args:
         path: The file.
-        error: Why.
-        size: About how many bytes it would have had; 0 where that is not known.
+        data: Its content.
+
+    Raises:
+        UserError: The disk is full, or the file system refuses.
 
     Example:
-        >>> str(unwritable("metrics.json", PermissionError(errno.EACCES, "Permission denied")))
-        'metrics.json cannot be written (Permission denied)'
+        >>> write_whole("manifest.json", b"{}")
     """
-    if is_disk_full(error):
-        needs = f", and this file needs about {as_size(size)}" if size else ""
-        return UserError(f"{path} cannot be written: the disk is full{needs}{_free_words(path)}; {GO_ON}")
-    reason = getattr(error, "strerror", None) or getattr(error, "message", None) or short_message(error, "first")
-    return UserError(f"{path} cannot be written ({reason})")
+    with atomic_write(os.fspath(path)) as temporary, open(temporary, "wb") as file:
+        file.write(data)
 
 
-def require_space(folder: str | os.PathLike, needed: int, argument: str, what: str, advice: str = "") -> None:
-    """Refuse work whose result the disk cannot hold.
+def write_json(path: str | os.PathLike, value: Any) -> None:
+    """Write a JSON file atomically; numbers that are not finite become null."""
+    write_whole(path, (as_named(json.dumps(_finite(value), indent=2, sort_keys=True)) + "\n").encode())
+
+
+def write_lines(path: Path, values: list[dict]) -> None:
+    """Write a JSON-lines file atomically."""
+    write_whole(path, "".join(json.dumps(_finite(value)) + "\n" for value in values).encode())
+
+
+def _finite(value: Any) -> Any:
+    """Return the same structure with None for floats that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+
+
+def cell_text(text: str) -> str:
+    """Return text for a cell of a CSV file; what a spreadsheet would take for a formula starts with an apostrophe.
+
+    So does text that starts with an apostrophe, so that a reader who removes one gets the text back.
+
+    Example:
+        >>> cell_text("=1+1"), cell_text("car.jpg")
+        ("'=1+1", 'car.jpg')
+
+    Source: OWASP, "CSV injection".
+    """
+    return f"'{text}" if re.match(r"\s*[=+\-@]|[\t\r\n']", text) else text
+
+
+def sweep(folder: str | os.PathLike) -> None:
+    """Remove what processes left in a local folder that were killed in the middle of writing a file.
+
+    Temporary files and folders of processes that still run stay.
 
     Args:
-        folder: Where it goes; it need not exist yet.
-        needed: About how many bytes.
-        argument: The argument that names the folder.
-        what: What needs them, in the plural.
-        advice: Ends the message, such as `, or shrink the images`.
+        folder: The folder; it need not exist.
+    """
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        process = re.match(rf"{re.escape(PARTIAL_PREFIX)}([0-9]{{1,9}})-", name)
+        if process and not psutil.pid_exists(int(process[1])):
+            path = os.path.join(folder, name)
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # of a folder, which is gone; of another user's file
+                os.unlink(path)
 
-    Raises:
-        UserError: Fewer bytes are free.
+
+@contextlib.contextmanager
+def partial_folder(parent: str | os.PathLike) -> Iterator[Path]:
+    """Yield a hidden folder in a local one; what is left of it after the block is removed, or by `sweep`.
 
     Example:
-        >>> require_space("embeddings", 10, "out", "the embeddings")
+        >>> with partial_folder("photos") as hidden:
+        ...     hidden
+        PosixPath('photos/.partial-...')
     """
-    free = free_space(folder)
-    if free is not None and needed > free:
-        lacking = f"{what} need about {as_size(needed)}, and {as_size(free)} are free"
-        raise UserError(f"`{argument}={folder}`: {lacking}; free some space or name another disk{advice}")
-
-
-def free_space(path: str | os.PathLike) -> int | None:
-    """Free bytes on the disk of a file or folder, which need not exist yet; None where that cannot be known.
-
-    Example:
-        >>> free_space(".") > 0
-        True
-    """
-    if is_remote(path):
-        return None
-    place = os.path.abspath(os.fspath(path))
-    while not os.path.exists(place):
-        place = os.path.dirname(place)
+    path = Path(parent, f"{PARTIAL_PREFIX}{os.getpid()}-{uuid.uuid4().hex}")
+    path.mkdir()  # for all whom the umask allows: servers run as somebody else
     try:
-        return shutil.disk_usage(place).free
-    except OSError:
-        return None
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def as_size(size: int) -> str:
-    """Return a number of bytes in words.
+def is_debris(name: str) -> bool:
+    """Whether a file of this name is a lock's, or what a killed process left half-written.
 
     Example:
-        >>> as_size(3 * 2**20), as_size(700)
-        ('3.0 MB', '700 bytes')
+        >>> is_debris(".lock"), is_debris("manifest.json")
+        (True, False)
     """
-    return f"{size / 2**20:,.1f} MB" if size >= 2**20 / 10 else f"{size:,} bytes"
+    return name == LOCK or name.startswith(PARTIAL_PREFIX)
 
 
-def _free_words(path: str | os.PathLike) -> str:
-    device = os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
-    free = None if device else free_space(path)
-    return "" if free is None else f" ({as_size(free)} are free)"
+@contextlib.contextmanager
+def locked(folder: str | os.PathLike, argument: str, name: str = LOCK, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a local folder. It ends with the block, at the latest with the process.
 
-
-_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-
-
-def require_regular(path: str | os.PathLike) -> None:
-    """Refuse a local path that is there but no regular file: opening a FIFO would wait for a writer for ever.
+    Args:
+        folder: The folder.
+        argument: The argument that names it.
+        name: The file of the lock, for a lock of less than the folder.
+        wait: Wait until the lock is free.
 
     Raises:
-        OSError: There is no such file, it cannot be looked at, or it is a folder, FIFO, socket or device.
+        UserError: Another process holds the lock, or the folder cannot be written.
 
     Example:
-        >>> require_regular(".")
-        Traceback (most recent call last):
-        IsADirectoryError: [Errno 21] Is a directory: '.'
+        >>> with locked(".", "run_dir"):
+        ...     write_whole("flags.txt", b"text")
     """
-    mode = os.stat(path).st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "something special")
-        raise OSError(errno.EINVAL, f"{kind}, not a regular file", os.fspath(path))
+    path = os.path.join(folder, name)
+    lock = filelock.FileLock(path, blocking=wait, mode=0o666, is_singleton=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise UserError(f"`{argument}={folder}`: another process is writing into it") from None
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows keeps a file that is open
+            os.unlink(path)
+        lock.release()
+
+
+def read_json(path: str | os.PathLike, required: Kinds | None = None, remedy: str = "") -> dict[str, Any]:
+    """Return the JSON object in a file, local or on any file system that `fsspec` knows.
+
+    Args:
+        path: The file.
+        required: Keys that it must have, and of which type their values must be; see `fields`.
+        remedy: What to do where the file is damaged, for the message.
+
+    Raises:
+        UserError: There is no such file, it cannot be read or is no JSON object, or a key is missing or of another
+            type.
+
+    Example:
+        >>> read_json("embeddings/cars/manifest.json", {"count": int})["count"]
+        256
+    """
+    where = os.fspath(path)
+    with user_errors(Exception, f"{where} cannot be read ({REASON}){_and(remedy)}"):  # clients have their own errors
+        data = read_bytes(where)
+    return fields(parse_json(data, where, remedy), required or {}, where, remedy)
+
+
+def parse_json(data: bytes | str, where: str, remedy: str = "") -> Any:
+    """Return a JSON text as Python's values.
+
+    Args:
+        data: The text, or its UTF-8 bytes.
+        where: Where it was found, for the message.
+        remedy: As `read_json`.
+
+    Raises:
+        UserError: It is not JSON, or nested too deep.
+
+    Example:
+        >>> parse_json(b'{"images": 3}', "manifest.json")
+        {'images': 3}
+    """
+    # Of an integer of thousands of digits, too.
+    with user_errors((ValueError, RecursionError), f"{where} is damaged: it is not JSON ({REASON}){_and(remedy)}"):
+        return json.loads(data)
+
+
+def fields(value: Any, required: Kinds, where: str, remedy: str = "") -> dict[str, Any]:
+    """Return a JSON object, if it has keys with values of these types.
+
+    Args:
+        value: What should be the object.
+        required: The type, or types, of the value of each key. A bool is no int, and an int is a float.
+        where: Where it was found, for the message.
+        remedy: As `read_json`.
+
+    Raises:
+        UserError: It is no object, or a key is missing or of another type.
+
+    Example:
+        >>> fields({"images": 3}, {"images": int}, "manifest.json: splits.train")
+        {'images': 3}
+    """
+    reason = "" if isinstance(value, dict) else "it is no JSON object"
+    for key, kinds in required.items() if not reason else ():
+        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+        kinds += (int,) if float in kinds else ()
+        item = value.get(key, value)  # the object itself stands for a key that is missing
+        if item is value or not isinstance(item, kinds) or (isinstance(item, bool) and bool not in kinds):
+            reason = f"its key {key} must be {' or '.join(kind.__name__ for kind in kinds)}"
+    if reason:
+        raise UserError(f"{where} is damaged or of something else: {reason}{_and(remedy)}")
+    return value
+
+
+def _and(remedy: str) -> str:
+    return f"; {remedy}" if remedy else ""
+
+
+def confined(folder: str | os.PathLike, name: Any, where: str) -> str:
+    """Return the path of a file that a manifest names in its folder; a name that leads out of it is refused.
+
+    Links within the folder are followed: what they lead to, the owner of the folder has decided.
+
+    Args:
+        folder: The folder.
+        name: A relative path with forward slashes.
+        where: The manifest, for the message.
+
+    Raises:
+        UserError: The name is no text, absolute, of another file system, or has a part that is empty, `.` or `..`.
+
+    Example:
+        >>> confined("embeddings", "embeddings-00000.npy", "embeddings/manifest.json")
+        'embeddings/embeddings-00000.npy'
+    """
+    parts = name.split("/") if isinstance(name, str) else [""]
+    if {"", ".", ".."}.intersection(parts) or "\0" in name or "\\" in name or "://" in name:
+        raise UserError(f"{where} names a file outside its folder, {str(name)[:100]!r}, which is not opened")
+    return os.path.join(os.fspath(folder), name)
+
+
+def compare_files(folder: str | os.PathLike, files: Any, where: str, remedy: str) -> None:
+    """Compare files with the checksums that a manifest has of them.
+
+    This detects damage, not forgery: whoever can change a file can change its manifest.
+
+    Args:
+        folder: The manifest's folder.
+        files: By name, an object with `sha256`.
+        where: The manifest, for the message.
+        remedy: What to do about damage.
+
+    Raises:
+        UserError: A file is missing, unreadable or damaged, or the manifest cannot be understood.
+    """
+    for name, entry in fields(files, {}, where).items():
+        path = confined(folder, name, where)
+        expected = fields(entry, {"sha256": str}, f"{where}: {name}")["sha256"]
+        with user_errors(OSError, f"{path}, which {where} lists, cannot be read ({REASON}){_and(remedy)}"):
+            digest = sha256_of(path)
+        if digest != expected:
+            raise UserError(f"{path} is damaged: its SHA-256 is not that in {where}{_and(remedy)}")
+
+
+def parse_flags(text: str) -> dict[str, str]:
+    """Return the flags of a flag file by name, as text, the last of each; empty lines and comments (#) are left out.
+
+    Args:
+        text: One flag a line, `--name=value`.
+
+    Example:
+        >>> parse_flags("# a comment" + chr(10) + "--ink=3" + chr(10) + "--paper=")
+        {'ink': '3', 'paper': ''}
+    """
+    lines = (line.strip() for line in text.splitlines())
+    named = (line.removeprefix("--").partition("=") for line in lines if line and not line.startswith("#"))
+    return {name: value for name, _, value in named}

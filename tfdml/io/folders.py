@@ -3,17 +3,12 @@
 import contextlib
 import json
 import os
-import socket
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import psutil
-from absl import logging
-
 from tfdml.errors import UserError, differences
 from tfdml.io import files
-from tfdml.io.manifests import compare_files, confined, fields, read_json
+from tfdml.io.files import compare_files, confined, fields, read_json
 from tfdml.version import __version__
 
 MANIFEST = "manifest.json"
@@ -95,9 +90,9 @@ class ResumableFolder:
         self.read()
         with contextlib.ExitStack() as stack:
             try:
-                files.make_folder(self.folder)
-                lock = token_lock if files.is_remote(self.folder) else files.locked
-                stack.enter_context(lock(self.folder, self.argument))
+                _make_folder(self.folder)
+                if not files.is_remote(self.folder):  # stores have no locks
+                    stack.enter_context(files.locked(self.folder, self.argument))
                 for folder in (self.folder, self.path(_PARTS)):
                     for name in files.listing(folder):
                         if name.startswith(files.PARTIAL_PREFIX):
@@ -111,7 +106,7 @@ class ResumableFolder:
 
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Write the identity and the plan; the parts of an earlier plan are forgotten."""
-        files.remove_folder(self.path(_PARTS))
+        files.remove(self.path(_PARTS))
         files.write_json(self.path(PROGRESS), {**self.header, "identity": self.identity, "plan": dict(plan)})
         self.plan = dict(plan)
 
@@ -141,7 +136,7 @@ class ResumableFolder:
     def has_files(self, known: Mapping[str, Any]) -> bool:
         """Whether the files of a part are there with the sizes that `part` states."""
         sizes = {confined(self.folder, name, PROGRESS): file.get("bytes") for name, file in known["files"].items()}
-        return all(files.size_of(path) == size for path, size in sizes.items())
+        return all(_size_of(path) == size for path, size in sizes.items())
 
     def finish_part(
         self, name: str, known: Mapping[str, Any], written: Iterable[str] | Mapping[str, Any] = ()
@@ -157,9 +152,10 @@ class ResumableFolder:
             What `part` returns from now on.
         """
         if not isinstance(written, Mapping):
-            written = {file: files.entry_of(self.path(file)) for file in written}
+            paths = {file: self.path(file) for file in written}
+            written = {file: {"bytes": _size_of(path), "sha256": files.sha256_of(path)} for file, path in paths.items()}
         known = {**known, "files": dict(written)}
-        files.make_folder(self.path(_PARTS))
+        _make_folder(self.path(_PARTS))
         files.write_json(self.path(f"{_PARTS}/{name}.json"), known)
         return known
 
@@ -179,32 +175,15 @@ class ResumableFolder:
 
     def discard(self) -> None:
         """Remove the plan and what is known of the parts."""
-        files.remove_folder(self.path(_PARTS))
+        files.remove(self.path(_PARTS))
         files.remove(self.path(PROGRESS))
 
 
-@contextlib.contextmanager
-def token_lock(folder: str, argument: str) -> Iterator[None]:
-    """Hold the lock of a folder in an object store without locks: of two that wrote at once the later holds it.
+def _make_folder(path: str) -> None:
+    filesystem, there = files.filesystem_of(path)
+    filesystem.makedirs(there, exist_ok=True)
 
-    That of a process of this host that was killed is taken over.
 
-    Raises:
-        UserError: Another process holds it.
-    """
-    path, host = f"{folder}/{files.LOCK}", socket.gethostname()
-    owner = {"token": uuid.uuid4().hex, "pid": os.getpid(), "host": host}
-    other = read_json(path) if files.is_file(path) else None
-    if other and other.get("host") == host and not psutil.pid_exists(int(other.get("pid", 0))):
-        logging.warning("%s: taking over from process %s, which ended without finishing", folder, other["pid"])
-        other = None
-    if other is None:
-        files.write_json(path, owner)
-    if read_json(path) != owner:
-        raise UserError(f"`{argument}={folder}`: another process is writing into it; wait, or delete {path}")
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, UserError):  # of a store that is away; the next process takes the lock over
-            if files.is_file(path) and read_json(path) == owner:
-                files.remove(path)
+def _size_of(path: str) -> int | None:
+    filesystem, there = files.filesystem_of(path)
+    return filesystem.size(there) if filesystem.isfile(there) else None

@@ -1,29 +1,22 @@
-"""Parts of HTTP servers: a socket to listen at, the body of a request, work for clients, and uvicorn in a thread."""
+"""Parts of HTTP servers: a socket to listen at, the body of a request, and uvicorn in a thread."""
 
 import asyncio
 import contextlib
 import ipaddress
-import re
 import socket
 import threading
-from collections.abc import Awaitable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import uvicorn
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp
 
 from tfdml.errors import REASON, user_errors
 
 # Connections at the same time, idle ones among them; further requests get 503.
 CONNECTIONS = 500
-# How long a connection may take to send the header of a request.
-HEADER_SECONDS = 10.0
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -83,76 +76,6 @@ async def read_body(request: Request, most: int, seconds: float, dropped: int = 
     return bytes(body)
 
 
-async def while_connected(request: Request, work: Awaitable[Any], seconds: float | None = None) -> Any:
-    """Return what work results in; it is cancelled when the client is gone, or after so many seconds.
-
-    Args:
-        request: The request, whose body was read.
-        work: For its answer.
-        seconds: None: any time.
-
-    Raises:
-        HTTPException: 499, the client is gone.
-        TimeoutError: The time is over.
-    """
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[0] in done:
-            return tasks[0].result()
-        raise HTTPException(499, "the client is gone") if done else TimeoutError
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-class LocalNames:
-    """Refuses requests for another host: by DNS rebinding, a page of elsewhere names itself and reaches this machine.
-
-    Args:
-        app: The application.
-    """
-
-    def __init__(self, app: ASGIApp):
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 421 to another name than those of this machine."""
-        app = self._app
-        if scope["type"] == "http":
-            name = re.sub(":[0-9]{1,5}$", "", Headers(scope=scope).get("host", ""))
-            if name.lower() not in _LOCAL_NAMES:
-                app = JSONResponse({"error": f"the server answers to {', '.join(_LOCAL_NAMES)} alone"}, 421)
-        await app(scope, receive, send)
-
-
-class _Protocol(H11Protocol):
-    """Closes a connection that begins no request in time, which uvicorn leaves open for ever (0.54)."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._watch(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
-        super().connection_lost(exc)
-
-    def _watch(self, before: Any) -> None:
-        self._timer = self.loop.call_later(HEADER_SECONDS, self._look, before)
-
-    def _look(self, before: Any) -> None:
-        # The cycle is that of the last request whose header is complete.
-        if self.cycle is before and (before is None or before.response_complete):
-            self.transport.close()
-        else:
-            self._watch(self.cycle)
-
-
 @contextlib.contextmanager
 def serving(
     app: ASGIApp, opened: socket.socket, grace: int = 0, connections: int = CONNECTIONS
@@ -160,7 +83,8 @@ def serving(
     """Serve an application in a thread, so that signals end the main thread as in every other command.
 
     Args:
-        app: A Starlette application. At a socket for this machine alone it is reached by the names of this machine.
+        app: A Starlette application. At a socket for this machine alone it answers to names of this machine only: by
+            DNS rebinding, a page from elsewhere names itself and reaches this machine.
         opened: The socket, listening.
         grace: Seconds that requests have to end after the block.
         connections: How many there may be at once.
@@ -169,10 +93,9 @@ def serving(
         The thread.
     """
     if ipaddress.ip_address(opened.getsockname()[0]).is_loopback:
-        app = LocalNames(app)
+        app = TrustedHostMiddleware(app, ["localhost", "127.0.0.1", "[::1]"])
     config = uvicorn.Config(
         app,
-        http=_Protocol,
         lifespan="off",
         log_level="error",
         server_header=False,

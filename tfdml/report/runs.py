@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.manifests import fields, parse_flags, parse_json, read_json
+from tfdml.io.files import fields, parse_flags, parse_json, read_json
 from tfdml.report.metric_text import numbers, order_name, plain_intervals
 from tfdml.report.plots import STYLES
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tfdml.embeddings.reader import check_same_model
 from tfdml.errors import REASON, UserError, check_choice, check_positive, redact, user_errors
-from tfdml.io.manifests import fields, parse_json
+from tfdml.io.files import fields, parse_json
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval.exact import check_embeddings, row_blocks, unit_rows
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError, check_choice, check_positive, short_message
-from tfdml.io.manifests import fields, parse_json
+from tfdml.io.files import fields, parse_json
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval import exact
 

@@ -20,8 +20,7 @@ from keras import ops
 
 from tfdml.errors import REASON, UserError, differences, short_message, user_errors
 from tfdml.evaluation.per_query import QUERIES_FILE as QUERIES
-from tfdml.io.files import PARTIAL_PREFIX, atomic_write, is_debris, locked, require_local, sweep, write_json
-from tfdml.io.manifests import read_json
+from tfdml.io.files import PARTIAL_PREFIX, atomic_write, is_debris, locked, read_json, require_local, sweep, write_json
 from tfdml.models import Embedder, MetricLearner
 from tfdml.training.settings import EvaluationSettings, Experiment
 from tfdml.training.workers import Processes, assign_here, check_same_backend
@@ -105,8 +104,7 @@ def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int =
     arrays[_STATE] = np.frombuffer(json.dumps(dataclasses.asdict(state)).encode(), np.uint8)
     folder.mkdir(parents=True, exist_ok=True)
     _set_aside([path] if path.is_dir() else [])
-    size = sum(array.nbytes for array in arrays.values())
-    with atomic_write(path, size) as temporary, open(temporary, "wb") as file:
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink(missing_ok=True)
@@ -119,7 +117,7 @@ def save_model(path: Path, model: keras.Model) -> None:
     Raises:
         UserError: The file cannot be written.
     """
-    with atomic_write(path, 4 * model.count_params()) as temporary:  # its weights in float32
+    with atomic_write(path) as temporary:
         model.save(temporary)
 
 

@@ -132,7 +132,7 @@ def publish_selected(folder: RunFolder, records: Records, selection: str, metric
     if selection == "last":
         return
     selected = folder.selected(selected_epoch(records, selection, metric))
-    with atomic_write(folder.embedder, selected.stat().st_size) as temporary:
+    with atomic_write(folder.embedder) as temporary:
         shutil.copyfile(selected, temporary)
     # Whichever checkpoint the run is resumed from, the embedder that was selected by then has to be there.
     steps = map(checkpoints.step_of, checkpoints.list_checkpoints(folder.checkpoints))
@@ -161,7 +161,7 @@ def write_embedder(folder: RunFolder, records: Records, selection: str, metric: 
         checkpoints.save_model(folder.embedder, embedder)
         return embedder
     logging.info("the embedder is that of epoch %d", epoch)
-    with atomic_write(folder.embedder, folder.selected(epoch).stat().st_size) as temporary:
+    with atomic_write(folder.embedder) as temporary:
         shutil.copyfile(folder.selected(epoch), temporary)
     return keras.saving.load_model(folder.embedder)
 

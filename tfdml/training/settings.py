@@ -18,7 +18,7 @@ from tfdml.effects import Effect, both, either, in_vain, needs
 from tfdml.errors import REASON, UserError, redact_text, user_errors
 from tfdml.expressions import Call, parse_arguments, parse_call, parse_sum
 from tfdml.flag_files import shipped
-from tfdml.io.manifests import parse_flags
+from tfdml.io.files import parse_flags
 from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
 from tfdml.training.optimizers import FORMS, OPTIMIZERS, SCHEDULES, check_form, rate_schedule
 

@@ -414,7 +414,7 @@ class Run:
                         embeddings, train.labels, most=most, skip_top=settings.skip_top, relative_margin=margin
                     )
                     path.parent.mkdir(exist_ok=True)
-                    with atomic_write(path, found.nbytes) as temporary, open(temporary, "wb") as file:
+                    with atomic_write(path) as temporary, open(temporary, "wb") as file:
                         np.save(file, found)
                 lost = f"{path} is missing or damaged: the run cannot be resumed without it"
                 with user_errors((OSError, ValueError, EOFError), lost):

@@ -22,8 +22,7 @@ from scipy.spatial.distance import pdist
 from tfdml.data.pipeline import own_threads, training_batches
 from tfdml.data.sampling import Share
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.files import write_json
-from tfdml.io.manifests import read_json
+from tfdml.io.files import read_json, write_json
 from tfdml.models import MetricLearner
 from tfdml.objectives import Stateful
 from tfdml.pairs import Pairs
