@@ -274,7 +274,7 @@ def test_a_whole_part_with_a_wrong_checksum_is_fetched_again(server, tmp_path):
 def test_two_at_once(server, tmp_path):
     with (
         locked(tmp_path, "data_dir", ".file.zip.lock"),
-        pytest.raises(UserError, match=f"another process is writing into it .process {os.getpid()} on"),
+        pytest.raises(UserError, match="another process is writing into it"),
     ):
         get(server, tmp_path / "file.zip")
     assert get(server, tmp_path / "file.zip")
@@ -353,13 +353,6 @@ def test_what_is_there_already_stays(tmp_path):
     with pytest.raises(UserError, match="top is there already; move it away"):
         unpack(archive, tmp_path / "here")
     assert os.listdir(tmp_path / "here") == ["top"]
-
-
-def test_an_archive_too_large_for_the_disk(tmp_path, monkeypatch):
-    archive = zip_of(tmp_path / "archive", TREE)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 99}))
-    with pytest.raises(UserError, match="free some space"):
-        unpack(archive, tmp_path / "here")
 
 
 def test_a_data_set_is_downloaded_and_unpacked(server, tmp_path, monkeypatch):
