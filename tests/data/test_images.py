@@ -123,5 +123,5 @@ def test_an_address_in_a_table_of_vectors_is_not_opened_outside_its_folder():
         if readable:
             assert images.encoded(0) == b"bytes"
         else:
-            with pytest.raises(OSError, match="is an address|other/"):
+            with pytest.raises(OSError, match=r"is an address|other/"):
                 images.encoded(0)

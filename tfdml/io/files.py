@@ -511,12 +511,14 @@ def locked(folder: str | os.PathLike, argument: str, name: str = LOCK, wait: boo
         wait: Wait until the lock is free.
 
     Raises:
-        UserError: Another process holds the lock, or the folder cannot be written.
+        UserError: Another process holds the lock, or the folder is not there or cannot be written.
 
     Example:
         >>> with locked(".", "run_dir"):
         ...     write_whole("flags.txt", b"text")
     """
+    if not os.path.isdir(folder):
+        raise UserError(f"`{argument}={folder}`: there is no such folder")
     path = os.path.join(folder, name)
     lock = filelock.FileLock(path, blocking=wait, mode=0o666, is_singleton=False)
     try:
@@ -591,15 +593,16 @@ def fields(value: Any, required: Kinds, where: str, remedy: str = "") -> dict[st
         >>> fields({"images": 3}, {"images": int}, "manifest.json: splits.train")
         {'images': 3}
     """
-    reason = "" if isinstance(value, dict) else "it is no JSON object"
-    for key, kinds in required.items() if not reason else ():
+    damaged = f"{where} is damaged or of something else: "
+    if not isinstance(value, dict):
+        raise UserError(f"{damaged}it is no JSON object{_and(remedy)}")
+    for key, kinds in required.items():
         kinds = kinds if isinstance(kinds, tuple) else (kinds,)
         kinds += (int,) if float in kinds else ()
-        item = value.get(key, value)  # the object itself stands for a key that is missing
-        if item is value or not isinstance(item, kinds) or (isinstance(item, bool) and bool not in kinds):
-            reason = f"its key {key} must be {' or '.join(kind.__name__ for kind in kinds)}"
-    if reason:
-        raise UserError(f"{where} is damaged or of something else: {reason}{_and(remedy)}")
+        item = value.get(key)
+        if key not in value or not isinstance(item, kinds) or (isinstance(item, bool) and bool not in kinds):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise UserError(f"{damaged}its key {key} must be {names}{_and(remedy)}")
     return value
 
 
