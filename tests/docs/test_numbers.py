@@ -61,9 +61,7 @@ PAGES = {
     "docs/backbones.md": [
         "export_transformer/table",
     ],
-    "docs/backends.md": [
-        "rounding/table",
-    ],
+    "docs/backends.md": [],
     "docs/data.md": [
         "input/table",
     ],
