@@ -111,3 +111,16 @@ def test_the_notebook_on_plain_keras_runs_on_other_backends(backend):
     environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_text_is_plain(page):
+    """No hidden mark, and no sentence of more than 30 words."""
+    text = page.read_text()
+    assert "<!--" not in text
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) )", text):
+        if not block.lstrip().startswith(("|", "#")) and not block.startswith("    "):
+            for sentence in re.split(r"(?<=[.!?])[\s*]+|:\s*$", block):
+                words = [word for word in sentence.split() if re.search(r"\w", word)]
+                assert len(words) <= 30, sentence
