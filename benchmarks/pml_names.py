@@ -29,7 +29,7 @@ class NormalizedLoss(PairLoss):
     are, but for rounding.
 
     Args:
-        loss: A loss on pairs of embeddings, such as `tfdml.losses.TripletLoss()`. Its reduction and `with_positives`
+        loss: A loss on pairs of embeddings, such as `tfdml.losses.TripletLoss()`. Its reduction and `positives`
             are this one's.
         name: The loss's name in logs; by default the inner loss's.
 
@@ -46,8 +46,8 @@ class NormalizedLoss(PairLoss):
         loss = restore(loss)
         if not isinstance(loss, PairLoss):
             raise ValueError(f"expected a loss on pairs of embeddings, got {loss!r}")
-        super().__init__(reduction=loss.reduction, name=name or loss.name)
-        self.loss, self.positives = loss, loss.positives
+        super().__init__(positives=loss.positives, reduction=loss.reduction, name=name or loss.name)
+        self.loss = loss
         self.whole_batch, self.within_batch = loss.needs_whole_batch, loss.within_batch
 
     def anchor_losses(self, pairs):
@@ -57,7 +57,7 @@ class NormalizedLoss(PairLoss):
     @override
     def get_config(self):
         config = super().get_config()
-        return {key: config[key] for key in ("loss", "name", "positives") if key in config}
+        return {key: config[key] for key in ("loss", "name")}
 
 
 class Part(NamedTuple):

@@ -30,7 +30,7 @@ EVALUATED = ("contrastive", "am", "given", "jrd regularized", "ensemble", "curri
 PLAIN = {
     "contrastive": losses.ContrastiveLoss(1.3, "euclidean"),
     "am": losses.AMSoftmaxLoss(),
-    "given": losses.MultiSimilarityLoss().with_positives(given_pairs(19)),
+    "given": losses.MultiSimilarityLoss(positives=given_pairs(19)),
 }
 
 

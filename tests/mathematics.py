@@ -98,6 +98,11 @@ def finite_differences(function, *arrays):
     return gradients
 
 
+def related(loss, relation):
+    """The same loss, whose pairs a relation decides."""
+    return type(loss).from_config({**loss.get_config(), "positives": relation})
+
+
 def assert_close(actual, expected, relative=1e-5, floor=0.0):
     """Differ by at most `relative` of the largest expected entry (or by `floor`, where all of them vanish)."""
     actual, expected = np.asarray(keras.ops.convert_to_numpy(actual), np.float64), np.asarray(expected, np.float64)

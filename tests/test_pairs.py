@@ -172,7 +172,7 @@ def test_a_loss_of_ones_own_works_in_every_case(tmp_path):
     memory({"embedding": X}, LABELS, training=True)
     assert np.isfinite(memory({"embedding": X}, LABELS))
     sets = np.eye(4, dtype="int64")[LABELS]
-    assert_close(loss.with_positives(mining.shares_a_label)(sets, X), value)
+    assert_close(related(loss, mining.shares_a_label)(sets, X), value)
     learner = MetricLearner(tiny_embedder(), loss, gradient_cache=4)
     learner.build((None, SIZE, SIZE, 3))
     learner.compile("sgd")

@@ -259,7 +259,7 @@ WRONG_LABELS = {
     "halves": ([0.5, 0.5, 1.5, 1.5], rf"must be integers; 0\.5 is not a whole number.*{NUMBERS}"),
     "not finite": ([0.0, 0.0, np.nan, np.nan], "must be integers; nan is not a whole number"),
     "one-hot": (np.eye(4), r"not \(4, 4\): of one-hot rows labels.argmax\(axis=1\)"),
-    "multi-hot": (np.tri(4, dtype=bool), r"with_positives\(tfdml.mining.shares_a_label\).*evaluation.* not offered"),
+    "multi-hot": (np.tri(4, dtype=bool), r"positives=tfdml.mining.shares_a_label .*evaluation.* not offered"),
 }
 
 
@@ -294,7 +294,7 @@ def test_training_and_evaluation_take_the_same_labels(labels, make):
 
 def test_multi_hot_rows_of_booleans_train_by_their_relation():
     points, rows = np.eye(3, dtype="float32"), np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1]])
-    loss = ContrastiveLoss().with_positives(shares_a_label)
+    loss = ContrastiveLoss(positives=shares_a_label)
     for make in FORMS:
         assert float(loss(make(rows.astype(bool)), points)) == float(loss(rows, points))
 

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tfdml.errors import UserError
+from tfdml.registry import register
 from tfdml.version import __version__
 
 if TYPE_CHECKING:  # so that type checkers and editors know what is in them
@@ -58,6 +59,7 @@ __all__ = [
     "objectives",
     "pairs",
     "pairwise",
+    "register",
     "report",
     "retrieval",
     "training",

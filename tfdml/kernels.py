@@ -12,6 +12,7 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import integer, number
 from tfdml.pairs import Pairs
+from tfdml.registry import register
 from tfdml.saving import Composed
 
 
@@ -60,6 +61,7 @@ def _mean_distance(distances, pairs):
     return ops.where(mean > 0, mean, 1.0)
 
 
+@register("kernel")
 class GaussianMixture(Kernel):
     """A mixture of Gaussians: (1/K) sum_k exp(-|x - x'|^2 / (m_k tau)).
 
@@ -97,6 +99,7 @@ class GaussianMixture(Kernel):
         return total / len(self.multipliers)
 
 
+@register("kernel")
 class Laplace(Kernel):
     """The Laplace kernel exp(-|x - x'|_1 / (m sigma)).
 
@@ -128,6 +131,7 @@ class Laplace(Kernel):
         return ops.exp(-absolute / (self.multiplier * sigma))
 
 
+@register("kernel")
 class Polynomial(Kernel):
     """The inhomogeneous polynomial kernel (x . x' + 1)^p.
 
@@ -167,6 +171,7 @@ class Polynomial(Kernel):
         return result
 
 
+@register("kernel")
 class Exponential(Kernel):
     """The kernel exp(x . x'), whose mean embedding is the moment-generating function.
 

@@ -153,7 +153,7 @@ def _not_a_vector(what: str, labels: Any) -> str:
         return message
     one_hot = f"of one-hot rows {what}.argmax(axis=1) makes such"
     several = (
-        "a loss's with_positives(tfdml.mining.shares_a_label) trains on rows of several labels; evaluation on them is "
+        "a loss with positives=tfdml.mining.shares_a_label trains on rows of several labels; evaluation on them is "
         "not offered"
     )
     if not isinstance(labels, np.ndarray):

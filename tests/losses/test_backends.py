@@ -11,14 +11,13 @@ from tests.marks import JAX
 from tests.mathematics import degenerate_batches, given_pairs, public_classes, random_batch, value_and_gradients
 from tfdml import layers, losses
 from tfdml.losses.classification import ClassSimilarityLoss
-from tfdml.mining.base import named_miners
 
 LOSSES = [name for name in public_classes(losses) if name != "TripletLoss"]
 SPECIFICATIONS = {
     **{name: (name, {}) for name in LOSSES},
     **{m: ("TripletLoss", {"mining": m, "margin": 0.5}) for m in ("all", "hard", "semi_hard", "distance_weighted")},
     "soft": ("TripletLoss", {"margin": "soft"}),
-    **{f"{miner} miner": ("ContrastiveLoss", {"mining": miner}) for miner in named_miners()},
+    **{f"{miner} miner": ("ContrastiveLoss", {"mining": miner}) for miner in registered("miner")},
     **{f"given {name}": (name, {}) for name in ("ContrastiveLoss", "CosineSimilarityLoss", "MultiSimilarityLoss")},
 }
 MAPS, VECTORS = (3, 5, 6, 4), (7, 4)
@@ -42,7 +41,7 @@ def make(key):
     """The loss of a specification; of given pairs where its key says so."""
     name, arguments = SPECIFICATIONS[key]
     loss = getattr(losses, name)(**arguments)
-    return loss.with_positives(given_pairs(9)) if key.startswith("given") else loss
+    return related(loss, given_pairs(9)) if key.startswith("given") else loss
 
 
 def inputs(key):

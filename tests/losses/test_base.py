@@ -22,6 +22,7 @@ from tests.mathematics import (
     finite_differences,
     public_classes,
     random_batch,
+    related,
     value_and_gradients,
 )
 from tests.models.networks import colored_batch, tiny_embedder
@@ -29,8 +30,8 @@ from tests.played_replicas import sum_and_gradient
 from tfdml import losses, models, objectives
 from tfdml.losses.base import PairLoss
 from tfdml.mining import AngularMiner, EasyPositiveMiner, GivenPairs, Jaccard, SameLabel, shares_a_label
-from tfdml.mining.base import named_miners
 from tfdml.pairs import Pairs
+from tfdml.registry import registered
 
 MAKE = {
     "contrastive": losses.ContrastiveLoss,
@@ -222,8 +223,7 @@ def with_every_mining(name):
     make = getattr(losses, name)
     if "mining" not in inspect.signature(make).parameters:
         return {name: make()}
-    own = losses.triplet.MINING if make is losses.TripletLoss else ()
-    return {name: make(), **{f"{name} {mining}": make(mining=mining) for mining in (*own, *named_miners())}}
+    return {name: make(), **{f"{name} {mining}": make(mining=mining) for mining in (*make.own_mining, *registered("miner"))}}
 
 
 every_name = pytest.mark.parametrize("name", public_classes(losses))
@@ -251,7 +251,7 @@ def test_a_batch_without_images_costs_nothing_and_has_no_gradient(name):
 
 
 @pytest.mark.one_quick_case
-@pytest.mark.parametrize("key", ["TripletLoss hard", "QuadrupletLoss", *(f"NTXentLoss {m}" for m in named_miners())])
+@pytest.mark.parametrize("key", ["TripletLoss hard", "QuadrupletLoss", *(f"NTXentLoss {m}" for m in registered("miner"))])
 def test_a_batch_of_unknown_size_may_turn_out_to_be_empty(key):
     loss = with_every_mining(key.split()[0])[key]
 
@@ -353,9 +353,9 @@ def test_the_equality_of_labels_is_what_losses_do_without(make):
     labels, x = random_batch(3, 10, 3, 5)
     loss = make()
     expected, (expected_gradient,) = value_and_gradients(lambda e: loss(labels, e), x)
-    again = loss.with_positives(SameLabel())
+    again = related(loss, SameLabel())
     others = np.arange(10) % 4
-    for rows, relation in ((labels, again), (np.stack([others, labels], 1), loss.with_positives(SameLabel(column=1)))):
+    for rows, relation in ((labels, again), (np.stack([others, labels], 1), related(loss, SameLabel(column=1)))):
         value, (gradient,) = value_and_gradients(lambda e, y=rows, f=relation: f(y, e), x)
         np.testing.assert_array_equal(value, expected)
         np.testing.assert_array_equal(gradient, expected_gradient)
@@ -366,7 +366,7 @@ def test_the_equality_of_labels_is_what_losses_do_without(make):
 @every_label_sets_loss
 def test_label_sets_have_finite_values_and_gradients(make):
     sets, x = label_sets()
-    loss = make().with_positives(shares_a_label)
+    loss = make(positives=shares_a_label)
     for rows in (sets, np.zeros_like(sets), np.ones_like(sets)):
         value, (gradient,) = value_and_gradients(lambda e, y=rows: loss(y, e), x)
         assert np.isfinite(value)
@@ -382,13 +382,13 @@ def test_pairs_are_those_that_share_a_label():
     distances = {pair: references.squared_distance(x[pair[0]], x[pair[1]]) for pair in together + apart}
     pushes = [1.0 - distances[pair] for pair in apart if distances[pair] < 1.0]
     expected = references.mean([distances[pair] for pair in together]) + references.mean(pushes)
-    assert_close(losses.ContrastiveLoss().with_positives(shares_a_label)(sets, x), expected)
+    assert_close(losses.ContrastiveLoss(positives=shares_a_label)(sets, x), expected)
     values = []
     for a, p in together:
         near = references.cosine(x[a], x[p]) / 0.5
         others = [references.cosine(x[a], x[n]) / 0.5 - near for b, n in apart if b == a]
         values.append(log1p_sum_exp(others))
-    assert_close(losses.NTXentLoss(0.5).with_positives(shares_a_label)(sets, x), references.mean(values))
+    assert_close(losses.NTXentLoss(0.5, positives=shares_a_label)(sets, x), references.mean(values))
 
 
 def test_miners_choose_among_the_pairs_of_the_relation():
@@ -401,16 +401,16 @@ def test_miners_choose_among_the_pairs_of_the_relation():
         seen.append([np.argwhere(mask).tolist() for mask in (pairs.positives, pairs.negatives)])
         return pairs
 
-    losses.ContrastiveLoss(mining=everything).with_positives(shares_a_label)(sets, x)
+    losses.ContrastiveLoss(mining=everything, positives=shares_a_label)(sets, x)
     assert seen == [[[list(pair) for pair in together], [list(pair) for pair in apart]]]
     for miner in (EasyPositiveMiner(), AngularMiner()):
-        assert np.isfinite(losses.TripletLoss(mining=miner).with_positives(shares_a_label)(sets, x))
+        assert np.isfinite(losses.TripletLoss(mining=miner, positives=shares_a_label)(sets, x))
 
 
 @pytest.mark.parametrize("make", [losses.TripletLoss, losses.NTXentLoss, losses.HistogramLoss])
 def test_replicas_of_unequal_size_have_the_gradient_of_one_device(make):
     sets, x = label_sets(size=10)
-    loss = make().with_positives(shares_a_label)
+    loss = make(positives=shares_a_label)
     expected = sum_and_gradient(loss, (sets, x), [10])[1]
     assert np.any(expected)
     assert_close(sum_and_gradient(loss, (sets, x), [7, 3])[1], expected)
@@ -419,7 +419,7 @@ def test_replicas_of_unequal_size_have_the_gradient_of_one_device(make):
 def test_a_relation_is_saved_with_its_loss():
     sets, x = label_sets()
     for relation in (shares_a_label, SameLabel(column=2)):
-        loss = losses.TripletLoss(0.3, mining=EasyPositiveMiner("all")).with_positives(relation)
+        loss = losses.TripletLoss(0.3, mining=EasyPositiveMiner("all"), positives=relation)
         stored = json.loads(json.dumps(keras.losses.serialize(loss)))
         again = keras.losses.deserialize(stored)
         assert again.get_config() == loss.get_config()
@@ -434,8 +434,8 @@ def test_a_learner_trains_on_two_levels_of_a_hierarchy(tmp_path):
     labels, images = colored_batch()
     rows = np.stack([labels, labels // 2], axis=1)
     terms = [
-        objectives.MetricLoss(losses.ContrastiveLoss().with_positives(SameLabel()), name="fine"),
-        objectives.MetricLoss(losses.NTXentLoss().with_positives(SameLabel(1)), name="coarse", weight=0.5),
+        objectives.MetricLoss(losses.ContrastiveLoss(positives=SameLabel()), name="fine"),
+        objectives.MetricLoss(losses.NTXentLoss(positives=SameLabel(1)), name="coarse", weight=0.5),
     ]
     learner = models.MetricLearner(tiny_embedder(), terms)
     learner.compile("sgd", jit_compile=False)
@@ -454,9 +454,9 @@ def test_a_learner_trains_on_two_levels_of_a_hierarchy(tmp_path):
 
 def test_a_normalized_loss_has_the_relation_of_its_loss_or_one_of_its_own():
     sets, x = label_sets()
-    expected = losses.ContrastiveLoss().with_positives(shares_a_label)(sets, x)
-    inner = NormalizedLoss(losses.ContrastiveLoss().with_positives(shares_a_label))
-    outer = NormalizedLoss(losses.ContrastiveLoss()).with_positives(shares_a_label)
+    expected = losses.ContrastiveLoss(positives=shares_a_label)(sets, x)
+    inner = NormalizedLoss(losses.ContrastiveLoss(positives=shares_a_label))
+    outer = NormalizedLoss(losses.ContrastiveLoss(), positives=shares_a_label)
     for loss in (inner, outer):
         again = keras.losses.deserialize(json.loads(json.dumps(keras.losses.serialize(loss))))
         assert_close([loss(sets, 3.0 * x), again(sets, 3.0 * x)], [expected, expected])
@@ -485,7 +485,7 @@ def test_objectives_on_a_loss_over_pairs_have_its_relation(make, representation)
     for relation, labels in ((neighbors, ordered), (shares_a_label, sets)):
         # A memory takes rows of `label_columns` labels; the others take any.
         options = {"label_columns": 4} if make is objectives.CrossBatchMemory and labels is sets else {}
-        objective = make(losses.ContrastiveLoss().with_positives(relation), **options)
+        objective = make(losses.ContrastiveLoss(positives=relation), **options)
         value = objective(vectors, labels)
         e = {**vectors, **objective.represent(vectors)}[objective.reads[0]]
         assert_close(value, objective.loss(labels, keras.ops.reshape(e, (9, -1))))
@@ -497,7 +497,7 @@ def test_label_rows_without_a_relation_are_refused():
     rows = np.stack([labels, labels // 2], axis=1)
     with pytest.raises(ValueError, match=r"labels must have shape \(B,\) or \(B, 1\), not \(12, 2\)"):
         losses.ContrastiveLoss()(rows, np.zeros((12, 4), "float32"))
-    terms = [losses.ContrastiveLoss().with_positives(SameLabel()), objectives.ProxyLoss(losses.AMSoftmaxLoss(), 3)]
+    terms = [losses.ContrastiveLoss(positives=SameLabel()), objectives.ProxyLoss(losses.AMSoftmaxLoss(), 3)]
     learner = models.MetricLearner(tiny_embedder(), terms)
     learner.compile("sgd", run_eagerly=True)
     with pytest.raises(ValueError, match="am_softmax_loss takes one label for each image, not"):
@@ -507,17 +507,17 @@ def test_label_rows_without_a_relation_are_refused():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda loss: loss.with_positives("same"), r"positives must be an object called with \(a, b\), not 'same'"),
+        (lambda loss: related(loss, "same"), r"positives must be one of .*same_label, .* that is called with \(a, b\), not 'same'"),
         (
-            lambda loss: loss.with_positives(SameLabel),
-            r"an object and not the class SameLabel: write SameLabel\(",
+            lambda loss: related(loss, SameLabel),
+            r"positives must be one of .* not <class",
         ),
         (
-            lambda loss: loss.with_positives(SameLabel(3))([[0, 1], [0, 1]], np.eye(2)),
+            lambda loss: related(loss, SameLabel(3))([[0, 1], [0, 1]], np.eye(2)),
             "column=3, but the labels have",
         ),
-        (lambda loss: loss.with_positives(lambda a, b: a[:, 0])([0, 1], np.eye(2)), r"a relation must return a matrix"),
-        (lambda loss: loss.with_positives(SameLabel())(np.zeros((2, 2, 2)), np.eye(2)), r"shape \(B,\) or \(B, L\)"),
+        (lambda loss: related(loss, lambda a, b: a[:, 0])([0, 1], np.eye(2)), r"a relation must return a matrix"),
+        (lambda loss: related(loss, SameLabel())(np.zeros((2, 2, 2)), np.eye(2)), r"shape \(B,\) or \(B, L\)"),
     ],
 )
 def test_what_is_no_relation_is_refused(call, message):
@@ -539,7 +539,7 @@ def given_pairs(labels, share, ids=IDS):
 def test_pairs_that_are_not_given_are_neither_positive_nor_negative(case, monkeypatch):
     labels, x = random_batch(3, 10, 3, 5)
     relation, known = given_pairs(labels, 0.6)
-    loss = case.loss.with_positives(relation)
+    loss = related(case.loss, relation)
     value, (gradient,) = value_and_gradients(lambda e: loss(IDS, e), x)
     for module in (references, loss_references):
         for kind in ("positive", "negative"):
@@ -561,7 +561,7 @@ def test_pairs_that_are_not_given_are_neither_positive_nor_negative(case, monkey
 def test_complete_pairs_are_class_labels(case):
     labels, x = random_batch(3, 10, 3, 5)
     expected, (expected_gradient,) = value_and_gradients(lambda e: case.loss(labels, e), x)
-    loss = case.loss.with_positives(given_pairs(labels, 1)[0])
+    loss = related(case.loss, given_pairs(labels, 1)[0])
     value, (gradient,) = value_and_gradients(lambda e: loss(IDS, e), x)
     np.testing.assert_array_equal(value, expected)
     np.testing.assert_array_equal(gradient, expected_gradient)
@@ -575,7 +575,7 @@ def test_an_update_by_complete_pairs_is_that_by_class_labels():
     updated = []
     for replaced in (False, True):
         relation = given_pairs(labels, 1, ids)[0]
-        terms = [loss.with_positives(relation) if replaced else loss for loss in by_class]
+        terms = [related(loss, relation) if replaced else loss for loss in by_class]
         memory = objectives.CrossBatchMemory(terms[0], size=24, name="xbm")
         keras.utils.set_random_seed(0)
         learner = models.MetricLearner(tiny_embedder(), [*terms, memory], gradient_cache=5)
@@ -591,7 +591,7 @@ def test_given_similarities_are_targets_and_have_a_threshold():
     x = random_batch(0, 6, 3, 5)[1]
     grades = {(0, 1): 4.5, (1, 2): 1.0, (2, 5): 3.0, (0, 3): 0.0}
     relation = GivenPairs([(*pair, grade) for pair, grade in grades.items()], threshold=2.5)
-    loss = losses.CosineSimilarityLoss(high=5.0).with_positives(relation)
+    loss = losses.CosineSimilarityLoss(high=5.0, positives=relation)
     expected = np.mean([(references.cosine(x[i], x[j]) - grade / 5) ** 2 for (i, j), grade in grades.items()])
     value, (gradient,) = value_and_gradients(lambda e: loss(np.arange(6), e), x)
     assert_close(value, expected)

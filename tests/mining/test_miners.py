@@ -23,8 +23,8 @@ from tfdml.mining import (
     sample_negatives,
     semi_hard_negatives,
 )
-from tfdml.mining.base import named_miners
 from tfdml.pairs import Pairs, Scope
+from tfdml.registry import registered
 
 
 def pairs_at(distances, labels):
@@ -369,10 +369,10 @@ def test_batch_every_degenerate_batch_gives_pairs_of_the_batch(miner):
             assert isinstance(miner, AngularMiner) or np.any(mask) == np.any(pair)
 
 
-@pytest.mark.parametrize("name", sorted(named_miners()))
+@pytest.mark.parametrize("name", registered("miner"))
 def test_every_miner_keeps_nothing_of_a_batch_without_images(name):
     empty = Pairs.of_batch(np.zeros((0, 3), "float32"), np.zeros(0, "int64"))
-    for mask in masks(named_miners()[name]()(empty)):
+    for mask in masks(registered("miner")[name]()(empty)):
         assert mask.shape == (0, 0)
 
 

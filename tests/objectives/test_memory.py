@@ -110,7 +110,7 @@ def test_label_sets_are_kept_in_the_memory(tmp_path):
     generator = np.random.default_rng(0)
     rows = generator.integers(0, 2, (3, 6, 4))
     x = generator.normal(size=(3, 6, 5)).astype("float32")
-    loss = losses.ContrastiveLoss(1.0, "euclidean").with_positives(mining.shares_a_label)
+    loss = losses.ContrastiveLoss(1.0, "euclidean", positives=mining.shares_a_label)
     objective = CrossBatchMemory(loss, size=10, label_columns=4)
     for labels, vectors in zip(rows[:2], x[:2], strict=True):
         objective({"embedding": tf.constant(vectors)}, labels, training=True)
@@ -130,12 +130,12 @@ def test_label_sets_are_kept_in_the_memory(tmp_path):
 
 def test_label_sets_that_do_not_fit_are_refused_with_what_helps():
     plain = CrossBatchMemory(losses.ContrastiveLoss(), 3, name="xbm")
-    with pytest.raises(ValueError, match=r"xbm takes one label .* see with_positives"):
+    with pytest.raises(ValueError, match=r"xbm takes one label .* see `positives`"):
         plain.as_labels(np.zeros((2, 3), "int64"))
-    sets = losses.ContrastiveLoss().with_positives(mining.shares_a_label)
+    sets = losses.ContrastiveLoss(positives=mining.shares_a_label)
     with pytest.raises(ValueError, match=r"xbm: give labels \(2, 3\) their label_columns=3"):
         CrossBatchMemory(sets, 3, name="xbm").as_labels(np.zeros((2, 3), "int64"))
-    with pytest.raises(ValueError, match="label_columns=3 needs a loss with_positives"):
+    with pytest.raises(ValueError, match="label_columns=3 needs a loss with positives"):
         CrossBatchMemory(losses.ContrastiveLoss(), 3, label_columns=3)
 
 
@@ -351,6 +351,6 @@ def test_a_run_reports_what_counts_and_resumes_bit_for_bit(tmp_path):
 def test_label_sets_are_refused():
     loss = losses.ContrastiveLoss()
     with pytest.raises(ValueError, match="Prism compares images with the means of classes"):
-        Prism(loss.with_positives(mining.shares_a_label), CLASSES)
+        Prism(related(loss, mining.shares_a_label), CLASSES)
     with pytest.raises(ValueError, match=r"prism takes one label for each image, not \(2, 3\)"):
         Prism(loss, CLASSES).as_labels(np.zeros((2, 3), "int64"))

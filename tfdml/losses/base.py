@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
-from tfdml.mining.base import Distance, Miner, Relation, as_relation
+from tfdml.mining.base import Distance, Miner, Relation, component
 from tfdml.pairs import Pairs, Scope
 from tfdml.saving import SavedByArguments, snake_case
 
@@ -17,8 +17,8 @@ class LabeledLoss(SavedByArguments, keras.losses.Loss):
     """A Keras loss whose `y_true` are integer class labels (B,).
 
     `keras.losses.Loss` casts labels to the loss's dtype, in which ids above 2^24 collide; this class keeps them
-    integers. Subclasses define `call(labels, y_pred)`, one value per image, and keep each argument in the attribute of
-    its name, by which they are saved.
+    integers. Subclasses define `image_losses(labels, y_pred)`, and keep each argument in the attribute of its name, by
+    which they are saved.
 
     Args:
         reduction: As in Keras: `"sum_over_batch_size"` (the mean, default), `"sum"`, `"mean_with_sample_weight"` or
@@ -32,9 +32,7 @@ class LabeledLoss(SavedByArguments, keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         """Compute the reduced loss of labels (B,) and predictions (B, ...), scaled for the replicas as Keras does."""
         with keras.name_scope(self.name):
-            y_pred = ops.cast(ops.convert_to_tensor(y_pred), "float32")
-            labels = self.as_labels(y_true)
-            values = self.call(labels, y_pred) + pairwise.nan_if_no_label(labels)
+            values = self.call(y_true, y_pred)
             value = self.reduce(values, sample_weight)
             if self.reduction not in _MEANS or replicas.count() == 1:
                 return value
@@ -43,8 +41,18 @@ class LabeledLoss(SavedByArguments, keras.losses.Loss):
             exact = value * self._share(values, sample_weight)
             return exact + ops.stop_gradient(value / replicas.count() - exact)
 
+    def call(self, labels, y_pred):
+        """Compute one value per image: labels in any form that `as_labels` takes, (B, ...) -> (B,)."""
+        labels = self.as_labels(labels)
+        values = self.image_losses(labels, ops.cast(ops.convert_to_tensor(y_pred), "float32"))
+        return values + pairwise.nan_if_no_label(labels)
+
+    def image_losses(self, labels, y_pred):
+        """Compute one value per image: integers (B,), (B, ...) float32 -> (B,)."""
+        raise TypeError(f"{type(self).__name__} must define image_losses()")
+
     def as_labels(self, labels):
-        """Convert labels to what `call` takes: integers (B,)."""
+        """Convert labels to integers (B,)."""
         return pairwise.as_labels(labels)
 
     def _share(self, values, sample_weight):
@@ -80,86 +88,68 @@ class PairLoss(LabeledLoss):
     holds what differs. Under a distribution strategy the pairs are those of the global batch, and the update equals
     that of a single device on the whole batch.
 
+    Args:
+        distance: What `pairs.distances()` are: a name of `tfdml.pairwise.DISTANCES`, where `"cosine"` is 1 - cos and
+            `"dot"` is -x.y; a registered name; or a `tfdml.mining.Distance` or function of two matrices. None for the
+            class's own. A loss that is defined on one measure takes no other.
+        mining: Which pairs count: one of the class's `own_mining`, a registered name such as `"easy_positive"`, or a
+            `tfdml.mining.Miner` or function from `Pairs` to `Pairs`. None for the first of `own_mining`.
+        positives: Which images belong together, where labels are sets, levels of a hierarchy or ids: a registered name,
+            or a `tfdml.mining.Relation` or function, such as `tfdml.mining.SameLabel(column)`. Labels are then rows
+            (B, L), or a vector of (B, 1). Pairs are judged one by one, so that two positives of an image need not belong
+            together. None for equal labels.
+        reduction: As in Keras, see `LabeledLoss`.
+        name: The loss's name in logs; by default that of the class, as `triplet_loss`.
+
     Attributes:
-        positives: Which images belong together, see `with_positives`; None for equal labels.
-        distance: What `pairs.distances()` are: a name of `tfdml.pairwise.DISTANCES`, a `tfdml.mining.Distance`, or a
-            function of two matrices.
-        mining: A `tfdml.mining.Miner` or a function from `Pairs` to `Pairs`; a name or None for a choice that the
-            subclass makes itself.
+        own_mining: What the class mines itself, by name; the first is the default.
         whole_batch: Whether `anchor_losses` needs all anchors of the batch, because values depend on one another. Each
             replica then computes them all.
         within_batch: Whether the references must be the anchors themselves, so that no memory can be added to them.
 
+    Raises:
+        ValueError: An argument is none of these.
+
     Example:
-        >>> @keras.saving.register_keras_serializable("mine")
+        >>> @tfdml.register("loss")
         ... class NearestNegativeLoss(tfdml.losses.PairLoss):
         ...     def anchor_losses(self, pairs):
         ...         nearest = keras.ops.min(keras.ops.where(pairs.negatives, pairs.distances(), 2.0), axis=1)
         ...         return 2.0 - nearest
         >>> float(NearestNegativeLoss()([0, 1], [[1.0, 0.0], [0.0, 1.0]]))  # 2 - sqrt(2)
         0.5857864
+        >>> model_and_make, by_make = [[0, 0], [1, 0], [2, 1]], tfdml.mining.SameLabel(column=1)
+        >>> float(tfdml.losses.TripletLoss(0.1, positives=by_make)(model_and_make, keras.ops.eye(3)))
+        0.1
     """
 
-    positives: Relation | Callable | None = None
     distance: str | Distance | Callable = "euclidean"
-    mining: str | Miner | Callable | None = None
+    own_mining: tuple[str, ...] = ("all",)
     whole_batch = False
     within_batch = False
 
-    def with_positives(self, positives):
-        """Return the same loss for labels that are sets or levels of a hierarchy: rows (B, L).
-
-        Pairs are judged one by one, so that two positives of an image need not belong together.
-
-        Args:
-            positives: Which images belong together: `tfdml.mining.SameLabel(column)`, `tfdml.mining.shares_a_label`,
-                or another `tfdml.mining.Relation` or function. Labels (B,) reach it as (B, 1).
-
-        Returns:
-            A new loss, saved with `positives`.
-
-        Raises:
-            ValueError: `positives` cannot be called, or not be saved.
-
-        Example:
-            >>> embeddings, model_and_make = keras.ops.eye(3), [[0, 0], [1, 0], [2, 1]]
-            >>> by_make = tfdml.mining.SameLabel(column=1)
-            >>> float(tfdml.losses.TripletLoss(0.1).with_positives(by_make)(model_and_make, embeddings))
-            0.1
-        """
-        loss = type(self).from_config(self.get_config())
-        loss.positives = as_relation(positives)
-        return loss
-
-    def get_config(self):
-        """Return the arguments, and `positives` where there are any."""
-        config = super().get_config()
-        if self.positives is None:
-            return config
-        return {**config, "positives": keras.saving.serialize_keras_object(self.positives)}
-
-    @classmethod
-    def from_config(cls, config):
-        """Create the loss that `get_config` describes."""
-        loss = super().from_config({name: value for name, value in config.items() if name != "positives"})
-        if config.get("positives") is not None:
-            loss.positives = as_relation(config["positives"])
-        return loss
+    def __init__(self, *, distance=None, mining=None, positives=None, **kwargs):
+        super().__init__(**kwargs)
+        if distance is not None:
+            if "distance" in self.fixed:
+                raise ValueError(f"{self.name}: its distance is {self.distance!r}, leave `distance` out")
+            self.distance = component("distance", distance, "distance", pairwise.DISTANCES)
+        self.mining: str | Miner | Callable = component("miner", mining or self.own_mining[0], "mining", self.own_mining)
+        self.positives: Relation | Callable | None = (
+            None if positives is None else component("relation", positives, "positives")
+        )
 
     def as_labels(self, labels):
-        """Convert labels to what `call` takes: integers (B,), or rows (B, L) with `positives`."""
+        """Convert labels to integers (B,), or rows (B, L) with `positives`."""
         return pairwise.as_labels(labels, rows=self.positives is not None)
 
-    def call(self, labels, embeddings):
+    def image_losses(self, labels, y_pred):
         """Compute one value per anchor: (B,), or (B, L) with `positives`, and (B, d) -> (B,)."""
-        labels = self.as_labels(labels)
-        check_rank(self.name, embeddings, 2, "embeddings (B, d)")
-        num_local = ops.shape(labels)[0]
-        labels, embeddings = replicas.gather(labels), replicas.gather(ops.cast(embeddings, "float32"))
-        whole = self.needs_whole_batch
+        check_rank(self.name, y_pred, 2, "embeddings (B, d)")
+        num_local, whole = ops.shape(labels)[0], self.needs_whole_batch
+        labels, embeddings = replicas.gather(labels), replicas.gather(y_pred)
         scope = Scope() if whole else Scope.of_replica(num_local)
-        pairs = Pairs.of_batch(embeddings, labels, self.positives, scope)
-        values = self.values_of(pairs)
+        values = self.values_of(Pairs.of_batch(embeddings, labels, self.positives, scope))
         return replicas.local_rows(values, num_local) if whole else values
 
     @property
@@ -209,6 +199,13 @@ class PairLoss(LabeledLoss):
             mask: Booleans of the same shape, the pairs that count.
         """
         return self.mean_over(pairs, pairwise.masked_sum(values, mask, axis=1), pairwise.masked_count(mask))
+
+
+class CosinePairLoss(PairLoss):
+    """A loss on the cosines s of pairs; a miner sees the distances 1 - s."""
+
+    distance = "cosine"
+    fixed = ("distance",)
 
 
 def nan_if_any(x, axis=None):

@@ -9,6 +9,7 @@ from tfdml import pairwise
 from tfdml.arguments import integer, number
 from tfdml.errors import UserError
 from tfdml.losses.base import LabeledLoss, check_rank, nan_if_any
+from tfdml.registry import register
 
 
 def target_mask(labels, num_classes):
@@ -86,12 +87,11 @@ class ClassSimilarityLoss(LabeledLoss):
         check_rank(self.name, similarities, 2, "class similarities (B, C), of one proxy per class")
         return similarities
 
-    def call(self, labels, similarities):
-        """One value per image: (B,), (B, C) -> (B,)."""
-        labels = pairwise.as_labels(labels)
-        similarities = self.class_similarities(similarities)
+    def image_losses(self, labels, y_pred):
+        """Compute one value per image: (B,), (B, C) or (B, C, K) -> (B,)."""
+        similarities = self.class_similarities(y_pred)
         mask = target_mask(labels, similarities.shape[1])
-        values = self.class_losses(ops.cast(similarities, "float32"), mask) + nan_if_any(similarities, axis=1)
+        values = self.class_losses(similarities, mask) + nan_if_any(similarities, axis=1)
         return ops.where(ops.any(mask, axis=1), values, float("nan"))
 
     def class_losses(self, similarities, target_mask):
@@ -109,6 +109,7 @@ class ClassSimilarityLoss(LabeledLoss):
         raise TypeError(f"{type(self).__name__} must define logits()")
 
 
+@register("loss")
 class AMSoftmaxLoss(ClassSimilarityLoss):
     """Additive-margin softmax.
 
@@ -119,8 +120,6 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
         margin: m, a difference of cosines, in [0, 2]. The JRD paper uses 0.1 (CUB, SOP) and 0.05 (CARS).
         label_smoothing: e, the share of the target that is spread evenly over all classes: below 1. Some labels of
             most data sets are wrong; 0.1 is usual.
-        reduction: As in Keras.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `scale` is not positive, or `margin` or `label_smoothing` out of range.
@@ -144,6 +143,7 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
         return self.scale * (similarities - self.margin * ops.cast(target_mask, "float32"))
 
 
+@register("loss")
 class NormSoftmaxLoss(ClassSimilarityLoss):
     """Normalized softmax: cross-entropy over scaled cosines, without a margin.
 
@@ -153,8 +153,6 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
         scale: s, the inverse temperature.
         label_smoothing: e, the share of the target that is spread evenly over all classes: below 1. Some labels of
             most data sets are wrong; 0.1 is usual.
-        reduction: As in Keras.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `scale` is not positive, or `label_smoothing` out of range.
@@ -176,6 +174,7 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
         return self.scale * similarities
 
 
+@register("loss")
 class ArcFaceLoss(ClassSimilarityLoss):
     """Additive angular margin softmax.
 
@@ -189,8 +188,6 @@ class ArcFaceLoss(ClassSimilarityLoss):
         margin: m in radians, in [0, pi / 2]. pytorch-metric-learning takes degrees: its 28.6 is 0.5.
         label_smoothing: e, the share of the target that is spread evenly over all classes: below 1. Some labels of
             most data sets are wrong; 0.1 is usual.
-        reduction: As in Keras.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `scale` is not positive, or `margin` or `label_smoothing` out of range.
@@ -222,6 +219,7 @@ class ArcFaceLoss(ClassSimilarityLoss):
         return cosines * math.cos(self.margin) - sines * math.sin(self.margin)
 
 
+@register("loss")
 class SphereFaceLoss(ClassSimilarityLoss):
     """Multiplicative angular margin softmax (A-Softmax), on normalized embeddings and proxies.
 
@@ -236,8 +234,6 @@ class SphereFaceLoss(ClassSimilarityLoss):
     Args:
         scale: s.
         margin: m, an integer of 1 to 10; 1 is `NormSoftmaxLoss(scale)`. The paper uses 4.
-        reduction: As in Keras.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `scale` is not positive or `margin` is out of range.
@@ -268,6 +264,7 @@ class SphereFaceLoss(ClassSimilarityLoss):
         return self.scale * ops.where(target_mask, psi, similarities)
 
 
+@register("loss")
 class SubCenterArcFaceLoss(ArcFaceLoss):
     """ArcFace on the similarities s (B, C, K) to K proxies per class, of which the nearest counts.
 
@@ -282,8 +279,6 @@ class SubCenterArcFaceLoss(ArcFaceLoss):
         margin: m in radians, in [0, pi / 2]. pytorch-metric-learning takes degrees: its 28.6 is 0.5.
         label_smoothing: e, the share of the target that is spread evenly over all classes: below 1. Some labels of
             most data sets are wrong; 0.1 is usual.
-        reduction: As in Keras.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `scale` is not positive, or `margin` or `label_smoothing` out of range.
@@ -303,7 +298,7 @@ class SubCenterArcFaceLoss(ArcFaceLoss):
         if len(similarities.shape) != 3:
             return super().class_similarities(similarities)
         # In turn and not by a maximum: of several that are equal, one learns.
-        nearest, *others = ops.unstack(ops.cast(similarities, "float32"), axis=2)
+        nearest, *others = ops.unstack(similarities, axis=2)
         for other in others:
             nearest = ops.where(other > nearest, other, nearest)
         return nearest

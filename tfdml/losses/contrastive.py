@@ -4,11 +4,12 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number, one_of
-from tfdml.losses.base import PairLoss
+from tfdml.losses.base import CosinePairLoss, PairLoss
 from tfdml.mining import negative_probabilities
-from tfdml.mining.base import as_distance, as_miner
+from tfdml.registry import register
 
 
+@register("loss")
 class ContrastiveLoss(PairLoss):
     """Contrastive loss: positives are pulled together, negatives pushed beyond a margin.
 
@@ -21,13 +22,10 @@ class ContrastiveLoss(PairLoss):
     Args:
         margin: Negatives further apart than this are left alone; in units of `distance`, and not negative save for
             `"dot"` and for an object.
-        distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` (1 - cos) or `"dot"` (-x.y, for which the positive term
-            has no lower bound unless the embeddings are normalized); or an object, a `tfdml.mining.Distance`.
+        distance: As of `PairLoss`. With `"dot"` the positive term has no lower bound unless embeddings are normalized.
         average: |N| counts the `"active"` negatives only (those inside the margin, as HORDE does; the push keeps its
             strength when few are left) or `"all"` of them.
         reduction: `"sum"` gives the plain sums over ordered pairs.
-        name: The loss's name in logs.
-        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: An argument is none of the values above.
@@ -40,10 +38,8 @@ class ContrastiveLoss(PairLoss):
     Source: Hadsell, Chopra, LeCun, CVPR 2006; Li et al., "Deep Metric Learning with Density Adaptivity", eq. 2.
     """
 
-    def __init__(self, margin=1.0, distance="sqeuclidean", average="active", mining="all", **kwargs):
-        super().__init__(**kwargs)
-        self.distance = as_distance(distance)
-        self.mining = as_miner(mining)
+    def __init__(self, margin=1.0, distance="sqeuclidean", average="active", **kwargs):
+        super().__init__(distance=distance, **kwargs)
         # -x.y is negative where vectors are alike, as may be what an object gives; no other distance is below 0.
         may_be_negative = self.distance == "dot" or not isinstance(self.distance, str)
         self.margin = number("margin", margin, at_least=None if may_be_negative else 0)
@@ -57,7 +53,8 @@ class ContrastiveLoss(PairLoss):
         return self.over_pairs(pairs, distances, positives) + self.over_pairs(pairs, hinge, counted)
 
 
-class CosineContrastiveLoss(PairLoss):
+@register("loss")
+class CosineContrastiveLoss(CosinePairLoss):
     """Contrastive loss on cosine similarities s_ij, squared in the positives and linear in the negatives.
 
     L = (1/|P|) sum over positives of (s_ij - 1)^2 / 2 + (1/|N|) sum over negatives of [s_ij - margin]_+ / 2
@@ -67,8 +64,6 @@ class CosineContrastiveLoss(PairLoss):
     Args:
         margin: The cosine up to which negatives are left alone.
         reduction: `"sum"` gives the plain sums over ordered pairs.
-        name: The loss's name in logs.
-        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `margin` is not a cosine.
@@ -81,12 +76,9 @@ class CosineContrastiveLoss(PairLoss):
     Source: the contrastive loss of the public code of Jacob et al., "Metric Learning With HORDE", ICCV 2019.
     """
 
-    distance = "cosine"
-
-    def __init__(self, margin=0.5, mining="all", **kwargs):
+    def __init__(self, margin=0.5, **kwargs):
         super().__init__(**kwargs)
         self.margin = number("margin", margin, at_least=-1, at_most=1)
-        self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
@@ -97,7 +89,8 @@ class CosineContrastiveLoss(PairLoss):
         return 0.5 * (pull + self.over_pairs(pairs, hinge, active))
 
 
-class CosineSimilarityLoss(PairLoss):
+@register("loss")
+class CosineSimilarityLoss(CosinePairLoss):
     """Regression of the cosine s_ij on a given, graded similarity t_ij: L = mean of (s_ij - t_ij)^2.
 
     The mean is over ordered pairs whose similarity is known. It is given by a relation that returns similarities, such
@@ -107,15 +100,12 @@ class CosineSimilarityLoss(PairLoss):
         low: The similarity that becomes a cosine of 0.
         high: The similarity that becomes a cosine of 1, such as 5 for grades from 0 to 5.
         reduction: `"sum"` gives the plain sum over ordered pairs.
-        name: The loss's name in logs.
-        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `high` is not above `low`.
 
     Example:
-        >>> graded = tfdml.mining.GivenPairs([(0, 1, 0.5), (1, 2, 0.2)])
-        >>> loss = CosineSimilarityLoss().with_positives(graded)
+        >>> loss = CosineSimilarityLoss(positives=tfdml.mining.GivenPairs([(0, 1, 0.5), (1, 2, 0.2)]))
         >>> float(loss([0, 1, 2], [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]))  # (0.1^2 + 0.6^2) / 2
         0.185
 
@@ -123,14 +113,11 @@ class CosineSimilarityLoss(PairLoss):
         sentence-transformers.
     """
 
-    distance = "cosine"
-
-    def __init__(self, low=0.0, high=1.0, mining="all", **kwargs):
+    def __init__(self, low=0.0, high=1.0, **kwargs):
         super().__init__(**kwargs)
         self.low, self.high = number("low", low), number("high", high)
         if self.high <= self.low:
             raise ValueError(f"high must be above low, {self.low:g}, not {self.high:g}")
-        self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
@@ -139,7 +126,8 @@ class CosineSimilarityLoss(PairLoss):
         return self.over_pairs(pairs, ops.square(pairs.cosines() - targets), known)
 
 
-class BinomialDevianceLoss(PairLoss):
+@register("loss")
+class BinomialDevianceLoss(CosinePairLoss):
     """Binomial deviance on cosine similarities s_ij.
 
     L = (1/|P|) sum over positives of ln(1 + exp(-alpha (s_ij - beta)))
@@ -153,8 +141,6 @@ class BinomialDevianceLoss(PairLoss):
         beta: The similarity at which a pair costs ln 2.
         negative_cost: C, how much steeper negatives are than positives.
         reduction: `"sum"` gives the plain sums over ordered pairs.
-        name: The loss's name in logs.
-        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `alpha` or `negative_cost` is not positive.
@@ -168,14 +154,11 @@ class BinomialDevianceLoss(PairLoss):
     Confused Adversarial Metric Learning", AAAI 2019, eq. 10.
     """
 
-    distance = "cosine"
-
-    def __init__(self, alpha=2.0, beta=0.5, negative_cost=25.0, mining="all", **kwargs):
+    def __init__(self, alpha=2.0, beta=0.5, negative_cost=25.0, **kwargs):
         super().__init__(**kwargs)
         self.alpha = number("alpha", alpha, above=0)
         self.beta = number("beta", beta)
         self.negative_cost = number("negative_cost", negative_cost, above=0)
-        self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
@@ -185,6 +168,7 @@ class BinomialDevianceLoss(PairLoss):
         return pull + self.over_pairs(pairs, ops.softplus(self.negative_cost * logits), negatives)
 
 
+@register("loss")
 class MarginLoss(PairLoss):
     """Margin loss with distance-weighted negatives and a fixed boundary.
 
@@ -202,7 +186,6 @@ class MarginLoss(PairLoss):
         alpha: The margin on either side of the boundary.
         beta: The boundary between positive and negative distances of unit vectors.
         reduction: `"sum"` gives the plain (expected) sum.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `alpha` is negative, or `beta` not in 0 .. 2.
@@ -214,6 +197,8 @@ class MarginLoss(PairLoss):
 
     Source: Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, sec. 4.
     """
+
+    fixed = ("distance",)
 
     def __init__(self, alpha=0.2, beta=1.2, **kwargs):
         super().__init__(**kwargs)
@@ -246,6 +231,7 @@ def margin_hinges(pairs, alpha, beta):
     return ops.sum(positives * pull + drawn * push, axis=1), active
 
 
+@register("loss")
 class RankedListLoss(PairLoss):
     """Ranked list loss on Euclidean distances d.
 
@@ -270,8 +256,6 @@ class RankedListLoss(PairLoss):
         balance: The share of the negatives, 0 to 1 (pytorch-metric-learning's `imbalance`). The paper's sum of both is
             twice the value at 0.5.
         reduction: `"sum"` gives the sum over anchors.
-        name: The loss's name in logs.
-        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: An argument is negative, or out of range.
@@ -291,7 +275,6 @@ class RankedListLoss(PairLoss):
         negative_temperature=10.0,
         positive_temperature=0.0,
         balance=0.5,
-        mining="all",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -300,7 +283,6 @@ class RankedListLoss(PairLoss):
         self.negative_temperature = number("negative_temperature", negative_temperature, at_least=0)
         self.positive_temperature = number("positive_temperature", positive_temperature, at_least=0)
         self.balance = number("balance", balance, at_least=0, at_most=1)
-        self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
@@ -323,6 +305,7 @@ def _weighted(violations, mask, temperature):
 _EPSILON = 1e-4
 
 
+@register("loss", alias="vicreg")
 class VICRegLoss(PairLoss):
     """Variance-invariance-covariance regularization, with labels: positive pairs take the place of two views.
 
@@ -348,7 +331,6 @@ class VICRegLoss(PairLoss):
         covariance: The weight of their covariances.
         deviation: The standard deviation that each coordinate is to have.
         reduction: `"sum"` gives the sum over ordered positive pairs, and the other terms for each image.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: An argument is negative.
@@ -362,6 +344,8 @@ class VICRegLoss(PairLoss):
     ICLR 2022, sec. 4.
     """
 
+    distance = "sqeuclidean"
+    fixed = ("distance",)
     within_batch = True
 
     def __init__(self, invariance=25.0, variance=25.0, covariance=2.0, deviation=1.0, **kwargs):

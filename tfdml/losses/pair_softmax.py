@@ -6,11 +6,12 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number
-from tfdml.losses.base import PairLoss
+from tfdml.losses.base import CosinePairLoss, PairLoss
 from tfdml.mining import multi_similarity_pairs
-from tfdml.mining.base import as_distance, as_miner
+from tfdml.registry import register
 
 
+@register("loss", alias="npair")
 class NPairLoss(PairLoss):
     """N-pair loss on dot products.
 
@@ -30,7 +31,6 @@ class NPairLoss(PairLoss):
         l2: The weight of the squared length of the embeddings, which keeps them from growing; Sohn uses 0.002 to 0.003.
         scale: The length that every embedding is given; None leaves them as they are.
         reduction: `"sum"` gives the plain sums over positive pairs and over images.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `l2` is negative or `scale` not positive; or both are given, though the length is then fixed.
@@ -45,6 +45,9 @@ class NPairLoss(PairLoss):
     Source: Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NIPS 2016, sec. 3.2; Chen and
     Deng, AAAI 2019, eq. 9; Li et al., "Deep Metric Learning with Density Adaptivity", eq. 4.
     """
+
+    distance = "dot"
+    fixed = ("distance",)
 
     def __init__(self, l2=0.0, scale=None, **kwargs):
         super().__init__(**kwargs)
@@ -63,7 +66,8 @@ class NPairLoss(PairLoss):
         return rows + self.l2 * ops.sum(ops.square(pairs.anchors), axis=1) if self.l2 else rows
 
 
-class AngularLoss(PairLoss):
+@register("loss")
+class AngularLoss(CosinePairLoss):
     """Angular loss: the angle at the negative of the triangle anchor, positive, negative is bounded by alpha.
 
     L = (1/|P|) sum over positive pairs (a, p) of ln(1 + sum over negatives n of exp(f_apn)),
@@ -72,14 +76,14 @@ class AngularLoss(PairLoss):
     over ordered pairs and L2-normalized embeddings (the loss normalizes them). A positive pair has the same negatives
     from both ends, so that the sum over n is an entry of a product of two (B, B) matrices: no B^3 tensor.
 
-    All images of other classes are negatives, and each image of a pair is the anchor once; the paper's batches hold one
+    All images of other classes are negatives, of which a miner keeps those that it keeps from both ends of a pair. Each
+    image of a pair is the anchor once; the paper's batches hold one
     pair of each class. The paper's combination with N-pair is `NPairLoss()` plus 2 times this loss.
 
     Args:
         alpha_degrees: The upper bound of the angle, above 0 and at most 65 (beyond, exponents leave float32). The paper
             uses 36 to 55, mostly 45.
         reduction: `"sum"` gives the plain sum over positive pairs.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `alpha_degrees` is out of range.
@@ -118,7 +122,8 @@ class AngularLoss(PairLoss):
         return self.over_pairs(pairs, ops.softplus(ops.where(positives, exponents, 0.0)), positives)
 
 
-class NTXentLoss(PairLoss):
+@register("loss", alias="infonce")
+class NTXentLoss(CosinePairLoss):
     """Normalized temperature-scaled cross-entropy (InfoNCE) on cosines s, with one term for each positive pair.
 
     L = -(1/|P|) sum over positive pairs (a, p) of
@@ -133,8 +138,6 @@ class NTXentLoss(PairLoss):
     Args:
         temperature: t. SimCLR takes 0.1 on ImageNet.
         reduction: `"sum"` gives the plain sum over ordered positive pairs.
-        name: The loss's name in logs.
-        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `temperature` is not positive.
@@ -148,12 +151,9 @@ class NTXentLoss(PairLoss):
     den Oord, Li, Vinyals, "Representation Learning with Contrastive Predictive Coding", 2018, eq. 4.
     """
 
-    distance = "cosine"
-
-    def __init__(self, temperature=0.07, mining="all", **kwargs):
+    def __init__(self, temperature=0.07, **kwargs):
         super().__init__(**kwargs)
         self.temperature = number("temperature", temperature, above=0)
-        self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
@@ -164,6 +164,7 @@ class NTXentLoss(PairLoss):
         return self.over_pairs(pairs, ops.softplus(relative), positives)
 
 
+@register("loss")
 class SoftNearestNeighborLoss(PairLoss):
     """Soft nearest neighbor loss: how likely an anchor's neighbor, drawn by distance, is of another class.
 
@@ -178,11 +179,7 @@ class SoftNearestNeighborLoss(PairLoss):
             authors' code starts at 100 and learns T by gradient descent, on features of any length. Squared distances
             of unit vectors are at most 4, which T = 100 makes all alike. So T is fixed here, at 0.2, which on cosines
             is SimCLR's 0.1.
-        distance: `"sqeuclidean"` (the paper's), `"euclidean"`, `"cosine"` or `"dot"`; or an object, a
-            `tfdml.mining.Distance`.
         reduction: `"sum"` gives the sum over anchors.
-        name: The loss's name in logs.
-        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `temperature` is not positive, or `distance` none of these.
@@ -196,11 +193,9 @@ class SoftNearestNeighborLoss(PairLoss):
     ICML 2019, sec. 2.
     """
 
-    def __init__(self, temperature=0.2, distance="sqeuclidean", mining="all", **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, temperature=0.2, distance="sqeuclidean", **kwargs):
+        super().__init__(distance=distance, **kwargs)
         self.temperature = number("temperature", temperature, above=0)
-        self.distance = as_distance(distance)
-        self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
@@ -213,7 +208,8 @@ class SoftNearestNeighborLoss(PairLoss):
         return self.over_pairs(pairs, values[:, None], ops.any(positives, axis=1)[:, None])
 
 
-class TupletMarginLoss(PairLoss):
+@register("loss")
+class TupletMarginLoss(CosinePairLoss):
     """Tuplet margin loss: a positive, brought nearer by an angle, among all negatives of its anchor; on cosines.
 
     L = (1/|P|) sum over positive pairs (a, p) of
@@ -235,8 +231,6 @@ class TupletMarginLoss(PairLoss):
         variance_weight: The weight of the intra-pair variance, 0.5 as in the paper; 0 leaves it out.
         variance_slack: e, how far from the mean a pair may be at no cost, as a share of the mean.
         reduction: `"sum"` gives the plain sums over ordered pairs.
-        name: The loss's name in logs.
-        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `scale` is not positive, a weight is negative, or an argument is out of range.
@@ -250,8 +244,6 @@ class TupletMarginLoss(PairLoss):
     Source: Yu and Tao, "Deep Metric Learning with Tuplet Margin Loss", ICCV 2019, sec. 3.
     """
 
-    distance = "cosine"
-
     def __init__(
         self, margin_degrees=5.73, scale=32.0, variance_weight=0.5, variance_slack=0.01, mining="all", **kwargs
     ):
@@ -262,7 +254,6 @@ class TupletMarginLoss(PairLoss):
         self.variance_slack = number("variance_slack", variance_slack, at_least=0, at_most=1)
         # The mean cosines of the batch carry a gradient.
         self.whole_batch = self.variance_weight > 0
-        self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
@@ -292,7 +283,8 @@ class TupletMarginLoss(PairLoss):
         return pull + self.over_pairs(pairs, ops.square(ops.relu(cosines - most)), negatives)
 
 
-class MultiSimilarityLoss(PairLoss):
+@register("loss")
+class MultiSimilarityLoss(CosinePairLoss):
     """Multi-similarity loss on cosines s, with its mining of pairs.
 
     L = (1/B) sum over anchors i of (1/alpha) ln(1 + sum over mined positives of exp(-alpha (s_ik - base)))
@@ -307,8 +299,7 @@ class MultiSimilarityLoss(PairLoss):
         base: lambda, the similarity that separates positives from negatives.
         mining_epsilon: The miner's slack; None takes all pairs.
         reduction: `"sum"` gives the sum over anchors.
-        name: The loss's name in logs.
-        mining: An object that chooses the pairs in the place of the paper's mining: a `tfdml.mining.Miner`.
+        mining: As of `PairLoss`; `"multi_similarity"`, the paper's, by default.
 
     Raises:
         ValueError: `alpha` or `beta` is not positive.
@@ -321,20 +312,19 @@ class MultiSimilarityLoss(PairLoss):
     Source: Wang et al., "Multi-Similarity Loss with General Pair Weighting", CVPR 2019, sec. 4.
     """
 
-    distance = "cosine"
+    own_mining = ("multi_similarity", "all")
 
-    def __init__(self, alpha=2.0, beta=50.0, base=0.5, mining_epsilon=0.1, mining=None, **kwargs):
+    def __init__(self, alpha=2.0, beta=50.0, base=0.5, mining_epsilon=0.1, **kwargs):
         super().__init__(**kwargs)
         self.alpha = number("alpha", alpha, above=0)
         self.beta = number("beta", beta, above=0)
         self.base = number("base", base)
         self.mining_epsilon = None if mining_epsilon is None else number("mining_epsilon", mining_epsilon, at_least=0)
-        self.mining = None if mining is None else as_miner(mining, ())
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
         similarities, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
-        if self.mining is None and self.mining_epsilon is not None:
+        if self.mining == "multi_similarity" and self.mining_epsilon is not None:
             kept = multi_similarity_pairs(pairs, self.mining_epsilon)
             positives, negatives = kept.positives, kept.negatives
         offsets = similarities - self.base
@@ -343,6 +333,7 @@ class MultiSimilarityLoss(PairLoss):
         return pull + push
 
 
+@register("loss")
 class LiftedStructureLoss(PairLoss):
     """Lifted structured loss on Euclidean distances.
 
@@ -354,8 +345,6 @@ class LiftedStructureLoss(PairLoss):
     Args:
         margin: Negatives count from about this distance on.
         reduction: `"sum"` gives half the sum over ordered pairs, that is the sum over unordered ones.
-        name: The loss's name in logs.
-        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `margin` is negative.
@@ -370,10 +359,9 @@ class LiftedStructureLoss(PairLoss):
 
     whole_batch = within_batch = True
 
-    def __init__(self, margin=1.0, mining="all", **kwargs):
+    def __init__(self, margin=1.0, **kwargs):
         super().__init__(**kwargs)
         self.margin = number("margin", margin, at_least=0)
-        self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
@@ -383,6 +371,7 @@ class LiftedStructureLoss(PairLoss):
         return self.over_pairs(pairs, 0.5 * ops.square(violation), positives)
 
 
+@register("loss")
 class GeneralizedLiftedStructureLoss(PairLoss):
     """Lifted structured loss with all positives of an anchor at once, "batch all lifted" with a smooth maximum.
 
@@ -396,10 +385,7 @@ class GeneralizedLiftedStructureLoss(PairLoss):
     Args:
         margin: How much further than positives negatives are to be; in units of `distance`.
         positive_margin: The distance up to which positives hardly count.
-        distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`; or an object, a `tfdml.mining.Distance`.
         reduction: `"sum"` gives the sum over anchors.
-        name: The loss's name in logs.
-        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: A margin is negative, or `distance` none of these.
@@ -412,12 +398,10 @@ class GeneralizedLiftedStructureLoss(PairLoss):
     Source: Hermans, Beyer, Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017, sec. 2.
     """
 
-    def __init__(self, margin=1.0, positive_margin=0.0, distance="euclidean", mining="all", **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, margin=1.0, positive_margin=0.0, distance="euclidean", **kwargs):
+        super().__init__(distance=distance, **kwargs)
         self.margin = number("margin", margin, at_least=0)
         self.positive_margin = number("positive_margin", positive_margin, at_least=0)
-        self.distance = as_distance(distance)
-        self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
@@ -428,7 +412,8 @@ class GeneralizedLiftedStructureLoss(PairLoss):
         return self.over_pairs(pairs, ops.relu(pull + push)[:, None], counted[:, None])
 
 
-class CircleLoss(PairLoss):
+@register("loss")
+class CircleLoss(CosinePairLoss):
     """Circle loss on cosines s: each pair is weighted by how far it is from its optimum.
 
     L_i = ln(1 + sum over positives of exp(-gamma [1 + m - s_p]_+ (s_p - 1 + m))
@@ -441,8 +426,6 @@ class CircleLoss(PairLoss):
         margin: m, in [-1, 1]. The paper's fine-grained retrieval uses 0.4, its face recognition 0.25.
         gamma: The scale: 80 and 256.
         reduction: `"sum"` gives the sum over anchors.
-        name: The loss's name in logs.
-        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `gamma` is not positive or `margin` is out of range.
@@ -455,13 +438,10 @@ class CircleLoss(PairLoss):
     Source: Sun et al., "Circle Loss", CVPR 2020, sec. 3.
     """
 
-    distance = "cosine"
-
-    def __init__(self, margin=0.4, gamma=80.0, mining="all", **kwargs):
+    def __init__(self, margin=0.4, gamma=80.0, **kwargs):
         super().__init__(**kwargs)
         self.margin = number("margin", margin, at_least=-1, at_most=1)
         self.gamma = number("gamma", gamma, above=0)
-        self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
@@ -477,7 +457,8 @@ class CircleLoss(PairLoss):
         return self.over_pairs(pairs, values[:, None], counted[:, None])
 
 
-class SupConLoss(PairLoss):
+@register("loss", alias="supcon")
+class SupConLoss(CosinePairLoss):
     """Supervised contrastive loss on cosines s.
 
     L_i = -(1/|P_i|) sum over positives p of ln( exp(s_ip / t) / sum over all a != i of exp(s_ia / t) )
@@ -488,7 +469,6 @@ class SupConLoss(PairLoss):
     Args:
         temperature: t.
         reduction: `"sum"` gives the sum over anchors, as the paper writes it.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `temperature` is not positive.

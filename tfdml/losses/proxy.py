@@ -4,10 +4,12 @@ from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import number
-from tfdml.losses.base import check_rank, nan_if_any
+from tfdml.losses.base import nan_if_any
 from tfdml.losses.classification import ClassSimilarityLoss, target_mask
+from tfdml.registry import register
 
 
+@register("loss")
 class ProxyNCALoss(ClassSimilarityLoss):
     """Proxy-NCA on class similarities (B, C).
 
@@ -19,8 +21,6 @@ class ProxyNCALoss(ClassSimilarityLoss):
 
     Args:
         scale: s. 2 is the paper's unit vectors; 18 is r = 3, the usual choice in practice.
-        reduction: As in Keras.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `scale` is not positive.
@@ -44,6 +44,7 @@ class ProxyNCALoss(ClassSimilarityLoss):
         return ops.where(ops.any(others, axis=1), values, 0.0)
 
 
+@register("loss")
 class ProxyNCAPlusPlusLoss(ClassSimilarityLoss):
     """ProxyNCA++ on class similarities (B, C): the probability of the own proxy among all, at a low temperature.
 
@@ -55,8 +56,6 @@ class ProxyNCAPlusPlusLoss(ClassSimilarityLoss):
 
     Args:
         temperature: T.
-        reduction: As in Keras.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `temperature` is not positive.
@@ -78,6 +77,7 @@ class ProxyNCAPlusPlusLoss(ClassSimilarityLoss):
         return (2.0 / self.temperature) * similarities
 
 
+@register("loss")
 class ProxyAnchorLoss(ClassSimilarityLoss):
     """Proxy Anchor on class similarities s (B, C): each proxy is an anchor, the images of the batch its tuples.
 
@@ -91,7 +91,6 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
         alpha: The scale.
         margin: delta.
         reduction: `"sum"` gives the sum over the proxies instead of the two means.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `alpha` is not positive.
@@ -108,12 +107,10 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
         self.alpha = number("alpha", alpha, above=0)
         self.margin = number("margin", margin, at_least=0, at_most=2)
 
-    def call(self, labels, similarities):
+    def image_losses(self, labels, y_pred):
         """Return the batch's value at every image: (B,), (B, C) -> (B,)."""
-        labels = pairwise.as_labels(labels)
-        check_rank(self.name, similarities, 2, "class similarities (B, C)")
-        num_local, num_classes = ops.shape(labels)[0], similarities.shape[1]
-        labels, similarities = replicas.gather(labels), replicas.gather(ops.cast(similarities, "float32"))
+        num_local, num_classes = ops.shape(labels)[0], self.class_similarities(y_pred).shape[1]
+        labels, similarities = replicas.gather(labels), replicas.gather(y_pred)
         mask = target_mask(labels, num_classes)
         pull = ops.softplus(pairwise.masked_logsumexp(-self.alpha * (similarities - self.margin), mask, axis=0))
         push = ops.softplus(
@@ -128,6 +125,7 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
         return replicas.local_rows(ops.where(ops.any(mask, axis=1), value, float("nan")), num_local)
 
 
+@register("loss")
 class SoftTripleLoss(ClassSimilarityLoss):
     """SoftTriple on the similarities s (B, C, K) to K proxies per class.
 
@@ -141,8 +139,6 @@ class SoftTripleLoss(ClassSimilarityLoss):
         scale: lambda.
         gamma: The temperature of the softmax over a class's proxies.
         margin: delta.
-        reduction: As in Keras.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `scale` or `gamma` is not positive, or `margin` is negative.
@@ -166,7 +162,6 @@ class SoftTripleLoss(ClassSimilarityLoss):
         """Return the relaxed similarities S (B, C) of s (B, C, K); (B, C) as they are."""
         if len(similarities.shape) != 3:
             return super().class_similarities(similarities)
-        similarities = ops.cast(similarities, "float32")
         nearness = ops.softmax(similarities / self.gamma, axis=2)
         return ops.sum(nearness * similarities, axis=2)
 

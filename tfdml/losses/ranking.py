@@ -4,8 +4,9 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import integer, number
-from tfdml.losses.base import PairLoss
+from tfdml.losses.base import CosinePairLoss
 from tfdml.losses.triplet import compare_with_positives
+from tfdml.registry import register
 
 
 def soft_histograms(positions, mask, bins):
@@ -31,7 +32,8 @@ def soft_histograms(positions, mask, bins):
     return ops.reshape(ops.segment_sum(shares, nodes, num_segments=size * (bins + 1)), (size, bins + 1))
 
 
-class HistogramLoss(PairLoss):
+@register("loss")
+class HistogramLoss(CosinePairLoss):
     """Histogram loss: the probability that a random negative pair is more similar than a random positive pair.
 
     L = sum over nodes r of p-_r (p+_1 + ... + p+_r)
@@ -45,7 +47,6 @@ class HistogramLoss(PairLoss):
     Args:
         bins: The number of intervals.
         reduction: `"sum"` gives the sum over ordered negative pairs of the probability that each exceeds a positive.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `bins` is not a positive integer.
@@ -75,7 +76,8 @@ class HistogramLoss(PairLoss):
         return self.mean_over(pairs, rows, pairwise.masked_count(negatives))
 
 
-class FastAPLoss(PairLoss):
+@register("loss")
+class FastAPLoss(CosinePairLoss):
     """FastAP: 1 minus the average precision of each anchor's ranking, with soft histograms for ranks.
 
     L_i = 1 - (1/|P_i|) sum over nodes r of h+_r H+_r / H_r
@@ -87,7 +89,6 @@ class FastAPLoss(PairLoss):
     Args:
         bins: The number of intervals.
         reduction: `"sum"` gives the sum over anchors.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `bins` is not a positive integer.
@@ -132,7 +133,8 @@ def _ahead(similarities, positives, others, temperature):
     return compare_with_positives(similarities, positives, others, smooth_step, slope)
 
 
-class SmoothAPLoss(PairLoss):
+@register("loss")
+class SmoothAPLoss(CosinePairLoss):
     """Smooth-AP: 1 minus the average precision of each anchor's ranking, its ranks counted by sigmoids of cosines s.
 
     L_i = 1 - (1/|P_i|) sum over positives j of (1 + sum over positives k != j of g(s_ik - s_ij))
@@ -147,7 +149,6 @@ class SmoothAPLoss(PairLoss):
     Args:
         temperature: t: what is nearer than this counts for a part.
         reduction: `"sum"` gives the sum over anchors.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: `temperature` is not positive.
@@ -174,7 +175,8 @@ class SmoothAPLoss(PairLoss):
         return self.over_pairs(pairs, values[:, None], ops.any(positives, axis=1)[:, None])
 
 
-class RecallAtKLoss(PairLoss):
+@register("loss")
+class RecallAtKLoss(CosinePairLoss):
     """Recall@k surrogate: 1 minus a smooth recall among the first k of each anchor's ranking, averaged over several k.
 
     L_i = mean over k of 1 - min(sum over positives j of g_r(k - r_ij), k) / min(k, |P_i|),
@@ -190,7 +192,6 @@ class RecallAtKLoss(PairLoss):
         rank_temperature: t of g_s, by which ranks are counted.
         recall_temperature: t of g_r, by which ranks are compared with k.
         reduction: `"sum"` gives the sum over anchors.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: A temperature is not positive, or `k` no list of positive integers.

@@ -8,7 +8,7 @@ from tfdml import pairwise
 from tfdml.arguments import number, one_of
 from tfdml.losses.base import PairLoss
 from tfdml.mining import negative_probabilities, semi_hard_negatives
-from tfdml.mining.base import as_distance, as_miner
+from tfdml.registry import register
 
 
 def compare_with_positives(values, positives, weights, function, slope):
@@ -58,9 +58,7 @@ def compare_with_positives(values, positives, weights, function, slope):
     return compared(values, ops.cast(positives, "float32"), ops.cast(weights, "float32"))
 
 
-MINING = ("all", "hard", "semi_hard", "distance_weighted")
-
-
+@register("loss")
 class TripletLoss(PairLoss):
     """Triplet loss over the triplets of a batch.
 
@@ -90,12 +88,10 @@ class TripletLoss(PairLoss):
         margin: In units of `distance`, not negative; or `"soft"`.
         mining: One of the above; or an object that chooses pairs, a `tfdml.mining.Miner`: each positive that it keeps
             makes a triplet with each negative that it keeps of the same anchor.
-        distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`; or an object, a `tfdml.mining.Distance`. None:
-            `"sqeuclidean"`, as FaceNet and the ECAML paper on unit vectors; with the soft margin `"euclidean"`, as
-            Hermans et al.
+        distance: As of `PairLoss`. None: `"sqeuclidean"`, as FaceNet and the ECAML paper on unit vectors; with the soft
+            margin `"euclidean"`, as Hermans et al.
         average: `"active"` or `"all"`.
         reduction: `"sum"` gives the plain sum over triplets, eq. 3 of the DML-DA paper.
-        name: The loss's name in logs.
 
     Raises:
         ValueError: An argument is none of the values above.
@@ -109,15 +105,15 @@ class TripletLoss(PairLoss):
     for Person Re-Identification", 2017; Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017.
     """
 
+    own_mining = ("all", "hard", "semi_hard", "distance_weighted")
+
     def __init__(self, margin=0.1, mining="all", distance=None, average="active", **kwargs):
-        super().__init__(**kwargs)
+        if distance is None:
+            distance = "euclidean" if margin == "soft" else "sqeuclidean"
+        super().__init__(distance=distance, mining=mining, **kwargs)
         if isinstance(margin, str) and margin != "soft":
             raise ValueError(f"margin must be a number or 'soft', not {margin!r}")
         self.margin = margin if margin == "soft" else number("margin", margin, at_least=0)
-        if distance is None:
-            distance = "euclidean" if margin == "soft" else "sqeuclidean"
-        self.distance = as_distance(distance)
-        self.mining = as_miner(mining, MINING)
         self.average = one_of("average", average, ("active", "all"))
 
     def anchor_losses(self, pairs):
@@ -197,6 +193,7 @@ def _softly_weighted(distances, positives, weights):
     return ops.sum(to_positives, axis=1), mined, mined
 
 
+@register("loss")
 class QuadrupletLoss(PairLoss):
     """Quadruplet loss over all triplets and quadruplets of a batch.
 
@@ -213,13 +210,9 @@ class QuadrupletLoss(PairLoss):
     Args:
         margin: Of the triplets, in units of `distance`.
         pair_margin: Of the quadruplets: eq. 12's gamma.
-        distance: `"euclidean"` (the paper's), `"sqeuclidean"`, `"cosine"` or `"dot"`; or an object, a
-            `tfdml.mining.Distance`.
         average: `"all"`: the means above; `"active"`: each over those with a positive term alone, so that the few that
             are left late in training keep their strength.
         reduction: `"sum"` leaves 1/N out: eq. 12.
-        name: The loss's name in logs.
-        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: An argument is none of the values above.
@@ -236,12 +229,10 @@ class QuadrupletLoss(PairLoss):
 
     whole_batch = within_batch = True
 
-    def __init__(self, margin=0.2, pair_margin=0.1, distance="euclidean", average="all", mining="all", **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, margin=0.2, pair_margin=0.1, distance="euclidean", average="all", **kwargs):
+        super().__init__(distance=distance, **kwargs)
         self.margin = number("margin", margin)
         self.pair_margin = number("pair_margin", pair_margin)
-        self.distance = as_distance(distance)
-        self.mining = as_miner(mining)
         self.average = one_of("average", average, ("active", "all"))
 
     def anchor_losses(self, pairs):

@@ -1,6 +1,11 @@
-"""Base classes of what a loss is composed of: `Miner`, `Distance` and `Relation`."""
+"""What a loss is composed of: a `Miner`, a `Distance` and a `Relation`.
+
+Each keeps its arguments in the attributes of their names, by which it is saved. `tfdml.register` gives it a name and
+lets a loss with it be loaded. A function of the same arguments works too.
+"""
 
 import inspect
+from typing import Any
 
 import keras
 import numpy as np
@@ -8,22 +13,21 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import integer, number
-from tfdml.saving import Composed, restore, snake_case
+from tfdml.registry import find, register, registered
+from tfdml.saving import Composed, restore
 
 
 class Distance(Composed):
     """Computes how far apart embeddings are, for the `distance` of a loss; a subclass defines `__call__`.
 
-    It keeps its arguments in the attributes of their names, by which it is saved. Register it with
-    `keras.saving.register_keras_serializable`, so that a loss with it can be loaded. A function of the same arguments
-    works too. A loss also compares each vector with itself and does not use the value. The gradient must be finite
-    there (`tfdml.pairwise.safe_sqrt`).
+    A loss also compares each vector with itself and does not use the value. The gradient must be finite there
+    (`tfdml.pairwise.safe_sqrt`).
 
     Attributes:
         larger_is_closer: Whether it is a similarity. The loss and its margin then use its negative.
 
     Example:
-        >>> @keras.saving.register_keras_serializable("mine")
+        >>> @tfdml.register("distance", name="l1")
         ... class Manhattan(tfdml.mining.Distance):
         ...     def __call__(self, a, b):
         ...         return tfdml.pairwise.absolute_distances(a, b)
@@ -39,24 +43,29 @@ class Distance(Composed):
         raise TypeError(f"{type(self).__name__} must define __call__(a, b)")
 
 
-_named: dict[str, type] = {}
-
-
 class Miner(Composed):
     """Chooses the pairs that a loss learns from, for its `mining`; a subclass defines `__call__`.
 
-    It keeps its arguments in the attributes of their names, by which it is saved. Register it with
-    `keras.saving.register_keras_serializable`, so that a loss with it can be loaded. A function of the same argument
-    works too. Every replica calls it, so its result must depend on the pairs alone.
+    Every replica calls it, so its result must depend on the pairs alone.
 
     Attributes:
         whole_batch: Whether it needs all anchors of the batch, for example to find the hardest pairs of all. By default
             it chooses for each anchor alone.
 
     Example:
-        >>> @keras.saving.register_keras_serializable("mine")
+        >>> @tfdml.register("miner")
         ... class Near(tfdml.mining.Miner):
         ...     def __call__(self, pairs):
+        ...         return pairs.keep(pairs.positives, pairs.distances() < 0.5)
+        >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
+        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, mining=Near())
+        >>> float(loss([0, 0, 1], embeddings))  # 0.8 + (1 - 0.4)
+        1.4
+    """
+
+    whole_batch = False
+
+    def __call__(self, pairs):
         ...         return pairs.keep(pairs.positives, pairs.distances() < 0.5)
         >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
         >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, mining=Near())
@@ -86,71 +95,18 @@ class Miner(Composed):
         raise TypeError(f"{type(self).__name__} must define __call__(pairs)")
 
 
-def named_miners() -> dict[str, type]:
-    """Return the miners that losses know by name, such as `easy_positive`, with their default arguments."""
-    return dict(sorted(_named.items()))
-
-
-def as_distance(distance):
-    """Return a loss's `distance`: one of `tfdml.pairwise.DISTANCES`, or an object or function, or what was saved of it.
-
-    Raises:
-        ValueError: It is none of these.
-    """
-    return checked("distance", restore(distance), pairwise.DISTANCES, "(a, b)", Distance)
-
-
-def as_miner(mining, names=("all",)):
-    """Return a loss's `mining`: one of `names`, the name of a miner, or an object or function, or what was saved of it.
-
-    Raises:
-        ValueError: It is none of these.
-    """
-    mining, called_with = restore(mining), "(pairs)"
-    if isinstance(mining, str) and mining not in names:
-        if mining in _named:
-            return _named[mining]()
-        called_with = f"(pairs), or the name of a miner ({', '.join(named_miners())})"
-    return checked("mining", mining, names, called_with, Miner)
-
-
-def checked(argument, value, names, called_with, base):
-    """Return a loss's choice, if it is one of `names`, or an object or function that can be saved.
-
-    Raises:
-        ValueError: It is neither.
-    """
-    if isinstance(value, str) and value in names:
-        return value
-    known = f"one of {', '.join(names)}, or " if names else ""
-    if inspect.isclass(value):
-        raise ValueError(f"{argument} must be an object and not the class {value.__name__}: write {value.__name__}()")
-    if not callable(value):
-        raise ValueError(f"{argument} must be {known}an object called with {called_with}, not {value!r}")
-    if not inspect.isfunction(value) and not hasattr(value, "get_config"):
-        raise ValueError(
-            f"{argument}: a {type(value).__name__} has no get_config, without which the loss cannot be saved; make it "
-            f"a subclass of tfdml.mining.{base.__name__}"
-        )
-    return value
-
-
 class Relation(Composed):
-    """Decides which images belong together, for `PairLoss.with_positives`; a subclass defines `__call__`.
-
-    It keeps its arguments in the attributes of their names, by which it is saved. Register it with
-    `keras.saving.register_keras_serializable`, so that a loss with it can be loaded. A function of the same arguments
-    works too.
+    """Decides which images belong together, for the `positives` of a loss; a subclass defines `__call__`.
 
     Example:
-        >>> @keras.saving.register_keras_serializable("mine")
+        >>> @tfdml.register("relation")
         ... class Near(tfdml.mining.Relation):
         ...     def __init__(self, most=1):
         ...         self.most = most
         ...
         ...     def __call__(self, a, b):
         ...         return keras.ops.abs(a[:, 0][:, None] - b[:, 0][None, :]) <= self.most
-        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0).with_positives(Near())
+        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, positives=Near())
         >>> float(loss([4, 5, 7], [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]))  # 0.8 + (1 - 0.4)
         1.4
 
@@ -175,6 +131,7 @@ class Relation(Composed):
         raise TypeError(f"{type(self).__name__} must define __call__(a, b)")
 
 
+@register("relation")
 class SameLabel(Relation):
     """Images with the same label in one column of (B, L): a level of a hierarchy.
 
@@ -186,7 +143,7 @@ class SameLabel(Relation):
 
     Example:
         >>> model_and_make = [[0, 0], [1, 0], [2, 1]]
-        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0).with_positives(SameLabel(column=1))
+        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, positives=SameLabel(column=1))
         >>> float(loss(model_and_make, [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]))  # 0.8 + (1 - 0.4)
         1.4
     """
@@ -201,13 +158,14 @@ class SameLabel(Relation):
         return a[:, self.column][:, None] == b[:, self.column][None, :]
 
 
+@register("relation")
 @keras.saving.register_keras_serializable("tfdml")
 def shares_a_label(a, b):
     """Whether two images have a label in common, of label sets as rows of 0 and 1: (N, L), (M, L) -> (N, M).
 
     Example:
         >>> sets = [[1, 1, 0], [0, 1, 1], [0, 0, 1]]
-        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0).with_positives(tfdml.mining.shares_a_label)
+        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, positives=tfdml.mining.shares_a_label)
         >>> float(loss(sets, [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]))  # (0.8 + 0.4) / 2; the others are beyond the margin
         0.6
     """
@@ -215,6 +173,7 @@ def shares_a_label(a, b):
     return ops.matmul(a, ops.transpose(b)) > 0
 
 
+@register("relation")
 class Jaccard(Relation):
     """How much two label sets overlap, |A and B| / |A or B|, of rows of 0 and 1.
 
@@ -241,6 +200,7 @@ class Jaccard(Relation):
         return both / ops.maximum(either, 1.0)
 
 
+@register("relation")
 class GivenPairs(Relation):
     """Pairs that are listed one by one, of images whose labels are their ids. Pairs that are not listed are unknown.
 
@@ -256,7 +216,7 @@ class GivenPairs(Relation):
         ValueError: Not such rows, or a pair has two similarities.
 
     Example:
-        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0).with_positives(GivenPairs([(7, 8, 1), (8, 9, 0)]))
+        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, positives=GivenPairs([(7, 8, 1), (8, 9, 0)]))
         >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
         >>> float(loss([7, 8, 9], embeddings))  # 0.8 + (1 - 0.4); nothing of 7 and 9
         1.4
@@ -299,10 +259,33 @@ class GivenPairs(Relation):
         return ops.where(found, ops.take(self._similarities, low), float("nan"))
 
 
-def as_relation(positives):
-    """Return the argument of `with_positives`, an object or a function, or restores it from what was saved.
+# The kinds of what a loss is composed of, and how messages say that they are called.
+_CALLED_WITH = {"distance": "(a, b)", "miner": "(pairs)", "relation": "(a, b)"}
+
+
+def component(kind: str, value: Any, argument: str, names: tuple[str, ...] = ()) -> Any:
+    """Return what a loss is composed of: one of its own `names`, or an object or function.
+
+    Args:
+        kind: `"distance"`, `"miner"` or `"relation"`.
+        value: One of `names`, a registered name, an object or function, or the serialized form of one.
+        argument: The name of the loss's argument, for the message.
+        names: What the loss itself knows.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: It is none of these, or could not be saved.
     """
-    return checked("positives", restore(positives), (), "(a, b)", Relation)
+    value = restore(value)
+    if isinstance(value, str) and value in names:
+        return value
+    if isinstance(value, str) and value in registered(kind):
+        value = find(kind, value)
+        value = value() if inspect.isclass(value) else value
+    saved = inspect.isfunction(value) or hasattr(value, "get_config")
+    if inspect.isclass(value) or not callable(value) or not saved:
+        known = ", ".join((*names, *registered(kind)))
+        raise ValueError(
+            f"{argument} must be one of {known}, or a function or an object (of a subclass of "
+            f"tfdml.mining.{kind.capitalize()}) that is called with {_CALLED_WITH[kind]}, not {value!r}"
+        )
+    return value

@@ -9,6 +9,7 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import number, one_of
 from tfdml.mining.base import Miner
+from tfdml.registry import register
 
 
 def semi_hard_negatives(pairs):
@@ -148,6 +149,7 @@ def sample_negatives(probabilities, count=1, seed=None):
 CHOICES = ("easy", "semi_hard", "hard", "all")
 
 
+@register("miner")
 class BatchEasyHardMiner(Miner):
     """For each anchor the easiest, a semi-hard or the hardest positive, and the same of the negatives.
 
@@ -201,6 +203,7 @@ class BatchEasyHardMiner(Miner):
         return pairs.keep(ops.logical_and(chosen_positives, both), ops.logical_and(chosen_negatives, both))
 
 
+@register("miner")
 class EasyPositiveMiner(BatchEasyHardMiner):
     """For each anchor its nearest positive, so that a class need not be one cluster, with negatives of choice.
 
@@ -223,6 +226,7 @@ class EasyPositiveMiner(BatchEasyHardMiner):
         super().__init__("easy", negatives)
 
 
+@register("miner")
 class BatchHardMiner(BatchEasyHardMiner):
     """For each anchor its furthest positive and its nearest negative: batch-hard, for every loss on pairs.
 
@@ -259,6 +263,7 @@ def _value(distances, chosen, missing):
     return ops.where(ops.any(chosen, axis=1, keepdims=True), value, missing)
 
 
+@register("miner")
 class AngularMiner(Miner):
     """The pairs of triplets (a, p, n) in which n sees the middle c of a and p under an angle above a bound.
 
@@ -324,6 +329,7 @@ class AngularMiner(Miner):
 _LARGEST_DENOMINATOR = 2**15
 
 
+@register("miner")
 class HardAwareMiner(Miner):
     """The hardest share of a batch's pairs: its furthest positives and its nearest negatives.
 

@@ -53,7 +53,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     negative pairs of anchors with a positive that are nearer than the anchor's furthest positive.
 
     Labels may be rows (B, L), sets or levels of a hierarchy, where the losses say which images belong together
-    (`PairLoss.with_positives`); then each objective needs such a loss, and the first one's pairs are those of
+    (`positives` of a `PairLoss`); then each objective needs such a loss, and the first one's pairs are those of
     `d_pos` and `d_neg`.
 
     An objective that measures the training set before the first step, such as `DensityAdaptivity`, does so in

@@ -126,7 +126,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     @property
     def positives(self):
-        """Which images belong together, as its `loss` has them (`PairLoss.with_positives`); None for equal labels."""
+        """Which images belong together, as its `loss` has them; None for equal labels."""
         return getattr(getattr(self, "loss", None), "positives", None)
 
     @property
@@ -141,7 +141,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
             UserError: They are rows, and this objective takes one label for each image.
         """
         if self.positives is None and len(getattr(labels, "shape", ())) == 2 and labels.shape[1] not in (None, 1):
-            raise UserError(f"{self.name} takes one label for each image, not {labels.shape}: see with_positives")
+            raise UserError(f"{self.name} takes one label for each image, not {labels.shape}: see `positives` of PairLoss")
         return pairwise.as_labels(labels, rows=self.positives is not None)
 
     def select(self, representations) -> dict:

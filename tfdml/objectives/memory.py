@@ -42,7 +42,7 @@ class CrossBatchMemory(Stateful):
         start: For this many steps nothing is remembered, while embeddings change fast. The authors' code has 2,000 of
             4,000 steps. The default is 0, since the memory of a shorter training would stay empty.
         representation: The name of the vectors (B, d) that are compared.
-        label_columns: L, where labels are rows (B, L) and the loss has `with_positives`.
+        label_columns: L, where labels are rows (B, L) and the loss has `positives`.
         weight: The factor of this term.
         name: The term's name in logs; by default `cross_batch_` and the loss's.
 
@@ -73,7 +73,7 @@ class CrossBatchMemory(Stateful):
         self.start = integer("start", start, at_least=0)
         self.label_columns = integer("label_columns", label_columns, at_least=1)
         if self.label_columns > 1 and loss.positives is None:
-            raise ValueError(f"label_columns={label_columns} needs a loss with_positives(), such as shares_a_label")
+            raise ValueError(f"label_columns={label_columns} needs a loss with positives, such as shares_a_label")
 
     def as_labels(self, labels):
         """As of `Objective`; rows of `label_columns` labels where the loss has `positives`."""
@@ -191,7 +191,7 @@ class Prism(Observed, CrossBatchMemory):
     ):
         super().__init__(loss, size, start, name=name, **kwargs)
         if self.positives is not None:
-            raise ValueError("Prism compares images with the means of classes: it takes no loss with with_positives()")
+            raise ValueError("Prism compares images with the means of classes: it takes no loss with positives")
         self.num_classes = integer("num_classes", num_classes, at_least=1)
         self.noise_rate = number("noise_rate", noise_rate, at_least=0, below=1)
         self.window = integer("window", window, at_least=1)

@@ -7,24 +7,20 @@ from typing import Any
 
 import keras
 
-from tfdml import kernels, losses, objectives
+from tfdml import objectives
 from tfdml.errors import UserError, check_choice, short_message
 from tfdml.expressions import Call, parse_sum, shortened
-from tfdml.kernels import Kernel
 from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
-from tfdml.mining.base import Jaccard, Relation, SameLabel, named_miners, shares_a_label
+from tfdml.mining.base import Relation
 from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, Prism, ProxyLoss
 from tfdml.objectives.base import Calibrated, Observed, Stateful, WithStatistics
+from tfdml.registry import find, registered
 from tfdml.saving import snake_case
 
 _ALIASES = {
     "xbm": "cross_batch_memory",
     "jrs": "joint_representation_similarity",
-    "npair": "n_pair",
-    "infonce": "nt_xent",
-    "vicreg": "vic_reg",
-    "supcon": "sup_con",
     "horde": "high_order_moment",
     "ecaml": "energy_confusion",
     "density": "density_adaptivity",
@@ -36,18 +32,13 @@ _ALIASES = {
 _MOST_TERMS = 20
 _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
 # What the packages have besides terms.
-_NO_TERMS = (*_WRAPPERS, PairLoss, ClassSimilarityLoss, Calibrated, Observed, Stateful, WithStatistics)
+_NO_TERMS = (*_WRAPPERS, Calibrated, Observed, Stateful, WithStatistics)
 
 
 def known() -> dict[str, type]:
     """Return the losses and objectives that `--objectives` can name."""
-    classes = [value for package in (losses, objectives) for value in vars(package).values() if inspect.isclass(value)]
-    return {snake_case(cls.__name__).removesuffix("_loss"): cls for cls in classes if cls not in _NO_TERMS}
-
-
-def _known_kernels() -> dict[str, type]:
-    found = {name: value for name, value in vars(kernels).items() if inspect.isclass(value)}
-    return {snake_case(name): cls for name, cls in found.items() if issubclass(cls, Kernel) and cls is not Kernel}
+    classes = [value for value in vars(objectives).values() if inspect.isclass(value) and value not in _NO_TERMS]
+    return {snake_case(cls.__name__).removesuffix("_loss"): cls for cls in classes} | registered("loss")
 
 
 def check_objectives(text: str) -> None:
@@ -96,7 +87,8 @@ def build_objectives(
         if not objective.takes_label_sets or isinstance(objective, Prism):
             raise UserError(f"`objectives`: {objective.name} learns from classes: choose losses over pairs instead")
         if objective.positives is None:
-            objective.loss = objective.loss.with_positives(relation)
+            config = objective.loss.get_config()
+            objective.loss = type(objective.loss).from_config({**config, "positives": relation})
         if isinstance(objective, CrossBatchMemory):
             objective.label_columns = columns
     return sorted(built, key=lambda objective: not objective.provides)
@@ -163,8 +155,8 @@ def _wrapper(cls: type) -> type | None:
 
 def _wrap(cls: type, arguments: dict, weight: float, num_classes: int | None) -> Objective:
     own = set(inspect.signature(cls).parameters)
-    loss = _made(cls, {key: value for key, value in arguments.items() if key in own or key == "positives"})
-    extra = {key: value for key, value in arguments.items() if key not in (*own, "positives")}
+    loss = cls(**{key: value for key, value in arguments.items() if key in own})
+    extra = {key: value for key, value in arguments.items() if key not in own}
     extra.update(weight=weight, name=arguments["name"])
     if not issubclass(cls, ClassSimilarityLoss):
         return MetricLoss(loss, **extra)
@@ -172,25 +164,13 @@ def _wrap(cls: type, arguments: dict, weight: float, num_classes: int | None) ->
     return ProxyLoss(loss, num_classes, **extra)
 
 
-def _made(cls: Callable, arguments: dict):
-    """Return a loss, kernel, miner or relation; a loss with its `positives`."""
-    positives = arguments.pop("positives", None)
-    made = cls(**arguments)
-    return made if positives is None else made.with_positives(positives)
-
-
-#: What `positives` of a loss over pairs may be.
-_RELATIONS: dict[str, Any] = {
-    "same_label": SameLabel,
-    "jaccard": Jaccard,
-    "shares_a_label": lambda: shares_a_label,
-}
+#: The kinds of what losses are composed of, by their arguments.
+_COMPONENTS = {"mining": "miner", "positives": "relation", "distance": "distance"}
 
 
 def _check_arguments(cls: type, arguments: dict, *others: type) -> None:
     hidden = {"weight", "kwargs", "name", "num_classes"} | ({"loss"} if cls in _WRAPPERS else set())
     accepted = {key for owner in (cls, *others) for key in inspect.signature(owner).parameters} - hidden
-    accepted |= {"positives"} if any(issubclass(owner, PairLoss) for owner in others) else set()
     for key in arguments:
         if key not in accepted | {"name", "num_classes"}:
             raise ValueError(f"no argument {key!r}; it has {', '.join(sorted(accepted))}")
@@ -200,16 +180,15 @@ def _argument(key: str, value: Any) -> Any:
     """Make the kernels, losses and miners in an argument, such as `horde(loss=contrastive(margin=0.5))`."""
     if isinstance(value, list):
         return [_argument(key, item) for item in value]
-    if isinstance(value, str) and key in ("loss", "kernels", "positives"):
-        value = Call(value, {})  # bare names of miners are known to the losses
+    if isinstance(value, str) and key in ("loss", "kernels"):
+        value = Call(value, {})  # other bare names are known to the losses
     if not isinstance(value, Call):
         return value
-    if key == "mining":
-        cls = _look_up(value, named_miners(), "miner")
-    elif key == "positives":
-        cls = _look_up(value, _RELATIONS, "relation")
+    if key in _COMPONENTS:
+        cls = find(_COMPONENTS[key], value.name)
     else:
         inner = {name: cls for name, cls in known().items() if issubclass(cls, keras.losses.Loss)}
-        cls = _look_up(value, {**_known_kernels(), **inner}, "kernel or loss")
+        cls = _look_up(value, {**registered("kernel"), **inner}, "kernel or loss")
     with _errors_within(value.name):
-        return _made(cls, {name: _argument(name, item) for name, item in value.arguments.items()})
+        arguments = {name: _argument(name, item) for name, item in value.arguments.items()}
+        return cls(**arguments) if inspect.isclass(cls) else cls

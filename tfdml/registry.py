@@ -1,0 +1,120 @@
+"""The registries: what expressions, flags and settings name, of tfdml's own and of users' modules."""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import keras
+
+from tfdml.errors import REASON, UserError, check_choice, user_errors
+from tfdml.saving import snake_case
+
+Item = TypeVar("Item", bound=Callable[..., Any])
+
+#: What each kind is called in messages. A sum of `--objectives` names losses and objectives alike.
+KINDS = {
+    "loss": "loss or objective",
+    "objective": "loss or objective",
+    "miner": "miner",
+    "distance": "distance",
+    "relation": "relation",
+    "kernel": "kernel",
+    "backbone": "backbone",
+    "policy_step": "policy step",
+    "reader": "data set",
+    "metric": "metric",
+}
+_TABLES: dict[str, dict[str, Any]] = {word: {} for word in KINDS.values()}
+# What is saved within a model or a loss, and loaded from there by name.
+_SAVED = ("loss", "objective", "miner", "distance", "relation", "kernel")
+
+
+def register(kind: str, *, name: str | None = None, alias: str | None = None) -> Callable[[Item], Item]:
+    """Return a decorator that gives a class or function a name, by which expressions, flags and settings find it.
+
+    Losses, objectives and what they are composed of are registered with Keras too, so that models with them can be
+    loaded.
+
+    Args:
+        kind: One of `KINDS`.
+        name: The name; by default that of the class in snake case without its kind, `nearest_negative` of
+            `NearestNegativeLoss`, or that of the function, `shop` of `read_shop`.
+        alias: A further name.
+
+    Raises:
+        UserError: There is no such kind, or the name belongs to something else.
+
+    Example:
+        >>> @tfdml.register("distance")
+        ... def manhattan(a, b):
+        ...     return tfdml.pairwise.absolute_distances(a, b)
+        >>> loss = tfdml.losses.ContrastiveLoss(margin=3.0, distance="manhattan")
+        >>> float(loss([0, 0, 1], [[0.0, 1.0], [0.0, 2.0], [2.0, 1.0]]))  # 1 + (3 - 2)
+        2.0
+    """
+    check_choice("kind", kind, KINDS)
+
+    def add(item: Item) -> Item:
+        table = _TABLES[KINDS[kind]]
+        for key in (name or _name_of(kind, item), *([alias] if alias else [])):
+            other = table.get(key, item)
+            # A module that is loaded again, or a cell that is run again, replaces what it defined.
+            if _place_of(other) != _place_of(item):
+                raise UserError(f"the {KINDS[kind]} {key!r} is {_place_of(other)}; give {_place_of(item)} another name")
+            table[key] = item
+        if kind in _SAVED and not item.__module__.startswith("tfdml."):
+            keras.saving.register_keras_serializable(item.__module__)(item)
+        return item
+
+    return add
+
+
+def registered(kind: str) -> dict[str, Any]:
+    """Return what is registered of a kind, by name.
+
+    Example:
+        >>> "jaccard" in registered("relation")
+        True
+    """
+    return dict(sorted(_TABLES[KINDS[kind]].items()))
+
+
+def find(kind: str, name: str) -> Any:
+    """Return what is registered under a name.
+
+    Raises:
+        UserError: Nothing is; the message has the nearest name.
+    """
+    table = _TABLES[KINDS[kind]]
+    check_choice(KINDS[kind], name, sorted(table))
+    return table[name]
+
+
+def import_modules(names: str) -> None:
+    """Import modules that register what they define, from where Python finds them or the current folder.
+
+    Args:
+        names: Module names with commas, such as `my_losses,shop.readers`.
+
+    Raises:
+        UserError: A module is not found, or fails; the message names `--import`.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    for name in filter(None, map(str.strip, names.split(","))):
+        where = "modules are looked for on Python's path and in the current folder"
+        with user_errors(Exception, f"--import={name}: {REASON}; {where}", named=True):
+            importlib.import_module(name)
+
+
+def _name_of(kind: str, item: Any) -> str:
+    if not inspect.isclass(item):
+        return item.__name__.removeprefix("read_") if kind == "reader" else item.__name__
+    return snake_case(item.__name__).removesuffix(f"_{kind}").removesuffix("_loss")
+
+
+def _place_of(item: Any) -> str:
+    return f"{item.__module__}.{item.__qualname__}"
