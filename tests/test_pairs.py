@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tests.mathematics import assert_close, degenerate_batches, random_batch
+from tests.mathematics import assert_close, degenerate_batches, random_batch, related
 from tests.played_replicas import play
 from tfdml import losses, mining, pairwise, replicas
 from tfdml.pairs import Pairs, Scope, pairs_by_name

@@ -9,10 +9,6 @@ import numpy as np
 
 from tfdml.errors import UserError
 
-# In every configuration of Keras's; a reader of a message looks for the rest.
-_KERAS_OWN = {"dtype", "trainable", "autocast"}
-
-
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -54,12 +50,16 @@ class SavedByArguments:
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, as values that JSON can hold."""
-        kept: dict[str, Any] = getattr(super(), "get_config", dict)()
+        config: dict[str, Any] = getattr(super(), "get_config", dict)()
+        return {**config, **{key: _plain(value) for key, value in self._arguments().items()}}
+
+    def _arguments(self) -> dict[str, Any]:
         named = [key for key, parameter in type(self).__signature__.parameters.items() if parameter.kind not in _REST]
-        return {**kept, **{key: _plain(getattr(self, key)) for key in named if hasattr(self, key)}}
+        return {key: getattr(self, key) for key in named if hasattr(self, key)}
 
     def __repr__(self):
-        return in_words(self)
+        shown = {key: value for key, value in self._arguments().items() if value is not None}
+        return f"{type(self).__name__}({', '.join(f'{key}={_in_words(value)}' for key, value in shown.items())})"
 
 
 def _signature(cls: type) -> inspect.Signature:
@@ -132,26 +132,5 @@ def restore(value):
     return value
 
 
-def in_words(owner: Any) -> str:
-    """Return an object by its class and arguments, for `__repr__`: `TripletLoss(margin=0.2, mining='all', ...)`.
-
-    Args:
-        owner: Has a `get_config` of plain values and serialized objects.
-    """
-    arguments = {name: value for name, value in owner.get_config().items() if name not in _KERAS_OWN}
-    return f"{type(owner).__name__}({', '.join(f'{name}={_value(value)}' for name, value in arguments.items())})"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict) and "class_name" in value and "config" in value:
-        inner = value["config"]
-        if isinstance(inner, str):
-            return inner.rpartition(">")[2]  # a function, by its name
-        shown = inner.items() if isinstance(inner, dict) else ()
-        return f"{value['class_name']}({', '.join(f'{k}={_value(v)}' for k, v in shown if k not in _KERAS_OWN)})"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        items = ", ".join(map(_value, value))
-        return f"[{items}]" if isinstance(value, list) else f"({items})"
-    return repr(value)
+def _in_words(value: Any) -> str:
+    return value.__name__ if inspect.isfunction(value) else " ".join(repr(value).split())

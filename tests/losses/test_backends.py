@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 from tests.marks import JAX
-from tests.mathematics import degenerate_batches, given_pairs, public_classes, random_batch, value_and_gradients
+from tests.mathematics import (
+    degenerate_batches,
+    given_pairs,
+    public_classes,
+    random_batch,
+    related,
+    value_and_gradients,
+)
 from tfdml import layers, losses
 from tfdml.losses.classification import ClassSimilarityLoss
+from tfdml.registry import registered
 
 LOSSES = [name for name in public_classes(losses) if name != "TripletLoss"]
 SPECIFICATIONS = {

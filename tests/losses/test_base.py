@@ -223,7 +223,10 @@ def with_every_mining(name):
     make = getattr(losses, name)
     if "mining" not in inspect.signature(make).parameters:
         return {name: make()}
-    return {name: make(), **{f"{name} {mining}": make(mining=mining) for mining in (*make.own_mining, *registered("miner"))}}
+    return {
+        name: make(),
+        **{f"{name} {mining}": make(mining=mining) for mining in (*make.own_mining, *registered("miner"))},
+    }
 
 
 every_name = pytest.mark.parametrize("name", public_classes(losses))
@@ -251,7 +254,9 @@ def test_a_batch_without_images_costs_nothing_and_has_no_gradient(name):
 
 
 @pytest.mark.one_quick_case
-@pytest.mark.parametrize("key", ["TripletLoss hard", "QuadrupletLoss", *(f"NTXentLoss {m}" for m in registered("miner"))])
+@pytest.mark.parametrize(
+    "key", ["TripletLoss hard", "QuadrupletLoss", *(f"NTXentLoss {m}" for m in registered("miner"))]
+)
 def test_a_batch_of_unknown_size_may_turn_out_to_be_empty(key):
     loss = with_every_mining(key.split()[0])[key]
 
@@ -426,7 +431,7 @@ def test_a_relation_is_saved_with_its_loss():
         assert repr(again) == repr(loss)
         np.testing.assert_array_equal(again(sets, x), loss(sets, x))
     assert "positives=SameLabel(column=2)" in repr(loss)
-    assert "positives" not in losses.TripletLoss().get_config()
+    assert losses.TripletLoss().get_config()["positives"] is None
 
 
 @pytest.mark.slow
@@ -452,14 +457,12 @@ def test_a_learner_trains_on_two_levels_of_a_hierarchy(tmp_path):
     assert_close(again.objectives[1]({"embedding": x}, rows), coarse)
 
 
-def test_a_normalized_loss_has_the_relation_of_its_loss_or_one_of_its_own():
+def test_a_normalized_loss_has_the_relation_of_its_loss():
     sets, x = label_sets()
     expected = losses.ContrastiveLoss(positives=shares_a_label)(sets, x)
-    inner = NormalizedLoss(losses.ContrastiveLoss(positives=shares_a_label))
-    outer = NormalizedLoss(losses.ContrastiveLoss(), positives=shares_a_label)
-    for loss in (inner, outer):
-        again = keras.losses.deserialize(json.loads(json.dumps(keras.losses.serialize(loss))))
-        assert_close([loss(sets, 3.0 * x), again(sets, 3.0 * x)], [expected, expected])
+    loss = NormalizedLoss(losses.ContrastiveLoss(positives=shares_a_label))
+    again = keras.losses.deserialize(json.loads(json.dumps(keras.losses.serialize(loss))))
+    assert_close([loss(sets, 3.0 * x), again(sets, 3.0 * x)], [expected, expected])
 
 
 def neighbors(a, b):
@@ -507,7 +510,10 @@ def test_label_rows_without_a_relation_are_refused():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda loss: related(loss, "same"), r"positives must be one of .*same_label, .* that is called with \(a, b\), not 'same'"),
+        (
+            lambda loss: related(loss, "same"),
+            r"positives must be one of .*same_label, .* that is called with \(a, b\), not 'same'",
+        ),
         (
             lambda loss: related(loss, SameLabel),
             r"positives must be one of .* not <class",

@@ -239,13 +239,13 @@ class _NoConfig:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"distance": "l2"}, "distance must be one of euclidean, sqeuclidean, cosine, dot, or an object called with"),
+        ({"distance": "l2"}, "distance must be one of euclidean, sqeuclidean, cosine, dot.* not 'l2'"),
         ({"distance": 3}, "distance must be one of .* not 3"),
-        ({"distance": Stretched}, r"distance must be an object and not the class Stretched: write Stretched\(\)"),
-        ({"distance": _NoConfig()}, "distance: a _NoConfig has no get_config.* subclass of tfdml.mining.Distance"),
-        ({"mining": "hard"}, r"mining must be one of all, or an object called with \(pairs\)"),
-        ({"mining": Between}, r"mining must be an object and not the class Between: write Between\(\)"),
-        ({"mining": _NoConfig()}, "mining: a _NoConfig has no get_config.* subclass of tfdml.mining.Miner"),
+        ({"distance": Stretched}, "distance must be .* of tfdml.mining.Distance.* not <class .*Stretched"),
+        ({"distance": _NoConfig()}, "distance must be .* not <.*_NoConfig"),
+        ({"mining": "hard"}, r"mining must be one of all, angular, .* called with \(pairs\), not 'hard'"),
+        ({"mining": Between}, "mining must be .* of tfdml.mining.Miner.* not <class .*Between"),
+        ({"mining": _NoConfig()}, "mining must be .* not <.*_NoConfig"),
     ],
 )
 def test_what_cannot_be_composed_is_refused(arguments, message):
@@ -253,9 +253,18 @@ def test_what_cannot_be_composed_is_refused(arguments, message):
         losses.ContrastiveLoss(**arguments)
 
 
-def test_multi_similarity_names_no_miner():
-    with pytest.raises(ValueError, match=r"mining must be an object called with \(pairs\)"):
-        losses.MultiSimilarityLoss(mining="all")
+def test_a_loss_that_is_defined_on_one_measure_takes_no_other():
+    for make in (losses.NTXentLoss, losses.MarginLoss, losses.VICRegLoss):
+        assert "distance" not in make().get_config()
+        with pytest.raises(ValueError, match=r"its distance is .*, leave `distance` out"):
+            make(distance="dot")
+
+
+def test_multi_similarity_of_all_pairs_is_that_without_its_mining():
+    y, x = random_batch(1, 9, 3, 4)
+    expected = losses.MultiSimilarityLoss(mining_epsilon=None)(y, x)
+    np.testing.assert_array_equal(losses.MultiSimilarityLoss(mining="all")(y, x), expected)
+    assert losses.MultiSimilarityLoss()(y, x) != expected
 
 
 def first_row(a, b):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
+from tests.mathematics import assert_close, finite_differences, random_batch, related, value_and_gradients
 from tests.models.networks import SIZE, colored_batch, config_of, tiny_embedder, values
 from tests.objectives.memories import REFUSED, all_losses, check_replicas, unit
 from tests.objectives.references_memory import (

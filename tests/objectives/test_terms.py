@@ -88,7 +88,7 @@ def test_miners_are_named_alone_or_with_arguments():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("contrastive(mining=hardest)", "contrastive: mining must be one of all, or an object"),
+        ("contrastive(mining=hardest)", "contrastive: mining must be one of all, angular"),
         ("contrastive(mining=hardest(fraction=1))", "unknown miner 'hardest'; one of angular"),
         ("contrastive(mining=hard_aware(fraction=2))", "hard_aware: fraction must be above 0 and at most 1, not 2"),
         ("nonsense", "unknown loss or objective 'nonsense'; one of"),
@@ -157,7 +157,10 @@ def test_terms_that_learn_from_classes_are_refused_with_pairs(name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("contrastive(positives=same)", "unknown relation 'same'; one of jaccard, same_label, shares_a_label"),
+        (
+            "contrastive(positives=same)",
+            "unknown relation 'same'; one of given_pairs, jaccard, same_label, shares_a_label",
+        ),
         ("am_softmax(positives=same_label)", "no argument 'positives'"),
         ("contrastive(positives=jaccard(threshold=2))", "jaccard: threshold must be at least 0 and at most 1"),
     ],

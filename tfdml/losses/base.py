@@ -96,8 +96,8 @@ class PairLoss(LabeledLoss):
             `tfdml.mining.Miner` or function from `Pairs` to `Pairs`. None for the first of `own_mining`.
         positives: Which images belong together, where labels are sets, levels of a hierarchy or ids: a registered name,
             or a `tfdml.mining.Relation` or function, such as `tfdml.mining.SameLabel(column)`. Labels are then rows
-            (B, L), or a vector of (B, 1). Pairs are judged one by one, so that two positives of an image need not belong
-            together. None for equal labels.
+            (B, L). Pairs are judged one by one, so that two positives of an image need not belong together. None for
+            equal labels.
         reduction: As in Keras, see `LabeledLoss`.
         name: The loss's name in logs; by default that of the class, as `triplet_loss`.
 
@@ -134,10 +134,11 @@ class PairLoss(LabeledLoss):
             if "distance" in self.fixed:
                 raise ValueError(f"{self.name}: its distance is {self.distance!r}, leave `distance` out")
             self.distance = component("distance", distance, "distance", pairwise.DISTANCES)
-        self.mining: str | Miner | Callable = component("miner", mining or self.own_mining[0], "mining", self.own_mining)
-        self.positives: Relation | Callable | None = (
-            None if positives is None else component("relation", positives, "positives")
-        )
+        mining = self.own_mining[0] if mining is None else mining
+        self.mining: str | Miner | Callable = component("miner", mining, "mining", self.own_mining)
+        self.positives: Relation | Callable | None = None
+        if positives is not None:
+            self.positives = component("relation", positives, "positives")
 
     def as_labels(self, labels):
         """Convert labels to integers (B,), or rows (B, L) with `positives`."""

@@ -244,9 +244,7 @@ class TupletMarginLoss(CosinePairLoss):
     Source: Yu and Tao, "Deep Metric Learning with Tuplet Margin Loss", ICCV 2019, sec. 3.
     """
 
-    def __init__(
-        self, margin_degrees=5.73, scale=32.0, variance_weight=0.5, variance_slack=0.01, mining="all", **kwargs
-    ):
+    def __init__(self, margin_degrees=5.73, scale=32.0, variance_weight=0.5, variance_slack=0.01, **kwargs):
         super().__init__(**kwargs)
         self.margin_degrees = number("margin_degrees", margin_degrees, at_least=0, at_most=90)
         self.scale = number("scale", scale, above=0)

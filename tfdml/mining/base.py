@@ -11,7 +11,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfdml import pairwise
 from tfdml.arguments import integer, number
 from tfdml.registry import find, register, registered
 from tfdml.saving import Composed, restore
@@ -58,28 +57,12 @@ class Miner(Composed):
         ...     def __call__(self, pairs):
         ...         return pairs.keep(pairs.positives, pairs.distances() < 0.5)
         >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
-        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, mining=Near())
+        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, mining="near")
         >>> float(loss([0, 0, 1], embeddings))  # 0.8 + (1 - 0.4)
         1.4
     """
 
     whole_batch = False
-
-    def __call__(self, pairs):
-        ...         return pairs.keep(pairs.positives, pairs.distances() < 0.5)
-        >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
-        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, mining=Near())
-        >>> float(loss([0, 0, 1], embeddings))  # 0.8 + (1 - 0.4)
-        1.4
-    """
-
-    whole_batch = False
-
-    def __init_subclass__(cls, **kwargs):
-        """Give the miners of tfdml a name."""
-        super().__init_subclass__(**kwargs)
-        if cls.__module__.startswith("tfdml.mining."):
-            _named[snake_case(cls.__name__).removesuffix("_miner")] = cls
 
     def __call__(self, pairs):
         """Return the pairs to keep.

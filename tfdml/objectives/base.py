@@ -141,7 +141,9 @@ class Objective(SavedByArguments, keras.layers.Layer):
             UserError: They are rows, and this objective takes one label for each image.
         """
         if self.positives is None and len(getattr(labels, "shape", ())) == 2 and labels.shape[1] not in (None, 1):
-            raise UserError(f"{self.name} takes one label for each image, not {labels.shape}: see `positives` of PairLoss")
+            raise UserError(
+                f"{self.name} takes one label for each image, not {labels.shape}: see `positives` of its loss"
+            )
         return pairwise.as_labels(labels, rows=self.positives is not None)
 
     def select(self, representations) -> dict:

@@ -10,7 +10,6 @@ import keras
 from tfdml import objectives
 from tfdml.errors import UserError, check_choice, short_message
 from tfdml.expressions import Call, parse_sum, shortened
-from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.base import Relation
 from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, Prism, ProxyLoss
@@ -180,8 +179,8 @@ def _argument(key: str, value: Any) -> Any:
     """Make the kernels, losses and miners in an argument, such as `horde(loss=contrastive(margin=0.5))`."""
     if isinstance(value, list):
         return [_argument(key, item) for item in value]
-    if isinstance(value, str) and key in ("loss", "kernels"):
-        value = Call(value, {})  # other bare names are known to the losses
+    if isinstance(value, str) and key in ("loss", "kernels", "positives"):
+        value = Call(value, {})  # bare names of miners are known to the losses
     if not isinstance(value, Call):
         return value
     if key in _COMPONENTS:
