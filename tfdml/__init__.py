@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from tfdml.errors import UserError
-from tfdml.registry import register
 from tfdml.version import __version__
 
 if TYPE_CHECKING:  # so that type checkers and editors know what is in them
@@ -36,6 +35,7 @@ if TYPE_CHECKING:  # so that type checkers and editors know what is in them
         training,
     )
     from tfdml.index import Index
+    from tfdml.registry import register
 
 
 __all__ = [
@@ -71,6 +71,8 @@ if not TYPE_CHECKING:  # else a type checker takes any name for one of the packa
     def __getattr__(name):
         if name == "Index":
             return importlib.import_module("tfdml.index").Index
+        if name == "register":
+            return importlib.import_module("tfdml.registry").register
         if name in __all__:
             return importlib.import_module(f"tfdml.{name}")
         raise AttributeError(f"module 'tfdml' has no attribute {name!r}")
