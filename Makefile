@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+BASE   := $(VENV)/.installed-base
 STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.installed-docs
 
@@ -15,7 +16,7 @@ ROOMS := tests/test_pairs.py tests/test_kernels.py $(addprefix tests/,evaluation
 
 help:
 	@echo "make install     create $(VENV) and install tfdml with its development tools, versions as in constraints.txt"
-	@echo "make quickstart  install, then train, evaluate, export and report on the built-in glyphs (no download)"
+	@echo "make quickstart  install what the package requires, then train, evaluate, export and report on the built-in glyphs (no download)"
 	@echo "make test        the tests;  make test-slow: the longest, which make test leaves out"
 	@echo "make test-processors   the tests, computed as an older processor does"
 	@echo "make test-jax    training on JAX;  make test-required: without extras;  make test-lowest: and on the lowest versions"
@@ -27,11 +28,16 @@ help:
 	@echo "make wheel       a source archive and a wheel, in dist/"
 	@echo "make lock        write constraints.txt from the versions installed in $(VENV)"
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+# What the package itself requires, which is all that `make quickstart` needs.
+$(BASE): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 	  { echo "tfdml needs Python 3.11 to 3.13; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e . -c constraints.txt
+	@touch $(BASE)
+
+$(STAMP): $(BASE)
 	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
 	@touch $(STAMP)
 
@@ -42,7 +48,7 @@ $(DOCS): $(STAMP)
 
 install: $(STAMP)
 
-quickstart: $(STAMP)
+quickstart: $(BASE)
 	$(BIN)/python -m tools.quickstart
 
 # glibc keeps what a step frees for the next one, which saves a tenth of the time.
