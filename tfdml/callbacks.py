@@ -8,8 +8,9 @@ import numpy as np
 
 from tfdml.embeddings.compute import embed, slices
 from tfdml.errors import UserError, check_positive
-from tfdml.evaluation.per_query import PER_QUERY_METRICS, check_depth, requested, retrieval_task
-from tfdml.evaluation.retrieval import evaluate_retrieval
+from tfdml.evaluation.metrics import PER_QUERY, metric_names
+from tfdml.evaluation.relevance import retrieval_task
+from tfdml.evaluation.retrieval import check_depth, evaluate_retrieval
 from tfdml.models import MetricLearner
 from tfdml.models.inference import never_ends
 from tfdml.pairwise import integer_labels
@@ -87,7 +88,7 @@ class RetrievalEvaluation(keras.callbacks.Callback):
             raise UserError("the batches to evaluate on never end: give one pass over the held-out images")
         self.x, self.y, self.gallery = x, None if y is None else integer_labels(y, "y"), gallery
         self.gallery_labels = None if gallery_labels is None else integer_labels(gallery_labels, "gallery_labels")
-        self.names = requested(ks, metrics, PER_QUERY_METRICS)
+        self.names = metric_names(metrics, ks, needs=PER_QUERY)
         self.distance, self.batch_size, self.embedder, self.prefix = distance, batch_size, embedder, prefix
         self._weights: list[Any] = []
         if self.y is not None:

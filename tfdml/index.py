@@ -15,10 +15,9 @@ from tfdml.embeddings.model_card import fingerprint
 from tfdml.embeddings.parquet import table_of, write_file
 from tfdml.embeddings.reader import check_same_model, class_of_each, read_embeddings, read_names
 from tfdml.errors import UserError, check_positive
-from tfdml.evaluation.classification import KNNClassifier, Predictions
+from tfdml.evaluation.classification import Calibration, KNNClassifier, Predictions, calibrate
 from tfdml.evaluation.relevance import ids_or_names
-from tfdml.evaluation.results import RetrievalResults
-from tfdml.evaluation.verification import Calibration, calibrate
+from tfdml.evaluation.retrieval import RetrievalResults
 from tfdml.io.files import partial_folder, read_json, write_json
 from tfdml.retrieval.exact import check_embeddings
 

@@ -34,7 +34,7 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.effects import Effect
 from tfdml.embeddings.model_card import CARD, card_of, served_version
 from tfdml.errors import UserError
-from tfdml.evaluation.verification import TARGETS, Calibration, calibrate, target_of
+from tfdml.evaluation.classification import TARGETS, Calibration, calibrate, target_of
 from tfdml.export.retriever import RETRIEVER_CARD, Retriever
 from tfdml.export.saved_model import read_calibration
 from tfdml.io.files import read_json

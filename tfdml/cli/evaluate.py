@@ -53,9 +53,9 @@ from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.reader import StoredEmbeddings, holds_embeddings, read_embeddings
 from tfdml.errors import UserError
-from tfdml.evaluation.per_query import ks_within, requested
-from tfdml.evaluation.retrieval import images_to_search
-from tfdml.evaluation.verification import KINDS
+from tfdml.evaluation.classification import KINDS
+from tfdml.evaluation.metrics import ks_within, metric_names
+from tfdml.evaluation.relevance import images_to_search
 from tfdml.io.files import as_named, require_writable, sweep, write_json
 from tfdml.report import Run, write_comparison, write_report
 from tfdml.report.metric_text import metric_name
@@ -158,7 +158,7 @@ def _checked_ks(values: Flags) -> tuple[int, ...]:
         kinds = KINDS[1:] if values.task == "verification" else KINDS[:1]
         evaluation.target_of(values.target, kinds=kinds)
     if values.metrics:
-        requested(ks, values.metrics, evaluation.METRICS)
+        metric_names(values.metrics, ks)
     return ks
 
 

@@ -41,7 +41,7 @@ from tfdml.cli.model_flags import UNFINISHED, check_ended
 from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 from tfdml.evaluation import target_of
-from tfdml.evaluation.verification import TARGETS
+from tfdml.evaluation.classification import TARGETS
 from tfdml.export.exporter import ExportOptions, check_whitening, export_run, load_run
 from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
 from tfdml.export.retriever import Retriever, newest_version

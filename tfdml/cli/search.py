@@ -3,7 +3,7 @@
   tfdml search --gallery=models/cars_retriever --queries='photos/*.jpg' --max_distance=calibrated
   tfdml search --gallery=embeddings/cars --model=models/cars --queries=photos/1.jpg --k=3
   tfdml search --gallery=embeddings/cars --queries=queries.npz --out=neighbors.parquet
-  tfdml search --gallery=embeddings/cars --queries=embeddings/cars --k=1000 --out=run.trec
+  tfdml search --gallery=embeddings/cars --queries=embeddings/cars --k=1000 --out=neighbors.csv
   tfdml search --gallery=embeddings/cars_head --model=runs/head --queries=new.npz
   tfdml search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd --queries=1.jpg,2.jpg
 
@@ -20,8 +20,7 @@ queries in the gallery, or each in all others.
 For other galleries, name the JSON file that tfdml evaluate --task=classification --target=fpir=0.01 --json=FILE wrote.
 A threshold of another distance is refused.
 
---out is a .parquet or .csv file with a row for each neighbor, or a .trec file: a run for trec_eval or ranx, with
-qrels.trec next to it where the labels of queries and gallery are known.
+--out is a .parquet or .csv file with a row for each neighbor.
 """
 
 import dataclasses
@@ -63,8 +62,8 @@ def search(values: Flags) -> None:
     values.require("gallery", "queries")
     if values.out:
         require_writable(values.out, "out")
-        if os.path.splitext(values.out)[1] not in (".parquet", ".csv", ".trec"):
-            raise UserError(f"--out={values.out}: name a file as *.parquet, *.csv or *.trec")
+        if os.path.splitext(values.out)[1] not in (".parquet", ".csv"):
+            raise UserError(f"--out={values.out}: name a file as *.parquet or *.csv")
     kind = _kind(values.gallery)
     limit = _max_distance(values.max_distance, kind)
     results, distance, size, own = _SEARCHES[kind](values)
@@ -92,11 +91,7 @@ def search(values: Flags) -> None:
         print(f"Recall@1 {100 * found.mean():.2f} %")
     if values.out:
         results.write(values.out)
-        written = [values.out]
-        if values.out.endswith(".trec") and "relevant" in results.table.column_names:
-            written.append(os.path.join(os.path.dirname(values.out), "qrels.trec"))
-            results.write_qrels(written[-1])
-        print(f"written: {', '.join(map(as_named, written))}")
+        print(f"written: {as_named(values.out)}")
 
 
 _kind = model_flags.kind_of_gallery

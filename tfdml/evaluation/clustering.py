@@ -9,10 +9,12 @@ from scipy.stats import entropy, hypergeom
 from sklearn import metrics as sk
 
 from tfdml.errors import UserError, check_positive
+from tfdml.evaluation.metrics import find_metric, metric
 from tfdml.evaluation.relevance import check_labels
 from tfdml.pairwise import integer_labels, require_classes
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
+#: Those of papers on metric learning.
 CLUSTERING_METRICS = ("nmi", "ami", "f1")
 
 
@@ -62,83 +64,9 @@ def kmeans(
     return model.index.search(points, 1)[1][:, 0].astype(np.int64)
 
 
-def pairwise_f1(labels: Any, clusters: Any) -> float:
-    """F1 of the decision "same cluster" as a prediction of "same class", over all pairs of images.
-
-    F1 = 2 TP / (2 TP + FP + FN) = 2 S(n_ij) / (S(n_i.) + S(n_.j)), where n is the table of counts of class i in
-    cluster j and S sums n (n - 1) / 2. Counted in integers. It is 1 where no class and no cluster has two images.
-
-    Args:
-        labels: (N,) class ids.
-        clusters: (N,) cluster ids.
-
-    Example:
-        >>> pairwise_f1([0, 0, 1, 1], [5, 5, 5, 7])
-        0.4
-    """
-    (_, wrong), (missed, right) = sk.cluster.pair_confusion_matrix(labels, clusters).tolist()
-    return 2 * right / (2 * right + wrong + missed) if right + wrong + missed else 1.0
-
-
-def clustering_agreement(labels: Any, clusters: Any, metrics: Sequence[str] = CLUSTERING_METRICS) -> dict[str, float]:
-    """Return the agreement of clusters with classes.
-
-    `nmi` is I(L; C) / ((H(L) + H(C)) / 2), Manning et al. 2008 with the arithmetic mean; `ami` is the same
-    with the value expected by chance subtracted above and below (Vinh et al., 2010); `f1` is `pairwise_f1`.
-
-    Args:
-        labels: (N,) class ids.
-        clusters: (N,) cluster ids.
-        metrics: Which of `nmi`, `ami`, `f1` to compute.
-
-    Returns:
-        The metrics by name, as fractions (AMI may be slightly negative).
-    """
-    labels, clusters = integer_labels(labels), integer_labels(clusters, "clusters")
-    # scikit-learn warns that so many classes look like regression targets; class ids they are.
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
-        compute = {
-            "nmi": lambda: sk.normalized_mutual_info_score(labels, clusters, average_method="arithmetic"),
-            "ami": lambda: adjusted_mutual_information(labels, clusters),
-            "f1": lambda: pairwise_f1(labels, clusters),
-        }
-        return {name: float(compute[name]()) for name in metrics}
-
-
-def evaluate_clustering(
-    embeddings: Any,
-    labels: Any,
-    *,
-    metrics: Sequence[str] = CLUSTERING_METRICS,
-    distance: str = "euclidean",
-    iterations: int = 20,
-    seed: int = 0,
-) -> dict[str, float]:
-    """Cluster the embeddings into as many clusters as there are classes, and measure the agreement with them.
-
-    Args:
-        embeddings: (N, d).
-        labels: (N,) class ids.
-        metrics: Which of `nmi`, `ami`, `f1`, as `clustering_agreement` defines them.
-        distance: As `kmeans`.
-        iterations: As `kmeans`.
-        seed: As `kmeans`.
-
-    Returns:
-        The metrics by name.
-
-    Raises:
-        UserError: Embeddings that are empty or not finite; labels of one class, or that do not go with them.
-
-    Example:
-        >>> import numpy as np
-        >>> evaluate_clustering(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8])["nmi"]
-        1.0
-    """
-    labels = check_labels(labels, len(embeddings))
-    require_classes(labels, "clustering")
-    clusters = kmeans(embeddings, len(np.unique(labels)), distance=distance, iterations=iterations, seed=seed)
-    return clustering_agreement(labels, clusters, metrics)
+@metric("nmi", "clusters", title="NMI")
+def _normalized_mutual_information(labels: np.ndarray, clusters: np.ndarray) -> float:
+    return float(sk.normalized_mutual_info_score(labels, clusters, average_method="arithmetic"))
 
 
 def expected_mutual_information(class_sizes: Any, cluster_sizes: Any) -> float:
@@ -175,6 +103,7 @@ def expected_mutual_information(class_sizes: Any, cluster_sizes: Any) -> float:
     return expectation
 
 
+@metric("ami", "clusters", title="AMI")
 def adjusted_mutual_information(labels: Any, clusters: Any) -> float:
     """AMI = (I - E) / ((H(L) + H(C)) / 2 - E), with E the mutual information expected by chance.
 
@@ -210,3 +139,78 @@ def adjusted_mutual_information(labels: Any, clusters: Any) -> float:
 def _away_from_zero(x: float) -> float:
     tiny = float(np.finfo(np.float64).eps)
     return min(x, -tiny) if x < 0 else max(x, tiny)
+
+
+@metric("f1", "clusters", title="Pairwise F1")
+def pairwise_f1(labels: Any, clusters: Any) -> float:
+    """F1 of the decision "same cluster" as a prediction of "same class", over all pairs of images.
+
+    F1 = 2 TP / (2 TP + FP + FN) = 2 S(n_ij) / (S(n_i.) + S(n_.j)), where n is the table of counts of class i in
+    cluster j and S sums n (n - 1) / 2. Counted in integers. It is 1 where no class and no cluster has two images.
+
+    Args:
+        labels: (N,) class ids.
+        clusters: (N,) cluster ids.
+
+    Example:
+        >>> pairwise_f1([0, 0, 1, 1], [5, 5, 5, 7])
+        0.4
+    """
+    (_, wrong), (missed, right) = sk.cluster.pair_confusion_matrix(labels, clusters).tolist()
+    return 2 * right / (2 * right + wrong + missed) if right + wrong + missed else 1.0
+
+
+def clustering_agreement(labels: Any, clusters: Any, metrics: Sequence[str] = CLUSTERING_METRICS) -> dict[str, float]:
+    """Return the agreement of clusters with classes.
+
+    `nmi` is I(L; C) / ((H(L) + H(C)) / 2), Manning et al. 2008 with the arithmetic mean; `ami` is the same
+    with the value expected by chance subtracted above and below (Vinh et al., 2010); `f1` is `pairwise_f1`.
+
+    Args:
+        labels: (N,) class ids.
+        clusters: (N,) cluster ids.
+        metrics: Those that need clusters, by name.
+
+    Returns:
+        The metrics by name, as fractions (AMI may be slightly negative).
+    """
+    labels, clusters = integer_labels(labels), integer_labels(clusters, "clusters")
+    # scikit-learn warns that so many classes look like regression targets; class ids they are.
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        return {name: float(find_metric(name, ("clusters",))[0].compute(labels, clusters)) for name in metrics}
+
+
+def evaluate_clustering(
+    embeddings: Any,
+    labels: Any,
+    *,
+    metrics: Sequence[str] = CLUSTERING_METRICS,
+    distance: str = "euclidean",
+    iterations: int = 20,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Cluster the embeddings into as many clusters as there are classes, and measure the agreement with them.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) class ids.
+        metrics: As `clustering_agreement`.
+        distance: As `kmeans`.
+        iterations: As `kmeans`.
+        seed: As `kmeans`.
+
+    Returns:
+        The metrics by name.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite; labels of one class, or that do not go with them.
+
+    Example:
+        >>> import numpy as np
+        >>> evaluate_clustering(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8])["nmi"]
+        1.0
+    """
+    labels = check_labels(labels, len(embeddings))
+    require_classes(labels, "clustering")
+    clusters = kmeans(embeddings, len(np.unique(labels)), distance=distance, iterations=iterations, seed=seed)
+    return clustering_agreement(labels, clusters, metrics)

@@ -7,15 +7,63 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError, check_positive
-from tfdml.evaluation import pair_distances
 from tfdml.evaluation.intervals import student_interval
-from tfdml.evaluation.per_query import check_labels
+from tfdml.evaluation.relevance import check_labels
 from tfdml.evaluation.retrieval import evaluate_retrieval, part_protocol
+from tfdml.evaluation.verification import PairHistogram, count_pair_distances, probability_nearer
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
 
 GENERALIZATION_MEASURES = ("recall", "overlap", "density", "divergence")
 # Parts of the test set, each of which needs two images of every class.
 _PARTS = 10
+
+
+def overlap_coefficient(positive: Any, negative: Any) -> float:
+    """Return the integral of the lesser of two densities: sum_k min(p_k, q_k), of histograms over the same bins.
+
+    1 where the distributions are the same, 0 where they share no bin.
+
+    Args:
+        positive: (K,) counts or probabilities; scaled to the sum 1.
+        negative: (K,) the same.
+
+    Example:
+        >>> overlap_coefficient([1, 1, 0], [0, 1, 1])
+        0.5
+    """
+    p, q = (np.asarray(counts, np.float64) / np.sum(counts) for counts in (positive, negative))
+    return float(np.minimum(p, q).sum())
+
+
+def jensen_shannon_bits(positive: Any, negative: Any) -> float:
+    """Return the Jensen-Shannon divergence in bits, of histograms over the same bins.
+
+    JSD = KL(p | m) / 2 + KL(q | m) / 2 with m = (p + q) / 2 and logarithms of base 2: 0 where the distributions are the
+    same, 1 where they share no bin. It measures what a pair's distance says about whether its images are of one class,
+    when half of the pairs are. In nats it is ln 2 times as much.
+
+    Args:
+        positive: (K,) counts or probabilities; scaled to the sum 1.
+        negative: (K,) the same.
+
+    Example:
+        >>> jensen_shannon_bits([1, 1, 0], [0, 1, 1])
+        0.5
+    """
+    from scipy.spatial.distance import jensenshannon
+
+    shares = (np.asarray(counts, np.float64) / np.sum(counts) for counts in (positive, negative))
+    return min(float(jensenshannon(*shares, base=2)) ** 2, 1.0)
+
+
+def default_bins(histogram: PairHistogram) -> int:
+    """Rice's rule for the rarer kind of n pairs, ceil(2 n^(1/3)), and at most 100 bins.
+
+    Between histograms of few pairs chance alone keeps the overlap below 1 and the divergence above 0, the more so the
+    more bins there are. The rule depends on nothing but n, so that two models on one data set are compared alike.
+    """
+    rarer = min(int(histogram.positive.sum()), int(histogram.negative.sum()))
+    return min(100, int(np.ceil(2 * rarer ** (1 / 3) - 1e-9)))
 
 
 def evaluate_overlap(
@@ -59,12 +107,12 @@ def evaluate_overlap(
     """
     if bins is not None:
         check_positive(bins=bins)
-    fine = pair_distances.count_pair_distances(embeddings, labels, distance=distance)
-    coarse = fine.rebinned(bins or pair_distances.default_bins(fine))
+    fine = count_pair_distances(embeddings, labels, distance=distance)
+    coarse = fine.rebinned(bins or default_bins(fine))
     return {
-        "overlap": pair_distances.overlap_coefficient(coarse.positive, coarse.negative),
-        "jsd_bits": pair_distances.jensen_shannon_bits(coarse.positive, coarse.negative),
-        "auc": pair_distances.probability_nearer(fine.positive, fine.negative),
+        "overlap": overlap_coefficient(coarse.positive, coarse.negative),
+        "jsd_bits": jensen_shannon_bits(coarse.positive, coarse.negative),
+        "auc": probability_nearer(fine.positive, fine.negative),
         "mean_positive_distance": fine.mean_positive,
         "mean_negative_distance": fine.mean_negative,
         "num_positive_pairs": int(fine.positive.sum()),

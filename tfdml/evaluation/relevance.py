@@ -1,17 +1,21 @@
-"""`Relevance`: which gallery images are right for a query, and which leave its ranking before it is measured."""
+"""What is right for a query: `Relevance`, the checked queries of a search, and the protocols of data sets."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import sparse
 
 from tfdml.errors import UserError
 from tfdml.pairwise import integer_labels
+from tfdml.retrieval.exact import check_embeddings, check_sides
+
+if TYPE_CHECKING:
+    from tfdml.data.dataset import ImageDataset, Protocol
 
 
 def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
@@ -333,3 +337,174 @@ def _columns(labels: Any, what: str) -> np.ndarray:
     if array.ndim != 2 or not array.shape[1]:
         raise UserError(f"{what} of a hierarchy must be (images, levels); got shape {array.shape}")
     return np.stack([integer_labels(column, what) for column in array.T], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalTask:
+    """Checked queries and what they are searched in; made by `retrieval_task`."""
+
+    queries: np.ndarray
+    labels: np.ndarray | None  # (N,) class ids of the queries, where they have classes
+    gallery: np.ndarray | None
+    own_rows: np.ndarray | None
+    relevance: Relevance
+
+    @property
+    def searched(self) -> np.ndarray:
+        """(G, d) what is searched."""
+        return self.queries if self.gallery is None else self.gallery
+
+    @property
+    def own(self) -> np.ndarray | None:
+        """(N,) the gallery row of each query itself, which is left out of its ranking; None: there is none."""
+        return np.arange(len(self.queries)) if self.gallery is None else self.own_rows
+
+    @property
+    def available(self) -> int:
+        """How many images a query is compared with."""
+        return len(self.searched) - (self.own is not None)
+
+    @functools.cached_property
+    def matches(self) -> np.ndarray:
+        """(N,) R of every query: how many images there are to find, neither ignored nor the query itself."""
+        if self.own is None:
+            return self.relevance.matches
+        every, own = slice(None), self.own[:, None]
+        itself = (self.relevance.of(every, own) > 0) & ~self.relevance.ignored(every, own)
+        return self.relevance.matches - itself[:, 0]
+
+    @property
+    def answerable(self) -> np.ndarray:
+        """(N,) bool: queries with an image of their class to find."""
+        return self.matches > 0
+
+    @functools.cached_property
+    def by_level(self) -> dict[str, RetrievalTask]:
+        """The task of each level by what follows the name of its metrics; this one, where there are no levels."""
+        levels = self.relevance.by_level
+        if "" in levels:
+            return {"": self}
+        return {end: dataclasses.replace(self, relevance=one, labels=one.labels) for end, one in levels.items()}
+
+    def part(self, block: slice | np.ndarray) -> RetrievalTask:
+        """Return the task of a block of the queries, searched in the same gallery."""
+        return RetrievalTask(
+            self.queries[block],
+            None if self.labels is None else self.labels[block],
+            self.searched,
+            None if self.own is None else self.own[block],
+            self.relevance.part(block),
+        )
+
+    def depth_with_ignored(self, depth: int) -> int:
+        """How many neighbors to search, so that `depth` are left without those that are ignored."""
+        return min(depth + self.relevance.most_ignored, self.available)
+
+
+def retrieval_task(
+    embeddings: Any,
+    labels: Any = None,
+    gallery: Any = None,
+    gallery_labels: Any = None,
+    own_rows: Any = None,
+    relevance: Relevance | None = None,
+) -> RetrievalTask:
+    """Return the arguments of `evaluate_retrieval`, checked.
+
+    Raises:
+        UserError: As `evaluate_retrieval`, for its arrays.
+    """
+    if relevance is None and labels is None:
+        raise UserError("nothing defines what is relevant: give labels, or a Relevance")
+    if relevance is None and (gallery is None) != (gallery_labels is None):
+        raise UserError("gallery and gallery_labels go together: give both (query/gallery) or none (all-to-all)")
+    embeddings, gallery, own_rows = check_sides(embeddings, gallery, own_rows)
+    if labels is not None:
+        labels = check_labels(labels, len(embeddings))
+    if relevance is None:
+        if gallery is not None:
+            gallery_labels = check_labels(gallery_labels, len(gallery), "gallery_labels")
+        relevance = Relevance.classes(labels, gallery_labels)
+    relevance.check(len(embeddings), len(embeddings if gallery is None else gallery))
+    return RetrievalTask(embeddings, relevance.labels if labels is None else labels, gallery, own_rows, relevance)
+
+
+def dataset_roles(dataset: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """Which images are queries, and which are searched.
+
+    Args:
+        dataset: What has `labels` (N,), and `is_query` (N,) bool or None.
+
+    Returns:
+        The rows of the queries and those of the gallery; without roles all rows, and None: each against all others.
+
+    Example:
+        >>> dataset_roles(dataset)[1] is None
+        True
+    """
+    if dataset.is_query is None:
+        return np.arange(len(dataset.labels)), None
+    return np.flatnonzero(dataset.is_query), np.flatnonzero(~dataset.is_query)
+
+
+def images_to_search(dataset: ImageDataset) -> int:
+    """Return how many images of a data set a query is compared with."""
+    queries, gallery = dataset_roles(dataset)
+    return len(queries) - 1 if gallery is None else len(gallery)
+
+
+def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
+    """Return the arguments by which `evaluate_retrieval` and `retrieval_per_query` measure a data set.
+
+    Args:
+        embeddings: (N, d), one row per image of `dataset`, in its order.
+        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all-to-all. With
+            `groups`, such as cameras, images of the query's class and group are ignored. With a `protocol` that lists
+            what is right, its first setting counts.
+
+    Returns:
+        `embeddings` and `labels`, with roles `gallery` and `gallery_labels`, and with groups or lists `relevance`.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite; not as many as images.
+
+    Example:
+        >>> values = retrieval_per_query(**dataset_protocol(embeddings, test), metrics=["map@r"])
+        >>> values["map@r"].shape
+        (256,)
+    """
+    queries, gallery = dataset_roles(dataset)
+    if len(embeddings) != len(dataset.labels):
+        raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
+    groups, benchmark = getattr(dataset, "groups", None), getattr(dataset, "protocol", None)
+    sets = getattr(dataset, "label_rows", None) if benchmark is None else None
+    sides = [queries] if gallery is None else [queries, gallery]
+
+    def by_side(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
+        return {f"{start}{name}": values[rows] for start, rows in zip(("", "gallery_"), sides, strict=False)}
+
+    labels = by_side(dataset.labels, "labels")
+    protocol: dict[str, Any] = {"embeddings": embeddings, **labels}
+    if gallery is not None:
+        embeddings = check_embeddings(embeddings)
+        protocol |= {"embeddings": embeddings[queries], "gallery": embeddings[gallery]}
+    if groups is not None:
+        protocol["relevance"] = Relevance.classes(**labels, **by_side(groups, "not_same"))
+    if sets is not None:
+        protocol["relevance"] = Relevance.sets(*(sets[rows] for rows in sides))
+    if benchmark and benchmark.lists:
+        protocol["relevance"] = listed_relevance(benchmark, next(iter(benchmark.lists)), queries, sides[-1])
+    return protocol
+
+
+def listed_relevance(benchmark: Protocol, setting: str, queries: np.ndarray, gallery: np.ndarray) -> Relevance:
+    """Return the relevance of a setting of lists, whose ids become rows of the gallery."""
+    assert benchmark.ids is not None
+    assert benchmark.lists is not None
+    row_of = {int(image): row for row, image in enumerate(benchmark.ids[gallery])}
+    asked = [int(image) for image in benchmark.ids[queries]]
+    right, ignored = (
+        [[row_of[int(image)] for image in side.get(query, ()) if int(image) in row_of] for query in asked]
+        for side in benchmark.lists[setting]
+    )
+    return Relevance.lists(right, ignored)

@@ -1,42 +1,53 @@
-"""Retrieval metrics of embeddings: means over queries, clustering, the protocols of data sets and of disjoint parts."""
+"""Retrieval: metrics by query and their means, of data sets and of their parts, and neighbors as a table."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import operator
+import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from keras import ops
 
 from tfdml.embeddings.compute import truncate
+from tfdml.embeddings.reader import class_of_each
 from tfdml.errors import UserError, check_choice, check_share
-from tfdml.evaluation.clustering import CLUSTERING_METRICS, evaluate_clustering
+from tfdml.evaluation.clustering import evaluate_clustering
 from tfdml.evaluation.intervals import RESAMPLED, Interval, confidence_intervals, student_interval
-from tfdml.evaluation.per_query import (
-    PER_QUERY_METRICS,
-    check_depth,
-    dataset_roles,
-    global_average_precision,
-    nearest_hits,
-    requested,
-    require_wrong_answers,
-    retrieval_task,
-    values_per_query,
+from tfdml.evaluation.metrics import (
+    DEFAULT_METRICS,
+    METRICS,
+    NEEDS,
+    PER_QUERY,
+    find_metric,
+    metric_names,
+    population_relevances,
 )
-from tfdml.evaluation.relevance import Relevance, check_labels
+from tfdml.evaluation.relevance import (
+    Relevance,
+    RetrievalTask,
+    check_labels,
+    dataset_protocol,
+    dataset_roles,
+    listed_relevance,
+    retrieval_task,
+)
 from tfdml.evaluation.verification import measures_of_pairs
-from tfdml.memory import require_memory
-from tfdml.retrieval.exact import check_embeddings, left_over
+from tfdml.io.files import atomic_write
+from tfdml.pairwise import DISTANCES, require_classes
+from tfdml.retrieval import exact
 from tfdml.retrieval.faiss_index import build_index, rescore
 
 if TYPE_CHECKING:
-    from tfdml.data.dataset import ImageDataset, Protocol
+    from tfdml.data.dataset import ImageDataset
 
-# Of all queries at once, by confidence.
-CONFIDENCE_METRICS = ("gap", "gap_known")
-METRICS = (*PER_QUERY_METRICS, *CONFIDENCE_METRICS, *CLUSTERING_METRICS)
-# Without those of whole rankings, which need a search of their own.
-DEFAULT_METRICS = ("recall", "precision@1", "map@r", "r_precision", *CLUSTERING_METRICS)
+# Up to this many relevant images, comparing a row with each of their scores is faster than sorting the row.
+_COUNTED = 64
+_BLOCK = 256 * 2**20
 
 
 def evaluate_retrieval(
@@ -52,8 +63,8 @@ def evaluate_retrieval(
     own_rows: Any = None,
     intervals: str | None = None,
     seed: int = 0,
-    memory_budget: int = 256 * 2**20,
-    per_query: Callable[..., dict[str, np.ndarray]] = values_per_query,
+    memory_budget: int = _BLOCK,
+    values: dict[str, np.ndarray] | None = None,
 ) -> dict[str, Any]:
     """Measure how well near embeddings share a class, all-to-all or queries against a gallery.
 
@@ -97,8 +108,8 @@ def evaluate_retrieval(
         gallery: (G, d) what is searched; None: all-to-all.
         gallery_labels: (G,) class ids of the gallery, given exactly if `gallery` is; not needed with a `relevance`.
         ks: The K of Recall@K; by default those of 1, 2, 4 and 8 that the images suffice for, with a warning if not all.
-        metrics: Any of these; `recall` means every K of `ks`. By default `recall`, `precision@1`, `map@r`,
-            `r_precision`, and with classes `nmi`, `ami` and `f1`.
+        metrics: Any of these, and those that `metrics.metric` has added; `recall` means every K of `ks`. By default
+            `recall`, `precision@1`, `map@r`, `r_precision`, and with classes `nmi`, `ami` and `f1`.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`. Clusters are Euclidean, of the embeddings scaled to
             length 1 for `cosine`.
         relevance: What is relevant, where that is more than equal labels: the same camera, lists, a hierarchy. With
@@ -107,7 +118,7 @@ def evaluate_retrieval(
         intervals: `"classes"` or `"queries"` adds 95 % bootstrap intervals over them (`confidence_intervals`).
         seed: Of k-means and of the bootstrap.
         memory_budget: Bytes that a block of the search may take.
-        per_query: What computes the metrics of every query: for one that also records them.
+        values: A mapping to which the values of every query are added, see `retrieval_per_query`.
 
     Returns:
         Fractions by metric name, e.g. `{"recall@1": 0.574, ..., "map@r": ..., "r_precision": ..., "nmi": ...,
@@ -117,7 +128,7 @@ def evaluate_retrieval(
     Raises:
         UserError: No image; embeddings not finite; embeddings, labels or dimensions that do not go together; an
             unknown metric or distance; K beyond the gallery; all-to-all with one class; no query with an image of its
-            class to find; intervals of clustering metrics alone; or too little memory for k-means.
+            class to find; or intervals of clustering metrics alone.
 
     Example:
         >>> import numpy as np
@@ -127,54 +138,278 @@ def evaluate_retrieval(
     if intervals is not None:
         check_choice("unit of intervals", intervals, RESAMPLED)
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
-    names = requested(ks, DEFAULT_METRICS if metrics is None else metrics, METRICS, task.available)
-    clustering = [name for name in names if name in CLUSTERING_METRICS]
-    confident = [name for name in names if name in CONFIDENCE_METRICS]
-    retrieval = [name for name in names if name not in (*clustering, *confident)]
+    names = metric_names(DEFAULT_METRICS if metrics is None else metrics, ks, task.available)
+    needing = {need: [name for name in names if find_metric(name)[0].needs == need] for need in NEEDS}
     if task.labels is None:
-        if metrics is not None and clustering:
-            raise UserError(f"{clustering[0]} needs classes, which this relevance does not have: give labels")
+        if metrics is not None and needing["clusters"]:
+            raise UserError(f"{needing['clusters'][0]} needs classes, which this relevance does not have: give labels")
         if intervals == "classes":
             raise UserError("this relevance has no classes to resample: give labels, or intervals over queries")
-        clustering = []
-    if clustering:  # k-means makes a copy that it moves, and faiss one of its own
-        require_memory(2.0 * task.queries.nbytes, "k-means of the embeddings", f"leave out {', '.join(clustering)}")
-    if intervals is not None and not retrieval:
+        needing["clusters"] = []
+    by_query = [name for name in names if any(name in needing[need] for need in PER_QUERY)]
+    if intervals is not None and not by_query:
         raise UserError(f"{names[0]} has no value per query to resample; see part_protocol for intervals of it")
 
     result: dict[str, Any] = {}
     resampled: dict[str, Interval] = {}
     levels = task.by_level
-    if retrieval:
-        values = per_query(task, retrieval, distance, memory_budget)
-        for end, level in {**levels, "": task}.items():  # the values of graded relevance have no end
-            of_level = {name: values[name] for name in (name + end for name in retrieval) if name in values}
-            result |= {name: float(found[level.answerable].mean()) for name, found in of_level.items()}
-            if intervals is not None and of_level:
-                classes = np.arange(len(task.queries)) if level.labels is None else level.labels
-                resampled |= confidence_intervals(of_level, classes, over=intervals, seed=seed)
-    if confident:
+    columns = values_per_query(task, by_query, distance, memory_budget) if by_query else {}
+    for end, level in {**levels, "": task}.items():  # the values of graded relevance have no end
+        of_level = {name: columns[name] for name in (name + end for name in by_query) if name in columns}
+        result |= {name: float(column[level.answerable].mean()) for name, column in of_level.items()}
+        if intervals is not None and of_level:
+            classes = np.arange(len(task.queries)) if level.labels is None else level.labels
+            resampled |= confidence_intervals(of_level, classes, over=intervals, seed=seed)
+    if values is not None:
+        values |= columns
+    if needing["nearest"]:
         require_wrong_answers(task)
-        hits, distances = nearest_hits(task, distance, memory_budget)
-        for name, rows in (("gap", slice(None)), ("gap_known", task.answerable)):
-            if name in confident:
-                known = int(np.count_nonzero(task.answerable))
-                result[name] = global_average_precision(hits[rows], -distances[rows], known)
-    for end, level in levels.items() if clustering else ():
+        blocks = nearest_left(task, 1, distance, memory_budget)
+        parts = [(task.relevance.of(block, rows)[:, 0] > 0, -far[:, 0]) for block, rows, far in blocks]
+        nearest = [np.concatenate(part) for part in zip(*parts, strict=True)]
+        result |= {name: METRICS[name].compute(*nearest, task.answerable) for name in needing["nearest"]}
+    for end, level in levels.items() if needing["clusters"] else ():
         measured = evaluate_clustering(
-            task.queries,
-            level.labels,
-            metrics=clustering,
-            distance=distance,
-            seed=seed,
+            task.queries, level.labels, metrics=needing["clusters"], distance=distance, seed=seed
         )
         result |= {name + end: value for name, value in measured.items()}
     result |= {"num_queries": len(task.queries), "num_gallery": task.available}
-    for end, level in levels.items():
-        result[f"queries_without_match{end}"] = int(np.count_nonzero(~level.answerable))
+    result |= {f"queries_without_match{end}": int(np.count_nonzero(~level.answerable)) for end, level in levels.items()}
     if intervals is not None:
         result["intervals"] = resampled
     return result
+
+
+def retrieval_per_query(
+    embeddings: Any,
+    labels: Any = None,
+    gallery: Any = None,
+    gallery_labels: Any = None,
+    ks: Sequence[int] | None = None,
+    metrics: Sequence[str] = ("recall", "map@r", "r_precision"),
+    distance: str = "euclidean",
+    *,
+    relevance: Relevance | None = None,
+    own_rows: Any = None,
+    neighbors: Any = None,
+    memory_budget: int = _BLOCK,
+) -> dict[str, np.ndarray]:
+    """Return the retrieval metrics of each query, whose means `evaluate_retrieval` reports.
+
+    Args:
+        embeddings: As `evaluate_retrieval`.
+        labels: As `evaluate_retrieval`.
+        gallery: As `evaluate_retrieval`.
+        gallery_labels: As `evaluate_retrieval`.
+        ks: As `evaluate_retrieval`.
+        metrics: Retrieval metrics, as `evaluate_retrieval`.
+        distance: As `evaluate_retrieval`.
+        relevance: As `evaluate_retrieval`.
+        own_rows: As `evaluate_retrieval`.
+        neighbors: (N, k) gallery rows, nearest first, that are measured in place of the exact search: of a re-ranking
+            or an index. They may hold images that the relevance ignores, and -1 where fewer than k are known.
+        memory_budget: Bytes that a block of the search may take.
+
+    Returns:
+        (N,) float64 by metric name, each in 0 .. 1; NaN for queries without an image of their class to find.
+
+    Raises:
+        UserError: As `evaluate_retrieval`; `neighbors` are too few for a metric, or not those of a search.
+
+    Example:
+        >>> import numpy as np
+        >>> points = np.array([[0.0], [0.1], [5.0], [5.1], [9.0]])
+        >>> retrieval_per_query(points, [3, 3, 8, 3, 7], ks=[1], metrics=["recall"])["recall@1"].tolist()
+        [1.0, 1.0, nan, 0.0, nan]
+    """
+    task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
+    names = metric_names(metrics, ks, task.available, PER_QUERY)
+    return values_per_query(task, names, distance, memory_budget, neighbors)
+
+
+def values_per_query(
+    task: RetrievalTask, names: Sequence[str], distance: str, memory_budget: int, neighbors: Any = None
+) -> dict[str, np.ndarray]:
+    """Return what `retrieval_per_query` returns, for a checked task and the names of `metric_names`."""
+    check_depth(task, names)
+    levels, count = task.by_level, len(task.queries)
+    values = {name + end: np.full(count, np.nan) for end in levels for name in names}
+    metrics = {name: find_metric(name) for name in names}
+    near = {name: pair for name, pair in metrics.items() if pair[0].needs == "neighbors"}
+    ranked = {name: metric for name, (metric, _) in metrics.items() if name not in near}
+    depth = max((k for _, k in near.values()), default=1)
+    if any(not k for _, k in near.values()):
+        depth = max(depth, *(int(level.matches.max()) for level in levels.values()))
+    if neighbors is None:
+        blocks = nearest_left(task, depth, distance, memory_budget) if near else ()
+    else:
+        if ranked:
+            raise UserError(f"{next(iter(ranked))} ranks the whole gallery, `neighbors` do not: choose map@r or map@K")
+        blocks = _blocks_of(task, neighbors, depth)
+    for block, rows, *_ in blocks:
+        for end, level in levels.items():
+            answerable = np.flatnonzero(level.answerable[block])
+            queries = block.start + answerable
+            hits, matches = level.relevance.of(queries, rows[answerable]), level.matches[queries]
+            for name, (metric, k) in near.items():
+                values[name + end][queries] = metric.compute(hits[:, :k] if k else hits, matches)
+    graded = {name: metric.graded for name, metric in ranked.items() if metric.graded and "" not in levels}
+    values |= {name: np.full(count, np.nan) for name in graded}
+    rankings = whole_rankings(task, distance, memory_budget) if ranked else ()
+    for query, parts in itertools.groupby(rankings, key=operator.itemgetter(0)):
+        by_level = {end: ranks for _, end, ranks in parts}
+        for end, ranks in by_level.items():
+            for name, metric in ranked.items():
+                values[name + end][query] = metric.compute(ranks)
+        if graded:
+            # The images of a level are among those of the next coarser one.
+            ranks = list(by_level.values())[-1]
+            shared = np.sum([np.isin(ranks, of_level) for of_level in by_level.values()], axis=0)
+            relevances = population_relevances(shared, len(levels), itself=task.own is not None)
+            for name, compute in graded.items():
+                values[name][query] = compute(ranks, shared, relevances)
+    return values
+
+
+def _blocks_of(task: RetrievalTask, neighbors: Any, depth: int) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield given neighbors as `nearest_left` does, without distances."""
+    rows, count = np.asarray(neighbors), len(task.queries)
+    least = task.depth_with_ignored(depth)
+    if rows.ndim != 2 or len(rows) != count or rows.shape[1] < least or rows.dtype.kind not in "iu":
+        raise UserError(
+            f"`neighbors` must be gallery rows ({count}, k), k at least {least} for these metrics; "
+            f"got {rows.dtype} {rows.shape}"
+        )
+    if rows.min() < -1 or rows.max() >= len(task.searched):
+        raise UserError(f"`neighbors` must lie in 0 .. {len(task.searched) - 1}, the rows of the gallery, or be -1")
+    ordered = np.sort(rows, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if twice.any():
+        raise UserError(f"`neighbors` of query {np.flatnonzero(twice.any(axis=1))[0]} have a gallery row twice")
+    if task.own is not None and (itself := (rows == task.own[:, None]).any(axis=1)).any():
+        raise UserError(f"`neighbors` of query {np.flatnonzero(itself)[0]} have the query itself: leave it out")
+    for block in exact.row_blocks(count, 4096):
+        yield block, exact.left_over(rows[block], task.relevance.ignored(block, rows[block]), depth)
+
+
+def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
+    """Raise UserError where a metric needs more gallery images than there are, or nothing can be right or wrong."""
+    require_wrong_answers(task)
+    k, name = max(((find_metric(name)[1], name) for name in names), default=(0, ""))
+    if k > task.available:
+        raise UserError(f"{name} needs {k} gallery images per query; there are {task.available}")
+    for end, level in task.by_level.items():
+        if level.answerable.any():
+            continue
+        if task.labels is None:
+            why = "no query has a relevant image to find"
+        elif task.gallery is None:
+            why = "no query shares its class with another image"
+        else:
+            why = "queries and gallery have no class in common; do both use the same class ids?"
+        ignored = f"; up to {task.relevance.most_ignored} images of each query are ignored"
+        raise UserError(f"{why}{ignored if task.relevance.most_ignored else ''}{f' (level {end[1:]})' if end else ''}")
+
+
+def require_wrong_answers(task: RetrievalTask) -> None:
+    """Raise UserError where all images are of one class, which any embedding retrieves."""
+    if task.gallery is None and task.relevance.labels is not None:
+        require_classes(task.relevance.labels, "retrieval")
+
+
+def nearest_left(
+    task: RetrievalTask,
+    k: int,
+    distance: str,
+    memory_budget: int = 256 * 2**20,
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Yield what `neighbor_blocks` yields, without images that are ignored; row -1 where fewer than k are left.
+
+    Args:
+        task: The queries and the gallery.
+        k: How many neighbors.
+        distance: As `neighbor_blocks`.
+        memory_budget: As `neighbor_blocks`.
+    """
+    relevance = task.relevance
+    options: dict[str, Any] = {"distance": distance, "own_rows": task.own_rows, "memory_budget": memory_budget}
+    if relevance.most_ignored:
+        options |= {"ignored": relevance.ignored, "most_ignored": relevance.most_ignored}
+    yield from exact.neighbor_blocks(task.queries, task.gallery, k=k, **options)
+
+
+def whole_rankings(task: RetrievalTask, distance: str, memory_budget: int) -> Iterator[tuple[int, str, np.ndarray]]:
+    """Yield the ranks of all relevant images in the ranking of the whole gallery, for each query that has any.
+
+    A rank is the place, from 1, by distance, equal distances by gallery row, without the query itself and without
+    images that are ignored. No row is sorted by index: the rank of an image is one more than the number of images
+    before it, which are counted.
+
+    The ranking is that of float32 products of embeddings shifted to the gallery's median. Images whose squared
+    distances differ by less than about 1e-7 of the squared spread may change places. Exact copies never do: they share
+    a score.
+
+    Args:
+        task: The queries and the gallery.
+        distance: As `nearest_neighbors`.
+        memory_budget: Bytes that a block may take, next to about three copies of the gallery.
+
+    Yields:
+        The query, the level (see `RetrievalTask.by_level`), and (R,) ascending ranks.
+
+    Raises:
+        UserError: An unknown distance.
+    """
+    check_choice("distance", distance, DISTANCES)
+    space = exact.placed_together(task.queries, task.searched, distance)
+    size, count = len(space.gallery), len(task.queries)
+    copies, originals = _copies(space.gallery)
+    table = exact.score_table(space, size)
+
+    def scores_of(block: slice) -> np.ndarray:
+        scores = ops.convert_to_numpy(exact.block_scores(space, table, block))
+        if len(copies):  # a product need not give equal columns equal results in their last bit
+            scores = np.array(scores)
+            scores[:, copies] = scores[:, originals]
+        return scores
+
+    rows = max(1, min(memory_budget // (12 * size), count))  # three at once: in use, coming, and its copy
+    for block, scores in exact.one_ahead(scores_of, count, rows):
+        for query in range(block.start, block.stop):
+            row = scores[query - block.start].copy()
+            if task.own is not None:
+                row[task.own[query]] = -np.inf
+            if task.relevance.most_ignored:
+                row[task.relevance.ignored_rows(query)] = -np.inf
+            for end, level in task.by_level.items():
+                relevant = level.relevance.rows_of(query)
+                relevant = relevant[row[relevant] > -np.inf]
+                if len(relevant):
+                    yield query, end, 1 + np.sort(_images_before(row, relevant))
+
+
+def _copies(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return indices of rows that equal an earlier one, and of the first that they equal."""
+    rows = np.ascontiguousarray(rows) + np.float32(0)  # so that -0 has the bytes of 0
+    whole = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
+    _, first, inverse = np.unique(whole, return_index=True, return_inverse=True)
+    originals = first[inverse]
+    copies = np.flatnonzero(originals != np.arange(len(rows)))
+    return copies, originals[copies]
+
+
+def _images_before(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
+    """(R,) how many images come before each of `relevant`: better score, or the same and a lower row."""
+    scores_of_relevant = scores[relevant]
+    if len(relevant) <= _COUNTED:
+        pairs = zip(relevant, scores_of_relevant, strict=True)
+        return np.array([np.count_nonzero(scores[:row] >= x) + np.count_nonzero(scores[row:] > x) for row, x in pairs])
+    ascending = np.sort(scores)
+    not_better = np.searchsorted(ascending, scores_of_relevant, "right")
+    before = len(scores) - not_better
+    for i in np.flatnonzero(not_better - np.searchsorted(ascending, scores_of_relevant, "left") > 1):
+        before[i] += np.count_nonzero(scores[: relevant[i]] == scores_of_relevant[i])
+    return before
 
 
 def recall_by_size(
@@ -221,8 +456,8 @@ def recall_by_size(
     """
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
     check_depth(task, ("recall@1",))
-    known, whole = np.flatnonzero(task.answerable), task.queries.shape[1]
-    asked = np.sort(np.random.default_rng(seed).choice(known, min(sample, len(known)), replace=False))
+    answerable, whole = np.flatnonzero(task.answerable), task.queries.shape[1]
+    asked = np.sort(np.random.default_rng(seed).choice(answerable, min(sample, len(answerable)), replace=False))
     queries, own = task.queries[asked], None if task.own is None else task.own[asked]
     depth = task.depth_with_ignored(1)
     rows = []
@@ -234,73 +469,10 @@ def recall_by_size(
             row: dict[str, Any] = {"dim": dim, "precision": precision, "bytes": int(index.index.code_size)}
             rescored, _ = rescore(queries, task.searched, found, k=depth, distance="cosine")
             for name, ranked in (("recall@1", found), ("recall@1_rescored", rescored)):
-                nearest = left_over(ranked, task.relevance.ignored(asked, ranked), 1)
+                nearest = exact.left_over(ranked, task.relevance.ignored(asked, ranked), 1)
                 row[name] = float((task.relevance.of(asked, nearest) > 0).mean())
             rows.append(row)
     return rows
-
-
-def images_to_search(dataset: ImageDataset) -> int:
-    """Return how many images of a data set a query is compared with."""
-    queries, gallery = dataset_roles(dataset)
-    return len(queries) - 1 if gallery is None else len(gallery)
-
-
-def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
-    """Return the arguments by which `evaluate_retrieval` and `retrieval_per_query` measure a data set.
-
-    Args:
-        embeddings: (N, d), one row per image of `dataset`, in its order.
-        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all-to-all. With
-            `groups`, such as cameras, images of the query's class and group are ignored. With a `protocol` that lists
-            what is right, its first setting counts.
-
-    Returns:
-        `embeddings` and `labels`, with roles `gallery` and `gallery_labels`, and with groups or lists `relevance`.
-
-    Raises:
-        UserError: Embeddings that are empty or not finite; not as many as images.
-
-    Example:
-        >>> values = retrieval_per_query(**dataset_protocol(embeddings, test), metrics=["map@r"])
-        >>> values["map@r"].shape
-        (256,)
-    """
-    queries, gallery = dataset_roles(dataset)
-    if len(embeddings) != len(dataset.labels):
-        raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
-    groups, benchmark = getattr(dataset, "groups", None), getattr(dataset, "protocol", None)
-    sets = getattr(dataset, "label_rows", None) if benchmark is None else None
-    sides = [queries] if gallery is None else [queries, gallery]
-
-    def by_side(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
-        return {f"{start}{name}": values[rows] for start, rows in zip(("", "gallery_"), sides, strict=False)}
-
-    labels = by_side(dataset.labels, "labels")
-    protocol: dict[str, Any] = {"embeddings": embeddings, **labels}
-    if gallery is not None:
-        embeddings = check_embeddings(embeddings)
-        protocol |= {"embeddings": embeddings[queries], "gallery": embeddings[gallery]}
-    if groups is not None:
-        protocol["relevance"] = Relevance.classes(**labels, **by_side(groups, "not_same"))
-    if sets is not None:
-        protocol["relevance"] = Relevance.sets(*(sets[rows] for rows in sides))
-    if benchmark and benchmark.lists:
-        protocol["relevance"] = _listed(benchmark, next(iter(benchmark.lists)), queries, sides[-1])
-    return protocol
-
-
-def _listed(benchmark: Protocol, setting: str, queries: np.ndarray, gallery: np.ndarray) -> Relevance:
-    """Return the relevance of a setting of lists, whose ids become rows of the gallery."""
-    assert benchmark.ids is not None
-    assert benchmark.lists is not None
-    row_of = {int(image): row for row, image in enumerate(benchmark.ids[gallery])}
-    asked = [int(image) for image in benchmark.ids[queries]]
-    right, ignored = (
-        [[row_of[int(image)] for image in side.get(query, ()) if int(image) in row_of] for query in asked]
-        for side in benchmark.lists[setting]
-    )
-    return Relevance.lists(right, ignored)
 
 
 def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> dict[str, Any]:
@@ -321,37 +493,34 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
         >>> evaluate_dataset(embeddings, test, ks=(1, 10))["recall@1"]
         0.555
     """
-    pairs = getattr(dataset, "pairs", None)
-    found = _evaluate_retrieval_of(embeddings, dataset, **options)
-    if pairs is None:
-        return found
-    measured = measures_of_pairs(embeddings, pairs, options.get("distance", "euclidean"))
-    if not measured:
-        warnings.warn(f"{dataset.name}: {len(pairs.rows)} given pairs are too few to be measured", stacklevel=2)
-    return found | measured
-
-
-def _evaluate_retrieval_of(embeddings: Any, dataset: ImageDataset, **options: Any) -> dict[str, Any]:
-    arguments = dataset_protocol(embeddings, dataset)
-    benchmark = getattr(dataset, "protocol", None)
-    if benchmark is None:
-        return evaluate_retrieval(**arguments, **options)
-    options = {"metrics": benchmark.metrics, "ks": benchmark.ks, **options}
     queries, gallery = dataset_roles(dataset)
-    if benchmark.levels is not None:
-        sides = [benchmark.levels[rows] for rows in (queries, gallery) if rows is not None]
-        return evaluate_retrieval(**arguments | {"relevance": Relevance.levels(*sides)}, **options)
-    if not benchmark.lists:
-        return evaluate_retrieval(**arguments, **options)
+    arguments = dataset_protocol(embeddings, dataset)
+    benchmark, pairs = getattr(dataset, "protocol", None), getattr(dataset, "pairs", None)
+    sides = queries, queries if gallery is None else gallery
     result: dict[str, Any] = {}
-    intervals: dict[str, Interval] = {}
-    for setting in benchmark.lists:
-        arguments["relevance"] = _listed(benchmark, setting, queries, queries if gallery is None else gallery)
-        found = evaluate_retrieval(**arguments, **options)
-        intervals |= {name + setting: value for name, value in found.pop("intervals", {}).items()}
-        # The numbers of queries and of gallery images are those of every setting.
-        result |= {name if name.startswith("num_") else name + setting: value for name, value in found.items()}
-    return result | ({"intervals": intervals} if intervals else {})
+    if benchmark is not None:
+        options = {"metrics": benchmark.metrics, "ks": benchmark.ks, **options}
+        if benchmark.levels is not None:
+            arguments["relevance"] = Relevance.levels(
+                *(benchmark.levels[rows] for rows in (queries, gallery) if rows is not None)
+            )
+    if benchmark is None or not benchmark.lists:
+        result = evaluate_retrieval(**arguments, **options)
+    else:
+        intervals: dict[str, Interval] = {}
+        for setting in benchmark.lists:
+            arguments["relevance"] = listed_relevance(benchmark, setting, *sides)
+            measured = evaluate_retrieval(**arguments, **options)
+            intervals |= {name + setting: value for name, value in measured.pop("intervals", {}).items()}
+            # The numbers of queries and of gallery images are those of every setting.
+            result |= {name if name.startswith("num_") else name + setting: value for name, value in measured.items()}
+        result |= {"intervals": intervals} if intervals else {}
+    if pairs is not None:
+        measured = measures_of_pairs(embeddings, pairs, options.get("distance", "euclidean"))
+        if not measured:
+            warnings.warn(f"{dataset.name}: {len(pairs.rows)} given pairs are too few to be measured", stacklevel=2)
+        result |= measured
+    return result
 
 
 def split_into_parts(labels: Any, parts: int = 10, seed: int = 0) -> np.ndarray:
@@ -434,7 +603,7 @@ def part_protocol(
         1.0
     """
     check_share(level=level)
-    embeddings = check_embeddings(embeddings)
+    embeddings = exact.check_embeddings(embeddings)
     labels = check_labels(labels, len(embeddings))
     part = split_into_parts(labels, parts, seed)
     measured = [
@@ -443,3 +612,176 @@ def part_protocol(
     ]
     names = [name for name, value in measured[0].items() if isinstance(value, float)]
     return {name: student_interval([one[name] for one in measured], level) for name in names}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RetrievalResults:
+    """The k nearest gallery images of each query, without images that are ignored.
+
+    Made by `RetrievalResults.search`, `of_dataset` and `of_arrays`.
+
+    Attributes:
+        table: A `pyarrow.Table` with a row for each neighbor, nearest first: `query` and `id` (names), `rank` from 1,
+            `distance`; where something defines which are right, `relevant` and `num_relevant`, how many the gallery has
+            for the query; and further columns, such as `query_class` and `class`, the names. A query without neighbors
+            has one row without `id`.
+
+    Example:
+        >>> results = RetrievalResults.search(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8], k=1)
+        >>> results.table["id"].to_pylist()
+        ['1', '0', '3', '2']
+        >>> results.column("relevant").tolist()
+        [True, True, True, True]
+    """
+
+    table: Any
+
+    @classmethod
+    def of_arrays(
+        cls,
+        query_ids: Sequence[str],
+        ids: np.ndarray,
+        distances: np.ndarray,
+        columns: Mapping[str, np.ndarray] | None = None,
+    ) -> RetrievalResults:
+        """Return results from arrays, such as those of a search in a database.
+
+        Args:
+            query_ids: (N,) what the queries are called.
+            ids: (N, k) what the neighbors are called, nearest first; None where there are fewer than k.
+            distances: (N, k).
+            columns: Further columns by name: (N, k) values of neighbors, or (N,) of queries.
+        """
+        import pyarrow as pa
+
+        shown = np.array([[name is not None for name in row] for row in ids], bool).reshape(np.shape(ids))
+        shown[:, :1] = True
+        query, place = np.nonzero(shown)
+        table = {"query": pa.array(np.array(query_ids, object)[query], pa.string()), "rank": place + 1}
+        table |= {"id": pa.array(ids[shown], pa.string()), "distance": distances[shown]}
+        further = {name: np.asarray(values) for name, values in (columns or {}).items()}
+        return cls(pa.table(table | {name: v[shown] if v.ndim == 2 else v[query] for name, v in further.items()}))
+
+    @classmethod
+    def search(
+        cls,
+        embeddings: Any,
+        labels: Any = None,
+        gallery: Any = None,
+        gallery_labels: Any = None,
+        *,
+        k: int = 10,
+        distance: str = "euclidean",
+        relevance: Relevance | None = None,
+        own_rows: Any = None,
+        query_ids: Sequence[str] | None = None,
+        gallery_ids: Sequence[str] | None = None,
+        class_names: Mapping[int, str] | None = None,
+    ) -> RetrievalResults:
+        """Search exactly, as `evaluate_retrieval` does.
+
+        Args:
+            embeddings: As `evaluate_retrieval`.
+            labels: As `evaluate_retrieval`, or the names of classes; without labels and relevance nothing defines which
+                neighbors are right.
+            gallery: As `evaluate_retrieval`.
+            gallery_labels: As `labels`.
+            k: How many neighbors; all there are, where there are fewer.
+            distance: As `evaluate_retrieval`.
+            relevance: As `evaluate_retrieval`, without levels.
+            own_rows: As `evaluate_retrieval`.
+            query_ids: (N,) what the queries are called; their rows by default.
+            gallery_ids: (G,) what the images of a gallery are called; their rows by default.
+            class_names: Names of the class ids; their digits by default.
+
+        Raises:
+            UserError: As `evaluate_retrieval`, or ids of another number.
+        """
+        if labels is not None and np.asarray(labels).dtype.kind in "UO":
+            sides = [labels] if gallery is None else [labels, gallery_labels]
+            names, codes = np.unique(np.concatenate(sides).astype(str), return_inverse=True)
+            labels, gallery_labels = codes[: len(labels)], codes[len(labels) :] if len(sides) > 1 else None
+            class_names = dict(enumerate(names.tolist()))
+        judged = relevance is not None or labels is not None
+        relevance = relevance if judged else Relevance.lists([[]] * len(embeddings))
+        task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
+        queries = _names_of(query_ids, len(task.queries), "query_ids")
+        names = queries if gallery is None else _names_of(gallery_ids, len(task.searched), "gallery_ids")
+        _, near, distances = zip(*nearest_left(task, min(k, task.available), distance), strict=True)
+        rows = np.concatenate(near)
+        columns: dict[str, Any] = {}
+        if judged:
+            columns |= {"relevant": task.relevance.of(slice(None), rows) > 0, "num_relevant": task.matches}
+        if task.labels is not None:
+            columns["query_class"] = class_of_each(task.labels, class_names or {})
+        targets = labels if gallery is None else gallery_labels
+        if targets is not None:
+            columns["class"] = class_of_each(targets, class_names or {})[rows]
+        ids: Any = np.where(rows < 0, None, names[rows])
+        return cls.of_arrays(queries.tolist(), ids, np.concatenate(distances), columns)
+
+    @classmethod
+    def of_dataset(
+        cls, embeddings: Any, dataset: ImageDataset, *, k: int = 10, distance: str = "euclidean"
+    ) -> RetrievalResults:
+        """Search a data set by its own protocol, see `dataset_protocol`; images are called by their names.
+
+        Args:
+            embeddings: (N, d), one row per image of `dataset`, in its order.
+            dataset: The images; also `StoredEmbeddings` that have names.
+            k: As `search`.
+            distance: As `search`.
+
+        Raises:
+            UserError: As `dataset_protocol` and `search`.
+
+        Example:
+            >>> results = RetrievalResults.of_dataset(embeddings, test, k=5)
+            >>> results.write("neighbors.parquet")
+            >>> results.table.column_names[:4]
+            ['query', 'rank', 'id', 'distance']
+        """
+        names = np.array(dataset.names, object)
+        queries, gallery = dataset_roles(dataset)
+        ids = {} if gallery is None else {"gallery_ids": names[gallery]}
+        ids |= {"query_ids": names[queries], "class_names": dataset.class_names}
+        return cls.search(**dataset_protocol(embeddings, dataset), k=k, distance=distance, **ids)
+
+    def within(self, max_distance: float) -> RetrievalResults:
+        """Return the neighbors that are at most so far; a query that has none has one row, without `id`."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        near, table = pa.array(self.column("distance") <= max_distance), self.table
+        for name, nothing in (("id", pa.scalar(None, pa.string())), ("relevant", False)):
+            if name in table.column_names:
+                column = pc.if_else(near, table[name], nothing)
+                table = table.set_column(table.column_names.index(name), name, column)
+        return RetrievalResults(table.filter(pc.or_(near, pc.equal(table["rank"], 1))))
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column of the table as an array."""
+        return self.table[name].to_numpy()
+
+    def write(self, path: str | os.PathLike) -> None:
+        """Write the table atomically, as `.parquet` or `.csv`.
+
+        Raises:
+            UserError: The suffix is neither.
+        """
+        import pyarrow.csv
+        import pyarrow.parquet
+
+        writers = {".parquet": pyarrow.parquet.write_table, ".csv": pyarrow.csv.write_csv}
+        write = writers.get(os.path.splitext(os.fspath(path))[1])
+        if write is None:
+            raise UserError(f"{path}: neighbors are written as {', '.join(writers)}")
+        with atomic_write(os.fspath(path)) as temporary:
+            write(self.table, temporary)
+
+
+def _names_of(names: Any, count: int, what: str) -> np.ndarray:
+    array = np.array([str(name) for name in (range(count) if names is None else names)], object)
+    if array.shape != (count,):
+        raise UserError(f"{what} must be one name for each of {count} images; got {len(array)}")
+    return array

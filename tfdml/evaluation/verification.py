@@ -1,24 +1,21 @@
-"""Verification: do two images show the same class? Error rates of all pairs, thresholds, and their uncertainty."""
+"""Verification: do two images show the same class? Distances of all pairs, error rates, and their uncertainty."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from absl import logging
 from scipy.stats import pearsonr, spearmanr
-from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_auc_score
 
-from tfdml.errors import UserError, check_share
-from tfdml.evaluation.identification import Searches, largest_threshold
+from tfdml.errors import UserError, check_choice, check_share
 from tfdml.evaluation.intervals import Interval, rate_interval
-from tfdml.evaluation.pair_distances import AllPairs, PairHistogram, probability_nearer
-from tfdml.pairwise import image_rows
-from tfdml.retrieval.exact import check_embeddings
+from tfdml.evaluation.relevance import check_labels
+from tfdml.pairwise import DISTANCES, image_rows
+from tfdml.retrieval.exact import check_embeddings, frame_of, placed, row_blocks
 from tfdml.retrieval.faiss_index import rescore
 
 if TYPE_CHECKING:
@@ -26,13 +23,100 @@ if TYPE_CHECKING:
 
 #: The false accept rates of which `verification` reports the true accept rate.
 FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-#: What a threshold can be calibrated to.
-KINDS = ("fpir", "far", "precision")
-TARGETS = tuple(f"{kind}=" for kind in KINDS)
-# Images of the classes whose pairs with all classes are counted at once.
-_ROWS = 1024
+# Rows and columns of the distance matrix that are counted at once.
+_TILE = 1024
+# How many bins distances are counted in, a power of two: so many that what happens within one does not matter.
+_BINS = 2**20
+# Below the largest distance by this many powers of two there is one bin; twice as many for squares.
+_OCTAVES = 32
+# The share of |x|^2 + |y|^2 from which on |x - y|^2 is that of products, to 1e-9 in float64.
+_OF_PRODUCTS = 1e-6
+# Numbers of the differences that are measured at once: 8 MB.
+_DIFFERENCES_AT_ONCE = 2**20
 # Counts of a strip of classes against all classes, for every threshold.
 _STRIP = 2**23
+
+
+@dataclasses.dataclass(frozen=True)
+class PairHistogram:
+    """Counts of the pairs of images by distance.
+
+    Args:
+        edges: (K + 1,) float64, ascending: bin k reaches from `edges[k]` to `edges[k + 1]`.
+        positive: (K,) int64 pairs of one class.
+        negative: (K,) int64 pairs of different classes.
+        mean_positive: The mean d+, of the distances and not of the bins.
+        mean_negative: The mean d-.
+    """
+
+    edges: np.ndarray
+    positive: np.ndarray
+    negative: np.ndarray
+    mean_positive: float
+    mean_negative: float
+
+    def rebinned(self, bins: int) -> PairHistogram:
+        """Return the same pairs in at most `bins` bins, from the least distance that occurs to the largest.
+
+        They are as wide as one another as far as the present edges allow, at which they begin and end.
+
+        Example:
+            >>> histogram = count_pair_distances([[0.0], [1.0], [5.0]], [0, 0, 1]).rebinned(2)
+            >>> histogram.positive.tolist(), histogram.negative.tolist()
+            ([1, 0], [0, 2])
+        """
+        occupied = np.flatnonzero(self.positive + self.negative)
+        first, stop = int(occupied[0]), int(occupied[-1]) + 1
+        new_edges = np.linspace(self.edges[first], self.edges[stop], bins, endpoint=False)
+        starts = np.unique(np.searchsorted(self.edges, new_edges, side="right") - 1)
+        positive, negative = (np.add.reduceat(counts[:stop], starts) for counts in (self.positive, self.negative))
+        return dataclasses.replace(
+            self, edges=self.edges[np.append(starts, stop)], positive=positive, negative=negative
+        )
+
+
+def count_pair_distances(embeddings: Any, labels: Any, *, distance: str = "euclidean") -> PairHistogram:
+    """Return the histogram of the distances of all pairs of images, each unordered pair counted once.
+
+    The 2**20 bins have widths in proportion to the distance, 3e-5 of it, so that far images do not put all others into
+    one bin. Only below a billionth of the largest distance there is one bin. Distances are computed in float64, tile by
+    tile of the matrix, and rounded to float32. Exact copies are at distance 0. The memory does not grow with the number
+    of pairs.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) integer class ids.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`, as `nearest_neighbors`.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite, labels that do not go with them, an unknown distance, or
+            not both pairs of one class and pairs of different classes.
+
+    Example:
+        >>> histogram = count_pair_distances([[0.0], [1.0], [5.0]], [0, 0, 1])
+        >>> histogram.positive.sum().item(), histogram.negative.sum().item(), round(histogram.mean_negative, 3)
+        (1, 2, 4.5)
+    """
+    return AllPairs(embeddings, labels, distance).histogram
+
+
+def probability_nearer(positive: Any, negative: Any) -> float:
+    """P(d+ < d-) + P(d+ = d-) / 2, the area under the ROC curve, of histograms over the same ascending bins.
+
+    Pairs in one bin count as ties: with fine bins the error is at most half of sum_k p_k q_k.
+
+    Args:
+        positive: (K,) counts or probabilities of d+; scaled to the sum 1.
+        negative: (K,) the same of d-.
+
+    Example:
+        >>> probability_nearer([1, 1, 0], [0, 1, 1])
+        0.875
+    """
+    p, q = (np.asarray(counts, np.float64) for counts in (positive, negative))
+    p, q = p / p.sum(), q / q.sum()
+    further = 1 - np.cumsum(q)
+    return float((p * (further + q / 2)).sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,36 +217,31 @@ def verification(
         (1.0, 0.0, 2, 4)
     """
     check_share(level=level)
-    pairs = _CountedPairs(embeddings, labels, distance)
-    histogram = pairs.histogram()
-    same, different = histogram.positive, histogram.negative
-    num_same, num_different = int(same.sum()), int(different.sum())
-    if fars is None:
-        fars = [far for far in FARS if far * num_different >= 1]
+    pairs = AllPairs(embeddings, labels, distance)
+    histogram, curve = pairs.histogram, pairs.curve()
+    num_same, num_different = int(curve.same[-1]), int(curve.different[-1])
+    fars = [far for far in FARS if far * num_different >= 1] if fars is None else fars
     for far in fars:
         check_share(fars=far)
-    accepted_same, accepted = np.cumsum(same), np.cumsum(different)
-
     # FNMR - FAR falls along the bins; it becomes 0 or negative within this one.
-    crossing = int(np.argmax((1 - accepted_same / num_same) - accepted / num_different <= 0))
-    thresholds, within = pairs.thresholds(different, [int(np.floor(far * num_different)) for far in fars], {crossing})
-    before = int(accepted_same[crossing] - same[crossing]), int(accepted[crossing] - different[crossing])
-    eer, eer_threshold = _equal_error(*within[crossing], *before, num_same, num_different)
+    crossing = int(np.argmax((1 - curve.same / num_same) - curve.different / num_different <= 0))
+    thresholds, exact = pairs.thresholds(fars, [crossing])
+    eer, eer_threshold = exact.equal_error()
     points = pairs.operating_points(thresholds, level, new_classes=False)
-    chosen = _spread(accepted_same + accepted, 2000)
+    drawn = _spread(curve.same + curve.different, 2000)
     return Verification(
         distance,
         num_same,
         num_different,
         len(pairs.sizes),
-        probability_nearer(same, different),
+        probability_nearer(histogram.positive, histogram.negative),
         eer,
         eer_threshold * pairs.scale,
         dict(zip(fars, points, strict=True)),
         {
-            "far": accepted[chosen] / num_different,
-            "tar": accepted_same[chosen] / num_same,
-            "threshold": histogram.edges[chosen + 1],
+            "far": curve.different[drawn] / num_different,
+            "tar": curve.same[drawn] / num_same,
+            "threshold": histogram.edges[drawn + 1],
         },
         histogram.rebinned(256),
     )
@@ -193,238 +272,8 @@ def accepted_rates(
         (1.0, 0.0)
     """
     check_share(level=level)
-    pairs = _CountedPairs(embeddings, labels, distance)
+    pairs = AllPairs(embeddings, labels, distance)
     return pairs.operating_points([threshold / pairs.scale], level, new_classes=False)[0]
-
-
-@dataclasses.dataclass(frozen=True)
-class Calibration:
-    """A threshold on a distance, chosen on held-out classes, and what to expect of it on other classes.
-
-    Attributes:
-        threshold: The largest distance that is accepted.
-        distance: The distance.
-        kind: What was asked for: `far` or `precision` of pairs of images, or `fpir` of searches of a gallery.
-        rate: The rate that was asked for, such as 0.01.
-        rates: Each rate at the threshold with the interval for as many other classes. Of pairs `far`, `tar` and
-            `precision`, at the share of pairs of one class that the held-out images have; of searches `fpir` and
-            `tpir`, as `identification_rates`.
-        level: The coverage of the intervals.
-        num_images: The number of images: held-out ones, or for `fpir` those of the gallery.
-        num_classes: The number of their classes.
-        distances: (K,) distances, ascending, at which `probabilities` stand; none for `fpir`.
-        probabilities: (K,) the probability that a pair at that distance is of one class, not ascending.
-        prior: The share of pairs of one class that the probabilities assume.
-
-    Example:
-        >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
-        >>> calibration = tfdml.evaluation.calibrate(images, labels, far=0.3)
-        >>> calibration.same([0.05, 6.0])
-        array([ True, False])
-    """
-
-    threshold: float
-    distance: str
-    kind: str
-    rate: float
-    rates: Mapping[str, Interval]
-    level: float
-    num_images: int
-    num_classes: int
-    distances: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False)
-    probabilities: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False)
-    prior: float | None = None
-
-    @property
-    def target(self) -> str:
-        """What was asked for, such as `far=0.001`."""
-        return f"{self.kind}={self.rate:g}"
-
-    def __str__(self) -> str:
-        rates = [
-            f"{name} {100 * rate.mean:.3g} % [{100 * rate.low:.3g}, {100 * rate.high:.3g}]"
-            for name, rate in sorted(self.rates.items())
-        ]
-        where = "in a gallery of" if self.kind == "fpir" else "measured on"
-        size = f"{self.num_images:,} images of {self.num_classes:,} classes"
-        return (
-            f"{self.target}: {self.distance} distance at most {self.threshold:.6g}; {where} {size}; {', '.join(rates)}"
-        )
-
-    def same(self, distances: Any) -> np.ndarray:
-        """Return whether pairs at these distances are called the same."""
-        return np.asarray(distances, np.float64) <= self.threshold
-
-    def probability(self, distances: Any) -> np.ndarray:
-        """Return the probability that pairs at these distances are of one class."""
-        return np.interp(np.asarray(distances, np.float64), self.distances, self.probabilities)
-
-    def for_searches(self, distance: str, num_images: int | None = None) -> Calibration:
-        """Return this calibration if it holds for searches of a gallery.
-
-        Where the gallery is larger by half than that of the calibration, a warning says so: more of the queries of
-        unknown classes are then accepted.
-
-        Args:
-            distance: The distance of the search.
-            num_images: The number of images of the gallery; None: unknown.
-
-        Raises:
-            UserError: It is of pairs of images, or of another distance.
-        """
-        if self.kind != "fpir":
-            raise UserError(f"{self.target} is a rate of pairs of images, not of searches: calibrate with fpir=0.01")
-        if self.distance != distance:
-            raise UserError(f"the threshold is of distance={self.distance!r}, the search of {distance!r}")
-        if num_images is not None and num_images >= 1.5 * self.num_images:
-            logging.warning(
-                "the threshold for %s is of a gallery of %s images, and this one has %s: it accepts more queries of "
-                "unknown classes; calibrate again",
-                *(self.target, f"{self.num_images:,}", f"{num_images:,}"),
-            )
-        return self
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the calibration as plain numbers and lists, for JSON; `from_dict` reads them."""
-        plain = dataclasses.asdict(self)
-        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in plain.items()} | {
-            "rates": {name: list(rate) for name, rate in self.rates.items()}
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
-        """Create the calibration that `to_dict` wrote.
-
-        Raises:
-            UserError: A value is missing or unknown.
-        """
-        names = {field.name for field in dataclasses.fields(cls)}
-        if set(values) != names:
-            raise UserError(f"a calibration has the values {', '.join(sorted(names))}; got {', '.join(sorted(values))}")
-        read = {name: np.asarray(values[name], float) for name in ("distances", "probabilities")}
-        return cls(**{**values, **read, "rates": {name: Interval(*rate) for name, rate in values["rates"].items()}})
-
-
-def target_of(text: str, argument: str = "target", kinds: Sequence[str] = KINDS) -> dict[str, Any]:
-    """Return the argument of `calibrate` that a text names.
-
-    Args:
-        text: One of the kinds, `=` and a number.
-        argument: The argument that has the text, for the message.
-        kinds: Those that are accepted.
-
-    Raises:
-        UserError: It is none, or the number is not between 0 and 1.
-
-    Example:
-        >>> target_of("far=0.001")
-        {'far': 0.001}
-    """
-    match = re.fullmatch(rf"({'|'.join(kinds)})=([\d.]+(?:e-?\d+)?)", text)
-    if match is None or not 0 < float(match[2]) < 1:
-        choices = " or ".join(f"{kind}=" for kind in kinds)
-        raise UserError(f"`{argument}={text}`: write {choices} and a number from 0 to 1, such as {kinds[0]}=0.001")
-    return {match[1]: float(match[2])}
-
-
-def calibrate(
-    embeddings: Any,
-    labels: Any,
-    *,
-    far: float | None = None,
-    precision: float | None = None,
-    fpir: float | None = None,
-    gallery: Any = None,
-    gallery_labels: Any = None,
-    own_rows: Any = None,
-    distance: str = "euclidean",
-    level: float = 0.95,
-    prior: float | None = None,
-) -> Calibration:
-    """Chooses the threshold on the distance up to which an image is accepted.
-
-    Use classes that the embedder was not trained on: on training classes the rates come out too good.
-
-    For searches of a gallery, where a query meets all of its images:
-
-    - `fpir`: the largest threshold at which at most this share of the queries of unknown classes is accepted. Each
-      query searches the gallery without its own class. The rate grows with the gallery, whose size is stored.
-
-    For pairs of images, one to one:
-
-    - `far`: the largest threshold whose false accept rate is at most this.
-    - `precision`: the largest threshold at which this share of the accepted pairs is of one class.
-
-    The intervals are those of the rates that this threshold has on as many other classes of the same kind. They hold
-    both the uncertainty of the choice and that of the other classes (twice the variance of these: see `verification`;
-    of searches, the variance over the classes of the queries, and of classes that are found by one another's queries).
-    The probability of "same" is the isotonic regression of "same" on the distance over all pairs (Zadrozny and Elkan,
-    2002, "Transforming classifier scores into accurate multiclass probability estimates"), in the 2**20 bins of
-    `verification`.
-
-    Args:
-        embeddings: (N, d), of held-out classes.
-        labels: (N,) class ids (integers); for `fpir` also names.
-        far: The false accept rate to keep to. Give one of the three.
-        precision: The precision to keep to.
-        fpir: The false positive identification rate to keep to.
-        gallery: For `fpir`: (G, d), which the embeddings search; None: they search one another.
-        gallery_labels: (G,).
-        own_rows: (N,) the row of each query in the gallery, where it is one of its images.
-        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
-        level: The coverage of the intervals.
-        prior: The share of pairs of one class among the pairs that will be asked about; None: that of these images.
-
-    Returns:
-        A `Calibration`.
-
-    Raises:
-        UserError: Not exactly one of the rates, a rate outside 0 to 1, a rate that these images cannot show or reach,
-            an argument of another rate, or embeddings and labels that `verification` or `Searches` refuses.
-
-    Example:
-        >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
-        >>> calibration = tfdml.evaluation.calibrate(images, labels, precision=0.9)
-        >>> 0.1 <= calibration.threshold < 4.9, calibration.rates["tar"].mean
-        (True, 1.0)
-        >>> tfdml.evaluation.calibrate(images, labels, fpir=0.25).rates["fpir"].mean
-        0.0
-    """
-    rates = {kind: rate for kind, rate in zip(KINDS, (fpir, far, precision), strict=True) if rate is not None}
-    if len(rates) != 1:
-        raise UserError("give one of fpir=, such as 0.01, far=, such as 0.001, and precision=, such as 0.99")
-    ((kind, rate),) = rates.items()
-    check_share(**{kind: rate, "prior": 0.5 if prior is None else prior, "level": level})
-    if fpir is not None:
-        if prior is not None:
-            raise UserError("`prior` goes with far= or precision=")
-        searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, distance)
-        threshold = largest_threshold(searches.unknown, fpir, distance)
-        expected, size = searches.rates(threshold, level, new_classes=True), (searches.num_images, searches.num_classes)
-        return Calibration(threshold, distance, kind, rate, expected, level, *size)
-    if not (gallery is gallery_labels is own_rows is None):
-        raise UserError("`gallery`, `gallery_labels` and `own_rows` go with fpir=")
-    pairs = _CountedPairs(embeddings, labels, distance)
-    histogram = pairs.histogram()
-    same, different = histogram.positive, histogram.negative
-    if kind == "far":
-        threshold = pairs.threshold_of_far(different, rate)
-    else:
-        threshold = pairs.of_precision(same, different, rate)
-    (point,) = pairs.operating_points([threshold], level, new_classes=True)
-    prior = float(same.sum() / (same.sum() + different.sum())) if prior is None else prior
-    return Calibration(
-        point.threshold,
-        distance,
-        kind,
-        rate,
-        {name: getattr(point, name) for name in ("far", "tar", "precision")},
-        level,
-        int(pairs.sizes.sum()),
-        len(pairs.sizes),
-        *_isotonic(pairs, same, different, prior),
-        prior,
-    )
 
 
 def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
@@ -464,18 +313,17 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
     names = np.unique(folds)
     if folds.shape != distances.shape or len(names) < 2:
         raise UserError(f"give at least 2 folds, or one fold a pair; got {len(names)} for {len(distances)} pairs")
-    found = []
-    for fold in names:
-        threshold = _most_accurate(distances[folds != fold], same[folds != fold])
-        found.append((np.mean((distances[folds == fold] <= threshold) == same[folds == fold]), threshold))
-    accuracies, thresholds = np.transpose(found)
-    eer, _ = _equal_error(distances[same], distances[~same], 0, 0, int(same.sum()), int((~same).sum()))
+    measured = []
+    for inside in (folds == name for name in names):
+        threshold = Curve.of(distances[~inside], same[~inside]).most_accurate()
+        measured.append((np.mean((distances[inside] <= threshold) == same[inside]), threshold))
+    accuracies, thresholds = np.transpose(measured)
     return {
         "accuracy": float(accuracies.mean()),
         "accuracy_std": float(accuracies.std(ddof=1) / len(names) ** 0.5),
         "threshold": float(thresholds.mean()),
         "auc": float(roc_auc_score(same, -distances)),
-        "eer": eer,
+        "eer": Curve.of(distances, same).equal_error()[0],
     }
 
 
@@ -515,100 +363,169 @@ def measures_of_pairs(embeddings: Any, pairs: PairList, distance: str = "euclide
     def between(rows: np.ndarray, kind: str) -> np.ndarray:
         return rescore(vectors[rows[:, 0]], vectors, rows[:, 1:], k=1, distance=kind)[1][:, 0].astype(np.float64)
 
-    scored, found = pairs.scored(), {}
+    scored, measures = pairs.scored(), {}
     rows, similarities = scored[:, :2].astype(np.int64), scored[:, 2]
     same = similarities >= pairs.threshold
     if 0 < same.sum() < len(same) and len(same) > 2:
         # In another order, as folds without one of the two kinds would have no threshold.
         order = np.random.default_rng(0).permutation(len(same))
         measured = verify_pairs(between(rows, distance)[order], same[order], folds=min(10, len(same)))
-        found = {name: measured[name] for name in ("accuracy", "auc", "eer")}
+        measures = {name: measured[name] for name in ("accuracy", "auc", "eer")}
     if pairs.graded and len(np.unique(similarities)) > 1:
         cosines = -between(rows, "cosine")
         for name, correlate in (("spearman", spearmanr), ("pearson", pearsonr)):
             # Of embeddings that are all one it is not defined.
-            found[name] = float(correlate(cosines, similarities).statistic) if np.ptp(cosines) else 0.0
+            measures[name] = float(correlate(cosines, similarities).statistic) if np.ptp(cosines) else 0.0
     if pairs.rows.shape[1] == 3 and len(pairs.rows):
         near, far = (between(pairs.rows[:, [0, end]], distance) for end in (1, 2))
-        found["triplet_accuracy"] = float(np.mean(near < far))
-    return found
+        measures["triplet_accuracy"] = float(np.mean(near < far))
+    return measures
 
 
-class _CountedPairs(AllPairs):
-    """All pairs of the images, counted by distance and at thresholds."""
+class AllPairs:
+    """All pairs of images, sorted by class, with their distances tile by tile of the matrix.
 
-    precisions = (np.float64,)
-    bins = 2**20
+    Attributes:
+        classes: (N,) the place of each image's class in `sizes`, ascending.
+        sizes: (C,) the number of images of each class.
+        scale: What the distances of the tiles are multiplied by.
 
-    def _below(self, distance: Any) -> float:
-        """Return the largest threshold that refuses a distance: a float32 number, before `scale`."""
+    Args:
+        embeddings: (N, d).
+        labels: (N,) integer class ids.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite, labels that do not go with them, an unknown distance, or
+            not both pairs of one class and pairs of different classes.
+    """
+
+    def __init__(self, embeddings: Any, labels: Any, distance: str):
+        check_choice("distance", distance, DISTANCES)
+        embeddings = check_embeddings(embeddings)
+        labels = check_labels(labels, len(embeddings))
+        # Sorted by class, the pairs of one class lie in few tiles.
+        order = np.argsort(labels, kind="stable")
+        _, self.classes, self.sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
+        classes = len(self.sizes)
+        if not 1 < classes < len(labels):
+            missing = "of one class" if classes == len(labels) else "of different classes"
+            raise UserError(f"there is no pair of images {missing}: {len(labels)} images of {classes} classes")
+        self._points, self.distance = embeddings[order], distance
+        self._shift, self._unit = frame_of(self._points, self._points, distance)
+        squares = max(float(_squares(self._placed(rows)).max()) for rows in row_blocks(len(order), _TILE))
+        self.scale = {"euclidean": self._unit, "cosine": 1.0}.get(distance, self._unit**2)
+        # Bins are ranges of the bits of float32, which order its positive numbers. No distance is beyond `largest`.
+        largest = squares or 1.0
+        largest = {"euclidean": 2 * largest**0.5, "sqeuclidean": 4 * largest, "cosine": 2.0, "dot": largest}[distance]
+        self._magnitudes = _BINS // 2 if distance == "dot" else _BINS
+        octaves = 2 * _OCTAVES if distance == "sqeuclidean" else _OCTAVES
+        self._shift_of_bits = (octaves * 2**23 // self._magnitudes).bit_length() - 1
+        self._first_bits = int(np.float32(largest).view(np.int32)) + 1 - (self._magnitudes << self._shift_of_bits)
+
+    def _placed(self, rows: slice) -> np.ndarray:
+        return placed(self._points[rows].astype(np.float64), self.distance, self._shift, self._unit)
+
+    @functools.cached_property
+    def edges(self) -> np.ndarray:
+        """(bins + 1,) float64, the ends of the bins, before `scale`."""
+        bits = self._first_bits + (np.arange(self._magnitudes + 1) << self._shift_of_bits)
+        ends = bits.astype(np.int32).view(np.float32).astype(np.float64)
+        ends[0] = 0
+        return np.concatenate([-ends[:0:-1], ends]) if self.distance == "dot" else ends
+
+    def _bins_of(self, distances: np.ndarray) -> np.ndarray:
+        places = (np.abs(distances).view(np.int32) - self._first_bits) >> self._shift_of_bits
+        places = np.clip(places, 0, self._magnitudes - 1)
+        if self.distance == "dot":
+            places = np.where(distances < 0, self._magnitudes - 1 - places, self._magnitudes + places)
+        return places
+
+    def tiles(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[slice, slice, np.ndarray, Any]]:
+        """Yield rows, columns, their distances (float32), and which of these count, so that each pair counts once.
+
+        Args:
+            start: The first row.
+            stop: The row after the last; None for all.
+        """
+        stop = len(self._points) if stop is None else stop
+        above_diagonal = np.triu(np.ones((_TILE, _TILE), bool), 1)
+        for i in range(start, stop, _TILE):
+            rows = slice(i, min(i + _TILE, stop))
+            for j in range(i, len(self._points), _TILE):
+                columns = slice(j, min(j + _TILE, len(self._points)))
+                distances = self._tile(rows, columns)
+                counted: Any = above_diagonal[: distances.shape[0], : distances.shape[1]] if i == j else ...
+                yield rows, columns, distances, counted
+
+    def _tile(self, rows: slice, columns: slice) -> np.ndarray:
+        x, y = self._placed(rows), self._placed(columns)
+        products = x @ y.T
+        if self.distance == "dot":
+            return (-products).astype(np.float32)
+        # Of cosine 1 - <x, y>, which is |x - y|^2 / 2 of unit vectors.
+        halves = 2 if self.distance == "cosine" else 1
+        sums = np.float64(1) if self.distance == "cosine" else _squares(x)[:, None] + _squares(y)
+        values = sums - 2 / halves * products
+        close = np.argwhere(values <= _OF_PRODUCTS * sums)
+        for part in row_blocks(len(close), max(1, _DIFFERENCES_AT_ONCE // x.shape[1])):
+            i, j = close[part].T
+            values[i, j] = _squares(x[i] - y[j]) / halves
+        return (np.sqrt(values) if self.distance == "euclidean" else values).astype(np.float32)
+
+    def _same(self, rows: slice, columns: slice) -> np.ndarray:
+        return self.classes[rows, None] == self.classes[columns]
+
+    @functools.cached_property
+    def histogram(self) -> PairHistogram:
+        """The counts of all pairs."""
+        everything, positive = np.zeros((2, _BINS), np.int64)
+        sum_of_all = sum_of_positive = 0.0
+        for rows, columns, distances, counted in self.tiles():
+            bins = self._bins_of(distances)
+            everything += np.bincount(bins[counted].ravel(), minlength=_BINS)
+            sum_of_all += float(distances[counted].sum(dtype=np.float64))
+            if self.classes[rows.stop - 1] >= self.classes[columns.start]:
+                same = self._same(rows, columns)
+                same &= True if counted is ... else counted
+                positive += np.bincount(bins[same], minlength=_BINS)
+                sum_of_positive += float(distances[same].sum(dtype=np.float64))
+        negative = everything - positive
+        mean_positive = self.scale * sum_of_positive / int(positive.sum())
+        mean_negative = self.scale * (sum_of_all - sum_of_positive) / int(negative.sum())
+        return PairHistogram(self.scale * self.edges, positive, negative, mean_positive, mean_negative)
+
+    def curve(self, bins: Sequence[int] | np.ndarray = ()) -> Curve:
+        """Return the pairs accepted by distance, before `scale`: exact within some bins, at the ends of the others."""
+        chosen = np.zeros(_BINS, bool)
+        chosen[np.asarray(bins, int)] = True
+        values, alike = [np.zeros(0)], [np.zeros(0, bool)]
+        for rows, columns, distances, counted in self.tiles() if len(bins) else ():
+            flat = distances[counted].ravel()
+            here = np.flatnonzero(chosen[self._bins_of(flat)])
+            if len(here):
+                values.append(flat[here].astype(np.float64))
+                alike.append(self._same(rows, columns)[counted].ravel()[here])
+        exact = Curve.of(np.concatenate(values), np.concatenate(alike))
+        others, counts = ~chosen, self.histogram
+        starts = np.concatenate([exact.starts, self.edges[:-1][others]])
+        order = np.argsort(starts, kind="stable")
+        same = np.concatenate([np.diff(exact.same, prepend=0), counts.positive[others]])
+        different = np.concatenate([np.diff(exact.different, prepend=0), counts.negative[others]])
+        ends = np.concatenate([exact.ends, self.edges[1:][others]])
+        return Curve(starts[order], ends[order], np.cumsum(same[order]), np.cumsum(different[order]))
+
+    def below(self, distance: float) -> float:
+        """Return the largest threshold, before `scale`, that refuses a distance: a float32 number after `scale`."""
         return float(np.nextafter(np.float32(distance * self.scale), np.float32(-np.inf))) / self.scale
 
-    def distances_in(self, bins: set[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Return the distances of the pairs of one class, and of different classes, in each of these bins."""
-        found: dict[int, tuple[list, list]] = {k: ([], []) for k in bins}
-        chosen_bins = np.zeros(self.bins, bool)
-        chosen_bins[list(bins)] = True
-        for rows, columns, distances, kept in self.tiles():
-            same = self.same(rows, columns)
-            values = distances[kept].ravel()
-            of = self.bins_of(values)
-            here = np.flatnonzero(chosen_bins[of])
-            alike = np.zeros(len(here), bool) if same is None else same[kept].ravel()[here]
-            for k in np.unique(of[here]):
-                for kind in (0, 1):
-                    found[int(k)][kind].append(values[here][(of[here] == k) & (alike == (kind == 0))])
-        nothing = np.zeros(0, np.float32)
-        return {k: tuple(np.concatenate([nothing, *part]) for part in two) for k, two in found.items()}  # type: ignore[misc]
-
-    def thresholds(
-        self, different: np.ndarray, ranks: Sequence[int], further: Iterable[int] = ()
-    ) -> tuple[list[float], dict[int, tuple[np.ndarray, np.ndarray]]]:
-        """Return the largest thresholds that accept at most so many pairs of different classes, and `distances_in`."""
-        accepted = np.cumsum(different)
-        bins = np.searchsorted(accepted, ranks, side="right").tolist()
-        within = self.distances_in({*bins, *further})
-        found = []
-        for rank, k in zip(ranks, bins, strict=True):
-            place = rank - int(accepted[k] - different[k])
-            found.append(self._below(np.partition(within[k][1], place)[place]))
-        return found, within
-
-    def threshold_of_far(self, different: np.ndarray, far: float) -> float:
-        """Return the largest threshold at which the share of accepted pairs of different classes is at most `far`."""
-        pairs = int(different.sum())
-        rank = int(np.floor(far * pairs))
-        if rank < 1:
-            raise UserError(f"far={far:g} needs at least {1 / far:,.0f} pairs of different classes, not {pairs:,}")
-        (threshold,), _ = self.thresholds(different, [rank])
-        if threshold < 0 and self._distance != "dot":
-            copies = f"more than {rank:,} of the {pairs:,} pairs of different classes are at distance 0"
-            raise UserError(f"far={far:g} cannot be kept to: {copies}; remove the copies, or correct their labels")
-        return threshold
-
-    def of_precision(self, same: np.ndarray, different: np.ndarray, precision: float) -> float:
-        """Return the largest threshold at which this share of the accepted pairs is of one class."""
-        accepted_same, accepted = np.cumsum(same), np.cumsum(different)
-        occupied = np.flatnonzero(same + different)
-        reached = accepted_same[occupied] >= precision * (accepted_same + accepted)[occupied]
-        last = np.max(np.flatnonzero(reached), initial=-1)
-        # Within the next bin that holds a pair the precision may still be reached.
-        candidates = occupied[max(last, 0) : last + 2].tolist()
-        best = None
-        for k, (alike, unlike) in sorted(self.distances_in(set(candidates)).items()):
-            values = np.concatenate([alike, unlike])
-            order = np.argsort(values, kind="stable")
-            hits = accepted_same[k] - same[k] + np.cumsum(order < len(alike))
-            total = accepted_same[k] - same[k] + accepted[k] - different[k] + np.arange(1, len(values) + 1)
-            last_of_ties = np.append(np.diff(values[order]) > 0, True)
-            good = np.flatnonzero((hits >= precision * total) & last_of_ties)
-            if len(good):
-                # Up to the next distance, or the end of the bin, no further pair is accepted.
-                beyond = self._below(np.append(values[order], self.edges[k + 1])[good[-1] + 1])
-                best = max(beyond, float(values[order][good[-1]]))
-        if best is None:
-            raise UserError(f"no threshold reaches precision={precision:g} on these images")
-        return best
+    def thresholds(self, fars: Sequence[float], further: Sequence[int] = ()) -> tuple[list[float], Curve]:
+        """Return the largest threshold of each rate, and the curve that is exact there and in the bins `further`."""
+        accepted = np.cumsum(self.histogram.negative)
+        ranks = [int(np.floor(far * accepted[-1])) for far in fars]
+        curve = self.curve([*np.searchsorted(accepted, ranks, side="right"), *further])
+        places = np.searchsorted(curve.different, ranks, side="right")
+        return [self.below(curve.starts[place]) for place in places], curve
 
     def operating_points(self, thresholds: Sequence[float], level: float, new_classes: bool) -> list[OperatingPoint]:
         """Return the rates at each threshold (before `scale`), with intervals over classes or for as many new ones."""
@@ -629,18 +546,18 @@ class _CountedPairs(AllPairs):
         first = 0
         while first < num:
             # Whole classes: the tile's rows, and no more counts than fit.
-            last = max(first + 1, int(np.searchsorted(starts, starts[first] + _ROWS, side="right")) - 1)
+            last = max(first + 1, int(np.searchsorted(starts, starts[first] + _TILE, side="right")) - 1)
             last = min(last, first + max(1, _STRIP // (num * max(kinds, 1))))
             strip = np.zeros((last - first, num, kinds))
-            for rows, columns, distances, kept in self.tiles(int(starts[first]), int(starts[last])):
+            for rows, columns, distances, counted in self.tiles(int(starts[first]), int(starts[last])):
                 accepted = distances <= (thresholds[-1] if kinds else -np.inf)
-                row, column = np.nonzero(accepted if kept is ... else accepted & kept)
+                row, column = np.nonzero(accepted if counted is ... else accepted & counted)
                 low = self.classes[columns.start]
                 wide = self.classes[columns.stop - 1] + 1 - low
                 cell = (self.classes[rows][row] - first) * wide + self.classes[columns][column] - low
                 from_kind = np.searchsorted(thresholds, distances[row, column], side="left")
-                found = np.bincount(cell * kinds + from_kind, minlength=len(strip) * wide * kinds)
-                strip[:, low : low + wide] += found.reshape(len(strip), wide, kinds).cumsum(axis=-1)
+                counts = np.bincount(cell * kinds + from_kind, minlength=len(strip) * wide * kinds)
+                strip[:, low : low + wide] += counts.reshape(len(strip), wide, kinds).cumsum(axis=-1)
             for i, of_class in enumerate(strip):
                 same[first + i] = of_class[first + i]
                 of_class[first + i] = 0
@@ -651,6 +568,46 @@ class _CountedPairs(AllPairs):
             products += np.einsum("cd,cdt->t", sizes, strip)
             first = last
         return same, rows_of, squares, products
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """How many pairs are accepted by the threshold on their distance.
+
+    Args:
+        starts: (K,) ascending; no pair between the end before and this is accepted below it.
+        ends: (K,) the thresholds.
+        same: (K,) the number of pairs of one class up to there.
+        different: (K,) the number of pairs of different classes.
+    """
+
+    starts: np.ndarray
+    ends: np.ndarray
+    same: np.ndarray
+    different: np.ndarray
+
+    @classmethod
+    def of(cls, distances: np.ndarray, same: np.ndarray) -> Curve:
+        """Return the curve of given pairs, one point for each distance."""
+        values, places = np.unique(distances, return_inverse=True)
+        alike, unlike = (np.bincount(places[kind], minlength=len(values)) for kind in (same, ~same))
+        return cls(values, values, np.cumsum(alike), np.cumsum(unlike))
+
+    def equal_error(self) -> tuple[float, float]:
+        """Return where FNMR = 1 - TAR and FAR cross, by linear interpolation, and the distance."""
+        tar, far = (np.append(0, counts / counts[-1]) for counts in (self.same, self.different))
+        gap = (1 - tar) - far
+        k = int(np.argmax(gap <= 0))
+        share = gap[k - 1] / (gap[k - 1] - gap[k])
+        return float(far[k - 1] + share * (far[k] - far[k - 1])), float(self.ends[k - 1])
+
+    def most_accurate(self) -> float:
+        """Return the threshold with the best accuracy, between two distances; the lowest of several."""
+        right = np.append(0, self.same) - np.append(0, self.different)
+        k = int(np.argmax(right))
+        if k in (0, len(self.ends)):
+            return float(self.ends[0] - 1 if k == 0 else self.ends[-1])
+        return float((self.ends[k - 1] + self.ends[k]) / 2)
 
 
 def _rates(sizes: np.ndarray, accepted: Sequence, level: float, new_classes: bool) -> tuple[Interval, ...]:
@@ -685,50 +642,12 @@ def _rates(sizes: np.ndarray, accepted: Sequence, level: float, new_classes: boo
     return of_tar, of_far, interval(precision, variance, num, num / 2)
 
 
-def _equal_error(same, different, before_same, before, num_same, num_different) -> tuple[float, float]:
-    """Where FNMR = 1 - TAR and FAR cross, and the distance, from the distances around the crossing."""
-    values = np.unique(np.concatenate([same, different]))
-    tar = (before_same + np.searchsorted(np.sort(same), values, side="right")) / num_same
-    far = (before + np.searchsorted(np.sort(different), values, side="right")) / num_different
-    tar, far = np.append(before_same / num_same, tar), np.append(before / num_different, far)
-    gap = (1 - tar) - far
-    k = int(np.argmax(gap <= 0))
-    if k == 0:
-        return float(far[0] + 1 - tar[0]) / 2, float(values[0])
-    share = gap[k - 1] / (gap[k - 1] - gap[k])
-    return float(far[k - 1] + share * (far[k] - far[k - 1])), float(values[k - 1])
-
-
-def _most_accurate(distances: np.ndarray, same: np.ndarray) -> float:
-    """Return the threshold with the best accuracy, between two distances; the lowest of several."""
-    order = np.argsort(distances, kind="stable")
-    values = distances[order]
-    right = np.count_nonzero(~same) + np.append(0, np.cumsum(np.where(same[order], 1, -1)))
-    possible = np.concatenate([[True], np.diff(values) > 0, [True]])
-    k = int(np.argmax(np.where(possible, right, -1)))
-    if k in (0, len(values)):
-        return float(values[0] - 1 if k == 0 else values[-1])
-    return float((values[k - 1] + values[k]) / 2)
-
-
-def _isotonic(pairs: _CountedPairs, same, different, prior) -> tuple[np.ndarray, np.ndarray]:
-    """Return the knots of the probability of "same" by distance."""
-    # As if the pairs of one class were this share.
-    same, different = same * prior / same.sum(), different * (1 - prior) / different.sum()
-    weights = same + different
-    some = weights > 0
-    edges = pairs.scale * pairs.edges
-    centers = (edges[:-1] + edges[1:])[some] / 2
-    fitted = IsotonicRegression(increasing=False).fit_transform(
-        centers, same[some] / weights[some], sample_weight=weights[some]
-    )
-    changes = np.flatnonzero(np.diff(fitted))
-    kept = np.unique(np.concatenate([[0], changes, changes + 1, [len(fitted) - 1]]))
-    return centers[kept], fitted[kept]
-
-
 def _spread(weights: np.ndarray, most: int) -> np.ndarray:
     """At most `most` places, evenly by rank on a logarithmic and on a linear scale, where something is counted."""
     places = np.flatnonzero(np.diff(weights, prepend=0))
-    wanted = np.concatenate([np.geomspace(1, weights[-1], most // 2), np.linspace(1, weights[-1], most - most // 2)])
-    return np.unique(places[np.searchsorted(weights[places], np.minimum(wanted, weights[-1]))])
+    ranks = np.concatenate([np.geomspace(1, weights[-1], most // 2), np.linspace(1, weights[-1], most - most // 2)])
+    return np.unique(places[np.searchsorted(weights[places], np.minimum(ranks, weights[-1]))])
+
+
+def _squares(rows: np.ndarray) -> np.ndarray:
+    return np.einsum("nd,nd->n", rows, rows)

@@ -27,7 +27,7 @@ from tfdml.embeddings.backends import encoded_image, load_embedder
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, target_of
-from tfdml.evaluation.verification import TARGETS
+from tfdml.evaluation.classification import TARGETS
 from tfdml.export import saved_model
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
 from tfdml.io.files import is_remote, parse_flags, read_json, unwritable, write_json

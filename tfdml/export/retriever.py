@@ -20,7 +20,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.embeddings.model_card import CARD, describe_files, fingerprint, served_version
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate, target_of
-from tfdml.evaluation.verification import TARGETS
+from tfdml.evaluation.classification import TARGETS
 from tfdml.export import saved_model
 from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, embedded
 from tfdml.export.search_graph import (

@@ -27,7 +27,7 @@ from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
-from tfdml.evaluation.verification import KINDS
+from tfdml.evaluation.classification import KINDS
 from tfdml.export.request import RequestPreprocessor
 from tfdml.io.files import is_disk_full, partial_folder, read_json, require_local, sweep, unwritable
 from tfdml.models import AnyEmbedder

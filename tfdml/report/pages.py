@@ -17,12 +17,12 @@ from markupsafe import Markup
 
 from tfdml.audit import Audit, Finding
 from tfdml.errors import UserError
-from tfdml.evaluation.identification import identification_rates
-from tfdml.evaluation.intervals import Interval, paired_differences, seed_difference
-from tfdml.evaluation.pair_distances import PairHistogram, count_pair_distances
-from tfdml.evaluation.per_query import QUERIES_FILE, QueryValues, retrieval_per_query
-from tfdml.evaluation.retrieval import dataset_protocol, recall_by_size
-from tfdml.evaluation.verification import accepted_rates, calibrate, verification
+from tfdml.evaluation.classification import calibrate, identification_rates
+from tfdml.evaluation.compare import QUERIES_FILE, QueryValues, compare_queries
+from tfdml.evaluation.intervals import Interval
+from tfdml.evaluation.relevance import dataset_protocol
+from tfdml.evaluation.retrieval import recall_by_size, retrieval_per_query
+from tfdml.evaluation.verification import PairHistogram, accepted_rates, count_pair_distances, verification
 from tfdml.report import metric_text, plots
 from tfdml.report.embedding_map import map_html
 from tfdml.report.metric_text import metric_order, metric_value, plain_intervals
@@ -422,27 +422,17 @@ def _stored(run: Run) -> list[QueryValues]:
 
 
 def _paired(run: Run, reference: Run, first: list[QueryValues], second: list[QueryValues]) -> Paired:
-    every = [*first, *second]
-    refused = ""
     if not first or not second:
         name = (reference if first else run).name
         refused = f"{name} has no {QUERIES_FILE}; name the data set, and the command embeds the images again"
-    elif difference := next(filter(None, (every[0].difference_to(other) for other in every[1:])), ""):
-        refused = f"their queries are not the same: {difference}"
-    shared = metric_order(name for name in (every[0].values if every else ()) if all(name in of.values for of in every))
-    if not refused and not shared:
-        refused = "they have no metric in common"
-    if refused:
         return Paired(run.name, reference.name, refused)
-    here, there = ([{name: of.values[name] for name in shared} for of in side] for side in (first, second))
-    over_seeds: dict[str, Interval] = {}
     of_seeds = all(one.name.startswith("seed ") for one in (*run.seeds, *reference.seeds))
-    if min(len(first), len(second)) > 1 and of_seeds:
-        for name in shared:
-            ours, theirs = ([float(np.nanmean(of[name])) for of in side] for side in (here, there))
-            over_seeds[name] = seed_difference(ours, theirs)
-    classes = paired_differences(here, there, first[0].labels)
-    return Paired(run.name, reference.name, "", classes, over_seeds, (len(first), len(second)))
+    try:
+        differences = compare_queries(first, second, seeds=of_seeds)
+    except UserError as error:
+        return Paired(run.name, reference.name, str(error))
+    classes = {name: differences.classes[name] for name in metric_order(differences.classes)}
+    return Paired(run.name, reference.name, "", classes, differences.seeds, (len(first), len(second)))
 
 
 # In what runs differ

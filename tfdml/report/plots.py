@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.evaluation.pair_distances import PairHistogram, overlap_coefficient, probability_nearer
-from tfdml.evaluation.verification import OperatingPoint, Verification
+from tfdml.evaluation.generalization import overlap_coefficient
+from tfdml.evaluation.verification import OperatingPoint, PairHistogram, Verification, probability_nearer
 from tfdml.report.rendering import csv_link, render
 
 if TYPE_CHECKING:  # slow to import, so only where something is drawn

@@ -10,8 +10,9 @@ import keras
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.evaluation.per_query import nearest_left, precision_sums, retrieval_task
-from tfdml.evaluation.relevance import Relevance
+from tfdml.evaluation.metrics import average_precision_at_r
+from tfdml.evaluation.relevance import Relevance, retrieval_task
+from tfdml.evaluation.retrieval import nearest_left
 from tfdml.report.rendering import render
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
@@ -117,7 +118,9 @@ def rank_queries(
         known = np.flatnonzero((matches[block] > 0) & (matches[block] <= shallow))
         if len(known):
             deepest = int(matches[block][known].max())
-            average_precision[block.start + known] = precision_sums(hits[known, :deepest], matches[block][known])[0]
+            average_precision[block.start + known] = average_precision_at_r(
+                hits[known, :deepest], matches[block][known]
+            )
         kept.append([values[:, :_KEPT].copy() for values in (rows, distances, hits)])
     late = np.flatnonzero((first_hit == 0) & (matches > 0))
     if len(late) and shallow < depth:
@@ -154,7 +157,7 @@ def choose_examples(
     """
     drawn = np.random.default_rng(seed).permutation(np.flatnonzero(ranked[0].answerable))
     matches = np.minimum(ranked[0].matches[drawn], ranked[0].hits.shape[1])
-    scores = [precision_sums(run.hits[drawn], matches)[0] for run in ranked]
+    scores = [average_precision_at_r(run.hits[drawn], matches) for run in ranked]
     orders: dict[str, tuple[np.ndarray, int]]
     if len(ranked) == 1:
         worst, best = (drawn[np.argsort(sign * scores[0], kind="stable")] for sign in (1, -1))

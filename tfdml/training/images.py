@@ -22,7 +22,9 @@ from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
 from tfdml.embeddings.reader import ImageTable, StoredEmbeddings, read_embeddings, read_names
 from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.evaluation import dataset_protocol
-from tfdml.evaluation.per_query import DEFAULT_KS, check_depth, ks_within, retrieval_task
+from tfdml.evaluation.metrics import DEFAULT_KS, ks_within
+from tfdml.evaluation.relevance import retrieval_task
+from tfdml.evaluation.retrieval import check_depth
 from tfdml.mining import GivenPairs, Relation, SameLabel, shares_a_label
 from tfdml.pairwise import require_classes
 from tfdml.training.settings import MOST_CLASSES, DataSettings

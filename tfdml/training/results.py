@@ -19,8 +19,8 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, own_threads, two_view_batches
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.evaluation import QueryValues, embed, evaluate_dataset, evaluate_generalization
-from tfdml.evaluation.per_query import ks_within, recording
-from tfdml.evaluation.retrieval import images_to_search
+from tfdml.evaluation.metrics import ks_within
+from tfdml.evaluation.relevance import images_to_search
 from tfdml.io.files import atomic_write, write_json
 from tfdml.layers import StatisticsNetwork
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
@@ -354,7 +354,7 @@ def finish(
         values: dict[str, np.ndarray] = {}
         by_class = splits.test.protocol is None or not splits.test.protocol.lists
         names = RETRIEVAL + CLUSTERING if by_class else RETRIEVAL
-        metrics = evaluator.measure(embeddings, "test", names, intervals="classes", per_query=recording(values))
+        metrics = evaluator.measure(embeddings, "test", names, intervals="classes", values=values)
         # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.
         epoch = selected_epoch(monitor.records, selection, metric)
         chosen = next(record for record in monitor.records if record["epoch"] == epoch)
