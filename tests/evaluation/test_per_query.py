@@ -1,14 +1,11 @@
-"""The values of each query: whose they are, NaN where there is nothing to find, and their means."""
-
-import dataclasses
+"""The values of each query: NaN where there is nothing to find, whole rankings, and neighbors of another search."""
 
 import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from tests.report import pages
 from tfdml.errors import UserError
-from tfdml.evaluation import QueryValues, Relevance, evaluate_retrieval, per_query, retrieval_per_query
+from tfdml.evaluation import Relevance, evaluate_retrieval, retrieval, retrieval_per_query
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval import nearest_neighbors
 
@@ -49,7 +46,7 @@ def test_each_query_has_its_own_value():
 @pytest.mark.parametrize("counted", [0, 64])
 def test_full_ranking_agrees_with_scikit_learn(distance, counted, monkeypatch):
     """Its average precision of the same scores, where none are tied; whether rows are counted or sorted."""
-    monkeypatch.setattr(per_query, "_COUNTED", counted)
+    monkeypatch.setattr(retrieval, "_COUNTED", counted)
     points, labels = made(classes=4, per_class=30)
     found = retrieval_per_query(points, labels, metrics=["map"], distance=distance, memory_budget=10_000)["map"]
     for query in range(0, len(labels), 5):
@@ -66,7 +63,7 @@ def test_full_ranking_agrees_with_scikit_learn(distance, counted, monkeypatch):
 @pytest.mark.parametrize("counted", [0, 64])
 def test_full_ranking_orders_copies_by_row(counted, monkeypatch):
     """A product may give copies results that differ in the last bit, by where their columns stand."""
-    monkeypatch.setattr(per_query, "_COUNTED", counted)
+    monkeypatch.setattr(retrieval, "_COUNTED", counted)
     rng = np.random.default_rng(1)
     which = rng.integers(0, 23, 301)
     distinct = rng.normal(size=(23, 37)).astype(np.float32)
@@ -78,27 +75,6 @@ def test_full_ranking_orders_copies_by_row(counted, monkeypatch):
     for query in range(0, 301, 3):
         hits = ranked_hits(distinct[which].astype(np.float64), labels, query)
         assert found[query] == pytest.approx(np.mean(np.arange(1, hits.sum() + 1) / (1 + np.flatnonzero(hits))))
-
-
-@pytest.mark.parametrize("counted", [0, 64])
-def test_full_ranking_orders_equal_distances_by_row(counted, monkeypatch):
-    """Small integers, whose products are exact: different images at one distance, and copies among them."""
-    monkeypatch.setattr(per_query, "_COUNTED", counted)
-    rng = np.random.default_rng(1)
-    points, labels = rng.integers(-3, 4, size=(301, 2)), rng.integers(0, 3, 301)
-    found = retrieval_per_query(points, labels, metrics=["map"], memory_budget=100_000)["map"]
-    for query in range(0, 301, 3):
-        hits = ranked_hits(points, labels, query)
-        assert found[query] == pytest.approx(np.mean(np.arange(1, hits.sum() + 1) / (1 + np.flatnonzero(hits))))
-
-
-def test_collapsed_embeddings_are_ranked_by_row():
-    points = np.full((40, 16), 0.1234567, np.float32)
-    labels = np.arange(40) % 2
-    found = retrieval_per_query(points, labels, metrics=["map", "map@r"])["map"]
-    for query in (0, 1, 20, 39):
-        hits = ranked_hits(np.zeros((40, 1)), labels, query)
-        assert found[query] == pytest.approx(np.mean(np.arange(1, 20) / (1 + np.flatnonzero(hits))))
 
 
 def test_queries_with_nothing_to_find_are_nan_everywhere():
@@ -123,12 +99,6 @@ def test_a_gallery_of_other_images():
     for name, column in part.items():
         np.testing.assert_allclose(column, whole[name][rows], atol=1e-12)
     assert not np.array_equal(part["map"], apart["map"])
-
-
-def test_clustering_has_no_value_per_query():
-    points, labels = made()
-    with pytest.raises(UserError, match="unknown metric 'nmi'; one of recall, precision@1, map@r"):
-        retrieval_per_query(points, labels, metrics=["nmi"])
 
 
 def test_neighbors_of_another_search_are_measured():
@@ -169,66 +139,3 @@ def test_neighbors_that_are_ignored_take_no_place():
         np.testing.assert_array_equal(measured[name], expected[name])
     with pytest.raises(UserError, match="k at least"):
         retrieval_per_query(points, relevance=relevance, metrics=names, neighbors=rows[:, :8])
-
-
-LABELS = np.repeat([4, 9, 2], 4)
-
-
-def values(count=12, **columns):
-    return {"recall@1": np.arange(count) % 2.0, "map@r": np.linspace(0, 1, count), **columns}
-
-
-def test_what_is_written_is_read(tmp_path):
-    answers = values()
-    answers["recall@1"][3] = answers["map@r"][3] = np.nan
-    one = QueryValues.of(pages.made(LABELS), answers)
-    one.write(tmp_path / "queries.npz")
-    read = QueryValues.read(tmp_path / "queries.npz")
-    assert read.difference_to(one) == one.difference_to(read) == ""
-    assert (read.images, list(read.values)) == (one.images, ["recall@1", "map@r"])
-    np.testing.assert_array_equal(read.values["recall@1"], answers["recall@1"])
-    np.testing.assert_allclose(read.values["map@r"], answers["map@r"], atol=1e-7)
-    assert not list(tmp_path.glob(".*"))
-
-
-def test_with_roles_the_queries_alone_count():
-    asked = np.arange(12) % 3 == 0
-    one = QueryValues.of(pages.made(LABELS, is_query=asked), values(4))
-    assert one.labels.tolist() == LABELS[asked].tolist()
-    other = QueryValues.of(pages.made(LABELS), values())
-    assert set(one.ids) < set(other.ids)
-
-
-def test_why_queries_are_not_the_same():
-    one = QueryValues.of(pages.made(LABELS), values())
-    relabeled = QueryValues.of(pages.made(np.where(LABELS == 4, 5, LABELS)), values())
-    fewer = QueryValues.of(pages.made(LABELS[:8]), values(8))
-    ids = one.ids.copy()
-    ids[0] = 1
-    for other, reason in (
-        (fewer, "12 queries and 8"),
-        (dataclasses.replace(one, ids=one.ids[::-1]), "the same queries in another order"),
-        (dataclasses.replace(one, ids=ids), "of 12 queries 11 are the same images"),
-        (relabeled, "the same queries with other classes"),
-        (dataclasses.replace(one, images="sha256:0"), "the same queries, searched among other images"),
-    ):
-        assert one.difference_to(other) == reason
-
-
-def test_a_damaged_file_is_refused(tmp_path):
-    path = tmp_path / "queries.npz"
-    one = QueryValues.of(pages.made(LABELS), values())
-    arrays = {"ids": one.ids, "labels": LABELS, "images": np.array("x")}
-    for content in (
-        {"ids": one.ids},
-        {**arrays, "recall@1": np.ones(11)},
-        {**arrays, "recall@1": np.ones((2, 12))},
-        {**arrays, "recall@1": np.array(["x"] * 12)},
-        {**arrays, "recall@1": np.array([None] * 12)},
-    ):
-        np.savez(path, **content)
-        with pytest.raises(UserError):
-            QueryValues.read(path)
-    path.write_bytes(b"PK")
-    with pytest.raises(UserError, match=r"queries\.npz cannot be read"):
-        QueryValues.read(path)

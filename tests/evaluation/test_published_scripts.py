@@ -6,7 +6,7 @@ import pytest
 from tests.evaluation.peers import run_peer
 from tfdml.errors import UserError
 from tfdml.evaluation import Relevance, evaluate_retrieval, retrieval_per_query
-from tfdml.evaluation.per_query import (
+from tfdml.evaluation.metrics import (
     average_set_intersection,
     global_average_precision,
     hierarchical_average_precision,
@@ -116,7 +116,7 @@ def test_gap_is_average_precision_over_all_predictions():
     for place, query in enumerate(order, 1):
         hits += correct[query]
         total += hits / place * correct[query]
-    assert global_average_precision(correct, confidences, known=30) == pytest.approx(total / 30, rel=TINY)
+    assert global_average_precision(correct, confidences, answerable=30) == pytest.approx(total / 30, rel=TINY)
     assert global_average_precision([False, False], [1, 2]) == 0
     for wrong in (([True], [1, 2]), ([[True]], [[1]]), ([True], [1], 0)):
         with pytest.raises(UserError, match="queries with an answer"):

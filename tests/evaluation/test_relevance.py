@@ -8,7 +8,7 @@ import pytest
 from tfdml.data import ArrayImages, ImageDataset, PairList
 from tfdml.errors import UserError
 from tfdml.evaluation import Relevance, dataset_protocol, evaluate_dataset, evaluate_retrieval, retrieval_per_query
-from tfdml.evaluation import per_query as module
+from tfdml.evaluation import retrieval as module
 
 METRICS = ("recall@1", "recall@4", "precision@1", "precision@3", "map@3", "map@r", "r_precision", "map", "minp")
 METRICS += ("mrr", "map_trapezoidal", "mp@1", "mp@5", "mmp@5")

@@ -1,8 +1,4 @@
-"""Neighbors as data: what is written is read back, and other tools compute the same metrics from it."""
-
-import importlib.util
-import re
-import sys
+"""Neighbors as data: they are those of the metrics, and what is written is read back."""
 
 import numpy as np
 import pytest
@@ -26,7 +22,7 @@ def test_neighbors_are_marked_as_the_metrics_count_them():
     points, labels, relevance, dataset = made()
     results = RetrievalResults.search(points, labels, k=12, relevance=relevance, query_ids=dataset.names)
     expected = retrieval_per_query(points, relevance=relevance, metrics=["precision@12"])["precision@12"]
-    frame = results.to_pandas().groupby("query", sort=False)
+    frame = results.table.to_pandas().groupby("query", sort=False)
     answerable = ~np.isnan(expected)
     np.testing.assert_array_equal(frame["num_relevant"].first() > 0, answerable)
     np.testing.assert_allclose(frame["relevant"].sum()[answerable] / 12, expected[answerable], rtol=1e-12)
@@ -42,7 +38,7 @@ def test_a_data_set_is_searched_by_its_protocol(tmp_path):
     rows = [dataset.names.index(name) for name in results.column("id")]
     assert results.column("class").tolist() == labels[rows].astype(str).tolist()
     assert results.column("relevant").tolist() == (results.column("class") == results.column("query_class")).tolist()
-    frame = results.to_pandas()
+    frame = results.table.to_pandas()
     assert frame.groupby("query", sort=False).head(1)["rank"].eq(1).all()
     for suffix in ("parquet", "csv"):
         results.write(tmp_path / f"neighbors.{suffix}")
@@ -60,62 +56,13 @@ def test_queries_without_neighbors_have_a_row(tmp_path):
         ("x", 1, "a"), ("y", 1, None), ("z", 1, "b"), ("z", 2, "a"),
     ]  # fmt: skip
     assert [row["query_class"] for row in read] == [3, 4, 5, 5]
-    results.write(tmp_path / "x.trec")
-    assert [line.split()[0] for line in (tmp_path / "x.trec").read_text().splitlines()] == ["x", "z", "z"]
-
-
-def test_a_run_keeps_the_order_of_equal_distances(tmp_path):
-    points, labels, relevance, dataset = made()
-    results = RetrievalResults.search(points, labels, k=49, relevance=relevance, query_ids=dataset.names)
-    results.write(tmp_path / "run.trec")
-    lines = [line.split() for line in (tmp_path / "run.trec").read_text().splitlines()]
-    assert all(len(line) == 6 for line in lines)
-    scores = np.array([float(line[4]) for line in lines])
-    ranks = np.array([int(line[3]) for line in lines])
-    assert (np.diff(scores)[ranks[1:] > 1] < 0).all()
-    np.testing.assert_array_equal((-scores).astype(np.float32), results.column("distance"))
-    assert re.fullmatch(r"photos%20\d+/100%25\.jpg", lines[0][0])
-
-
-@pytest.mark.slow  # numba compiles each metric
-@pytest.mark.skipif(importlib.util.find_spec("ranx") is None, reason="ranx is not installed: pip install ranx")
-def test_ranx_computes_the_same_metrics(tmp_path):
-    from ranx import Qrels, Run, evaluate
-
-    points, labels, relevance, dataset = made()
-    results = RetrievalResults.search(points, labels, k=49, relevance=relevance, query_ids=dataset.names)
-    results.write(tmp_path / "run.trec")
-    results.write_qrels(tmp_path / "qrels.trec")
-    qrels = Qrels.from_file(str(tmp_path / "qrels.trec"), kind="trec")
-    run = Run.from_file(str(tmp_path / "run.trec"), kind="trec")
-    metrics = ("map", "mrr", "recall@1", "recall@4", "precision@3", "r_precision")
-    found = retrieval_per_query(points, relevance=relevance, metrics=metrics)
-    answerable = ~np.isnan(found["map"])
-    assert len(qrels) == answerable.sum() < 50
-    names = {"map": "map", "mrr": "mrr", "recall@1": "hit_rate@1", "recall@4": "hit_rate@4"}
-    names |= {"precision@3": "precision@3", "r_precision": "r-precision"}
-    theirs = evaluate(qrels, run, [*names.values(), "recall@5", "ndcg@10"], make_comparable=True)
-    for ours, name in names.items():
-        assert theirs[name] == pytest.approx(found[ours][answerable].mean(), abs=1e-9), name
-    frame = results.to_pandas()
-    shares, gains = [], []
-    for _, rows in frame.groupby("query", sort=False):
-        if count := rows["num_relevant"].iloc[0]:
-            hits = rows["relevant"].to_numpy(float)
-            shares.append(hits[:5].sum() / count)
-            weights = 1 / np.log2(np.arange(2, 12))
-            gains.append((hits[:10] * weights[: len(hits)]).sum() / weights[: min(count, 10)].sum())
-    assert theirs["recall@5"] == pytest.approx(np.mean(shares), abs=1e-9)
-    assert theirs["ndcg@10"] == pytest.approx(np.mean(gains), abs=1e-9)
 
 
 def test_what_cannot_be_written(tmp_path):
     points, labels, _, dataset = made()
     results = RetrievalResults.of_dataset(points, dataset, k=2)
-    with pytest.raises(UserError, match=r"neighbors are written as \.parquet, \.csv, \.trec"):
+    with pytest.raises(UserError, match=r"neighbors are written as \.parquet, \.csv"):
         results.write(tmp_path / "x.json")
-    with pytest.raises(UserError, match="qrels need the labels"):
-        RetrievalResults.search(points, k=2).write_qrels(tmp_path / "qrels.trec")
     with pytest.raises(UserError, match="query_ids must be one name for each of 50 images; got 3"):
         RetrievalResults.search(points, labels, query_ids="abc")
 
@@ -128,10 +75,3 @@ def test_names_of_classes_are_compared_and_shown():
     assert results.column("query_class").tolist() == ["bus", "van", "cab"]
     assert results.column("relevant").tolist() == [True, False, False]
     assert results.column("num_relevant").tolist() == [1, 1, 1]
-
-
-def test_pandas_that_is_not_installed_is_named(monkeypatch):
-    results = RetrievalResults.search(np.eye(2), k=1)
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match="`to_pandas` needs pandas: pip install pandas"):
-        results.to_pandas()

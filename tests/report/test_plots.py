@@ -7,7 +7,7 @@ import pytest
 
 from tests.report.pages import EVIL, Page, check_page, embedded, made, rows_of
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.evaluation.pair_distances import PairHistogram
+from tfdml.evaluation.verification import PairHistogram
 from tfdml.report import Run, write_report
 from tfdml.report.plots import (
     curves_html,

@@ -8,7 +8,7 @@ from tests.models.networks import tiny_embedder
 from tests.report.pages import Page, embedded, made
 from tfdml import explain
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.evaluation.per_query import precision_sums
+from tfdml.evaluation.metrics import average_precision_at_r
 from tfdml.report.queries import (
     choose_examples,
     class_rows,
@@ -108,7 +108,7 @@ def test_queries_of_a_comparison_gain_and_lose():
     chosen = choose_examples(ranked, labels, 7)
     assert {kind: len(queries) for kind, queries in chosen.items()} == {"random": 3, "better": 2, "worse": 2}
     # Classes have seven images: six to find.
-    scores = [precision_sums(run.hits, np.full(len(labels), 6))[0] for run in ranked]
+    scores = [average_precision_at_r(run.hits, np.full(len(labels), 6)) for run in ranked]
     gain = scores[1] - scores[0]
     assert gain[chosen["better"]].min() > 0
     assert gain[chosen["better"][0]] == gain.max()

@@ -145,10 +145,10 @@ def compare_queries(first: Sequence[QueryValues], second: Sequence[QueryValues],
     if difference := next(filter(None, (runs[0].difference_to(other) for other in runs[1:])), ""):
         raise UserError(f"their queries are not the same: {difference}")
     sides = [[run.values for run in side] for side in (first, second)]
-    classes = paired_differences(*sides, runs[0].labels)
+    classes = paired_differences(sides[0], sides[1], runs[0].labels)
     over_seeds = {}
     if seeds and min(map(len, sides)) > 1:
         for name in classes:
-            means = ([float(np.nanmean(values[name])) for values in side] for side in sides)
-            over_seeds[name] = seed_difference(*means)
+            ours, theirs = ([float(np.nanmean(values[name])) for values in side] for side in sides)
+            over_seeds[name] = seed_difference(ours, theirs)
     return Differences(classes, over_seeds)

@@ -138,12 +138,14 @@ def metric_names(
         raise UserError(f"no metric is asked for; choose from recall, {', '.join(METRICS)}")
     names = {name for name in metrics if name != "recall"}
     if "recall" in metrics:
-        if ks is None and (ks := ks_within(DEFAULT_KS, available)) != DEFAULT_KS:
+        fitting = ks_within(DEFAULT_KS, available)
+        if ks is None and fitting != DEFAULT_KS:
             few = f"a query is compared with {available} images"
-            warnings.warn(f"recall@K is measured for K = {', '.join(map(str, ks))} alone: {few}", stacklevel=3)
-        if np.ndim(ks) != 1 or not len(ks) or min(ks) < 1:
+            warnings.warn(f"recall@K is measured for K = {', '.join(map(str, fitting))} alone: {few}", stacklevel=3)
+        chosen = np.asarray(fitting if ks is None else ks)
+        if chosen.ndim != 1 or not len(chosen) or chosen.min() < 1:
             raise UserError(f"ks must be a list of integers of at least 1, such as [1, 10]; got {ks}")
-        names |= {f"recall@{k}" for k in ks}
+        names |= {f"recall@{k}" for k in chosen.tolist()}
     order = list(METRICS)
     found = {name: find_metric(name, needs) for name in names}
     return sorted(found, key=lambda name: (order.index(found[name][0].name), found[name][1]))
@@ -154,7 +156,7 @@ def metric_names(
 
 @metric("recall@K", "neighbors", title="Recall@K")
 def _recall(hits: np.ndarray, matches: np.ndarray) -> np.ndarray:
-    return hits.any(axis=1)
+    return np.any(hits, axis=1)
 
 
 @metric("precision@K", "neighbors", title="Precision@K")

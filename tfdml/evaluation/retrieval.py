@@ -7,7 +7,7 @@ import itertools
 import operator
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -240,6 +240,7 @@ def values_per_query(
     depth = max((k for _, k in near.values()), default=1)
     if any(not k for _, k in near.values()):
         depth = max(depth, *(int(level.matches.max()) for level in levels.values()))
+    blocks: Iterable[Any]
     if neighbors is None:
         blocks = nearest_left(task, depth, distance, memory_budget) if near else ()
     else:

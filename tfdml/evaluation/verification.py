@@ -413,10 +413,12 @@ class AllPairs:
             raise UserError(f"there is no pair of images {missing}: {len(labels)} images of {classes} classes")
         self._points, self.distance = embeddings[order], distance
         self._shift, self._unit = frame_of(self._points, self._points, distance)
-        squares = max(float(_squares(self._placed(rows)).max()) for rows in row_blocks(len(order), _TILE))
+        blocks = (
+            placed(self._points[rows], distance, self._shift, self._unit) for rows in row_blocks(len(order), _TILE)
+        )
+        largest = max(float(_squares(block).max()) for block in blocks) or 1.0
         self.scale = {"euclidean": self._unit, "cosine": 1.0}.get(distance, self._unit**2)
         # Bins are ranges of the bits of float32, which order its positive numbers. No distance is beyond `largest`.
-        largest = squares or 1.0
         largest = {"euclidean": 2 * largest**0.5, "sqeuclidean": 4 * largest, "cosine": 2.0, "dot": largest}[distance]
         self._magnitudes = _BINS // 2 if distance == "dot" else _BINS
         octaves = 2 * _OCTAVES if distance == "sqeuclidean" else _OCTAVES

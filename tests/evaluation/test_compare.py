@@ -1,0 +1,85 @@
+"""The values of queries in files, and models compared query by query."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.report import pages
+from tfdml.errors import UserError
+from tfdml.evaluation import QueryValues, paired_differences, seed_difference
+from tfdml.evaluation.compare import compare_queries
+
+LABELS = np.repeat([4, 9, 2], 4)
+
+
+def values(count=12, **columns):
+    return {"recall@1": np.arange(count) % 2.0, "map@r": np.linspace(0, 1, count), **columns}
+
+
+def test_what_is_written_is_read(tmp_path):
+    answers = values()
+    answers["recall@1"][3] = answers["map@r"][3] = np.nan
+    one = QueryValues.of(pages.made(LABELS), answers)
+    one.write(tmp_path / "queries.npz")
+    read = QueryValues.read(tmp_path / "queries.npz")
+    assert read.difference_to(one) == one.difference_to(read) == ""
+    assert (read.images, list(read.values)) == (one.images, ["recall@1", "map@r"])
+    np.testing.assert_array_equal(read.values["recall@1"], answers["recall@1"])
+    np.testing.assert_allclose(read.values["map@r"], answers["map@r"], atol=1e-7)
+
+
+def test_with_roles_the_queries_alone_count():
+    asked = np.arange(12) % 3 == 0
+    one = QueryValues.of(pages.made(LABELS, is_query=asked), values(4))
+    assert one.labels.tolist() == LABELS[asked].tolist()
+    other = QueryValues.of(pages.made(LABELS), values())
+    assert set(one.ids) < set(other.ids)
+
+
+def test_why_queries_are_not_the_same():
+    one = QueryValues.of(pages.made(LABELS), values())
+    relabeled = QueryValues.of(pages.made(np.where(LABELS == 4, 5, LABELS)), values())
+    fewer = QueryValues.of(pages.made(LABELS[:8]), values(8))
+    ids = one.ids.copy()
+    ids[0] = 1
+    for other, reason in (
+        (fewer, "12 queries and 8"),
+        (dataclasses.replace(one, ids=one.ids[::-1]), "the same queries in another order"),
+        (dataclasses.replace(one, ids=ids), "of 12 queries 11 are the same images"),
+        (relabeled, "the same queries with other classes"),
+        (dataclasses.replace(one, images="sha256:0"), "the same queries, searched among other images"),
+    ):
+        assert one.difference_to(other) == reason
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    path = tmp_path / "queries.npz"
+    one = QueryValues.of(pages.made(LABELS), values())
+    arrays = {"ids": one.ids, "labels": LABELS, "images": np.array("x")}
+    for content in (
+        {"ids": one.ids},
+        {**arrays, "recall@1": np.ones(11)},
+        {**arrays, "recall@1": np.array(["x"] * 12)},
+    ):
+        np.savez(path, **content)
+        with pytest.raises(UserError):
+            QueryValues.read(path)
+    path.write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"queries\.npz cannot be read"):
+        QueryValues.read(path)
+
+
+def test_models_are_compared_over_classes_and_seeds():
+    rng = np.random.default_rng(0)
+    sides = [[QueryValues.of(pages.made(LABELS), values(**{"map@r": rng.random(12)})) for _ in range(3)] for _ in "ab"]
+    found = compare_queries(*sides)
+    columns = [[run.values for run in side] for side in sides]
+    assert found.classes == paired_differences(*columns, LABELS)
+    means = [[run["map@r"].mean() for run in side] for side in columns]
+    assert found.seeds["map@r"] == pytest.approx(seed_difference(*means))
+    assert not compare_queries(*sides, seeds=False).seeds
+    assert not compare_queries(sides[0], sides[1][:1]).seeds
+    moved = dataclasses.replace(sides[1][0], ids=sides[1][0].ids[::-1])
+    with pytest.raises(UserError, match="their queries are not the same: the same queries in another order"):
+        compare_queries(sides[0], [moved])

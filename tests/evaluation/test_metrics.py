@@ -1,0 +1,65 @@
+"""The table of metrics: what is added to it works wherever ours do."""
+
+import numpy as np
+import pytest
+
+from tfdml.errors import UserError
+from tfdml.evaluation import evaluate_retrieval, retrieval_per_query
+from tfdml.evaluation.metrics import METRICS, metric, metric_names
+
+POINTS = np.random.default_rng(0).normal(size=(40, 4))
+LABELS = np.arange(40) % 5
+
+
+@pytest.fixture(autouse=True)
+def table():
+    before = set(METRICS)
+    yield
+    for name in set(METRICS) - before:
+        del METRICS[name]
+
+
+def test_metrics_of_a_user_are_measured_as_ours():
+    @metric("hits@K", "neighbors", title="Hits@K")
+    def hits(hits, matches):
+        return hits.mean(axis=1)
+
+    @metric("mine", "neighbors")
+    def mine(hits, matches):
+        return METRICS["map@r"].compute(hits, matches)
+
+    metric("first", "ranking")(lambda ranks: 1 / ranks[0])
+    metric("sure", "nearest")(lambda hits, confidences, answerable: hits[confidences.argmax()])
+    metric("pure", "clusters")(METRICS["nmi"].compute)
+    pairs = {"hits@3": "precision@3", "mine": "map@r", "first": "mrr", "pure": "nmi"}
+    found = evaluate_retrieval(POINTS, LABELS, metrics=[*pairs, *pairs.values(), "sure"], intervals="classes")
+    assert all(found[name] == found[same] for name, same in pairs.items())
+    assert found["sure"] in (0, 1)
+    assert found["intervals"]["hits@3"] == found["intervals"]["precision@3"]
+    values = retrieval_per_query(POINTS, LABELS, metrics=["hits@3", "precision@3"])
+    np.testing.assert_array_equal(values["hits@3"], values["precision@3"])
+
+
+def test_names_are_in_the_order_of_the_table_and_of_k():
+    asked = ["f1", "map@3", "gap", "recall", "map", "recall@12", "map@r", "recall@3"]
+    names = ["recall@1", "recall@3", "recall@4", "recall@12", "map@3", "map@r", "map", "gap", "f1"]
+    assert metric_names(asked, ks=(4, 1)) == names
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda: metric("map@r", "neighbors"), "there is a metric 'map@r' already"),
+        (lambda: metric("mine", "images"), "unknown need of a metric 'images'"),
+        (lambda: metric_names(["recal@1"]), "unknown metric 'recal@1'; did you mean 'recall"),
+        (lambda: metric_names(["recall@K"]), "unknown metric 'recall@K'"),
+        (lambda: metric_names(["map@0"]), "unknown metric 'map@0'"),
+        (lambda: metric_names([]), "no metric is asked for"),
+        (lambda: metric_names(["recall"], ks=5), "ks must be a list of integers of at least 1, .* got 5"),
+        (lambda: metric_names(["recall"], ks=[0, 1]), "ks must be a list"),
+        (lambda: retrieval_per_query(POINTS, LABELS, metrics=["nmi"]), "unknown metric 'nmi'; .*one of recall, "),
+    ],
+)
+def test_names_that_are_none_are_refused(act, says):
+    with pytest.raises(UserError, match=says):
+        act()
