@@ -611,7 +611,7 @@ def test_other_queries_are_refused(tmp_path):
     pair = write_comparison(None, [first, second])[0]
     assert pair.refused == "their queries are not the same: 50 queries and 60"
     dataclasses.replace(answered(0.5), values={"nmi": np.ones(60)}).write(second / "queries.npz")
-    assert write_comparison(None, [first, second])[0].refused == "they have no metric in common"
+    assert write_comparison(None, [first, second])[0].refused == "the runs have no metric in common to compare"
     (second / "queries.npz").write_bytes(b"")
     with pytest.raises(UserError, match=r"queries\.npz cannot be read"):
         write_comparison(None, [first, second])
