@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tfdml import register
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval, retrieval_per_query
 from tfdml.evaluation.metrics import METRICS, metric, metric_names
@@ -28,10 +29,14 @@ def test_metrics_of_a_user_are_measured_as_ours():
     def mine(hits, matches):
         return METRICS["map@r"].compute(hits, matches)
 
+    @register("metric", name="near@K")
+    def near(hits, matches):
+        return hits.any(axis=1)
+
     metric("first", "ranking")(lambda ranks: 1 / ranks[0])
     metric("sure", "nearest")(lambda hits, confidences, answerable: hits[confidences.argmax()])
     metric("pure", "clusters")(METRICS["nmi"].compute)
-    pairs = {"hits@3": "precision@3", "mine": "map@r", "first": "mrr", "pure": "nmi"}
+    pairs = {"hits@3": "precision@3", "near@2": "recall@2", "mine": "map@r", "first": "mrr", "pure": "nmi"}
     found = evaluate_retrieval(POINTS, LABELS, metrics=[*pairs, *pairs.values(), "sure"], intervals="classes")
     assert all(found[name] == found[same] for name, same in pairs.items())
     assert found["sure"] in (0, 1)
@@ -49,7 +54,7 @@ def test_names_are_in_the_order_of_the_table_and_of_k():
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (lambda: metric("map@r", "neighbors"), "there is a metric 'map@r' already"),
+        (lambda: metric("map@r", "neighbors")(np.mean), r"metric 'map@r' is tfdml\.evaluation\.metrics\.average_pre"),
         (lambda: metric("mine", "images"), "unknown need of a metric 'images'"),
         (lambda: metric_names(["recal@1"]), "unknown metric 'recal@1'; did you mean 'recall"),
         (lambda: metric_names(["recall@K"]), "unknown metric 'recall@K'"),

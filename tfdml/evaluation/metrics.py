@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError, check_choice
+from tfdml.registry import register, registered
 
 #: Of each query, whether its nearest images are relevant; of each query, the ranks of all relevant images; of all
 #: queries at once, whether the nearest image is relevant, and how near; of all images, clusters.
@@ -52,7 +53,7 @@ METRICS: dict[str, Metric] = {}
 def metric(
     name: str, needs: str, *, title: str = "", graded: Callable[..., float] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a function to the table of metrics.
+    """Add a function to the table of metrics. `tfdml.register("metric")` adds one that needs neighbors.
 
     What the function is called with, and returns, depends on `needs`:
 
@@ -71,7 +72,7 @@ def metric(
         graded: For rankings of a hierarchy: `(ranks, levels, relevances)`, see `hierarchical_average_precision`.
 
     Raises:
-        UserError: There is a metric of this name, or `needs` is none of `NEEDS`.
+        UserError: Another metric has this name, or `needs` is none of `NEEDS`.
 
     Example:
         >>> @tfdml.evaluation.metrics.metric("miss_rate@K", needs="neighbors")
@@ -82,14 +83,19 @@ def metric(
         0.0
     """
     check_choice("need of a metric", needs, NEEDS)
-    if name in METRICS or name == "recall":
-        raise UserError(f"there is a metric {name!r} already")
 
     def add(compute: Callable[..., Any]) -> Callable[..., Any]:
+        register("metric", name=name)(compute)
         METRICS[name] = Metric(name, needs, compute, title or name, graded)
         return compute
 
     return add
+
+
+def all_metrics() -> dict[str, Metric]:
+    """Return the table, with those that are registered without a place in it at the end."""
+    others = {name: compute for name, compute in registered("metric").items() if name not in METRICS}
+    return METRICS | {name: Metric(name, "neighbors", compute, name) for name, compute in others.items()}
 
 
 def find_metric(name: str, needs: Sequence[str] = NEEDS) -> tuple[Metric, int]:
@@ -98,12 +104,13 @@ def find_metric(name: str, needs: Sequence[str] = NEEDS) -> tuple[Metric, int]:
     Raises:
         UserError: There is none that needs one of these.
     """
-    match = None if name in METRICS else re.fullmatch(r"(.+)@([1-9]\d*)", name)
+    table = all_metrics()
+    match = None if name in table else re.fullmatch(r"(.+)@([1-9]\d*)", name)
     key = f"{match[1]}@K" if match else name
-    choices = [key for key, value in METRICS.items() if value.needs in needs]
+    choices = [key for key, value in table.items() if value.needs in needs]
     if key not in choices or (match is None and key.endswith("@K")):
         check_choice("metric", name, ["recall", *(choice for choice in choices if choice != name)])
-    return METRICS[key], int(match[2]) if match else 0
+    return table[key], int(match[2]) if match else 0
 
 
 def ks_within(ks: Sequence[int], available: int) -> tuple[int, ...]:
@@ -135,7 +142,7 @@ def metric_names(
     """
     metrics = [metrics] if isinstance(metrics, str) else list(metrics)
     if not metrics:
-        raise UserError(f"no metric is asked for; choose from recall, {', '.join(METRICS)}")
+        raise UserError(f"no metric is asked for; choose from recall, {', '.join(all_metrics())}")
     names = {name for name in metrics if name != "recall"}
     if "recall" in metrics:
         fitting = ks_within(DEFAULT_KS, available)
@@ -146,9 +153,9 @@ def metric_names(
         if chosen.ndim != 1 or not len(chosen) or chosen.min() < 1:
             raise UserError(f"ks must be a list of integers of at least 1, such as [1, 10]; got {ks}")
         names |= {f"recall@{k}" for k in chosen.tolist()}
-    order = list(METRICS)
-    found = {name: find_metric(name, needs) for name in names}
-    return sorted(found, key=lambda name: (order.index(found[name][0].name), found[name][1]))
+    order = list(all_metrics())
+    pairs = {name: find_metric(name, needs) for name in names}
+    return sorted(pairs, key=lambda name: (order.index(pairs[name][0].name), pairs[name][1]))
 
 
 # Of the nearest images

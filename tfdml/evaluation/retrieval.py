@@ -20,7 +20,6 @@ from tfdml.evaluation.clustering import evaluate_clustering
 from tfdml.evaluation.intervals import RESAMPLED, Interval, confidence_intervals, student_interval
 from tfdml.evaluation.metrics import (
     DEFAULT_METRICS,
-    METRICS,
     NEEDS,
     PER_QUERY,
     find_metric,
@@ -167,7 +166,7 @@ def evaluate_retrieval(
         blocks = nearest_left(task, 1, distance, memory_budget)
         parts = [(task.relevance.of(block, rows)[:, 0] > 0, -far[:, 0]) for block, rows, far in blocks]
         nearest = [np.concatenate(part) for part in zip(*parts, strict=True)]
-        result |= {name: METRICS[name].compute(*nearest, task.answerable) for name in needing["nearest"]}
+        result |= {name: find_metric(name)[0].compute(*nearest, task.answerable) for name in needing["nearest"]}
     for end, level in levels.items() if needing["clusters"] else ():
         measured = evaluate_clustering(
             task.queries, level.labels, metrics=needing["clusters"], distance=distance, seed=seed
