@@ -36,6 +36,7 @@ COLUMNS = ("minute", "server, MB", "replicas, MB", "Ray, MB", "all (PSS), MB", "
 def write_versions(folder, weights):
     """Write three versions with their warm-up requests."""
     import keras
+    import tensorflow as tf
 
     import tfdml
     from tfdml.export.saved_model import write_saved_model, write_warm_up
@@ -46,7 +47,7 @@ def write_versions(folder, weights):
         embedder = tfdml.models.Embedder(backbone, embedding_dim=128, image_size=96, resize=112)
         embedder.build((None, 96, 96, 3))
         write_saved_model(embedder, folder / str(number))
-        write_warm_up(folder / str(number), 112)
+        write_warm_up(folder / str(number), tf.saved_model.load(str(folder / str(number))).signatures)
 
 
 def direct(folder, images):

@@ -3,13 +3,10 @@
 
     python client.py --url=grpc://localhost:8500/embedder car.jpg van.png
     python client.py --url=http://localhost:8501/v1/models/retriever --k=5 car.jpg
-    python client.py --url=http://localhost:8501/v1/models/retriever --classify car.jpg
-    python client.py --url=http://localhost:8501/v1/models/embedder --same=passport.jpg face.jpg
 
 All images go out in one request, and one line of JSON comes back for each: `{"image": ..., "embedding": [...]}`, or
-its neighbors, its class, or whether it shows the same as that of --same; or its `error`. --classify and --same need a
-model that was exported with --calibrate. The exit status is 0 where every image has its answer, 1 where one has not,
-2 where the request has none.
+its neighbors; or its `error`. The exit status is 0 where every image has its answer, 1 where one has not, 2 where the
+request has none.
 
 gRPC needs `pip install tensorflow-serving-api`; REST needs Python alone. In a program:
 
@@ -121,21 +118,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True, help="where the model is served")
     parser.add_argument("--k", type=int, default=0, help="search for so many neighbors; 0: embed")
-    parser.add_argument("--classify", action="store_true", help="the class by a vote of k neighbors (5), or unknown")
-    parser.add_argument("--same", metavar="IMAGE", help="whether each image shows the same as this one")
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds that the server may take")
     parser.add_argument("images", nargs="+", help="image files")
     args = parser.parse_args(argv)
     try:
         images = [pathlib.Path(path).read_bytes() for path in args.images]
-        inputs = {"image_bytes": images}
-        if args.same:
-            signature, inputs["other_image_bytes"] = "same", [pathlib.Path(args.same).read_bytes()] * len(images)
-        elif args.classify or args.k:
-            signature, inputs["k"] = "classify" if args.classify else "search_each", [args.k or 5] * len(images)
-        else:
-            signature = "embed_each"
-        outputs = predict(args.url, signature, inputs, args.timeout)
+        inputs = {"image_bytes": images, **({"k": [args.k] * len(images)} if args.k else {})}
+        outputs = predict(args.url, "search_each" if args.k else "embed_each", inputs, args.timeout)
     except (OSError, ServerError, ValueError) as error:
         print(f"client: error: {error}", file=sys.stderr)
         return 2

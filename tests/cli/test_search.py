@@ -109,7 +109,7 @@ def test_the_same_embeddings_are_searched_as_they_are_evaluated(commands, folder
 @pytest.mark.slow
 def test_images_are_queries(commands, tmp_path):
     from tfdml.export import Retriever
-    from tfdml.export.gallery import items_of_folder
+    from tfdml.export.retriever import items_of_folder
     from tfdml.models import Embedder
 
     rng = np.random.default_rng(0)

@@ -168,7 +168,6 @@ def test_calls_of_one_batch_have_the_answers_that_they_have_alone(tmp_path):
             for k in ([1, 3], [3, 3], [2, 2], [0, 2], 2, 3, [1, 2, 3])
         ),
         ("search_each", {"image_bytes": texts(*IMAGES[:3]), "k": np.array([1, 3], np.int32)}),
-        ("classify", {"image_bytes": texts(*IMAGES[:2]), "k": np.array([3, 2], np.int32)}),
     ]
     calls = [Call(signature, values, by_row=False) for signature, values in inputs]
     answers = replica._answers(calls)
@@ -200,7 +199,7 @@ def test_a_model_that_cannot_answer_is_refused(tmp_path):
     for weight in embedder.weights:
         weight.assign(np.full(weight.shape, np.nan))
     write_saved_model(embedder, tmp_path / "nan")
-    write_warm_up(tmp_path / "nan", 40)
+    write_warm_up(tmp_path / "nan", tf.saved_model.load(str(tmp_path / "nan")).signatures)
     with pytest.raises(UserError, match="answers a warm-up request with NaN as embedding"):
         Replica(str(tmp_path / "nan"), ServeSettings())
 

@@ -278,7 +278,7 @@ import resource, struct, sys, zlib
 import tensorflow as tf
 from tfdml.data import EvaluationTransform
 from tfdml.data.decoding import _LARGE, decode_part
-from tfdml.export.request import RequestPreprocessor
+from tfdml.export.saved_model import RequestPreprocessor
 
 def chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

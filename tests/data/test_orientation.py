@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from tests.data.preparations import encoded
 from tfdml.data import EncodedImages, EvaluationTransform
 from tfdml.data.decoding import decode_image, decode_part
-from tfdml.export.request import RequestPreprocessor
+from tfdml.export.saved_model import RequestPreprocessor
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (18, 25, 3), np.uint8)
 IMAGE = Image.fromarray(PIXELS)

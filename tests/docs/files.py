@@ -100,7 +100,7 @@ def write_run(path: pathlib.Path, names: dict | None = None, **changes: object) 
 
 def write_retriever(path: pathlib.Path, names: dict) -> None:
     """A retriever of the photos, with items called coupe/0.jpg, coupe/1.jpg ..."""
-    from tfdml.export.gallery import items_of_folder
+    from tfdml.export.retriever import items_of_folder
 
     photos = path.parent / "photos of the retriever"
     write_photos(photos)

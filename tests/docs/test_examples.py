@@ -23,7 +23,6 @@ SLOW = {
     "tfdml.embeddings.model_card",
     "tfdml.export.exporter",
     "tfdml.export.conversion",
-    "tfdml.export.request",
     "tfdml.export.retriever",
     "tfdml.export.saved_model",
     "tfdml.models.ensemble",

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from tests.export.networks import picture, small_embedder
-from tfdml.errors import UserError
 from tfdml.evaluation import Calibration
 from tfdml.evaluation.intervals import Interval
 from tfdml.export import GalleryItem, Retriever, write_saved_model
@@ -16,21 +15,7 @@ from tfdml.export import GalleryItem, Retriever, write_saved_model
 # Images that promise more pixels are refused: what the pictures have is far below.
 LIMIT = 500_000
 _RATE = Interval(0.5, 0.4, 0.6, 0.05)
-# Between the distances of the pictures.
-CALIBRATION = Calibration(
-    distance="euclidean",
-    threshold=0.12,
-    kind="far",
-    rate=0.01,
-    rates={"far": _RATE, "tar": _RATE, "precision": _RATE},
-    level=0.95,
-    num_images=100,
-    num_classes=20,
-    distances=np.array([0.05, 0.08, 0.2, 0.3]),
-    probabilities=np.array([0.9, 0.7, 0.3, 0.0]),
-    prior=0.1,
-)
-# Of searches: what the retriever has.
+# What the retriever has, between the distances of the pictures.
 SEARCHED = Calibration(0.12, "euclidean", "fpir", 0.01, {"fpir": _RATE, "tpir": _RATE}, 0.95, 12, 4)
 
 
@@ -56,16 +41,10 @@ def shop_items(images):
     ]
 
 
-def one_line(look, says):
-    with pytest.raises(UserError, match=says) as error:
-        look()
-    assert "\n" not in str(error.value)
-
-
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop")
-    write_saved_model(small_embedder(), folder / "embedder" / "1", LIMIT, CALIBRATION)
+    write_saved_model(small_embedder(), folder / "embedder" / "1", LIMIT)
     images = tuple(picture(seed, 40 + seed, 80 - seed, "PNG" if seed % 4 == 0 else "JPEG") for seed in range(12))
     Retriever.build(folder / "embedder", shop_items(images), folder / "retriever", calibration=SEARCHED)
     served = tf.saved_model.load(str(folder / "embedder" / "1"))

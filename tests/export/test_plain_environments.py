@@ -15,7 +15,7 @@ from tests.export.networks import picture, small_dataset, small_embedder
 from tfdml.data import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.export import Retriever, convert_litert
-from tfdml.export.gallery import items_of_folder
+from tfdml.export.retriever import items_of_folder
 
 LITERT_ALONE = """
 import sys, numpy as np

@@ -20,7 +20,7 @@ from tests.data.preparations import encoded, png
 from tests.export.networks import picture
 from tfdml.data import EvaluationTransform
 from tfdml.data.decoding import header_size
-from tfdml.export.request import RequestPreprocessor
+from tfdml.export.saved_model import RequestPreprocessor
 
 
 def jpeg_promising(width, height):

@@ -1,25 +1,24 @@
-"""A retriever finds what a search by hand finds, names what is bad, and changes by whole versions."""
+"""A retriever finds what a search by hand finds, names what is bad, and refuses what is damaged."""
 
 import dataclasses
 import json
+import os
 import shutil
-import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_serving.apis import prediction_log_pb2
 
-from tests.export.conftest import CALIBRATION, SEARCHED, one_line
+from tests.cli.many import run_many
+from tests.export.conftest import SEARCHED, shop_items
 from tests.export.networks import picture, small_dataset, small_embedder
 from tfdml.data import EncodedImages
 from tfdml.embeddings.model_card import view_of
 from tfdml.errors import UserError
-from tfdml.evaluation import KNNClassifier, calibrate
-from tfdml.export import GalleryItem, Retriever, prune, search_graph
-from tfdml.export.gallery import embedded, items_of_dataset, items_of_folder
-from tfdml.export.saved_model import version_numbers
-from tfdml.export.search_graph import MAX_NEIGHBORS
+from tfdml.evaluation import calibrate
+from tfdml.export import Gallery, GalleryItem, Retriever, search_graph
+from tfdml.export.retriever import _calibration, embed_items, items_of_dataset, items_of_folder
+from tfdml.export.saved_model import WARM_UP
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +28,7 @@ def retriever(shop):
 
 @pytest.fixture(scope="module")
 def signatures(retriever):
-    return retriever._version.loaded.signatures
-
-
-@pytest.fixture
-def own(shop, tmp_path):
-    """A retriever whose versions the test may change."""
-    shutil.copytree(shop.retriever, tmp_path / "versions")
-    return Retriever.load(tmp_path / "versions")
+    return retriever._loaded.signatures
 
 
 def by_hand(queries, gallery, k):
@@ -55,222 +47,77 @@ def test_neighbors_are_those_of_a_search_by_hand(shop, retriever):
     queries = [picture(seed) for seed in (3, 50, 51)]
     vectors = retriever.embed(queries)
     rows, distances = by_hand(vectors, shop.embeddings, 5)
-    found = retriever.search(queries, 5)
-    np.testing.assert_array_equal(found.indices, rows)
-    np.testing.assert_allclose(found.distances, distances, atol=1e-6)
-    np.testing.assert_allclose(found.similarities, (vectors[:, None] * shop.embeddings[rows]).sum(-1), atol=1e-6)
-    assert found.ids.tolist() == [[shop.ids[row] for row in line] for line in rows]
-    assert found.classes.tolist() == [[f"class {row // 3}" for row in line] for line in rows]
-    assert json.loads(found.metadata[0, 0]) == {"class": f"class {rows[0, 0] // 3}", "path": f"{rows[0, 0]}.jpg"}
+    result = retriever.search(queries, 5)
+    np.testing.assert_array_equal(result.indices, rows)
+    np.testing.assert_allclose(result.distances, distances, atol=1e-6)
+    np.testing.assert_allclose(result.similarities, (vectors[:, None] * shop.embeddings[rows]).sum(-1), atol=1e-6)
+    assert result.ids.tolist() == [[shop.ids[row] for row in line] for line in rows]
+    assert result.classes.tolist() == [[f"class {row // 3}" for row in line] for line in rows]
+    np.testing.assert_array_equal(result.labels, rows // 3)
+    assert json.loads(result.metadata[0, 0]) == {"class": f"class {rows[0, 0] // 3}", "path": f"{rows[0, 0]}.jpg"}
+    np.testing.assert_array_equal(result.accepted, result.distances <= np.float32(SEARCHED.threshold))
+    assert result.known.tolist() == result.accepted.any(axis=1).tolist()
 
 
-def test_images_of_the_gallery_find_themselves(shop, retriever):
-    found = retriever.search(list(shop.images), 1)
-    assert found.ids[:, 0].tolist() == list(shop.ids)
-    np.testing.assert_allclose(found.distances, 0, atol=1e-6)
-
-
-@pytest.mark.parametrize("limit", [0.0, 0.15, "calibrated", 3])
-def test_what_is_further_than_a_distance_is_left_out(limit, shop, retriever):
-    queries = [shop.images[4], picture(50)]
-    whole, found = retriever.search(queries, 12), retriever.search(queries, 12, max_distance=limit)
-    near = whole.distances <= (SEARCHED.threshold if limit == "calibrated" else limit)
-    assert near[0].any() == (limit != 0.0)
-    for name, filler in (
-        *(("indices", -1), ("ids", ""), ("distances", np.inf), ("similarities", -1), ("classes", ""), ("metadata", "")),
-    ):
-        column, expected = getattr(found, name), getattr(whole, name)
-        assert column.dtype == expected.dtype
-        np.testing.assert_array_equal(column[near], expected[near])
-        assert all(value == filler for value in column[~near])
-
-
-def test_a_distance_that_is_none_or_not_calibrated_is_refused(shop, retriever):
-    for limit in (-1, float("nan"), "near"):
-        one_line(lambda limit=limit: retriever.search(shop.images[0], 1, max_distance=limit), "max_distance must")
-    plain = Retriever(dataclasses.replace(retriever._version, calibration=None))
-    with pytest.raises(UserError, match=r"built without a threshold: .* `calibrate=fpir=0\.01`"):
-        plain.search(shop.images[0], 1, max_distance="calibrated")
-
-
-def test_searches_say_what_is_accepted(shop, signatures):
-    queries = [shop.images[4], picture(50)]
-    found = search(signatures, "search_bytes", 12, image_bytes=queries)
-    np.testing.assert_array_equal(found["accepted"], found["distances"] <= np.float32(SEARCHED.threshold))
-    assert found["known"].tolist() == found["accepted"][:, 0].tolist()
-    assert found["known"][0]
-    none = search(signatures, "search_bytes", 0, image_bytes=queries[:0])
-    assert none["known"].shape == (0,)
-
-
-def clustered(seed, classes, per_class):
-    """Items of unit vectors around random centers, each class with a name."""
-    rng = np.random.default_rng(seed)
-    labels = np.repeat(np.arange(classes), per_class)
-    x = rng.normal(size=(classes, 8))[labels] + 0.5 * rng.normal(size=(len(labels), 8))
-    return [
-        GalleryItem(f"{seed}/{row}", embedding=vector, label=int(label), metadata={"class": f"{seed} {label}"})
-        for row, (vector, label) in enumerate(zip(x.astype("float32"), labels, strict=True))
-    ]
-
-
-def expected_calibration(gallery, asked):
-    """By the classes of the gallery that the model was not trained on, each searching the whole gallery."""
-    names, rows = np.array(gallery.classes), np.flatnonzero(asked)
-    sides = {"gallery": gallery.embeddings, "gallery_labels": names, "own_rows": rows}
-    return calibrate(gallery.embeddings[rows], names[rows], fpir=0.05, **sides)
-
-
-@pytest.mark.slow
-def test_a_gallery_calibrates_itself_by_classes_that_were_not_trained_on(shop, tmp_path, caplog):
-    shutil.copytree(shop.embedder, tmp_path / "embedder")
-    card = {"trained_on": [f"0 {label}" for label in range(5)], "view": view_of(small_embedder())}
-    (tmp_path / "embedder" / "1" / "model_card.json").write_text(json.dumps(card))
-    printed = []
-    options = {"calibration": "fpir=0.05", "report": printed.append}
-    retriever = Retriever.build(tmp_path / "embedder", clustered(0, 20, 6), tmp_path / "retriever", **options)
-    gallery = retriever.gallery()
-    expected = expected_calibration(gallery, gallery.labels >= 5)
-    assert retriever.calibration == dataclasses.replace(expected, **arrays(retriever.calibration))
-    assert (expected.num_images, expected.num_classes) == (120, 20)
-    assert str(expected) in printed
-    # Grown by half: calibrated again, and the graph has the new threshold.
-    retriever.add(clustered(1, 12, 6))
-    gallery = retriever.gallery()
-    names = np.array(gallery.classes)
-    expected = expected_calibration(gallery, ~np.isin(names, card["trained_on"]))
-    assert retriever.calibration.threshold == pytest.approx(expected.threshold, rel=1e-6)
-    assert retriever.calibration.num_images == 192
-    served = tf.saved_model.load(str(retriever.path)).signatures["search_embedding"]
-    found = served(embedding=tf.constant(gallery.embeddings), k=tf.constant(3))
-    np.testing.assert_array_equal(found["accepted"], found["distances"] <= np.float32(retriever.calibration.threshold))
-    assert not caplog.text
-    # All trained on: not asked for, no threshold; asked for, refused.
-    (tmp_path / "embedder" / "1" / "model_card.json").write_text(json.dumps({**card, "trained_on": names.tolist()}))
-    items, folder = clustered(0, 20, 6), tmp_path / "other"
-    assert Retriever.build(tmp_path / "embedder", items, folder, report=printed.append).calibration is None
-    assert "no threshold for 'unknown': no image of the gallery is of a class that was not trained on" in printed
-    with pytest.raises(UserError, match="no image of the gallery"):
-        Retriever.build(tmp_path / "embedder", items, folder, **options)
-    # A threshold from elsewhere warns in a gallery that is larger by half, and one of pairs is refused.
-    other = dataclasses.replace(SEARCHED, num_images=80)
-    Retriever.build(tmp_path / "embedder", items, folder, calibration=other)
-    assert "for fpir=0.01 is of a gallery of 80 images, and this one has 120" in caplog.text
-    with pytest.raises(UserError, match=r"far=0\.01 is a rate of pairs of images, not of searches"):
-        Retriever.build(tmp_path / "embedder", items, folder, calibration=CALIBRATION)
-
-
-def arrays(calibration):
-    return {"distances": calibration.distances, "probabilities": calibration.probabilities}
-
-
-def test_classify_answers_each_image(shop, retriever, signatures):
-    foreign = tf.io.encode_png(np.zeros((40, 40, 3), np.uint8)).numpy()
-    queries = [shop.images[4], foreign, b"", shop.images[7]]
-    found = signatures["classify"](image_bytes=tf.constant(queries), k=tf.constant([3, 12, 3, 1]))
-    gallery = retriever.gallery()
-    for row, k in ((0, 3), (1, 12), (3, 1)):
-        classifier = KNNClassifier(
-            gallery.embeddings, gallery.labels, k=k, distance="euclidean", threshold=retriever.calibration
-        )
-        expected = classifier.classify(retriever.embed(queries[row]))
-        assert found["labels"][row] == expected.labels[0]
-        np.testing.assert_allclose(found["distances"][row], expected.distances[0], atol=1e-6)
-        np.testing.assert_allclose(found["confidences"][row], expected.confidences[0], atol=1e-5)
-    assert found["classes"].numpy().tolist() == [b"class 1", b"unknown", b"", b"class 2"]
-    assert found["error"].numpy().tolist() == [b"", b"", b"no bytes", b""]
-    empty = signatures["classify"](image_bytes=tf.constant([], tf.string), k=tf.constant(3))
-    assert all(len(value) == 0 for value in empty.values())
+def test_images_of_the_gallery_find_themselves_in_batches_of_any_size(shop, retriever):
+    result = retriever.search(list(shop.images) * 3, 1)
+    assert result.ids[:, 0].tolist() == list(shop.ids) * 3
+    np.testing.assert_allclose(result.distances, 0, atol=1e-6)
+    assert result.known.all()
+    assert sorted(retriever.search(shop.images[0], 10_000).ids[0]) == sorted(shop.ids)
 
 
 def test_all_forms_of_a_query_find_the_same(shop, retriever, tmp_path):
     (tmp_path / "query.png").write_bytes(shop.images[0])
-    pixels = tf.io.decode_image(shop.images[0]).numpy()
     expected = retriever.search([shop.images[0]], 3)
     for query in (
         shop.images[0],
         tmp_path / "query.png",
         [str(tmp_path / "query.png")],
-        pixels,
-        pixels[None],
         retriever.embed(shop.images[0])[0],
         7 * retriever.embed(shop.images[0]).astype(np.float64),
     ):
-        found = retriever.search(query, 3)
-        np.testing.assert_array_equal(found.ids, expected.ids)
-        np.testing.assert_allclose(found.distances, expected.distances, atol=1e-6)
+        result = retriever.search(query, 3)
+        np.testing.assert_array_equal(result.ids, expected.ids)
+        np.testing.assert_allclose(result.distances, expected.distances, atol=1e-6)
 
 
-def test_more_neighbors_than_the_gallery_holds_is_all_of_it(shop, retriever, signatures):
-    assert sorted(retriever.search(shop.images[0], 10_000).ids[0]) == sorted(shop.ids)
-    answer = search(signatures, "search_embedding", 10_000, embedding=shop.embeddings[:2])
-    assert answer["ids"].shape == (2, 12)
-
-
-def test_a_bad_query_is_named(shop, retriever):
+def test_a_bad_query_is_named(shop, retriever, tmp_path):
     vectors = shop.embeddings[:3].copy()
     vectors[1, 2] = np.nan
-    for query, k, says in (
+    (tmp_path / "cut.jpg").write_bytes(picture(3)[:300])
+    for query, k, message in (
         (vectors, 2, r"embedding\[1\] of 3: holds NaN"),
         (np.zeros((2, 8)), 2, r"embedding\[0\] of 2: has length 0"),
-        (np.ones((2, 7)), 2, r"must be \(images, 8\)"),
+        (np.ones((2, 7)), 2, r"shape \(2, 8\)"),
         (np.array(["a"]), 2, "real numbers"),
-        ([shop.images[0], b""], 2, "1 of 2 images cannot be embedded, the first is image 1: no bytes"),
+        ([shop.images[0], b""], 2, "^image 1 cannot be embedded: no bytes$"),
+        ([tmp_path / "cut.jpg"], 2, r"cut\.jpg cannot be embedded: cannot be decoded"),
         (["nowhere.jpg"], 2, r"nowhere\.jpg cannot be read"),
-        (np.zeros((5, 5), np.uint8), 2, "must be"),
-        (np.zeros((1, 5, 5, 1), np.uint8), 2, r".+"),
-        (vectors[:1], 0, "k=0"),
-        (vectors[:1], 1.5, r"k=1\.5"),
+        (vectors[:1], 0, "k: must be at least 1"),
     ):
-        with pytest.raises(UserError, match=says) as refused:
+        with pytest.raises(UserError, match=message) as refused:
             retriever.search(query, k)
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "k", "says"),
-    [
-        ({"embedding": [[0.0] * 8]}, 2, r"embedding\[0\] of 1: has length 0"),
-        ({"embedding": [[1.0] * 8, [float("inf")] * 8]}, 2, r"embedding\[1\] of 2: holds NaN or infinite"),
-        ({"embedding": [[1.0] * 7]}, 2, r"embedding: must be \(B, 8\); its shape is \[1 7\]"),
-        ({"embedding": [1.0] * 8}, 2, r"embedding: must be|(?s:.+)"),
-        ({"embedding": [[1.0] * 8] * 3}, [2, 0, 1], r"k\[1\] of 3: k is 0, less than 1"),
-        ({"embedding": [[1.0] * 8] * 3}, [2, 1], "k: must be one number, or one for each of 3 queries"),
-        ({"embedding": [[1.0] * 8]}, [[2]], "k: must be one number"),
-        ({"image_bytes": [picture(0), b"", b"no"]}, 2, r"image_bytes\[1\] of 3: no bytes; bad in all: 2"),
-    ],
-)
-def test_a_bad_request_is_an_error_that_names_what_is_bad(inputs, k, says, signatures):
-    name = "search_bytes" if "image_bytes" in inputs else "search_embedding"
-    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=says):
-        search(signatures, name, k, **inputs)
-
-
-def test_each_query_has_its_own_number_of_neighbors(shop, signatures):
-    answer = search(signatures, "search_embedding", [3, 1], embedding=shop.embeddings[:2])
-    alone = [
-        search(signatures, "search_embedding", k, embedding=shop.embeddings[i : i + 1]) for i, k in ((0, 3), (1, 1))
-    ]
-    assert answer["ids"][0].tolist() == alone[0]["ids"][0].tolist()
-    assert answer["ids"][1].tolist() == [alone[1]["ids"][0, 0], b"", b""]
-    assert answer["indices"][1, 1:].tolist() == answer["labels"][1, 1:].tolist() == [-1, -1]
-    assert np.isinf(answer["distances"][1, 1:]).all()
-
-
 @pytest.mark.slow
 def test_in_search_each_a_bad_query_fails_no_other(shop, signatures):
-    images = [shop.images[4], b"", shop.images[5], shop.images[6][:200], shop.images[7]]
-    answer = search(signatures, "search_each", [2, 2, 0, 2, 1], image_bytes=images)
+    images = [shop.images[4], b"", shop.images[6][:200], shop.images[7]]
+    answer = search(signatures, "search_each", [2, 2, 1, 1], image_bytes=images)
     errors = [error.decode() for error in answer["error"]]
+    assert errors[0] == errors[3] == ""
     assert errors[1] == "no bytes"
-    assert errors[2] == "k is 0, less than 1"
-    assert "damaged" in errors[3]
-    assert errors[0] == errors[4] == ""
+    assert "damaged" in errors[2]
     alone = search(signatures, "search_bytes", 2, image_bytes=[shop.images[4], shop.images[7]])
-    assert answer["ids"][0].tolist() == alone["ids"][0].tolist()
-    assert answer["ids"][4].tolist() == [alone["ids"][1, 0], b""]
-    for row in (1, 2, 3):
-        assert answer["indices"][row].tolist() == [-1, -1]
+    for name, values in alone.items():
+        np.testing.assert_array_equal(answer[name][[0, 3]], values)
+    assert answer["indices"][1:3].tolist() == answer["labels"][1:3].tolist() == [[-1, -1]] * 2
+    assert answer["ids"][1:3].tolist() == [[b"", b""]] * 2
+    assert np.isinf(answer["distances"][1:3]).all()
+    assert answer["known"].tolist() == [True, False, False, True]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[1\] of 4: no bytes; bad in all: 2"):
+        search(signatures, "search_bytes", 2, image_bytes=images)
 
 
 def test_an_empty_batch_has_an_empty_answer(signatures):
@@ -282,22 +129,17 @@ def test_an_empty_batch_has_an_empty_answer(signatures):
         assert all(len(value) == 0 for value in answer.values())
 
 
-@pytest.mark.slow
-def test_an_answer_of_too_many_results_is_refused(shop, tmp_path, monkeypatch):
+def test_an_answer_of_too_many_results_is_refused(shop, monkeypatch):
     monkeypatch.setattr(search_graph, "MAX_RESULTS", 20)
-    monkeypatch.setattr(search_graph, "MAX_NEIGHBORS", 11)
-    search_graph.write_graph(search_graph.load_exported(shop.embedder / "1"), tmp_path / "graph")
-    loaded = tf.saved_model.load(str(tmp_path / "graph"))
-    for name in ("embeddings", "ids", "labels", "metadata"):
-        shape = (12, 8) if name == "embeddings" else (12,)
-        kind = loaded.table[name].dtype
-        loaded.table[name].assign(tf.fill(shape, "x") if kind == tf.string else tf.ones(shape, kind))
-    queries = np.ones((2, 8), np.float32)
-    assert search(loaded.signatures, "search_embedding", 10, embedding=queries)["ids"].shape == (2, 10)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="k: 22 neighbors in all, more than the limit of 20"):
-        search(loaded.signatures, "search_embedding", 11, embedding=queries)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"k\[0\] of 1: k is 12, more than the limit of 11"):
-        search(loaded.signatures, "search_embedding", 12, embedding=queries[:1])
+    rows = tf.range(12, dtype=tf.int64)
+    gallery = {
+        "embeddings": tf.constant(shop.embeddings),
+        **dict.fromkeys(("ids", "labels", "classes", "metadata"), rows),
+    }
+    queries = tf.constant(shop.embeddings[:2])
+    assert search_graph.search_embedding(gallery, queries, tf.constant(10))["ids"].shape == (2, 10)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="and 20 neighbors in all at most; k is 11, for 2 queries"):
+        search_graph.search_embedding(gallery, queries, tf.constant(11))
 
 
 @pytest.mark.slow
@@ -313,137 +155,142 @@ def test_the_graph_runs_in_a_session_as_servers_run_it(shop, retriever):
 
 
 def test_the_warm_up_requests_are_ones_that_the_signatures_answer(shop, signatures):
-    path = shop.retriever / "1" / "assets.extra" / "tf_serving_warmup_requests"
-    asked = set()
-    for record in tf.data.TFRecordDataset(str(path)):
-        request = prediction_log_pb2.PredictionLog.FromString(record.numpy()).predict_log.request
-        name = request.model_spec.signature_name
-        if name.startswith("search"):
-            found = signatures[name](**{key: tf.constant(tf.make_ndarray(t)) for key, t in request.inputs.items()})
-            assert found["ids"].shape == (request.inputs["k"].tensor_shape.dim[0].size, 10)
-        elif name == "classify":
-            found = signatures[name](**{key: tf.constant(tf.make_ndarray(t)) for key, t in request.inputs.items()})
-            assert not any(found["error"].numpy())
-        asked.add(name)
-    assert asked == set(signatures)
+    logs = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
+    names = []
+    for record in tf.data.TFRecordDataset(str(shop.retriever / "1" / WARM_UP)):
+        request = logs.PredictionLog.FromString(record.numpy()).predict_log.request
+        names.append(request.model_spec.signature_name)
+        inputs = {key: tf.constant(tf.make_ndarray(tensor)) for key, tensor in request.inputs.items()}
+        answer = signatures[names[-1]](**inputs)
+        assert not any(answer.get("error", tf.constant([b""])).numpy())
+        assert "k" not in inputs or answer["ids"].shape == (len(inputs["k"]), 10)
+    assert set(names) == set(signatures)
 
 
 @pytest.mark.slow
-def test_adding_and_removing_write_versions_and_leave_the_old_ones(own, shop):
-    old = Retriever.load(own.path)
-    new = picture(77)
-    folder = own.path.parent
-    assert own.add([GalleryItem("new", new, label=9)]).name == "2"
-    assert len(own) == 13
-    assert own.search(new, 1).ids.tolist() == [["new"]]
-    assert own.search(new, 1).indices.tolist() == [[12]]
-    assert own.remove(["item 3", "new"]).name == "3"
-    assert own.search(new, 20).ids.shape == (1, 11)
-    assert "item 3" not in own.search(shop.images[3], 20).ids
-    assert own.gallery().ids == tuple(name for name in shop.ids if name != "item 3")
-    assert own.calibration.to_dict() == SEARCHED.to_dict()
-    assert own.gallery().classes[2:4] == ["class 0", "class 1"]
-    np.testing.assert_array_equal(own.gallery().labels, [0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3])
-    # Whoever had loaded the first version keeps it until a reload.
-    assert len(old) == 12
-    assert old.search(shop.images[3], 1).ids.tolist() == [["item 3"]]
-    assert old.refresh()
-    assert len(old) == 11
-    assert not old.refresh()
-    assert version_numbers(folder) == [1, 2, 3]
-    assert len(Retriever.load(folder / "1")) == 12
-    assert own.add([GalleryItem("item 4", new)], replace=True).name == "4"
-    assert own.search(new, 1).ids.tolist() == [["item 4"]]
-    assert len(own) == 11
+def test_a_larger_gallery_is_another_version_around_the_same_embedder(shop, tmp_path):
+    first = Retriever.build(shop.embedder, shop_items(shop.images), tmp_path / "versions", calibration=SEARCHED)
+    items = [*first.gallery().items(), GalleryItem("new", picture(77), label=9)]
+    second = Retriever.build(first.path, items, tmp_path / "versions")
+    assert (second.path.name, len(second), len(first)) == ("2", 13, 12)
+    assert second.search(picture(77), 1).ids.tolist() == [["new"]]
+    np.testing.assert_array_equal(second.gallery().embeddings[:12], first.gallery().embeddings)
+    sizes = [(one.path / "variables" / "variables.data-00000-of-00001").stat().st_size for one in (first, second)]
+    assert sizes[1] < 1.2 * sizes[0]  # the first gallery is not in the second
+    # Whoever has loaded a version keeps it.
+    shutil.rmtree(first.path)
+    assert first.search(shop.images[3], 1).ids.tolist() == [["item 3"]]
+    assert Retriever.load(tmp_path / "versions").path == second.path
 
 
-def test_a_change_that_is_refused_writes_nothing(own):
-    for change, says in (
-        (lambda: own.add([GalleryItem("item 1", picture(1))]), "occur more than once, the first is item 1:"),
-        (lambda: own.add([GalleryItem("a", picture(1)), GalleryItem("a", picture(2))]), "more than once"),
-        (
-            lambda: own.add([GalleryItem("a", picture(1)), GalleryItem("b", b"no")]),
-            "1 of 2 gallery images .* is b: not",
-        ),
-        (lambda: own.add([GalleryItem("a", embedding=np.ones(7))]), r"the shape \(8,\), .* got \(7,\)"),
-        (lambda: own.add([GalleryItem("a", embedding=np.full(8, np.nan))]), "NaN"),
-        (lambda: own.add([]), "empty"),
-        (lambda: own.remove(["nobody"]), "1 ids are not in the gallery, the first is nobody"),
-        (lambda: own.remove(own.gallery().ids), "the gallery is empty"),
-    ):
-        with pytest.raises(UserError, match=says):
-            change()
-    assert [entry.name for entry in own.path.parent.iterdir()] == ["1"]
-    assert len(own) == 12
-
-
-@pytest.mark.slow
-def test_two_that_add_at_once_lose_nothing(own):
-    others = [own, Retriever.load(own.path)]
-    vectors = np.random.default_rng(0).normal(size=(2, 8))
-    threads = [
-        threading.Thread(target=other.add, args=([GalleryItem(f"new {i}", embedding=vectors[i])],))
-        for i, other in enumerate(others)
+def clustered(seed, classes, per_class):
+    """Items of unit vectors around random centers, each class with a name."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), per_class)
+    x = rng.normal(size=(classes, 8))[labels] + 0.5 * rng.normal(size=(len(labels), 8))
+    return [
+        GalleryItem(f"{seed}/{row}", embedding=vector, label=int(label), metadata={"class": f"{seed} {label}"})
+        for row, (vector, label) in enumerate(zip(x.astype("float32"), labels, strict=True))
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    newest = Retriever.load(own.path.parent)
-    assert newest.path.name == "3"
-    assert set(newest.gallery().ids) >= {"new 0", "new 1"}
 
 
 @pytest.mark.slow
-def test_searching_never_fails_while_versions_are_replaced_and_pruned(own, shop):
-    folder = own.path.parent
-    readers = [Retriever.load(folder) for _ in range(2)]
-    done, failures, searches = threading.Event(), [], []
-
-    def read(reader):
-        try:
-            while not done.is_set():
-                reader.refresh()
-                found = reader.search(shop.embeddings, 1)
-                # The first twelve items are never removed: each query finds its own in every version.
-                assert found.ids[:, 0].tolist() == list(shop.ids)
-                assert len(Retriever.load(folder)) >= 12
-                searches.append(1)
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    threads = [threading.Thread(target=read, args=(reader,)) for reader in readers]
-    for thread in threads:
-        thread.start()
-    vectors = -shop.embeddings[:4]
-    for round_number in range(2):
-        own.add([GalleryItem(f"new {round_number}", embedding=vectors[round_number])])
-        own.remove([f"new {round_number}"])
-        prune(folder, keep=1)
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert searches
-    assert version_numbers(folder) == [5]
-    assert not [entry for entry in folder.iterdir() if entry.name.startswith(".")]
+def test_a_gallery_calibrates_itself_by_classes_that_were_not_trained_on(shop, tmp_path):
+    shutil.copytree(shop.embedder, tmp_path / "embedder")
+    file = tmp_path / "embedder" / "1" / "model_card.json"
+    card = {"trained_on": [f"0 {label}" for label in range(5)], "view": view_of(small_embedder()), "fingerprint": "f"}
+    file.write_text(json.dumps(card))
+    printed, items, folder = [], clustered(0, 20, 6), tmp_path / "retriever"
+    options = {"calibration": "fpir=0.05", "report": printed.append}
+    retriever = Retriever.build(tmp_path / "embedder", items, folder, **options)
+    gallery = retriever.gallery()
+    names, rows = np.array(gallery.classes), np.flatnonzero(gallery.labels >= 5)
+    sides = {"gallery": gallery.embeddings, "gallery_labels": names, "own_rows": rows}
+    expected = calibrate(gallery.embeddings[rows], names[rows], fpir=0.05, **sides)
+    assert retriever.calibration.threshold == pytest.approx(expected.threshold)
+    assert retriever.calibration.rates == expected.rates
+    assert str(expected) in printed
+    assert retriever.card["model"] == "f"
+    # All trained on: not asked for, no threshold; asked for, refused. So is a threshold of pairs.
+    trained_on = {"trained_on": names.tolist()}
+    assert _calibration("auto", gallery, trained_on, printed.append) is None
+    assert "no threshold: the images cannot show the threshold: " in printed[-1]
+    with pytest.raises(UserError, match="cannot show the threshold"):
+        _calibration("fpir=0.05", gallery, trained_on, printed.append)
+    with pytest.raises(UserError, match=r"far=0\.01 is a rate of pairs of images, not of searches"):
+        _calibration(dataclasses.replace(SEARCHED, kind="far"), gallery, {}, printed.append)
 
 
-def test_pruning_keeps_the_newest(tmp_path):
-    for number in (1, 2, 9, 10):
-        (tmp_path / str(number)).mkdir()
-    (tmp_path / "notes").mkdir()
-    assert prune(tmp_path) == [1, 2]
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["10", "9", "notes"]
-    with pytest.raises(UserError, match="keep=0"):
-        prune(tmp_path, keep=0)
-    with pytest.raises(UserError, match="there is no such folder"):
-        prune(tmp_path / "nowhere")
+# Galleries
+
+
+def test_items_and_galleries_that_cannot_be(shop, signatures):
+    twice, each = [GalleryItem("a", picture(1)), GalleryItem("a", picture(2))], signatures["embed_each"]
+    for make, message in (
+        (lambda: GalleryItem("", b"x"), "not empty"),
+        (lambda: GalleryItem("a"), "one of the two"),
+        (lambda: GalleryItem("a", b"x", np.ones(3)), "one of the two"),
+        (lambda: GalleryItem("a", b"x", metadata={"a": float("nan")}).metadata_text(), "as JSON"),
+        (
+            lambda: Gallery(np.array([[1.0, 0], [0, 0]]), ("a", "b"), np.zeros(2, int), ("{}",) * 2),
+            "item b: .* length 0",
+        ),
+        (lambda: embed_items([], each), "empty"),
+        (lambda: embed_items(twice, each), "occur more than once, the first is a"),
+        (lambda: embed_items([GalleryItem("a", embedding=np.ones(7))], each), r"the shape \(7,\), not \(8,\)"),
+        (lambda: embed_items([GalleryItem("a", embedding=np.full(8, np.nan))], each), "NaN"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make()
+
+
+def test_classes_go_by_name():
+    """Two folders number their classes from 0; `bus` is in both."""
+    texts = tuple(json.dumps({"class": name}) if name else "{}" for name in ("bus", "van", "pizza", "bus", "", ""))
+    gallery = Gallery(np.eye(6), tuple("abcdef"), np.array([0, 1, 0, 1, -1, 7]), texts)
+    assert gallery.classes == ["bus", "van", "pizza", "bus", "", "7"]
+    of_name = dict(zip(gallery.classes, gallery.labels.tolist(), strict=True))
+    assert len(set(of_name.values())) == 5
+    assert of_name[""] == -1
+    own = Gallery(np.eye(2), ("a", "b"), np.array([7, 2**62]), ("{}", '{"class": "van"}'))
+    assert own.labels.tolist() == [7, 2**62]
+
+
+@pytest.fixture
+def photos(tmp_path, shop):
+    names = [
+        "van/1.jpg",
+        "coupe/b/2.PNG",
+        "coupe/a.jpg",
+        "van/loose.jpg",
+        ".hidden/3.jpg",
+        "van/.4.jpg",
+        "van/notes.txt",
+    ]
+    for name, image in zip(names, shop.images, strict=False):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" if name.endswith(".txt") else image)
+    return tmp_path / "photos"
+
+
+def test_items_of_a_folder_have_their_classes(photos, signatures):
+    (photos / "van" / "gone.jpg").symlink_to("nowhere.jpg")
+    items = {item.id: item for item in items_of_folder(photos)}
+    assert sorted(items) == ["coupe/a.jpg", "coupe/b/2.PNG", "van/1.jpg", "van/gone.jpg", "van/loose.jpg"]
+    assert items["coupe/b/2.PNG"].metadata == {"path": "coupe/b/2.PNG", "class": "coupe"}
+    assert items["coupe/a.jpg"].image == (photos / "coupe" / "a.jpg").read_bytes()
+    assert items["van/gone.jpg"].fault == "missing"
+    lines = []
+    gallery = embed_items(items_of_folder(photos), signatures["embed_each"], skip_bad=True, report=lines.append)
+    assert (len(gallery), lines) == (4, ["bad image van/gone.jpg: missing"])
+    assert [(item.id, item.label, dict(item.metadata)) for item in items_of_folder(photos / "coupe" / "b")] == [
+        ("2.PNG", -1, {"path": "2.PNG"})
+    ]
 
 
 @pytest.mark.slow
-def test_a_data_set_is_a_gallery_of_which_bad_images_are_left_out_only_when_asked(shop, retriever, tmp_path):
+def test_a_data_set_is_a_gallery_of_which_bad_images_are_left_out_only_when_asked(shop, signatures, tmp_path):
     dataset = small_dataset("test", classes=2, per_class=2)
     images = EncodedImages((*dataset.images.data[:3], b"no"), dataset.images.names)
     dataset = dataclasses.replace(dataset, images=images)
@@ -452,110 +299,86 @@ def test_a_data_set_is_a_gallery_of_which_bad_images_are_left_out_only_when_aske
     assert built.gallery().ids == images.names[:3]
     np.testing.assert_array_equal(built.gallery().labels, dataset.labels[:3])
     assert json.loads(built.gallery().metadata[0]) == {"class": "100", "path": images.names[0]}
-    assert len(lines) == 2
     assert "fpir=0.01 needs at least 100 queries of unknown classes, not 3" in lines[1]
-    with pytest.raises(
-        UserError, match=r"1 of 4 gallery images cannot be embedded, the first is 101_1\.jpg: not a JPEG"
-    ):
-        embedded(items_of_dataset(dataset), retriever._version.loaded.signatures["embed_each"])
+    message = r"1 of 4 gallery images cannot be embedded, the first is 101_1\.jpg: not a JPEG"
+    with pytest.raises(UserError, match=message):
+        embed_items(items_of_dataset(dataset), signatures["embed_each"])
 
 
-def test_what_is_no_retriever_is_told(shop, tmp_path):
-    with pytest.raises(UserError, match=r"no retriever\.json"):
-        Retriever.load(shop.embedder)
-    with pytest.raises(UserError, match="no exported version"):
-        Retriever.load(tmp_path)
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "saved_model.pb").touch()
-    for card, says in (("[]", r"retriever\.json is damaged or of something else"), ("{}", "its key items must be")):
-        (tmp_path / "1" / "retriever.json").write_text(card)
-        with pytest.raises(UserError, match=says):
-            Retriever.load(tmp_path)
-    with pytest.raises(UserError, match="no exported version"):
-        Retriever.build(tmp_path / "nowhere", [GalleryItem("a", b"x")], tmp_path / "out")
+@pytest.mark.slow
+def test_the_command(photos, shop, tmp_path):
+    (photos / "van" / "broken.jpg").write_bytes(picture(1)[:100])
+    (tmp_path / "empty").mkdir()
+    good = {"embedder": shop.embedder, "gallery": photos, "out": "out", "gallery_bad_images": "skip"}
+    wrong = [
+        ({"run_dir": "runs/x"}, "--run_dir or --embedder"),
+        ({"gallery_bad_images": "error"}, "1 of 5 gallery images cannot be embedded, the first is van/broken.jpg"),
+    ]
+    lines = [good | {"dry_run": "true"}, *(good | values for values, _ in wrong), good]
+    dry, *refused, built = run_many(
+        "export", tmp_path, [[f"--{name}={value}" for name, value in line.items()] for line in lines]
+    )
+    assert dry[0] == 0, dry
+    assert "would build a retriever" in dry[1]
+    for (status, _, error), (values, message) in zip(refused, wrong, strict=True):
+        assert status == 2, values
+        assert message in error
+        # The JPEG library writes lines of its own to the error stream.
+        assert len([line for line in error.splitlines() if line.startswith("export: ")]) == 1
+    status, output, error = built
+    assert status == 0, error
+    assert "bad image van/broken.jpg" in output
+    assert "4 items of 2 classes" in output
+    # Neither the dry run nor those that were refused have taken a number.
+    assert "version: out/1\n" in output
+    assert Retriever.load(tmp_path / "out").search(photos / "van" / "1.jpg", 1).ids.tolist() == [["van/1.jpg"]]
 
 
-@pytest.fixture
-def version(shop, tmp_path):
-    shutil.copytree(shop.retriever, tmp_path / "versions")
-    return tmp_path / "versions" / "1"
+# Damage
 
 
-def change(path, **values):
+def test_what_is_no_retriever_is_refused(shop, tmp_path):
+    for path, message in ((shop.embedder, r"retriever\.json"), (tmp_path, "no exported version")):
+        with pytest.raises(UserError, match=message):
+            Retriever.load(path)
+
+
+def damaged(path, **values):
     content = {**json.loads(path.read_text()), **values}
     path.write_text(json.dumps({key: value for key, value in content.items() if value != "gone"}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "message"),
     [
-        *(({key: "gone"}, f"key {key} must be") for key in ("items", "embedding_dim", "calibration", "files")),
+        ({"files": "gone"}, "key files must be"),
         ({"items": "12"}, "must be int"),
         ({"calibration": {"threshold": 0.1}}, "the calibration cannot be used: a calibration has the values"),
-        ({"calibration": {**SEARCHED.to_dict(), "threshold": "near"}}, "the calibration cannot be used"),
-        ({"calibration": {**SEARCHED.to_dict(), "distance": "dot"}}, "its distance is 'dot', not 'euclidean'"),
-        ({"calibration": CALIBRATION.to_dict()}, "far=0.01 is a rate of pairs of images, not of searches"),
+        ({"calibration": {**SEARCHED.to_dict(), "distance": "dot"}}, "of distance='dot', the search of 'euclidean'"),
         ({"items": 13, "files": {}}, "states 13 items"),
         ({"files": {"../../etc/passwd": {"sha256": ""}}}, "names a file outside its folder"),
-        ({"files": []}, "files must be dict"),
     ],
 )
-def test_a_malformed_manifest_is_refused(values, says, version):
-    change(version / "retriever.json", **values)
-    one_line(lambda: Retriever.load(version), says)
+def test_a_malformed_card_is_refused(values, message, shop, tmp_path):
+    shutil.copytree(shop.retriever / "1", tmp_path / "1")
+    damaged(tmp_path / "1" / "retriever.json", **values)
+    with pytest.raises(UserError, match=message):
+        Retriever.load(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["saved_model.pb", "variables/variables.data-00000-of-00001"])
-def test_a_flipped_bit_is_seen(name, version):
-    data = bytearray((version / name).read_bytes())
-    data[len(data) // 2] ^= 1
-    (version / name).write_bytes(data)
-    one_line(lambda: Retriever.load(version), r"is damaged: its SHA-256 is not that in .*retriever\.json")
-
-
-@pytest.mark.slow
-def test_another_model_in_its_place_is_refused(version, shop):
-    shutil.rmtree(version / "variables")
-    shutil.copytree(shop.embedder / "1", version, dirs_exist_ok=True)
-    change(version / "retriever.json", files={})
-    one_line(lambda: Retriever.load(version), "cannot be loaded as a retriever: ")
-
-
-@pytest.mark.slow
-def test_the_limit_of_neighbors_holds_for_small_galleries(shop):
-    retriever = Retriever.load(shop.retriever)
-    assert retriever.search(shop.images[0], MAX_NEIGHBORS).ids.shape == (1, 12)
-    one_line(lambda: retriever.search(shop.images[0], MAX_NEIGHBORS + 1), "k=10001: must be a number from 1 to 10000")
-    search = retriever._version.loaded.signatures["search_embedding"]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="k is 10001, more than the limit of 10000"):
-        search(embedding=tf.constant(shop.embeddings[:1]), k=tf.constant(MAX_NEIGHBORS + 1))
-
-
-def test_classes_of_two_folders_go_by_name(own, tmp_path):
-    """The second folder numbers its classes from 0 again; `class 1` is in both."""
-    for number, name in enumerate(("class 1", "pizza")):
-        (tmp_path / "new" / name).mkdir(parents=True)
-        (tmp_path / "new" / name / "0.jpg").write_bytes(picture(80 + number))
-    own.add(items_of_folder(tmp_path / "new"))
-    gallery = own.gallery()
-    of_name = dict(zip(gallery.classes, gallery.labels.tolist(), strict=True))
-    assert len(of_name) == len(set(of_name.values())) == 5
-    assert gallery.classes.count("class 1") == 4
-    assert own.search([picture(80), picture(81)], 1).classes.tolist() == [["class 1"], ["pizza"]]
-    assert own.card["classes"] == 5
-
-
-def test_bad_queries_keep_their_file_name(own, tmp_path, capfd):
-    good, cut = tmp_path / "good.jpg", tmp_path / "cut.jpg"
-    good.write_bytes(picture(3))
-    cut.write_bytes(picture(3)[:300])
-    with pytest.raises(UserError) as raised:
-        own.search([good, cut, tmp_path / "cut.jpg"], 1)
-    assert str(raised.value).startswith(f"2 of 3 images cannot be embedded, the first is {cut}: ")
-    for word in ("Node", "{{", "Op", "image_bytes", "Graph", "jpeg"):
-        assert word not in str(raised.value).replace(str(tmp_path), "").replace("cut.jpg", "")
-    print(str(raised.value))
-    text = capfd.readouterr()
-    assert "Premature" not in text.err, text.err
+def test_damaged_files_and_another_model_are_refused(shop, tmp_path):
+    for name in ("saved_model.pb", os.path.join("variables", "variables.data-00000-of-00001")):
+        shutil.copytree(shop.retriever / "1", tmp_path / "1", dirs_exist_ok=True)
+        data = bytearray((tmp_path / "1" / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (tmp_path / "1" / name).write_bytes(data)
+        with pytest.raises(UserError, match=r"is damaged: its SHA-256 is not that in .*retriever\.json"):
+            Retriever.load(tmp_path)
+    shutil.copytree(shop.retriever / "1", tmp_path / "1", dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "1" / "variables")
+    shutil.copytree(shop.embedder / "1", tmp_path / "1", dirs_exist_ok=True)
+    damaged(tmp_path / "1" / "retriever.json", files={})
+    with pytest.raises(UserError, match="cannot be loaded as a retriever: "):
+        Retriever.load(tmp_path)

@@ -6,9 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdml.evaluation import KNNClassifier
-from tfdml.export import search_graph
-from tfdml.export.search_graph import Table, classify, nearest, search_each
+from tfdml.export.search_graph import nearest
 
 
 def by_loops(queries, gallery, k):
@@ -41,25 +39,19 @@ def corners(rng, count):
     batch=st.integers(0, 4),
     count=st.integers(1, 40),
     k=st.integers(0, 50),
-    at_once=st.integers(1, 64),
 )
-def test_ties_are_in_the_order_of_rows_whatever_the_blocks(seed, batch, count, k, at_once):
+def test_ties_are_in_the_order_of_rows(seed, batch, count, k):
     rng = np.random.default_rng(seed)
     queries, gallery = corners(rng, batch), corners(rng, count)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search_graph, "_SCORES_AT_ONCE", at_once)
-        patch.setattr(search_graph, "_DIFFERENCES_AT_ONCE", at_once)
-        rows, squares = nearest(tf.constant(queries), tf.constant(gallery), tf.constant(k))
+    rows, squares = nearest(tf.constant(queries), tf.constant(gallery), tf.constant(k))
     expected_rows, expected_squares = by_loops(queries, gallery, k)
     assert rows.shape == (batch, min(k, count))
     np.testing.assert_array_equal(rows, expected_rows)
     np.testing.assert_array_equal(squares, expected_squares)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 100])
-def test_equally_near_rows_are_in_order_also_where_their_products_are_not(at_once, monkeypatch):
+def test_equally_near_rows_are_in_order_also_where_their_products_are_not():
     """Lengths differ, as much as rounding lets them differ, so that the later row has the larger product."""
-    monkeypatch.setattr(search_graph, "_SCORES_AT_ONCE", at_once)
     gallery = np.array([[0.5, 0.25], [0.75, 0.5], [0.75, -0.5], [0.5, -0.25], [-1.0, 0.0]], np.float32)
     for k in (1, 2, 3, 4, 5):
         rows, squares = nearest(tf.constant([[1.0, 0.0]]), tf.constant(gallery), tf.constant(k))
@@ -68,8 +60,7 @@ def test_equally_near_rows_are_in_order_also_where_their_products_are_not(at_onc
 
 
 @pytest.mark.parametrize("k", [1, 7, 300])
-def test_distances_are_exact(k, monkeypatch):
-    monkeypatch.setattr(search_graph, "_SCORES_AT_ONCE", 1000)
+def test_distances_are_exact(k):
     rng = np.random.default_rng(k)
     gallery = units(rng, 257, 16)
     # Neighbors so near that a product of float32 would lose their distance.
@@ -81,24 +72,6 @@ def test_distances_are_exact(k, monkeypatch):
     np.testing.assert_allclose(squares, expected_squares, rtol=2e-6, atol=1e-12)
     np.testing.assert_array_equal(rows, expected_rows)
     assert squares[2, 0] == 0
-
-
-@pytest.mark.parametrize("k", [1, 5, 100])
-def test_votes_are_those_of_the_classifier(k):
-    rng = np.random.default_rng(k)
-    gallery, queries = corners(rng, 30), units(rng, 50, 4)
-    gallery[:20] = units(rng, 20, 4)
-    labels = rng.integers(0, 6, 30)
-    texts = tf.constant([f"class {label}" for label in labels])
-    table = Table(tf.constant(gallery), texts, tf.constant(labels), texts, texts, threshold=0.35)
-    found = classify(table, search_each(table, tf.constant(queries), tf.fill((50,), ""), tf.constant(k)))
-    expected = KNNClassifier(gallery, labels, k=k, distance="euclidean", threshold=0.35).classify(queries)
-    np.testing.assert_array_equal(found["labels"], expected.labels)
-    np.testing.assert_allclose(found["distances"], expected.distances, atol=1e-6)
-    np.testing.assert_allclose(found["confidences"], expected.confidences, atol=1e-5)
-    names = ["unknown" if label < 0 else f"class {label}" for label in expected.labels]
-    assert [name.decode() for name in found["classes"].numpy()] == names
-    assert len(set(names)) > 3
 
 
 def test_neighbors_of_a_crowd_are_those_of_float64():

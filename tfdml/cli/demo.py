@@ -34,9 +34,13 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.effects import Effect
 from tfdml.embeddings.model_card import CARD, card_of, served_version
 from tfdml.errors import UserError
+<<<<<<< HEAD
 from tfdml.evaluation.classification import TARGETS, Calibration, calibrate, target_of
+=======
+from tfdml.evaluation.verification import TARGETS, Calibration, calibrate, target_of
+from tfdml.export.exporter import read_calibration
+>>>>>>> bb5fe174 (export: one path for each format, its comparison and the gallery)
 from tfdml.export.retriever import RETRIEVER_CARD, Retriever
-from tfdml.export.saved_model import read_calibration
 from tfdml.io.files import read_json
 from tfdml.retrieval import connect
 from tfdml.training import RunFolder
@@ -127,7 +131,7 @@ def _calibration(asked: str, about: dict[str, Any], gallery: Any) -> Calibration
         return calibrate(gallery.embeddings[rows], labels[rows], distance=gallery.distance, **sides, **target)
     if asked:
         stored = read_json(os.path.expanduser(asked))
-        calibration = read_calibration(stored.get("calibration") or stored, f"`calibration={asked}`", gallery.distance)
+        calibration = read_calibration(stored.get("calibration") or stored, f"`calibration={asked}`")
     else:
         card = about.get("calibration")
         if not card or gallery.distance != "euclidean" or card.get("kind") != "fpir":

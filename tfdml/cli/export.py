@@ -9,12 +9,12 @@
 
 Writes the next version below --out, e.g. models/cars/1, atomically; earlier versions stay. Formats:
 saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or litert for the four; onnx; all.
-Each is loaded in a fresh process and compared with the Keras embedder on images of the run's test split; where one
-differs by more than its tolerance, nothing is written and the exit status is 2. model_card.json has the numbers.
+Each is run on images of the run's test split and compared with the Keras embedder; where one differs by more than its
+tolerance, nothing is written and the exit status is 2. model_card.json has the numbers.
 
 --calibrate=far=0.001 chooses the Euclidean distance up to which two images are the same, on these images, for each
-format by its own vectors. The SavedModel then has the signature same. A search meets a whole gallery: for that,
---calibrate=fpir=0.01 chooses the distance within which at most 1 % of the queries of unknown classes find anything.
+format by its own vectors. A search meets a whole gallery: for that, --calibrate=fpir=0.01 chooses the distance within
+which at most 1 % of the queries of unknown classes find anything. model_card.json has the threshold.
 
   tfdml export --run_dir=runs/cars_jrd --gallery=photos --out=models/cars_retriever
   tfdml export --embedder=models/cars --gallery=photos --out=models/cars_retriever
@@ -24,8 +24,7 @@ With --gallery, a retriever is written: a SavedModel with the embedder and the g
 metadata, and the signatures search_bytes, search_embedding and search_each. --gallery is a folder of class folders or
 of images, or where --gallery_dataset lies. The embedder is that of a run, compared as above before it is used, or, with
 --embedder, one that was exported before. By default --calibrate=fpir=0.01 is chosen on the images of the gallery whose
-classes were not trained on, where they can show it. Searches then have the outputs accepted and known, and there is the
-signature classify, with "unknown" beyond the threshold.
+classes were not trained on, where they can show it. Searches then have the outputs accepted and known.
 """
 
 import dataclasses
@@ -42,9 +41,8 @@ from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 from tfdml.evaluation import target_of
 from tfdml.evaluation.classification import TARGETS
-from tfdml.export.exporter import ExportOptions, check_whitening, export_run, load_run
-from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
-from tfdml.export.retriever import Retriever, newest_version
+from tfdml.export.exporter import ExportOptions, export_run, load_run
+from tfdml.export.retriever import GalleryItem, Retriever, items_of_dataset, items_of_folder, newest_version
 from tfdml.export.saved_model import check_backend
 from tfdml.expressions import parse_arguments
 from tfdml.io.files import as_named, require_local
@@ -77,7 +75,6 @@ def export(values: Flags) -> None:
     for folder in (values.run_dir, values.stack_on):
         check_ended(folder, values.unfinished)
     whitening = parse_arguments(values.whitening, "--whitening") if values.whitening else None
-    check_whitening(whitening or {})
     options = values.settings(ExportOptions)
     report = functools.partial(print, flush=True)
     run, moments, data_dir = values.run_dir, values.moment_embedder, values.data_dir

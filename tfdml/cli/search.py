@@ -40,8 +40,8 @@ from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.reader import check_same_model, holds_embeddings
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, RetrievalResults
+from tfdml.export.exporter import calibration_of_file
 from tfdml.export.retriever import Retriever
-from tfdml.export.saved_model import calibration_of_file
 from tfdml.io.files import as_named, local_copy, require_writable
 from tfdml.retrieval import EmbeddingsToIndex, connect
 
@@ -109,7 +109,7 @@ def _max_distance(text: str, kind: str) -> float | Calibration | str:
             )
         return text
     if text.endswith(".json"):
-        return calibration_of_file(text, distance=None)
+        return calibration_of_file(text)
     with user_errors(ValueError, f"--max_distance={text}: write a number, calibrated, or a JSON file"):
         return number("max_distance", float(text)) if text else float("inf")
 

@@ -22,7 +22,7 @@ from tensorflow.python.saved_model import loader_impl
 from tfdml.data.decoding import format_of
 from tfdml.data.images import read_header
 from tfdml.errors import REASON, UserError, short_message, user_errors
-from tfdml.export.saved_model import read_warm_up
+from tfdml.export.saved_model import WARM_UP, warm_up_requests
 from tfdml.io.files import parse_json
 
 
@@ -252,7 +252,7 @@ class Replica:
         self._functions = dict(self._model.signatures)
         self._inputs = {name: call.structured_input_signature[1] for name, call in self._functions.items()}
         self._settings, self._thread = settings, concurrent.futures.ThreadPoolExecutor(1)
-        for name, inputs in read_warm_up(Path(folder)):
+        for name, inputs in warm_up_requests(self._functions if (Path(folder) / WARM_UP).is_file() else {}):
             for output, value in self._compute(name, inputs).items():
                 if value.dtype.kind == "f" and np.isnan(value).any():
                     raise UserError(f"its signature {name} answers a warm-up request with NaN as {output}")

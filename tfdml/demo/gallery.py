@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdml.data import load
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.images import FileImages
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
 from tfdml.embeddings.reader import check_same_model, read_embeddings, read_names
 from tfdml.errors import UserError
-from tfdml.export.gallery import images_of_folder
 from tfdml.io.files import confined, is_remote
 from tfdml.retrieval.database import GalleryDatabase
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
@@ -153,7 +153,7 @@ def folder_gallery(folder: str, model: EmbeddingBackend, batch_size: int = 100, 
     Raises:
         UserError: There is no image, or none that can be decoded.
     """
-    dataset = images_of_folder(folder)
+    dataset = load("folder", folder, "all")
     print(f"embedding {len(dataset):,} images; a folder of tfdml embed as --gallery keeps embeddings", flush=True)
     rows, vectors, faults = embed_readable(model, dataset, batch_size)
     if not len(rows):
@@ -161,5 +161,5 @@ def folder_gallery(folder: str, model: EmbeddingBackend, batch_size: int = 100, 
     if faults:
         print(f"demo: {len(faults):,} images are left out, the first is {faults[0]}", file=sys.stderr)
     names = [os.path.relpath(dataset.images.name(row), folder) for row in rows]
-    classes = [dataset.class_names.get(label, "") for label in dataset.labels[rows].tolist()]
+    classes = [dataset.class_names[label] for label in dataset.labels[rows].tolist()]
     return Gallery(folder, names, vectors, classes, folder, distance)

@@ -2,12 +2,13 @@
 
 import copy
 import importlib.util
+import logging
 import os
 from typing import Any
 
-import flatbuffers
 import numpy as np
 import tensorflow as tf
+from tensorflow.lite.tools import flatbuffer_utils
 
 from tfdml.backbones import TokenBackbone
 from tfdml.embeddings.backends import litert_interpreter
@@ -116,8 +117,6 @@ def _converted(module: tf.Module, precision: str, representative: np.ndarray | N
 
 def _read_model(file: bytes) -> Any:
     """Return the tables of a .tflite file."""
-    from tensorflow.lite.tools import flatbuffer_utils
-
     return flatbuffer_utils.convert_bytearray_to_object(bytearray(file))
 
 
@@ -187,26 +186,7 @@ def finish_int8(file: bytes, error: np.ndarray) -> bytes:
     for signature in model.signatureDefs:
         for output in signature.outputs:
             output.tensorIndex = vectors
-    builder = _SharingBuilder(len(model.buffers) << 10)
-    builder.Finish(model.Pack(builder), b"TFL3")
-    return bytes(builder.Output())
-
-
-class _SharingBuilder(flatbuffers.Builder):
-    """Writes equal vectors once.
-
-    Of a small int8 network an eighth is zero points, a zero of 8 bytes for each channel of each tensor.
-    """
-
-    def __init__(self, size: int):
-        super().__init__(size)
-        self._written: dict[tuple[str, bytes], int] = {}
-
-    def CreateNumpyVector(self, x: np.ndarray) -> int:
-        key = (x.dtype.str, x.tobytes())
-        if key not in self._written:
-            self._written[key] = super().CreateNumpyVector(x)
-        return self._written[key]
+    return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
 
 def check_onnx() -> None:
@@ -238,6 +218,8 @@ def convert_onnx(embedder: AnyEmbedder) -> bytes:
     """
     check_onnx()
     import tf2onnx
+
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
 
     spec = view_spec(embedder.view_shape)
 

@@ -1,17 +1,17 @@
 """SavedModel: encoded images in, embeddings out, with the whole preprocessing inside, and its warm-up requests.
 
-And what all formats share: the network alone, in float32, its weights made constants, which they start from, and the
-numbered versions, written atomically, that they are published in.
+And what all formats share: the network alone, in float32, its weights made constants, and the numbered versions that
+they are published in, each written atomically.
 """
 
 import contextlib
 import dataclasses
-import errno
-import logging as python_logging
+import functools
+import itertools
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,110 +19,83 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from tensorflow.core.framework import tensor_pb2
 
 from tfdml import workarounds
 from tfdml.backbones.lora import plain_weights
-from tfdml.data.decoding import SERVING_LIMIT
+from tfdml.data.decoding import (
+    FOREIGN,
+    FORMATS,
+    NARROWEST,
+    SERVING_LIMIT,
+    decode_part,
+    header_size,
+    only,
+    starts_with,
+)
+from tfdml.data.images import as_written
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.errors import UserError, short_message
-from tfdml.evaluation import Calibration
-from tfdml.evaluation.classification import KINDS
-from tfdml.export.request import RequestPreprocessor
-from tfdml.io.files import is_disk_full, partial_folder, read_json, require_local, sweep, unwritable
+from tfdml.errors import REASON, UserError, user_errors
+from tfdml.io.files import locked, partial_folder, require_local, sweep
 from tfdml.models import AnyEmbedder
 
 SIGNATURES = ("serving_default", "embed_images", "embed_each")
 WARM_UP = Path("assets.extra") / "tf_serving_warmup_requests"
 # The numbers of images in warm-up requests; a server is quick for the shapes that it has seen.
 _WARM_UP_SIZES = (1, 8, 32)
-# Without these there is no version, for this library and for TensorFlow Serving; a store gets them last.
+# Height and width of their image, which every limit on pixels allows.
+_WARM_UP_SIDE = 16
+# Images of a request that are decoded at once.
+_SIDE_BY_SIDE = 16
+# Resizing holds four bytes where a decoded image has one.
+_RESIZED_SHARE = 4
+_DAMAGED = "cannot be decoded: it is damaged, cut off, or of a kind that is not supported"
 
-
-@dataclasses.dataclass
-class NewVersion:
-    """A version that is being written.
-
-    Attributes:
-        folder: Where to write its files: hidden, next to the finished versions.
-        path: Its place; there is none before it is finished.
-    """
-
-    folder: Path
-    path: Path = dataclasses.field(init=False)
+# Versions
 
 
 @contextlib.contextmanager
-def new_version(versions: str | os.PathLike) -> Iterator[NewVersion]:
+def new_version(versions: str | os.PathLike) -> Iterator[tuple[Path, Path]]:
     """Make the next version: `versions/<n>`, one more than the highest number there.
 
-    What the block writes below `folder` appears under the number when the block ends well, in one step, and disappears
-    when it does not. Earlier versions stay as they are. Two processes that export at once get two numbers. What exports
-    left that were killed is removed.
+    What the block writes appears under the number when the block ends well, in one step, and disappears when it does
+    not. Earlier versions stay as they are. A process that exports into the same folder waits. What exports left that
+    were killed is removed.
 
     Args:
         versions: Where versions lie, as TF Serving's `base_path`; made if it is not there.
 
     Yields:
-        The version; its `path` is known after the block.
+        A hidden folder to write the files to, and the path that it gets when it is finished.
 
     Raises:
-        UserError: The folder cannot be written, or the disk is full.
+        UserError: The folder cannot be written.
 
     Example:
-        >>> with new_version("models/cars") as version:
-        ...     written = (version.folder / "model_card.json").write_text("{}")
-        >>> version.path
+        >>> with new_version("models/cars") as (hidden, path):
+        ...     size = (hidden / "model_card.json").write_text("{}")
+        >>> path
         PosixPath('models/cars/1')
     """
     require_local(versions, "folder")
-    versions = Path(versions)
-    made = [part for part in (versions, *versions.parents) if not part.exists()]  # the innermost first
-    try:
-        versions.mkdir(parents=True, exist_ok=True)
-        sweep(versions)
-        # Gone before an error is worded: what there is of it takes no part in what is free.
-        with partial_folder(versions) as hidden:
-            version = NewVersion(hidden)
-            yield version
-            # On the disk: a name must not appear before its contents do.
-            for path in hidden.rglob("*"):
-                if path.is_file():
-                    with open(path, "rb") as file:
-                        os.fsync(file.fileno())
-            version.path = _numbered(hidden, versions)
-    except (OSError, tf.errors.OpError) as error:
-        if not isinstance(error, OSError) and not is_disk_full(error):
-            raise
-        raise unwritable(versions, error) from error
-    finally:
-        for folder in made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # only where it is empty: a refused export leaves nothing
+    with user_errors(OSError, f"{versions} cannot be written: {REASON}"):
+        os.makedirs(versions, exist_ok=True)
+        with locked(versions, "folder", wait=True):
+            sweep(versions)
+            path = Path(versions) / str(1 + max(version_numbers(versions), default=0))
+            with partial_folder(versions) as hidden:
+                yield hidden, path
+                os.rename(hidden, path)
 
 
 def version_numbers(versions: str | os.PathLike) -> list[int]:
     """Return the numbers of the versions in a folder, ascending; none where there is no folder."""
     try:
-        names = (entry.name for entry in Path(versions).iterdir())
-        return sorted(int(name) for name in names if re.fullmatch("[0-9]{1,18}", name))
+        return sorted(int(name) for name in os.listdir(versions) if re.fullmatch("[0-9]{1,18}", name))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def _numbered(hidden: Path, versions: Path) -> Path:
-    while True:
-        path = versions / str(1 + max(version_numbers(versions), default=0))
-        try:
-            os.rename(hidden, path)
-            return path
-        except OSError as error:
-            # Somebody else has taken the number in between.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-
-
-Network = Callable[[tf.Tensor], tf.Tensor]
+# The network
 
 
 def check_backend() -> None:
@@ -154,7 +127,9 @@ def view_spec(shape: tuple[int, ...]) -> tf.TensorSpec:
     return tf.TensorSpec((None, *shape), tf.uint8, name="images")
 
 
-def frozen_module(network: Network, shape: tuple[int, ...], dtype: tf.DType | None = None) -> tf.Module:
+def frozen_module(
+    network: Callable[[tf.Tensor], tf.Tensor], shape: tuple[int, ...], dtype: tf.DType | None = None
+) -> tf.Module:
     """Return a network as a module whose function `embed` has no variables.
 
     Args:
@@ -165,6 +140,9 @@ def frozen_module(network: Network, shape: tuple[int, ...], dtype: tf.DType | No
     Returns:
         A module with `embed(images)`, which returns `{"embedding": (B, d)}`.
 
+    Raises:
+        UserError: The network calls a Python function, which no other process has.
+
     Example:
         >>> frozen_module(embedder, (28, 28, 3)).embed(views)["embedding"].shape
         TensorShape([2, 16])
@@ -173,6 +151,10 @@ def frozen_module(network: Network, shape: tuple[int, ...], dtype: tf.DType | No
     spec = tf.TensorSpec(spec.shape, dtype or spec.dtype, name=spec.name)
     traced = tf.function(lambda images: network(images), input_signature=[spec], autograph=False)
     frozen = workarounds.frozen(traced.get_concrete_function())
+    graph = frozen.graph.as_graph_def()
+    nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
+    if calls := [node.name for node in nodes if "PyFunc" in node.op]:
+        raise UserError(f"{calls[0]} calls a Python function, which an exported model cannot: write it with keras.ops")
     module = tf.Module()
     module.embed = tf.function(lambda images: {"embedding": frozen(images)[0]}, input_signature=[spec], autograph=False)
     return module
@@ -198,10 +180,10 @@ def in_float32(embedder: AnyEmbedder) -> AnyEmbedder:
     plain = keras.tree.traverse(_plain, config)
     if plain == config:
         return embedder
-    made = keras.saving.deserialize_keras_object(plain)
-    made.build((None, *embedder.view_shape))
-    made.set_weights(plain_weights(embedder))
-    return made
+    result = keras.saving.deserialize_keras_object(plain)
+    result.build((None, *embedder.view_shape))
+    result.set_weights(plain_weights(embedder))
+    return result
 
 
 def _plain(node: Any) -> Any:
@@ -213,15 +195,18 @@ def _plain(node: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what TensorFlow and tf2onnx log of every save and conversion; what fails is raised."""
-    onnx = python_logging.getLogger("tf2onnx")
+    """Without what TensorFlow logs of every save and conversion; what fails is raised."""
+    verbosity = logging.get_verbosity()
     # The converter warns of an interpreter that it uses itself.
-    with contextlib.ExitStack() as stack, warnings.catch_warnings(action="ignore"):
-        stack.callback(logging.set_verbosity, logging.get_verbosity())
-        stack.callback(onnx.setLevel, onnx.level)
-        logging.set_verbosity(logging.ERROR)
-        onnx.setLevel(python_logging.ERROR)
-        yield
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            logging.set_verbosity(logging.ERROR)
+            yield
+        finally:
+            logging.set_verbosity(verbosity)
+
+
+# The SavedModel
 
 
 def export_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixels: int = SERVING_LIMIT) -> Path:
@@ -247,26 +232,19 @@ def export_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pix
         TensorShape([1, 16])
     """
     check_backend()
-    with new_version(folder) as version:
-        write_saved_model(embedder, version.folder, max_pixels)
-    return version.path
+    with new_version(folder) as (hidden, path):
+        write_saved_model(embedder, hidden, max_pixels)
+    return path
 
 
-def write_saved_model(
-    embedder: AnyEmbedder,
-    folder: str | os.PathLike,
-    max_pixels: int = SERVING_LIMIT,
-    calibration: Calibration | None = None,
-) -> None:
+def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixels: int = SERVING_LIMIT) -> None:
     """Write a SavedModel with these signatures; each takes a batch of any size, none included.
 
     - `serving_default`: `image_bytes` (B,) strings, JPEG, PNG or WebP -> `embedding` (B, d) float32 of
       length 1;
     - `embed_images`: `images` (B, H, W, 3) uint8 of any size -> `embedding`;
     - `embed_each`: `image_bytes` -> `embedding`, and `error` (B,) strings: what is wrong with an image, whose row is
-      then zero, or empty. For a server that puts the images of several clients into one batch;
-    - `same`, where there is a calibration of pairs: `image_bytes` (B,) and `other_image_bytes` (B,) -> `distances` (B,)
-      float32, `same` (B,) booleans and `probabilities` (B,) float32 of each pair, and `error` as above.
+      then zero, or empty. For a server that puts the images of several clients into one batch.
 
     That of a `Head` has `serving_default` alone: `vectors` (B, D) float32 -> `embedding`.
 
@@ -277,130 +255,49 @@ def write_saved_model(
         embedder: A built `Embedder` or `MomentEmbedder`.
         folder: Where to write; an empty folder or none.
         max_pixels: Images whose header states more pixels are refused before they are decoded.
-        calibration: The threshold of `same`, on Euclidean distances of pairs; None, or one of searches: without that
-            signature.
     """
     # Constants, which TensorFlow can fold into one another, run a third faster than variables; and the signatures share
     # them.
     network = frozen_module(embedder, embedder.view_shape)
-    views = RequestPreprocessor(EvaluationTransform.of(embedder), max_pixels)
+    spec = view_spec(embedder.view_shape)
 
-    @tf.function(input_signature=[view_spec(embedder.view_shape)], autograph=False)
+    @tf.function(input_signature=[spec], autograph=False)
     def embed(images: tf.Tensor) -> tf.Tensor:
         # TensorFlow's fused kernels fail on an empty batch; its answer is an empty one.
         none = tf.zeros((0, embedder.embedding_dim))
         return tf.cond(tf.shape(images)[0] > 0, lambda: network.embed(images)["embedding"], lambda: none)
 
-    def embed_bytes(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"embedding": embed(views.all_or_error(image_bytes, "image_bytes"))}
-
-    def embed_images(images: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"embedding": embed(views.of_images(images, "images"))}
-
-    def embed_each(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        images, errors = views.each(image_bytes)
-        return {"embedding": tf.where((errors == "")[:, None], embed(images), 0.0), "error": errors}
-
-    text = tf.TensorSpec((None,), tf.string)
-    endpoints: dict[str, tuple[Callable, tf.TensorSpec]] = {
-        "serving_default": (embed_bytes, text),
-        "embed_images": (embed_images, tf.TensorSpec((None, None, None, 3), tf.uint8)),
-        "embed_each": (embed_each, text),
-    }
+    endpoints: dict[str, tuple[Callable, tf.TensorSpec]]
     if len(embedder.view_shape) == 1:
-        calibration = None
-        endpoints = {"serving_default": (lambda vectors: {"embedding": embed(vectors)}, view_spec(embedder.view_shape))}
+        endpoints = {"serving_default": (lambda vectors: {"embedding": embed(vectors)}, spec)}
+    else:
+        views = RequestPreprocessor(EvaluationTransform.of(embedder), max_pixels)
+
+        def embed_bytes(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {"embedding": embed(views.all_or_error(image_bytes, "image_bytes"))}
+
+        def embed_images(images: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {"embedding": embed(views.of_images(images, "images"))}
+
+        def embed_each(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+            images, errors = views.each(image_bytes)
+            return {"embedding": tf.where((errors == "")[:, None], embed(images), 0.0), "error": errors}
+
+        text = tf.TensorSpec((None,), tf.string)
+        endpoints = {
+            "serving_default": (embed_bytes, text),
+            "embed_images": (embed_images, tf.TensorSpec((None, None, None, 3), tf.uint8)),
+            "embed_each": (embed_each, text),
+        }
     module = tf.Module()
     module.endpoints = {
         name: tf.function(function, input_signature=[spec], autograph=False)
         for name, (function, spec) in endpoints.items()
     }
-    if calibration is not None and calibration.kind != "fpir":
-        module.endpoints["same"] = same_signature(module.endpoints["embed_each"], calibration)
     # Nothing is trained any more, and gradients of constants cannot be saved.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     with quiet():
         tf.saved_model.save(module, str(folder), signatures=dict(module.endpoints), options=options)
-
-
-def same_signature(embed_each: Callable[..., dict[str, tf.Tensor]], calibration: Calibration) -> Any:
-    """Return the signature `same` on what embeds images, see `write_saved_model`."""
-    # Beyond the last knot the curve is flat, as in `numpy.interp`.
-    knots = np.append(calibration.distances, calibration.distances[-1] + 1)
-    values = np.append(calibration.probabilities, calibration.probabilities[-1])
-
-    def probability(distances: tf.Tensor) -> tf.Tensor:
-        distances = tf.cast(distances, tf.float64)
-        upper = tf.clip_by_value(tf.searchsorted(knots, distances, side="right"), 1, len(knots) - 1)
-        low, high = tf.gather(knots, upper - 1), tf.gather(knots, upper)
-        share = tf.clip_by_value((distances - low) / (high - low), 0.0, 1.0)
-        before, after = tf.gather(values, upper - 1), tf.gather(values, upper)
-        return tf.cast(before + share * (after - before), tf.float32)
-
-    text = tf.TensorSpec((None,), tf.string)
-
-    @tf.function(input_signature=[text, text], autograph=False)
-    def same(image_bytes: tf.Tensor, other_image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        numbers = (tf.size(image_bytes), tf.size(other_image_bytes))
-        says = tf.strings.format("other_image_bytes: there are {} images, and {} others", numbers)
-        with tf.control_dependencies([tf.debugging.Assert(numbers[0] == numbers[1], [says])]):
-            found = embed_each(image_bytes=tf.concat([image_bytes, other_image_bytes], 0))
-        first, second = tf.split(found["embedding"], 2)
-        errors = [
-            tf.where(error == "", "", tf.strings.join([f"{name}: ", error]))
-            for name, error in zip(("image_bytes", "other_image_bytes"), tf.split(found["error"], 2), strict=True)
-        ]
-        error = tf.where(errors[0] == "", errors[1], errors[0])
-        distances = tf.where(error == "", tf.norm(first - second, axis=1), float("inf"))
-        return {
-            "distances": distances,
-            "same": distances <= np.float32(calibration.threshold),
-            "probabilities": tf.where(error == "", probability(distances), 0.0),
-            "error": error,
-        }
-
-    return same
-
-
-def calibration_of_file(path: str, distance: str | None = "euclidean") -> Calibration:
-    """Return the threshold in a JSON file that `tfdml evaluate` wrote.
-
-    Args:
-        path: The file.
-        distance: As `read_calibration`.
-
-    Raises:
-        UserError: There is none, it is of training classes, or as `read_calibration`.
-    """
-    file = read_json(path)
-    if "calibration" not in file or file.get("split") == "train":
-        raise UserError(f"{path} has no threshold of held-out classes: write one with tfdml evaluate and `target`")
-    return read_calibration(file["calibration"], path, distance)
-
-
-def read_calibration(values: Any, where: str, distance: str | None = "euclidean") -> Calibration:
-    """Return a stored calibration of the distances of an exported model, which are Euclidean.
-
-    Args:
-        values: What `Calibration.to_dict` gave.
-        where: The file that holds it, for the message.
-        distance: The one that it must be of, that of an exported model by default; None: any.
-
-    Raises:
-        UserError: It is damaged, or of another distance.
-    """
-    try:
-        calibration = Calibration.from_dict(values)
-        if distance not in (None, calibration.distance):
-            raise UserError(f"its distance is {calibration.distance!r}, not {distance!r}")
-        if calibration.kind not in KINDS:
-            raise UserError(f"its kind is {calibration.kind!r}, not of {', '.join(KINDS)}")
-        curve = np.stack([calibration.distances, calibration.probabilities])
-        if not np.isfinite([calibration.threshold, *curve.ravel()]).all() or not (np.diff(curve[0]) > 0).all():
-            raise UserError("its threshold or its curve is damaged")
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{where}: the calibration cannot be used: {short_message(error)}") from error
-    return calibration
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -408,54 +305,222 @@ def model_files(folder: Path) -> list[Path]:
     return [folder / "saved_model.pb", *sorted(file for file in (folder / "variables").rglob("*") if file.is_file())]
 
 
-def write_warm_up(folder: Path, side: int, same: bool = False, more: Iterable[bytes] = ()) -> Path:
-    """Write requests of every signature, which TF Serving sends itself before it serves a version.
+# The images of a request
 
-    So no client waits for the first ones. The requests hold a synthetic image, not one of the data set: a model must
-    not contain somebody's photograph.
+
+@dataclasses.dataclass(frozen=True)
+class RequestPreprocessor:
+    """Views of the images of a request, by the functions that evaluation uses.
+
+    An image is refused by its header when it is empty, of no known format, or larger than the limit;
+    decoding finds the rest. A bad image is named by its place in the request.
+
+    Args:
+        transform: The view.
+        max_pixels: Most pixels of an image. A quarter of it is what the resized image may have, and no side may be
+            more than 100 times the other: a line of pixels, small as it is, becomes huge when it is enlarged.
+
+    Example:
+        >>> views = RequestPreprocessor(EvaluationTransform(256, 224)).all_or_error(tf.constant([jpeg]), "image_bytes")
+    """
+
+    transform: EvaluationTransform
+    max_pixels: int = SERVING_LIMIT
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """Of one view."""
+        return tf.TensorSpec((self.transform.image_size, self.transform.image_size, 3), tf.uint8)
+
+    def all_or_error(self, texts: tf.Tensor, name: str) -> tf.Tensor:
+        """Return the views of all images of a request, or an error that names the first that has none.
+
+        Args:
+            texts: (B,) strings, the bytes of images.
+            name: What the request calls them.
+
+        Returns:
+            (B, S, S, 3) uint8.
+
+        Raises:
+            tf.errors.InvalidArgumentError: An image cannot be decoded; it is named: `image_bytes[3] of 32: ...`.
+        """
+
+        def together() -> tf.Tensor:
+            views, faults = self.each(texts)
+            with tf.control_dependencies([refuse(faults, name)]):
+                return tf.identity(views)
+
+        def alone() -> tf.Tensor:
+            view, fault = self._view_or_fault(texts[0])
+            check = tf.debugging.Assert(fault == "", [tf.strings.join([f"{name}[0] of 1: ", fault])])
+            with tf.control_dependencies([check]):
+                return view[None]
+
+        # The way for several costs two milliseconds, and a single image needs no name. Decoding it outside lets
+        # TensorFlow's own words through as well.
+        return tf.cond(tf.size(texts) == 1, alone, together)
+
+    def each(self, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the view of every image that has one, and what is wrong with the others.
+
+        Args:
+            texts: See `all_or_error`.
+
+        Returns:
+            (B, S, S, 3) uint8, black where there is no view, and (B,) strings, empty where there is one.
+        """
+        count = tf.size(texts, out_type=tf.int64)
+        items = tf.data.Dataset.from_tensor_slices(texts).enumerate()
+        numbered = as_written(lambda index, text: (index, *self._view_or_fault(text)))
+        items = items.map(numbered, num_parallel_calls=_SIDE_BY_SIDE)
+        # A data set is TensorFlow's only way to continue after an operation has failed. It needs an element to batch.
+        last = tf.data.Dataset.from_tensors((count, self._no_view(), tf.constant("")))
+        outcomes = only(items.ignore_errors().concatenate(last).batch(count + 1))
+        indices, views, faults = (column[:-1] for column in outcomes)
+        rows, size = indices[:, None], tf.reshape(count, (1,))
+        views = tf.scatter_nd(rows, views, tf.concat([size, self.spec.shape], 0))
+        faults = tf.tensor_scatter_nd_update(tf.fill(size, _DAMAGED), rows, faults)
+        return tf.ensure_shape(views, (None, *self.spec.shape)), faults
+
+    def of_images(self, images: tf.Tensor, name: str) -> tf.Tensor:
+        """Return the views of decoded images of one size.
+
+        Args:
+            images: (B, H, W, 3) uint8.
+            name: What the request calls them.
+
+        Returns:
+            (B, S, S, 3) uint8.
+
+        Raises:
+            tf.errors.InvalidArgumentError: The images have no pixel, or too many.
+        """
+        fault = self.size_fault(tf.shape(images, out_type=tf.int64)[1:3])
+        check = tf.debugging.Assert(fault == "", [tf.strings.join([f"{name}: ", fault])])
+        with tf.control_dependencies([check]):
+            # No function may see the images before the check has run.
+            return self.transform(tf.identity(images))
+
+    def fault(self, encoded: tf.Tensor) -> tf.Tensor:
+        """Return what an image's header says against it, a scalar string; empty for nothing."""
+        length = tf.strings.length(encoded)
+        foreign = tf.strings.format(FOREIGN + " ({} bytes)", length)
+        known = tf.reduce_any([starts_with(encoded, known.start) for known in FORMATS])
+        return tf.cond(
+            known,
+            lambda: self.size_fault(header_size(encoded)),
+            lambda: tf.where(length == 0, "no bytes", foreign),
+        )
+
+    def size_fault(self, size: tf.Tensor) -> tf.Tensor:
+        """Return what forbids an image of this size to be decoded and resized, a scalar string; empty for nothing.
+
+        Args:
+            size: (2,) int64, height and width.
+
+        Example:
+            >>> views = RequestPreprocessor(EvaluationTransform(256, 224))
+            >>> views.size_fault(tf.constant([30000, 30000], tf.int64)).numpy()
+            b'30000 x 30000 pixels, more than the limit of 100000000'
+        """
+        height, width = tf.unstack(size)
+        most, narrowest = self.max_pixels, NARROWEST
+        if self.transform.resize_mode == "shorter":
+            narrowest = max(min(NARROWEST, most // _RESIZED_SHARE // self.transform.resize**2), 1)
+        stated = tf.strings.format("{} x {} pixels", (width, height))
+        narrow = tf.strings.join([stated, f", so narrow that one side is more than {narrowest} times the other"])
+        message = tf.where(tf.maximum(height, width) > narrowest * tf.minimum(height, width), narrow, "")
+        # Divided, as the product of such sides may overflow.
+        large = height > most // tf.maximum(width, 1)
+        message = tf.where(large, tf.strings.join([stated, f", more than the limit of {most}"]), message)
+        return tf.where((height < 1) | (width < 1), "its header states no size: it is damaged or cut off", message)
+
+    @functools.cached_property
+    def _view_or_fault(self) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+        """The view of one image, black where there is none, and what its header says against it."""
+
+        # A function, so that it is traced once for all its uses.
+        @tf.function(input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
+        def view_or_fault(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            fault = self.fault(encoded)
+
+            def view() -> tf.Tensor:
+                return self.transform.finish(*decode_part(encoded, self.transform.window))
+
+            return tf.cond(fault == "", view, self._no_view), fault
+
+        return view_or_fault
+
+    def _no_view(self) -> tf.Tensor:
+        return tf.zeros(self.spec.shape, tf.uint8)
+
+
+def refuse(faults: tf.Tensor, name: str) -> tf.Operation:
+    """Fail on the first fault: `embedding[2] of 5: has length 0; bad in all: 1`.
+
+    Args:
+        faults: (B,) strings, what is wrong with each item; empty for nothing.
+        name: Of the input that holds the items.
+    """
+    bad = tf.where(faults != "")[:, 0]
+
+    def message() -> tf.Tensor:
+        of = tf.strings.format("] of {}: ", tf.size(faults))
+        rest = tf.strings.format("; bad in all: {}", tf.size(bad))
+        return tf.strings.join([f"{name}[", tf.strings.as_string(bad[0]), of, faults[bad[0]], rest])
+
+    text = tf.cond(tf.size(bad) > 0, message, lambda: tf.constant(""))
+    return tf.debugging.Assert(tf.size(bad) == 0, [text])
+
+
+# Warm-up requests
+
+
+def warm_up_requests(signatures: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Yield requests of every signature for batches of several sizes: the signature, and its inputs by name.
+
+    They hold a synthetic image, not one of the data set: a model must not contain somebody's photograph.
+
+    Args:
+        signatures: The signatures of a loaded SavedModel.
+    """
+    ramp = np.arange(_WARM_UP_SIDE) * 255 // (_WARM_UP_SIDE - 1)
+    picture = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], 255 - ramp[:, None]), -1).astype(np.uint8)
+    jpeg = tf.io.encode_jpeg(picture).numpy()
+    for size in _WARM_UP_SIZES:
+        for name, signature in signatures.items():
+            inputs = {}
+            for key, spec in signature.structured_input_signature[1].items():
+                row = {tf.string: jpeg, tf.uint8: picture, tf.int32: 10}.get(spec.dtype)
+                rows = [np.ones(spec.shape[1:]) if row is None else row] * size
+                inputs[key] = tf.constant(rows, spec.dtype).numpy()
+            yield name, inputs
+
+
+def write_warm_up(folder: Path, signatures: Mapping[str, Any]) -> Path:
+    """Write the requests that TF Serving sends itself before it serves a version, so that no client waits.
 
     Args:
         folder: The SavedModel's.
-        side: Height and width of the picture, in pixels.
-        same: Whether it has the signature `same`.
-        more: Further requests, see `prediction_log`.
+        signatures: See `warm_up_requests`.
 
     Returns:
         The path of the file, a TFRecord of `tensorflow.serving.PredictionLog`.
 
     Example:
-        >>> write_warm_up(pathlib.Path("models/cars/1"), side=256)
+        >>> write_warm_up(pathlib.Path("models/cars/1"), tf.saved_model.load("models/cars/1").signatures)
         PosixPath('models/cars/1/assets.extra/tf_serving_warmup_requests')
     """
-    rows = np.arange(side) * 255 // max(1, side - 1)
-    picture = np.stack(np.broadcast_arrays(rows[:, None], rows[None], 255 - rows[:, None]), -1).astype(np.uint8)
-    jpeg = tf.io.encode_jpeg(picture).numpy()
     path = folder / WARM_UP
     path.parent.mkdir(parents=True, exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as writer:
-        for size in _WARM_UP_SIZES:
-            writer.write(prediction_log("serving_default", image_bytes=[jpeg] * size))
-            writer.write(prediction_log("embed_each", image_bytes=[jpeg] * size))
-            writer.write(prediction_log("embed_images", images=np.stack([picture] * size)))
-            if same:
-                writer.write(prediction_log("same", image_bytes=[jpeg] * size, other_image_bytes=[jpeg] * size))
-        for request in more:
-            writer.write(request)
+        for name, inputs in warm_up_requests(signatures):
+            writer.write(prediction_log(name, **inputs))
     return path
 
 
-def read_warm_up(folder: Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Yield the signature and the inputs of each warm-up request of a SavedModel; nothing where it has none."""
-    if (folder / WARM_UP).is_file():
-        for record in tf.data.TFRecordDataset(str(folder / WARM_UP)).as_numpy_iterator():
-            request = dict(_fields(dict(_fields(record))[6]))[1]
-            inputs = [dict(_fields(part)) for number, part in _fields(request) if number == 2]
-            signature = dict(_fields(dict(_fields(request))[1]))[3].decode()
-            tensors = {entry[1].decode(): tensor_pb2.TensorProto.FromString(entry[2]) for entry in inputs}
-            yield signature, {name: tf.make_ndarray(tensor) for name, tensor in tensors.items()}
-
-
-def prediction_log(signature: str, **inputs) -> bytes:
+def prediction_log(signature: str, **inputs: Any) -> bytes:
     """Return a serialized `tensorflow.serving.PredictionLog` of one Predict request.
 
     Written field by field, so that exporting does not need tensorflow-serving-api.
@@ -475,18 +540,6 @@ def prediction_log(signature: str, **inputs) -> bytes:
 def _field(number: int, content: bytes) -> bytes:
     """Return a field of Protocol Buffers' wire format that holds bytes: a key, the length, the content."""
     return _varint(number << 3 | 2) + _varint(len(content)) + content
-
-
-def _fields(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the content of each field, as `_field` writes them."""
-    while content:
-        numbers = []
-        for _ in range(2):
-            end = next(place for place, byte in enumerate(content) if byte < 0x80) + 1
-            numbers.append(sum((byte & 0x7F) << 7 * place for place, byte in enumerate(content[:end])))
-            content = content[end:]
-        yield numbers[0] >> 3, content[: numbers[1]]
-        content = content[numbers[1] :]
 
 
 def _varint(value: int) -> bytes:
