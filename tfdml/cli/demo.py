@@ -34,12 +34,8 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.effects import Effect
 from tfdml.embeddings.model_card import CARD, card_of, served_version
 from tfdml.errors import UserError
-<<<<<<< HEAD
 from tfdml.evaluation.classification import TARGETS, Calibration, calibrate, target_of
-=======
-from tfdml.evaluation.verification import TARGETS, Calibration, calibrate, target_of
 from tfdml.export.exporter import read_calibration
->>>>>>> bb5fe174 (export: one path for each format, its comparison and the gallery)
 from tfdml.export.retriever import RETRIEVER_CARD, Retriever
 from tfdml.io.files import read_json
 from tfdml.retrieval import connect
