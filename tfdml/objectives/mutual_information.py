@@ -9,11 +9,14 @@ from tfdml import pairwise
 from tfdml.arguments import integer, number, one_of
 from tfdml.layers import StatisticsNetwork
 from tfdml.mining import negative_probabilities, sample_negatives
-from tfdml.objectives.base import WithStatistics
+from tfdml.objectives.base import Observed, Stateful
+from tfdml.pairs import pairs_by_name
 
 NEGATIVES = ("distance_weighted", "all")
 # Points between the smallest and the largest distance of a batch at which the slope of V is penalized.
 _SLOPES = 64
+# Adam's, as the paper's authors have them.
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 
 def divergence_loss(values, positives, negatives):
@@ -43,7 +46,7 @@ def _weighted_mean(values, weights):
     return ops.sum(weights * values) / ops.maximum(ops.sum(weights), 1.0)
 
 
-class RankMI(WithStatistics):
+class RankMI(Stateful, Observed):
     """The RankMI loss, by updates that alternate between a statistics network and the embedder.
 
     L = mean over P of softplus(-V(d+)) + mean over N of softplus(V(d-)) - 2 ln 2,    V(d) = MLP(d) - d
@@ -94,12 +97,15 @@ class RankMI(WithStatistics):
 
     learns_from = ("positive", "negative")
     whole_batch = True
+    observes = ("jsd", "beta", "no_root")
 
     def __init__(
         self,
         margin=0.2,
         initial_beta=1.0,
         statistics_steps=1,
+        learning_rate=0.001,
+        weight_decay=0.0,
         hidden=128,
         depth=2,
         negatives="distance_weighted",
@@ -113,6 +119,8 @@ class RankMI(WithStatistics):
         self.margin = number("margin", margin, at_least=0)
         self.initial_beta = number("initial_beta", initial_beta, at_least=0, at_most=2)
         self.statistics_steps = integer("statistics_steps", statistics_steps, at_least=1)
+        self.learning_rate = number("learning_rate", learning_rate, above=0)
+        self.weight_decay = number("weight_decay", weight_decay, at_least=0)
         self.negatives = one_of(f"{self.name}: negatives", negatives, NEGATIVES)
         self.cutoff = number("cutoff", cutoff, above=0)
         self.nonzero_loss_cutoff = number("nonzero_loss_cutoff", nonzero_loss_cutoff, above=0)
@@ -120,22 +128,50 @@ class RankMI(WithStatistics):
         self.seed = seed
         if not self.cutoff < self.nonzero_loss_cutoff < 2:
             raise ValueError(f"{self.name}: 0 < cutoff < nonzero_loss_cutoff < 2 must hold")
-        self.network = StatisticsNetwork(hidden, depth, initial_root=self.initial_beta, name="statistics_network")
+        # Not among what the learner's optimizer trains.
+        self.network = StatisticsNetwork(
+            hidden, depth, initial_root=self.initial_beta, name="statistics_network", trainable=False
+        )
         self.hidden, self.depth = self.network.hidden, self.network.depth
         self.seed_generator = keras.random.SeedGenerator(seed)
-        self.trackers = {key: keras.metrics.Mean(name=f"{self.name}_{key}") for key in ("jsd", "beta", "no_root")}
 
     def build_from(self, shapes):
-        """Create V and beta."""
+        """Create V, the state of its optimizer, and beta."""
         if not self.network.built:
             self.network.build()
-        start = keras.initializers.Constant(self.initial_beta)
-        self.beta = self.add_weight(name="beta", shape=(), initializer=start, trainable=False)
 
-    @property
-    def statistics_variables(self):
-        """The weights of V."""
-        return self.network.trainable_variables
+        def state(name, shape=(), start=0.0):
+            initializer = keras.initializers.Constant(start)
+            return self.add_weight(name=name, shape=shape, initializer=initializer, trainable=False)
+
+        self.beta = state("beta", start=self.initial_beta)
+        self.steps = state("steps")
+        self.momentums = [state(f"momentum_{i}", weight.shape) for i, weight in enumerate(self.network.weights)]
+        self.velocities = [state(f"velocity_{i}", weight.shape) for i, weight in enumerate(self.network.weights)]
+
+    def update(self, representations, labels):
+        """Let V take its steps on all pairs of the batch, and find its root."""
+        pairs = _fixed(pairs_by_name(representations, labels))
+        for _ in range(self.statistics_steps):
+            self._descend(_gradients(lambda: self._statistics_loss(pairs) + self._penalty(pairs), self.network.weights))
+        self.beta.assign(self.network.root(self.beta))
+
+    def _descend(self, slopes):
+        """Make a step of Adam; by hand, as Keras's optimizers change no variable within a stateless scope."""
+        self.steps.assign(self.steps + 1.0)
+        rate = self.learning_rate * ops.sqrt(1.0 - _BETA_2**self.steps) / (1.0 - _BETA_1**self.steps)
+        for weight, slope, momentum, velocity in zip(
+            self.network.weights, slopes, self.momentums, self.velocities, strict=True
+        ):
+            slope = slope + self.weight_decay * weight
+            momentum.assign(momentum + (1.0 - _BETA_1) * (slope - momentum))
+            velocity.assign(velocity + (1.0 - _BETA_2) * (ops.square(slope) - velocity))
+            weight.assign(weight - rate * momentum / (ops.sqrt(velocity) + _EPSILON))
+
+    def statistics_loss(self, pairs):
+        """Compute the loss of V over all pairs, with the embeddings fixed, and the soft constraint if there is one."""
+        pairs = _fixed(pairs)
+        return self._statistics_loss(pairs) + self._penalty(pairs)
 
     def compute_pairs(self, pairs):
         """Compute the loss of the embedder: over the pairs that violate the margins around beta, with V fixed."""
@@ -143,22 +179,17 @@ class RankMI(WithStatistics):
         positives, negatives = self.pairs_around(self.network.root(self.beta), pairs)
         return self._loss(pairs, positives, negatives, frozen=True)
 
-    def statistics_loss(self, pairs):
-        """Compute the loss of V over all pairs, with the embeddings fixed, and the soft constraint if there is one."""
+    def observe(self, pairs):
+        """Compute the bound on the divergence over all pairs, beta, and whether it is a root of V."""
         pairs = _fixed(pairs)
-        return self._statistics_loss(pairs) + self._penalty(pairs)
-
-    def statistics_step(self, pairs):
-        """Find beta for V as it is, logs it and the bound, and returns the loss of V."""
-        beta, found = self.network.find_root(self.beta)
-        self.beta.assign(beta)
-        pairs = _fixed(pairs)
-        loss = self._statistics_loss(pairs)
-        informative = ops.logical_and(ops.any(pairs.positives), ops.any(pairs.negatives))
-        self.trackers["jsd"].update_state(-0.5 * ops.stop_gradient(loss), ops.cast(informative, "float32"))
-        self.trackers["beta"].update_state(beta)
-        self.trackers["no_root"].update_state(1.0 - ops.cast(found, "float32"))
-        return loss + self._penalty(pairs)
+        beta, exists = self.network.find_root(self.beta)
+        informative = ops.cast(ops.logical_and(ops.any(pairs.positives), ops.any(pairs.negatives)), "float32")
+        bound = -0.5 * ops.stop_gradient(self._statistics_loss(pairs))
+        return {
+            "jsd": (informative * bound, informative),
+            "beta": (beta, 1.0),
+            "no_root": (1.0 - ops.cast(exists, "float32"), 1.0),
+        }
 
     def pairs_around(self, beta, pairs):
         """Chooses the pairs that teach the embedder: (B, B) floats, 1 for the positives, and 1 for the negatives drawn.
@@ -191,6 +222,26 @@ class RankMI(WithStatistics):
         low = ops.minimum(ops.min(ops.where(pairs.others, distances, 2.0)), ops.max(distances))
         points = low + (ops.max(distances) - low) * ops.linspace(0.0, 1.0, _SLOPES, dtype="float32")
         return self.monotonicity * ops.mean(ops.relu(self.network.value_and_slope(points)[1]))
+
+
+def _gradients(loss, variables):
+    """Compute the gradient of `loss()` with respect to each of the variables that it reads."""
+
+    def at(values):
+        with keras.StatelessScope(list(zip(variables, values, strict=True)), initialize_variables=False):
+            return loss()
+
+    values = [ops.stop_gradient(ops.convert_to_tensor(variable)) for variable in variables]
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.grad(at)(values)
+    import tensorflow as tf
+
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(values)
+        value = at(values)
+    return tape.gradient(value, values)
 
 
 def _fixed(pairs):
