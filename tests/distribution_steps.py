@@ -182,6 +182,8 @@ def step(what, rows, strategy):
         after = values(model.trainable_variables)
     found |= {f"observed {name}": value for name, value in observed.items()}
     found |= {str(i): new - old for i, (new, old) in enumerate(zip(after, before, strict=True))}
+    own = [o.network for o in getattr(model, "objectives", ()) if hasattr(o, "network")]
+    found |= {f"V {i}": value for i, value in enumerate(values([v for network in own for v in network.weights]))}
     return found
 
 

@@ -12,7 +12,7 @@ from tfdml.mining import GivenPairs
 EPSILON = 1e-6
 MODES = ("eager", "graph", "xla")
 # Base classes among the losses and objectives.
-BASES = ("PairLoss", "ClassSimilarityLoss", "Calibrated", "Observed", "Stateful", "WithStatistics", "Objective")
+BASES = ("PairLoss", "ClassSimilarityLoss", "Objective")
 
 
 def public_classes(package):

@@ -120,7 +120,7 @@ DENSITY = {"contrastive": (1, {"margin": 1}), "density": (10, {"eta": 0.5, "init
 RANKMI = {"learning_rate": 1e-3, "backbone_rate": 1e-5, "weight_decay": 1e-4, "embedding_dim": 128}
 RANKMI_SMALL = {**RANKMI, "classes_per_batch": 24, "images_per_class": 5}
 RANKMI_LARGE = {**RANKMI, "classes_per_batch": 60, "images_per_class": 2}
-MARGIN = {"rank_mi": (1, {"margin": 0.2, "statistics_steps": 1})}
+MARGIN = {"rank_mi": (1, {"margin": 0.2, "statistics_steps": 1, "weight_decay": 1e-4})}
 TRIPLET = {"triplet": (0.0079365, {"margin": 0.1}), "ecaml": (0.02, {})}
 SQUARED = {"triplet": (1, {"margin": 0.1, "distance": "sqeuclidean"})}
 
@@ -265,7 +265,7 @@ def test_an_experiment_is_resolved_on_files_in_the_data_sets_layout(path, trees,
 
 
 def takes_a_step(experiment, characters):
-    """Trains an experiment for two steps, so that alternating updates have their turn, and looks at its projection."""
+    """Trains an experiment for two steps, and looks at its projection."""
     sampler = make_sampler(experiment, characters, experiment.seed)
     transform, _ = make_transforms(experiment)
     # The networks of the experiments before hang in cycles of references.

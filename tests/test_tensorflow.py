@@ -29,7 +29,7 @@ WITH_TENSORFLOW = {
     *(f"models/{name}" for name in ("gradient_cache", "inference", "learner")),
 }
 # Of TensorFlow alone, and so imported in functions.
-TENSORFLOW_ONLY = {"models/gradient_cache"}
+TENSORFLOW_ONLY = {"models/chunks"}
 MODULES = sorted(
     path
     for name in PORTABLE

@@ -2,7 +2,7 @@
 
     python -m tests.worker_steps FOLDER COUNT=CASES ...
 
-COUNT is a number of workers; a case is a learner of `tests.distribution_steps`, or "all", "ensemble" and "alternating":
+COUNT is a number of workers; a case is a learner of `tests.distribution_steps`, or "all", "ensemble" and "rank_mi":
 every objective at once; or "cached": a step by chunks. Worker i of N writes FOLDER/N-i.npz, with updates under
 "case|index", and what `fit` reports under "case|fit name".
 """
@@ -47,7 +47,7 @@ def _ensemble():
     return model
 
 
-def _alternating():
+def _rank_mi():
     return distribution_steps.learner([distribution_steps.rank_mi(1), losses.ContrastiveLoss(1.3, "euclidean")])
 
 
@@ -55,7 +55,7 @@ def _cached():
     return distribution_steps.cached(losses.ContrastiveLoss(1.3, "euclidean"))
 
 
-MORE = {"all": _all, "ensemble": _ensemble, "alternating": _alternating, "cached": _cached}
+MORE = {"all": _all, "ensemble": _ensemble, "rank_mi": _rank_mi, "cached": _cached}
 
 
 def step(case, strategy, index, count):

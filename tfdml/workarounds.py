@@ -82,15 +82,6 @@ def loss_tracker(model: keras.Model) -> Any:
     return model._loss_tracker
 
 
-def replace_loss_tracker(model: keras.Model, tracker: keras.metrics.Metric) -> None:
-    """Log a compiled model's loss by another metric.
-
-    Keras 3.15: the metric is private, and JAX's step, which is not split into overridable parts, updates it.
-    """
-    # Untracked, as a built model takes no new state.
-    object.__setattr__(model, "_loss_tracker", tracker)
-
-
 def scope_of(model: keras.Model) -> Any:
     """Return the scope of the strategy that a model trains with, to create variables in; elsewhere an empty one.
 
@@ -117,14 +108,6 @@ def keeping_values(model: keras.Model) -> Iterator[None]:
             if variable._value is None:
                 variable._value = value
         raise
-
-
-def schedule_of(optimizer: Any) -> Any:
-    """Return the learning rate as it was given, a schedule or a variable.
-
-    Keras 3.15: the public `learning_rate` is the present value.
-    """
-    return optimizer._learning_rate
 
 
 def trained_by(optimizer: Any) -> list:

@@ -109,7 +109,7 @@ def test_chunks_need_not_divide_the_batch(size, chunk):
 NOT_BUILT = {
     "a plain loss": lambda: [losses.ContrastiveLoss(1.3)],
     "cross-batch memory": lambda: [objectives.CrossBatchMemory(losses.ContrastiveLoss(1.3), 24)],
-    "alternating": lambda: [objectives.RankMI(1.5, hidden=8, depth=1, seed=7), losses.ContrastiveLoss(1.3)],
+    "rank mi": lambda: [objectives.RankMI(1.5, hidden=8, depth=1, seed=7), losses.ContrastiveLoss(1.3)],
 }
 
 
@@ -157,9 +157,9 @@ def by_one_tape(model, x, labels):
     variables = model.trainable_variables
     with tf.GradientTape() as tape:
         chunks = [x[first : first + CHUNK] for first in range(0, x.shape[0], CHUNK)]
-        found = [model.represent_images(chunk, training=True) for chunk in chunks]
+        found = [model(chunk, training=True) for chunk in chunks]
         whole = {name: tf.concat([part[name] for part in found], 0) for name in found[0]}
-        loss = model._loss(whole, tf.convert_to_tensor(labels), True)
+        loss = model.compute_loss(None, tf.convert_to_tensor(labels), whole)
     through = tape.gradient(loss, [variable.value for variable in variables])
     return [v.value if g is None else tf.convert_to_tensor(g) for v, g in zip(variables, through, strict=True)]
 
@@ -187,7 +187,7 @@ def test_random_layers_draw_the_same_in_both_passes_and_chunks_are_virtual_batch
 
 
 def trained(chunk, steps=4, rate=0.05):
-    """A learner with both phases, rates of parts, decay and clipping, after some steps in a graph."""
+    """A learner with RankMI, rates of parts, decay and clipping, after some steps in a graph."""
     keras.utils.set_random_seed(3)
     terms = [
         objectives.RankMI(1.5, hidden=8, depth=1, seed=7),
@@ -205,7 +205,7 @@ def trained(chunk, steps=4, rate=0.05):
 
 
 @pytest.mark.slow
-def test_alternating_phases_with_all_that_a_runs_optimizer_has():
+def test_rank_mi_with_all_that_a_runs_optimizer_has():
     plain, logs = trained(0)
     cached, cached_logs = trained(CHUNK)
     assert int(cached.optimizer.iterations) == 4
@@ -253,18 +253,8 @@ def test_no_more_than_a_chunk_is_embedded_at_a_time(monkeypatch):
     monkeypatch.setattr(Embedder, "represent", watched)
     gradients(learner(TERMS["pairs"]()), CHUNK)
     assert sizes == [8, 4] * 2
-    moments = learner(TERMS["moments"]()).represent_images(tf.constant(images()))
     # No feature map waits for the loss.
-    assert set(moments) == {"embedding", "high_order_moment_2", "high_order_moment_3"}
-    sizes.clear()
-    model = of_idea("rank_mi")
-    model.gradient_cache = CHUNK
-    model.compile(Taking(), run_eagerly=True)
-    labels, x = colored_batch()
-    with model.in_phase("statistics"):
-        model.train_step((tf.constant(x), tf.constant(labels)))
-    # Nothing goes back to the embedder.
-    assert sizes == [8, 4]
+    assert learner(TERMS["moments"]()).reads == ("embedding", "high_order_moment_2", "high_order_moment_3")
 
 
 def test_what_cannot_be_cached_is_refused(monkeypatch):

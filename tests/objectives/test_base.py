@@ -174,7 +174,7 @@ def test_matryoshka_of_a_degenerate_batch_is_finite(batch):
 def test_matryoshka_on_replicas_is_that_of_the_global_batch():
     labels, x = random_batch(2, 9, 3, 5)
     objective = matryoshka([2, 5], loss=losses.MultiSimilarityLoss())
-    alone = sum_and_gradient(lambda y, e: objective.value_of({"embedding": e}, y), (labels, x), [9])
+    alone = sum_and_gradient(lambda y, e: objective.term({"embedding": e}, y).value, (labels, x), [9])
 
     def of_replica(y, e):
         named = {"embedding": replicas.gather(e)}

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests import references
+from tests.marks import first_quick
 from tests.mathematics import (
     DEGENERATE,
     MODES,
@@ -31,7 +32,7 @@ def make(seed=0, root=1.1, **arguments):
     objective = RankMI(**arguments)
     objective.build_from({})
     generator = np.random.default_rng(seed)
-    for variable in objective.network.trainable_variables:
+    for variable in objective.network.weights:
         variable.assign(0.4 * generator.normal(size=variable.shape))
     last = objective.network.biases[-1]
     last.assign([float(last[0]) - slow.statistic(weights_of(objective), root)])
@@ -119,7 +120,7 @@ def test_the_embedders_step_does_not_train_v():
     labels, x = random_batch(1, 8, 3, 4)
     with tf.GradientTape() as tape:
         value = call(objective, labels, x)
-    assert tape.gradient(value, [v.value for v in objective.statistics_variables]) == [None] * 6
+    assert tape.gradient(value, [v.value for v in objective.network.weights]) == [None] * 6
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.2, 2.0])
@@ -222,38 +223,74 @@ def test_draws_are_fresh_at_every_call_and_reproducible():
 # beta
 
 
-def test_beta_follows_the_root_and_is_reported():
+def observed(objective, labels, x):
+    observations = objective.term({"embedding": x}, labels, training=True).observations
+    return {key: (float(total), float(count)) for key, (total, count) in observations.items()}
+
+
+def test_beta_is_the_root_of_v_after_its_step_and_is_reported():
     objective = make(root=0.7)
     labels, x = random_batch(0, 8, 3, 4)
-    assert float(objective.beta) == 1.0
-    loss = objective.statistics_step(pairs_by_name({"embedding": x}, labels))
-    assert float(objective.beta) == pytest.approx(0.7, abs=1e-5)
-    logs = {metric.name: float(metric.result()) for metric in objective.metrics}
-    assert logs == {
-        "rank_mi_jsd": pytest.approx(-float(loss) / 2),
-        "rank_mi_beta": pytest.approx(0.7, abs=1e-5),
-        "rank_mi_no_root": 0.0,
+    found = observed(objective, labels, x)
+    assert float(objective.beta) == pytest.approx(beta_of(objective), abs=1e-6)
+    assert float(objective.beta) == pytest.approx(0.7, abs=0.02)
+    bound = -slow.all_pairs(labels, x, v_of(objective)) / 2
+    assert found == {
+        "jsd": (pytest.approx(bound, rel=1e-5), 1.0),
+        "beta": (float(objective.beta), 1),
+        "no_root": (0, 1),
     }
 
 
 def test_without_a_root_beta_stays_and_is_counted():
     objective = make(root=0.7)
     labels, x = random_batch(0, 8, 3, 4)
-    objective.statistics_step(pairs_by_name({"embedding": x}, labels))
+    observed(objective, labels, x)
+    beta = float(objective.beta)
     objective.network.biases[-1].assign([50.0])
-    for _ in range(3):
-        objective.statistics_step(pairs_by_name({"embedding": x}, labels))
-    assert float(objective.beta) == pytest.approx(0.7, abs=1e-5)
-    assert {m.name: float(m.result()) for m in objective.metrics}["rank_mi_no_root"] == pytest.approx(0.75)
+    assert observed(objective, labels, x)["no_root"] == (1.0, 1.0)
+    assert float(objective.beta) == beta
     assert np.isfinite(float(call(objective, labels, x)))
 
 
 def test_batch_without_positives_does_not_count_in_the_bound():
-    objective = make()
-    labels, x = random_batch(0, 8, 3, 4)
-    expected = -float(objective.statistics_step(pairs_by_name({"embedding": x}, labels))) / 2
-    objective.statistics_step(pairs_by_name({"embedding": x}, np.arange(8)))
-    assert {m.name: float(m.result()) for m in objective.metrics}["rank_mi_jsd"] == pytest.approx(expected)
+    x = random_batch(0, 8, 3, 4)[1]
+    assert observed(make(), np.arange(8), x)["jsd"] == (0.0, 0.0)
+
+
+# The steps of V
+
+
+@pytest.mark.parametrize("mode", first_quick(MODES))
+def test_v_takes_its_steps_of_adam_and_nothing_else_changes(mode):
+    options = {"monotonicity": 3.0, "statistics_steps": 2, "learning_rate": 0.02, "weight_decay": 0.1}
+    objective, twin = make(3, **options), make(3, **options)
+    labels, x = random_batch(12, 8, 3, 4)
+    adam, weights = keras.optimizers.Adam(0.02), twin.network.weights
+    for _ in range(3 * 2):
+        with tf.GradientTape() as tape:
+            decay = sum(tf.reduce_sum(weight.value**2) for weight in weights)
+            loss = of_statistics(twin, labels, x) + 0.05 * decay
+        adam.apply(tape.gradient(loss, [weight.value for weight in weights]), weights)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = objective({"embedding": x}, labels, training=True)
+        return tape.gradient(value, x)
+
+    step = step if mode == "eager" else tf.function(step, jit_compile=mode == "xla", autograph=False)
+    for _ in range(3):
+        gradient = step(tf.constant(x))
+    for actual, expected in zip(objective.network.weights, weights, strict=True):
+        assert_close(actual, expected, 1e-4, floor=1e-6)
+    assert_close(objective.beta, twin.network.root(1.0))
+    # The embedder's gradient is that of the value alone, by V as it is after its steps.
+    with tf.GradientTape() as tape:
+        tape.watch(x := tf.constant(x))
+        value = call(objective, labels, x)
+    assert_close(gradient, tape.gradient(value, x), floor=1e-6)
+    assert not objective.trainable_variables
 
 
 # The objective as a layer
@@ -265,6 +302,7 @@ def test_defaults_are_the_papers():
         "margin": 0.2,
         "initial_beta": 1.0,
         "statistics_steps": 1,
+        "learning_rate": 0.001,
         "hidden": 128,
         "depth": 2,
         "monotonicity": 0.0,
@@ -298,6 +336,7 @@ def test_large_ids_do_not_collide(base):
         ({"margin": -0.1}, "margin must not be negative"),
         ({"initial_beta": 2.1}, "initial_beta must be at least 0 and at most 2"),
         ({"statistics_steps": 0}, "statistics_steps must be a positive integer"),
+        ({"learning_rate": 0.0}, "learning_rate must be"),
         ({"negatives": "hard"}, "negatives must be .distance_weighted. or .all."),
         ({"cutoff": 1.5}, "cutoff < nonzero_loss_cutoff"),
         ({"monotonicity": -1.0}, "monotonicity must not be negative"),

@@ -20,7 +20,7 @@ from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner, stack
-from tfdml.objectives import Calibrated, CrossBatchMemory, MetricLoss, ProxyLoss
+from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, ProxyLoss
 from tfdml.objectives.terms import build_objectives
 from tfdml.training import Experiment, RunFolder, build, checkpoints
 from tfdml.training.build import build_components, calibrate, check_start, start_from
@@ -548,7 +548,7 @@ SIZE = 16
 TRANSFORM = EvaluationTransform(resize=SIZE, image_size=SIZE)
 
 
-class ClassMeans(Calibrated):
+class ClassMeans(Objective):
     """Keeps the mean pooled feature of three classes."""
 
     calibrates_on = "pooled"

@@ -16,7 +16,7 @@ from tests.training.stopping import make_quick
 from tfdml.errors import UserError
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
-from tfdml.objectives import DensityAdaptivity, ProxyLoss, RankMI
+from tfdml.objectives import DensityAdaptivity, ProxyLoss
 from tfdml.training import optimizers
 from tfdml.training.callbacks import TrainingMonitor
 from tfdml.training.optimizers import averaged, build_optimizer, part_optimizers, rate_schedule, step_schedule
@@ -179,19 +179,6 @@ def test_a_learner_is_loaded_with_its_optimizer_and_continues(tmp_path):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.slow
-def test_a_learner_with_two_phases_is_loaded_with_both_optimizers(tmp_path):
-    keras.utils.set_random_seed(0)
-    learner = MetricLearner(make_embedder(), [RankMI(1.5, statistics_steps=1, hidden=8, depth=1, seed=7)])
-    learner.compile(build_optimizer("adam", learner, 0.01, {"backbone": 0.001}), run_eagerly=True)
-    trained_on(learner, range(2))
-    learner.save(tmp_path / "learner.keras")
-    loaded = keras.saving.load_model(tmp_path / "learner.keras")
-    for one in (loaded.optimizer.embedder_optimizer, loaded.optimizer.statistics_optimizer):
-        assert int(one.iterations) == 1
-    assert settings_of(loaded) == settings_of(learner)
-
-
 def test_a_checkpoint_of_keras_is_loaded_with_its_rates(tmp_path):
     learner = make_learner()
     learner.compile(build_optimizer("sgd", learner, 0.01, {"projection": 0.5}), run_eagerly=True)
@@ -275,21 +262,6 @@ def test_fit_leaves_the_weights_as_it_trained_them_and_averages_do_not_change_tr
         learner.fit(x, LABELS, batch_size=6, epochs=3, shuffle=False, verbose=0)
     for one, other in zip(weights(plain), weights(kept), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.slow
-def test_both_phases_have_their_averages():
-    learner = made([RankMI(1.5, statistics_steps=1, hidden=8, depth=1, seed=7)])
-    x = images(1, 6, "uint8")
-    for _ in range(6):
-        learner.train_on_batch(x, LABELS)
-    trained = weights(learner)
-    with averaged(learner):
-        changed = [(a != b).any() for a, b in zip(weights(learner), trained, strict=True)]
-    own = {id(variable) for variable in learner.statistics_variables}
-    kinds = [id(variable) in own for variable in learner.trainable_variables]
-    assert any(c for c, k in zip(changed, kinds, strict=True) if k)
-    assert any(c for c, k in zip(changed, kinds, strict=True) if not k)
 
 
 def average_of(history, share):

@@ -35,16 +35,14 @@ from tfdml.training.results import (
 from tfdml.training.workers import Processes
 
 
-@pytest.mark.one_quick_case
-@pytest.mark.parametrize(("objectives", "compiling"), [("contrastive", 1), ("rank_mi(statistics_steps=1)", 2)])
-def test_throughput_leaves_out_images_and_seconds_of_steps_that_compile(objectives, compiling, tmp_path, monkeypatch):
+def test_throughput_leaves_out_images_and_seconds_of_the_step_that_compiles(tmp_path, monkeypatch):
     make_quick(monkeypatch)
     now = [0.0]
     began, each_epoch = TrainingMonitor.on_train_batch_begin, Evaluator.each_epoch
 
     def step(self, batch, logs=None):
         # A step takes 2 seconds, one that compiles 100.
-        now[0] += 100.0 if self._steps_here < compiling else 2.0
+        now[0] += 100.0 if self._steps_here < 1 else 2.0
         began(self, batch, logs)
 
     def evaluate(self, learner, epoch):
@@ -54,7 +52,7 @@ def test_throughput_leaves_out_images_and_seconds_of_steps_that_compile(objectiv
     monkeypatch.setattr(callbacks, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(TrainingMonitor, "on_train_batch_begin", step)
     monkeypatch.setattr(Evaluator, "each_epoch", evaluate)
-    result = runs.train(tmp_path / "run", objectives=objectives, epochs=2, steps_per_epoch=4, watch_every=0)
+    result = runs.train(tmp_path / "run", objectives="contrastive", epochs=2, steps_per_epoch=4, watch_every=0)
     assert result["images_per_second"] == pytest.approx(8 / 2.0)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line.get("images_per_second") for line in lines] == [None, 4.0, 4.0]
@@ -302,7 +300,7 @@ def trained():
     objective = RankMI(margin=0.1, hidden=8, depth=1, initial_beta=0.9, seed=1)
     objective.build_from({})
     generator = np.random.default_rng(4)
-    for variable in objective.statistics_variables:
+    for variable in objective.network.weights:
         variable.assign(variable.numpy() + 0.1 * generator.normal(size=variable.shape))
     # The last bias moves V up and down.
     objective.network.biases[-1].assign([0.0])

@@ -1,6 +1,5 @@
 """The models: an embedder, and the learner that trains it."""
 
-from tfdml.models.alternation import AlternatingOptimizer as AlternatingOptimizer
 from tfdml.models.embedder import Embedder as Embedder
 from tfdml.models.embedder import Head as Head
 from tfdml.models.ensemble import AttentionEnsemble as AttentionEnsemble

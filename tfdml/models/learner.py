@@ -1,12 +1,11 @@
 """`MetricLearner`, the model that `fit` trains: an embedder and the objectives that shape it."""
 
 import contextlib
-import functools
 import inspect
 import itertools
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -17,21 +16,11 @@ from tfdml import pairwise, replicas, workarounds
 from tfdml.arguments import integer
 from tfdml.errors import UserError
 from tfdml.losses.classification import refuse_unknown_classes
-from tfdml.models import alternation
 from tfdml.models.embedder import Embedder, build_once, check_images, first_batch, untrained_batch_norm
 from tfdml.models.inference import never_ends, represent_batches
-from tfdml.objectives import (
-    Calibrated,
-    InstanceLoss,
-    MetricLoss,
-    Objective,
-    Observed,
-    ProxyLoss,
-    Stateful,
-    WithStatistics,
-)
+from tfdml.objectives import InstanceLoss, MetricLoss, Objective, ProxyLoss
 from tfdml.objectives.terms import build_objectives
-from tfdml.pairs import Pairs, Scope, pairs_by_name
+from tfdml.pairs import Pairs, Scope
 from tfdml.saving import SavedAsFile, SavedByArguments, restore
 
 #: What the logs say of the distances of a batch's pairs.
@@ -61,13 +50,6 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
     Calling the learner returns the representations of the images; `predict` returns their embeddings.
 
-    An objective may have a statistics phase, such as `RankMI`. Then `fit` alternates: of every k + 1 steps the first is
-    the embedder's, by all objectives, and the other k train the objectives' `statistics_variables` alone, with k their
-    `statistics_steps`. Each step has a batch of its own. The phase follows from `optimizer.iterations`, so that a
-    resumed run continues with the same phase. In a step of the statistics the embedder runs forward only, normalized as
-    in training, and nothing of it changes, BatchNorm's moving statistics included; `loss` and the terms are reported
-    over the embedder's steps. See `AlternatingOptimizer`.
-
     Args:
         embedder: An `Embedder`.
         objectives: `tfdml.objectives`, or plain losses, which are wrapped in `MetricLoss`. Objectives that read
@@ -77,18 +59,14 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         gradient_cache: Keep the activations of this many images at a time, on Keras's TensorFlow backend: a step on a
             batch of any size takes the memory of a chunk, the images and the vectors that objectives compare, and one
             more pass forward. BatchNorm in training takes its statistics over a chunk. 0: plain steps. See
-            `tfdml.models.gradient_cache`.
+            `tfdml.models.chunks`.
 
     Raises:
         ValueError: `gradient_cache` is negative; there is no objective, two share a name or provide the same
-            representation, or one reads a representation that nothing provides; or two want different numbers of
-            steps of their statistics.
+            representation, or one reads a representation that nothing provides.
     """
 
     __repr__ = keras.Model.__repr__
-    train_function: Any
-    #: The phase of the present step; always the embedder's where no objective has statistics.
-    phase = alternation.EMBEDDER
 
     def __init__(self, embedder, objectives, name="metric_learner", gradient_cache=0, num_classes=None, **kwargs):
         # The embedder casts the images itself, after scaling them.
@@ -106,7 +84,6 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         self.observation_trackers = {
             f"{objective.name}_{key}": keras.metrics.Mean(name=f"{objective.name}_{key}")
             for objective in self.objectives
-            if isinstance(objective, Observed)
             for key in objective.observes
         }
         self.distance_trackers = [keras.metrics.Mean(name=name) for name in _DISTANCES]
@@ -124,20 +101,14 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     def compile(self, optimizer="rmsprop", loss=None, **options):
         """As in Keras, but without a loss and metrics: the objectives are the loss.
 
-        With a statistics phase the optimizer becomes one for each phase: `AlternatingOptimizer`.
-
         Raises:
-            ValueError: There is a loss or a metric, or an option does not go with alternating phases.
+            ValueError: There is a loss or a metric.
         """
         if loss is not None or options.get("loss_weights") is not None:
             raise ValueError("compile() takes no loss: it is an objective, MetricLearner(embedder, [MetricLoss(loss)])")
         if any(options.get(name) is not None for name in ("metrics", "weighted_metrics")):
             raise ValueError("compile() takes no metrics: give fit the callback tfdml.callbacks.RetrievalEvaluation")
-        if self._with_statistics:
-            optimizer = alternation.alternating_optimizer(self, optimizer, options)
         super().compile(optimizer=optimizer, **options)
-        if self._with_statistics:
-            workarounds.replace_loss_tracker(self, alternation.EmbedderLoss(name="loss"))
 
     def compile_from_config(self, config):
         """Compile a loaded model as it was."""
@@ -149,10 +120,9 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     # The step
 
     def train_step(self, *args):
-        """Keras's hook: a step on a batch of images and labels.
+        """Make a step on a batch of images and labels: Keras's hook.
 
-        On TensorFlow, here: embed the images, compute the terms over their pairs, and apply the gradients. On JAX,
-        Keras differentiates `call` and `compute_loss`, which are made of the same methods.
+        On JAX, Keras differentiates `call` and `compute_loss` itself.
         """
         if keras.backend.backend() != "tensorflow":
             if self.gradient_cache:
@@ -160,147 +130,81 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             return super().train_step(*args)
         import tensorflow as tf
 
-        from tfdml.models.gradient_cache import Chunks
+        from tfdml.models.chunks import Chunks
 
-        images, y, sample_weight = keras.utils.unpack_x_y_sample_weight(args[0])
-        labels = self._labels(y, sample_weight)
+        images, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(args[0])
         chunks = Chunks(self, images, self.gradient_cache) if self._exceeds_a_chunk(images.shape[0]) else None
         with tf.GradientTape() as tape:
-            representations = chunks.represent(tape) if chunks else self.represent_images(images, training=True)
-            loss = self._loss(representations, labels, training=True)
+            representations = chunks.represent(tape) if chunks else self(images, training=True)
+            loss = self.compute_loss(images, labels, representations, sample_weight, training=True)
             workarounds.loss_tracker(self).update_state(loss * replicas.count(), sample_weight=tf.shape(images)[0])
             loss = self.optimizer.scale_loss(loss)
         trained = self.trainable_variables
         gradients = chunks.gradients(tape, loss, trained) if chunks else tape.gradient(loss, trained)
         self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
-        return self.compute_metrics(images, y, representations)
+        return self.compute_metrics(images, labels, representations)
 
     def _exceeds_a_chunk(self, size: int | None) -> bool:
         """Whether a batch of this size, None for an unknown one, takes more than a chunk of the gradient cache."""
         return bool(self.gradient_cache) and (size is None or size > self.gradient_cache)
 
     def call(self, images, training=None):
-        """Return the representations of the images (`Embedder.represent`), fixed in a step of the statistics."""
+        """Return the representations of the images: the embedder's, and those that objectives make of them."""
         images = replicas.require_images(images)
-        detached = any(name.startswith("detached_") for objective in self.objectives for name in objective.reads)
-
-        def represent():
-            return self.embedder.represent(images, training=training, detached=detached)
-
-        if self._in_statistics_phase(training):
-            return alternation.constants(represent, self.embedder.variables)
-        return represent()
-
-    def represent_images(self, images, training=None) -> dict:
-        """All the work on each image alone: the representations that objectives read, their own among them."""
-        representations = self.add_representations(self(images, training=training), training)
-        wanted = {"embedding"}.union(*(objective.reads for objective in self.objectives))
-        return {name: representations[name] for name in sorted(wanted & set(representations))}
-
-    def add_representations(self, representations, training=None) -> dict:
-        """Return the representations of images and those that the objectives make of them, as they are in a step."""
-
-        def added():
-            found = dict(representations)
-            for objective in self.objectives:
-                found.update(objective.represent(found, training=training))
-            return found
-
-        if not self._in_statistics_phase(training):
-            return added()
-        if all(name in representations for objective in self._with_statistics for name in objective.reads):
-            return representations
-        return alternation.constants(added, [v for objective in self.objectives for v in objective.variables])
+        detached = any(name.startswith("detached_") for name in self.reads)
+        representations = dict(self.embedder.represent(images, training=training, detached=detached))
+        for objective in self.objectives:
+            representations.update(objective.represent(representations, training=training))
+        return representations
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        """Return the weighted sum of the objectives, scaled so that Keras's sum over replicas is its global value."""
-        labels = self._labels(y, sample_weight)
-        return self._loss(self.add_representations(y_pred, training), labels, training)
+        """Return the weighted sum of the terms, scaled so that Keras's sum over replicas is its global value.
 
-    def _loss(self, representations, labels, training):
-        """Return the loss of this replica."""
-        self._track_distances(representations["embedding"], labels)
-        no_label = pairwise.nan_if_no_label(labels)
-        if self._in_statistics_phase(training):
-            return self._statistics_loss(representations, labels) + no_label
-        return self._weighted_sum(self._terms(representations, labels, training)) + no_label
+        Args:
+            x: The images of this replica; not used.
+            y: Their labels.
+            y_pred: Their representations, as `call` returns them.
+            sample_weight: None.
+            training: Whether this is a step of training, in which objectives update their own state.
+        """
+        if sample_weight is not None:
+            raise UserError("MetricLearner takes (images, labels), without sample weights")
+        labels = pairwise.as_labels(y, rows=self.positives is not None)
+        self._track_distances(y_pred["embedding"], labels)
+        # What pairs need is gathered, and nothing else.
+        size, num_replicas = ops.shape(labels)[0], replicas.count()
+        scope, all_labels = Scope.of_replica(size), replicas.gather(labels)
+        names = {name for objective in self.objectives if not objective.per_image for name in objective.reads}
+        gathered = {name: replicas.gather(y_pred[name]) for name in sorted(names)}
 
-    def _statistics_loss(self, representations, labels):
-        """Return the loss of the statistics over the pairs of the global batch."""
-        names = sorted({name for objective in self._with_statistics for name in objective.reads})
-        gathered = {name: replicas.gather(representations[name]) for name in names}
-        pairs = pairs_by_name(gathered, replicas.gather(labels))
-        return sum(objective.statistics_step(pairs) for objective in self._with_statistics) / replicas.count()
-
-    def _terms(self, representations, labels, training) -> list:
-        """Of each objective, unweighted: what this replica adds to the loss, and the value that it reports."""
-        num_replicas = replicas.count()
-        all_labels = replicas.gather(labels)
-        wanted = {name for objective in self.objectives if not objective.per_image for name in objective.reads}
-        gathered = {name: replicas.gather(representations[name]) for name in sorted(wanted & set(representations))}
-
-        num_local = ops.cast(ops.shape(labels)[0], "float32")
-        num_images = ops.cast(ops.shape(all_labels)[0], "float32")
-        terms = []
+        loss = reported = ops.zeros((), "float32")
         for objective, tracker in zip(self.objectives, self.term_trackers, strict=True):
-            selected = objective.select(representations if objective.per_image else gathered)
-            its_labels, all_its_labels = objective.as_labels(labels), objective.as_labels(all_labels)
-            stateful = training and isinstance(objective, Stateful)
-            if stateful:
-                objective.update(selected, its_labels if objective.per_image else all_its_labels)
-            if objective.per_image and objective.reduction == "mean":
-                local = ops.sum(objective.compute(selected, its_labels))
-                share, value = local / num_images, local / ops.maximum(num_local, 1.0)
-            elif objective.per_image:
-                share = ops.sum(objective.compute(selected, its_labels))
-                value = share * num_replicas
-            else:
-                share = self._over_pairs(objective, selected, all_its_labels, ops.shape(labels)[0])
-                if stateful:
-                    objective.remember(selected, all_its_labels)
-                share, value = self._share_and_value(objective, share, num_local, num_images)
+            batch = (y_pred, labels) if objective.per_image else (gathered, all_labels)
+            term = objective.term(*batch, scope, training)
             # Weighted as Keras weighs the loss in its logs: by the images of this replica.
-            tracker.update_state(value, num_local)
-            terms.append((share, value))
-        return terms
-
-    def _weighted_sum(self, terms: list):
-        """Return the loss of this replica, from what `_terms` returns."""
-        num_replicas = replicas.count()
-        total = reported = ops.zeros((), "float32")
-        for objective, (share, value) in zip(self.objectives, terms, strict=True):
-            total = total + objective.weight * share
-            reported = reported + objective.weight * value / num_replicas
+            tracker.update_state(term.value, ops.cast(size, "float32"))
+            for key, (total, count) in term.observations.items():
+                observed = self.observation_trackers[f"{objective.name}_{key}"]
+                observed.update_state(total / ops.maximum(count, 1.0), count)
+            loss = loss + objective.weight * term.share
+            reported = reported + objective.weight * term.value / num_replicas
         for regularizer in self.losses:
             penalty = ops.cast(regularizer, "float32") / num_replicas
-            total, reported = total + penalty, reported + penalty
-        # The shares have the right gradient; the value is what Keras's logs expect where replicas are of unequal size.
-        return total if num_replicas == 1 else total + ops.stop_gradient(reported - total)
+            loss, reported = loss + penalty, reported + penalty
+        if num_replicas > 1:
+            # The shares have the right gradient; the value is what Keras's logs expect of replicas of unequal size.
+            loss = loss + ops.stop_gradient(reported - loss)
+        return loss + pairwise.nan_if_no_label(labels)
 
-    def _over_pairs(self, objective, representations, labels, num_local):
-        """Return a pair objective's value on the global batch, or the part that this replica's anchors make up."""
-        scope = Scope() if objective.whole_batch else Scope.of_replica(num_local)
-        pairs = pairs_by_name(representations, labels, objective.positives, scope)
-        self._track_observations(objective, pairs)
-        return objective.compute_pairs(pairs)
-
-    @staticmethod
-    def _share_and_value(objective, computed, num_local, num_images):
-        """Return what this replica adds to the loss, and the term's value as it reports it."""
-        if objective.whole_batch or replicas.count() == 1:
-            return computed / replicas.count(), computed
-        # So that the mean over replicas, weighted by their images, is the sum of the shares.
-        return computed, computed * num_images / ops.maximum(num_local, 1.0)
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the representations that a step needs."""
+        return tuple(sorted({"embedding"}.union(*(objective.reads for objective in self.objectives))))
 
     @property
     def positives(self):
         """What says which images belong together: that of the first objective which has such; None for equal labels."""
         return next((o.positives for o in self.objectives if o.positives is not None), None)
-
-    def _labels(self, y, sample_weight):
-        if sample_weight is not None:
-            raise UserError("MetricLearner takes (images, labels), without sample weights")
-        return pairwise.as_labels(y, rows=self.positives is not None)
 
     def _track_distances(self, embeddings, labels):
         pairs = Pairs.of_batch(ops.stop_gradient(embeddings), labels, self.positives)
@@ -313,73 +217,6 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         for tracker, total, count in zip(self.distance_trackers, totals, counts, strict=True):
             # Weighted by the number of pairs, so that a batch without any does not count.
             tracker.update_state(total / ops.maximum(count, 1.0), count)
-
-    def _track_observations(self, objective, pairs: dict[str, Pairs]) -> None:
-        """Log what an objective observes of its pairs, over all anchors."""
-        if not isinstance(objective, Observed):
-            return
-        observations = objective.observe(pairs)
-        numbers = [ops.cast(x, "float32") for key in objective.observes for x in observations[key]]
-        totals = ops.unstack(next(iter(pairs.values())).total(ops.stack(numbers)), 2 * len(objective.observes))
-        for key, total, count in zip(objective.observes, totals[::2], totals[1::2], strict=True):
-            # On every replica the same, of the global batch.
-            tracker = self.observation_trackers[f"{objective.name}_{key}"]
-            tracker.update_state(total / ops.maximum(count, 1.0), count)
-
-    # Phases
-
-    @property
-    def _with_statistics(self) -> list:
-        return [objective for objective in self.objectives if isinstance(objective, WithStatistics)]
-
-    @property
-    def statistics_steps(self) -> int:
-        """The number of steps of the statistics for each step of the embedder."""
-        return max((objective.statistics_steps for objective in self._with_statistics), default=0)
-
-    @property
-    def statistics_variables(self) -> list:
-        """The variables that steps of the statistics train, and no step of the embedder does."""
-        return [variable for objective in self._with_statistics for variable in objective.statistics_variables]
-
-    def _in_statistics_phase(self, training) -> bool:
-        """Whether this is a training step of the statistics."""
-        return bool(training) and self.phase == alternation.STATISTICS
-
-    @contextlib.contextmanager
-    def in_phase(self, phase: str):
-        """Enter a block in which steps are those of a phase, `"embedder"` or `"statistics"`."""
-        self._set_phase(phase)
-        try:
-            yield
-        finally:
-            self._set_phase(alternation.EMBEDDER)
-
-    def _set_phase(self, phase: str) -> None:
-        self.phase = self.optimizer.phase = phase
-        workarounds.loss_tracker(self).muted = phase == alternation.STATISTICS
-
-    def make_train_function(self, force=False):
-        """Keras's hook: what runs one step; of two phases, a compiled function for each."""
-        if not self._with_statistics:
-            super().make_train_function(force)
-            return
-        if self.train_function is None or force:
-            functions = {}
-            for phase in (alternation.EMBEDDER, alternation.STATISTICS):
-                functions[phase] = self.compiled_step()
-            self.train_function = alternation.AlternatingFunction(self, functions)
-        self.train_function.read_step()
-
-    def compiled_step(self) -> Callable:
-        """Return a function that runs `train_step`, compiled by itself, for steps of another kind than the others."""
-        kept = self.train_function
-        # JAX compiles equal methods once; as two objects they are not equal.
-        self.__dict__["train_step"] = functools.partial(self.train_step)
-        super().make_train_function(force=True)
-        del self.__dict__["train_step"]
-        function, self.train_function = self.train_function, kept
-        return function
 
     # Keras's methods of users
 
@@ -401,7 +238,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             >>> history = learner.fit(batches, steps_per_epoch=100)
         """
         chosen = self.objectives if objectives is None else objectives
-        chosen = [o for o in chosen if isinstance(o, Calibrated) and o.calibrates_on]
+        chosen = [o for o in chosen if o.calibrates_on]
         if not chosen:
             return
         if not self.built:
@@ -512,7 +349,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
     def _warn_of_uncalibrated(self) -> None:
         for objective in self.objectives:
-            if isinstance(objective, Calibrated) and not objective.calibrated:
+            if not objective.calibrated:
                 without = f" ({objective.without_calibration})" if objective.without_calibration else ""
                 warnings.warn(
                     f"{objective.name} is not calibrated and trains without what it should know of the training set"
@@ -520,16 +357,12 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
                     stacklevel=3,
                 )
 
-    def evaluate(self, x=None, y=None, *args, return_dict=False, **kwargs):
-        """As in Keras, of classes that were trained on; without the metrics of steps of the statistics."""
+    def evaluate(self, x=None, y=None, *args, **kwargs):
+        """As in Keras, of classes that were trained on."""
         if not kwargs.get("_use_cached_eval_dataset"):
             self._check_data(x, y, kwargs.get("sample_weight"))
-        y = self._integers(y)
         with self._unchanged_by_errors():
-            logs = super().evaluate(self._with_checked_classes(x), y, *args, return_dict=True, **kwargs)
-        trackers = [tracker.name for o in self._with_statistics for tracker in getattr(o, "trackers", {}).values()]
-        logs = {name: value for name, value in logs.items() if name not in trackers}
-        return logs if return_dict else [logs[metric.name] for metric in self.metrics if metric.name in logs]
+            return super().evaluate(self._with_checked_classes(x), self._integers(y), *args, **kwargs)
 
     def _integers(self, y):
         # Before Keras makes them float32.
@@ -592,15 +425,12 @@ def _check_objectives(objectives: list[Objective], representations: tuple[str, .
     if not objectives:
         raise ValueError("a MetricLearner needs at least one objective")
     names = [objective.name for objective in objectives]
-    names += [f"{o.name}_{key}" for o in objectives if isinstance(o, Observed) for key in o.observes]
+    names += [f"{o.name}_{key}" for o in objectives for key in o.observes]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two objectives are called {name!r}: give one another name=")
         if name in ("loss", *_DISTANCES):
             raise ValueError(f"an objective is called {name!r}, a name that the logs use: give it another name=")
-    phases = {objective.statistics_steps for objective in objectives if isinstance(objective, WithStatistics)}
-    if len(phases) > 1:
-        raise ValueError(f"objectives with different statistics_steps, {sorted(phases)}, cannot alternate together")
     available = set(representations)
     for objective in objectives:
         taken = available & set(objective.provides)

@@ -1,14 +1,10 @@
 """The terms of a training loss, as layers from (representations, labels) to a scalar."""
 
-from tfdml.objectives.base import Calibrated as Calibrated
 from tfdml.objectives.base import Matryoshka as Matryoshka
 from tfdml.objectives.base import MatryoshkaProxyLoss as MatryoshkaProxyLoss
 from tfdml.objectives.base import MetricLoss as MetricLoss
 from tfdml.objectives.base import Objective as Objective
-from tfdml.objectives.base import Observed as Observed
 from tfdml.objectives.base import ProxyLoss as ProxyLoss
-from tfdml.objectives.base import Stateful as Stateful
-from tfdml.objectives.base import WithStatistics as WithStatistics
 from tfdml.objectives.class_weights import CurricularFace as CurricularFace
 from tfdml.objectives.class_weights import InstanceLoss as InstanceLoss
 from tfdml.objectives.class_weights import LearnedMargin as LearnedMargin

@@ -4,6 +4,8 @@ And plain losses as objectives: on a representation, on its prefixes, or on the 
 """
 
 import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -15,8 +17,22 @@ from tfdml.layers import CosineProxies
 from tfdml.losses.base import PairLoss, check_rank
 from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes
 from tfdml.losses.proxy import ProxyAnchorLoss
-from tfdml.pairs import pairs_by_name
+from tfdml.pairs import Scope, pairs_by_name
 from tfdml.saving import SavedByArguments, restore, snake_case
+
+
+class Term(NamedTuple):
+    """An objective's part of a training loss, unweighted.
+
+    Attributes:
+        share: What this replica adds to the loss. The shares of all replicas make up the value of the global batch.
+        value: What this replica reports. The mean over replicas, weighted by their images, is the global value.
+        observations: What the objective observes (`Objective.observe`), of the global batch: sums and counts by key.
+    """
+
+    share: Any
+    value: Any
+    observations: Mapping[str, tuple]
 
 
 class Objective(SavedByArguments, keras.layers.Layer):
@@ -32,8 +48,12 @@ class Objective(SavedByArguments, keras.layers.Layer):
     - `compute(representations, labels)`: one value per image, (B,), with `per_image = True`. Nothing is gathered
       across replicas then.
 
-    It may also define `represent(representations)`, its work on each image alone. What else an objective may do is in
-    `Calibrated`, `Stateful`, `Observed` and `WithStatistics`.
+    It may also define
+
+    - `represent(representations)`: its work on each image alone;
+    - `update` and `remember`: what it keeps of the batches of training, the same on every replica, and `forget`;
+    - `observe`, with the keys in `observes`: what is logged next to its value, as `<name>_<key>`;
+    - `calibrate`, with `calibrates_on`: what it measures of the training set before the first step.
 
     Args:
         weight: The factor of this term in the learner's loss, at least 0.
@@ -48,6 +68,9 @@ class Objective(SavedByArguments, keras.layers.Layer):
         learns_from: The pairs of images that it learns from, of one class (`"positive"`) or of two (`"negative"`); a
             batch without any would teach it nothing.
         provides: The names of the representations that `represent` adds.
+        observes: The keys of what `observe` returns.
+        calibrates_on: The representation of all training images that `calibrate` needs; None for nothing.
+        without_calibration: What it does until then, for the warning of `MetricLearner.fit`.
 
     Raises:
         ValueError: `weight` is negative or not finite, or a representation that the objective reads is missing.
@@ -59,6 +82,9 @@ class Objective(SavedByArguments, keras.layers.Layer):
     representation = "embedding"
     learns_from: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()
+    observes: tuple[str, ...] = ()
+    calibrates_on: str | None = None
+    without_calibration = ""
 
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
@@ -94,6 +120,50 @@ class Objective(SavedByArguments, keras.layers.Layer):
         """
         raise TypeError(f"{type(self).__name__} must define compute_pairs(pairs)")
 
+    def update(self, representations, labels) -> None:
+        """Update its state before the value of a training step is computed; by default not at all.
+
+        Args:
+            representations: Those of the replica's own images if `per_image`, of the global batch otherwise.
+            labels: (B,) integers.
+        """
+
+    def remember(self, representations, labels) -> None:
+        """Keep a batch of training for those after it, once the value is computed; by default not at all.
+
+        Args:
+            representations: As of `update`.
+            labels: (B,) integers.
+        """
+
+    def forget(self) -> None:
+        """Drop what was remembered, as at the start of a run; by default nothing."""
+
+    def observe(self, pairs) -> dict:
+        """Compute what the anchors make up of means over the batch, by the keys of `observes`.
+
+        Args:
+            pairs: As of `compute_pairs`.
+
+        Returns:
+            For each key the sum over the anchors, and how many values were summed.
+        """
+        return {}
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether `calibrate` has run, or need not."""
+        return True
+
+    def calibrate(self, features, labels) -> None:
+        """Measure the training set; what is measured stays fixed in training.
+
+        Args:
+            features: (N, D) NumPy, the representation `calibrates_on` of the training images, before training.
+            labels: (N,) NumPy integers.
+        """
+        raise TypeError(f"{type(self).__name__} must define calibrate(features, labels)")
+
     def __call__(self, representations, labels, **kwargs):
         """Compute the unweighted value, a scalar, of labels in any form that `as_labels` takes."""
         # Made integers before Keras converts them: it would cast float ids to float32, and on JAX cut off 64-bit ones.
@@ -104,25 +174,51 @@ class Objective(SavedByArguments, keras.layers.Layer):
     def call(self, representations, labels, training=None):
         """Compute the unweighted value, a scalar."""
         available = {**representations, **self.represent(representations, training=training)}
-        selected, labels = self.select(available), self.as_labels(labels)
-        stateful = training and isinstance(self, Stateful)
-        if stateful:
-            self.update(selected, labels)
-        value = self.value_of(selected, labels) + pairwise.nan_if_no_label(labels)
-        if stateful:
-            self.remember(selected, labels)
-        return value
+        return self.term(available, labels, training=training).value + pairwise.nan_if_no_label(labels)
 
-    def value_of(self, representations, labels):
-        """Compute the unweighted value, a scalar, of a whole batch on one device.
+    def term(self, representations, labels, scope: Scope = Scope(), training=False) -> Term:
+        """Evaluate a batch; in training, also update what the objective keeps of the batches.
 
         Args:
-            representations: Those that the objective reads.
-            labels: Integers, as `as_labels` returns them.
+            representations: At least those that it reads: of this replica's own images if `per_image`, of the global
+                batch otherwise.
+            labels: Theirs, in a form that `as_labels` takes.
+            scope: Which images of the global batch are this replica's own; by default all.
+            training: Whether this is a step of training.
         """
-        if self.per_image:
-            return self.reduce(self.compute(representations, labels))
-        return self.compute_pairs(pairs_by_name(representations, labels, self.positives))
+        selected = {name: ops.cast(value, "float32") for name, value in self.select(representations).items()}
+        labels = self.as_labels(labels)
+        if training:
+            self.update(selected, labels)
+        term = self._term_of_images if self.per_image else self._term_of_pairs
+        result = term(selected, labels, scope)
+        if training:
+            self.remember(selected, labels)
+        return result
+
+    def _term_of_images(self, representations, labels, scope: Scope) -> Term:
+        total = ops.sum(self.compute(representations, labels))
+        if self.reduction == "sum":
+            return Term(total, total * replicas.count(), {})
+        count = ops.cast(ops.shape(labels)[0], "float32")
+        images = count if scope.total is None else scope.total(count)
+        return Term(total / ops.maximum(images, 1.0), total / ops.maximum(count, 1.0), {})
+
+    def _term_of_pairs(self, representations, labels, scope: Scope) -> Term:
+        pairs = pairs_by_name(representations, labels, self.positives, Scope() if self.whole_batch else scope)
+        observations = self._observations(pairs) if self.observes else {}
+        value = self.compute_pairs(pairs)
+        if self.whole_batch or scope.count is None:
+            return Term(value / replicas.count(), value, observations)
+        # So that the mean over replicas, weighted by their images, is the sum of the shares.
+        images, own = (ops.cast(size, "float32") for size in (ops.shape(labels)[0], scope.count))
+        return Term(value, value * images / ops.maximum(own, 1.0), observations)
+
+    def _observations(self, pairs) -> dict[str, tuple]:
+        parts = self.observe(pairs)
+        numbers = ops.stack([ops.cast(x, "float32") for key in self.observes for x in parts[key]])
+        totals = ops.unstack(pairs[self.reads[0]].total(numbers), 2 * len(self.observes))
+        return dict(zip(self.observes, zip(totals[::2], totals[1::2], strict=True), strict=True))
 
     @property
     def positives(self):
@@ -161,10 +257,6 @@ class Objective(SavedByArguments, keras.layers.Layer):
             )
         return {name: representations[name] for name in self.reads}
 
-    def reduce(self, values):
-        """Reduces the values of the images, (B,), to a scalar."""
-        return ops.sum(values) if self.reduction == "sum" else pairwise.mean(values)
-
     def compute_output_spec(self, representations, labels, training=None):
         """Return a float32 scalar."""
         return keras.KerasTensor((), dtype="float32")
@@ -186,89 +278,6 @@ class ReducedObjective(Objective):
         super().__init__(**kwargs)
         self.representation = representation
         self.reduction = one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
-
-
-class Calibrated(Objective):
-    """An objective that measures the training set before the first step."""
-
-    #: The representation that `calibrate` needs of all training images; None for nothing.
-    calibrates_on: str | None = None
-    #: What it does until then, for the warning of `MetricLearner.fit`.
-    without_calibration = ""
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether `calibrate` has run, or need not."""
-        return True
-
-    def calibrate(self, features, labels) -> None:
-        """Measures what stays fixed in training.
-
-        Args:
-            features: (N, D) NumPy, the representation `calibrates_on` of the training images, before training.
-            labels: (N,) NumPy integers.
-        """
-        raise TypeError(f"{type(self).__name__} must define calibrate(features, labels)")
-
-
-class Stateful(Objective):
-    """An objective that keeps something of the batches of training, the same on every replica."""
-
-    def update(self, representations, labels) -> None:
-        """Update its state before the value of a training step is computed; by default not at all.
-
-        Args:
-            representations: Those of the replica's own images if `per_image`, of the global batch otherwise.
-            labels: (B,) integers.
-        """
-
-    def remember(self, representations, labels) -> None:
-        """Keep a batch for those after it, once the value is computed; by default not at all.
-
-        Args:
-            representations: Those of the global batch. Not called if `per_image`.
-            labels: (B,) integers.
-        """
-
-    def forget(self) -> None:
-        """Drop what was remembered, as at the start of a run; by default nothing."""
-
-
-class Observed(Objective):
-    """An objective that logs more than its value, as `<name>_<key>`."""
-
-    #: The keys.
-    observes: tuple[str, ...] = ()
-
-    def observe(self, pairs) -> dict:
-        """Compute what the anchors make up of means over the batch, by the keys of `observes`.
-
-        Args:
-            pairs: As of `compute_pairs`.
-
-        Returns:
-            For each key the sum over the anchors, and how many values were summed.
-        """
-        raise TypeError(f"{type(self).__name__} must define observe(pairs)")
-
-
-class WithStatistics(Objective):
-    """An objective whose own statistics train in steps between those of the embedder."""
-
-    #: How many calls of `statistics_step` go before each step of the embedder.
-    statistics_steps = 1
-
-    @property
-    def statistics_variables(self) -> list:
-        """The trainable weights that only `statistics_step` trains."""
-        raise TypeError(f"{type(self).__name__} must define statistics_variables")
-
-    def statistics_step(self, pairs):
-        """Compute the loss of the `statistics_variables`, a scalar, in a step in which the embedder is fixed.
-
-        The place to update state and metrics too. Called once per step of that phase, with all anchors.
-        """
-        raise TypeError(f"{type(self).__name__} must define statistics_step(pairs)")
 
 
 class FunctionLoss(SavedByArguments, keras.losses.Loss):

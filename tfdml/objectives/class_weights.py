@@ -11,7 +11,7 @@ from tfdml.losses import ArcFaceLoss, NormSoftmaxLoss, SoftTripleLoss
 from tfdml.losses.base import nan_if_any
 from tfdml.losses.classification import refuse_unknown_classes, target_mask
 from tfdml.losses.contrastive import margin_hinges
-from tfdml.objectives.base import ProxyLoss, ReducedObjective, Stateful
+from tfdml.objectives.base import ProxyLoss, ReducedObjective
 from tfdml.objectives.class_statistics import of_own_class
 
 
@@ -203,7 +203,7 @@ class RegularizedSoftTriple(ProxyLoss):
         return super().compute(representations, labels) + self.tau * self.regularizer()
 
 
-class CurricularFace(Stateful, ProxyLoss):
+class CurricularFace(ProxyLoss):
     """ArcFace in which hard negatives weigh little at first, and more later in training.
 
     L = -log( e^{s cos(theta_y + m)} / ( e^{s cos(theta_y + m)} + sum_{j != y} e^{s N_j} ) ),

@@ -7,11 +7,11 @@ from tfdml import pairwise
 from tfdml.arguments import integer, number, one_of
 from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import target_mask
-from tfdml.objectives.base import Observed, Stateful, reduction_of, share_of
+from tfdml.objectives.base import Objective, reduction_of, share_of
 from tfdml.saving import restore
 
 
-class CrossBatchMemory(Stateful):
+class CrossBatchMemory(Objective):
     """A loss over the pairs of the batch's images with those of the batch and of a memory of earlier ones.
 
     L = loss over pairs (i, j),   i of the batch,   j of the batch or of the memory
@@ -139,7 +139,7 @@ class CrossBatchMemory(Stateful):
         return labels, ops.concatenate([self.memory, ops.cast(x, "float32")], axis=0)
 
 
-class Prism(Observed, CrossBatchMemory):
+class Prism(CrossBatchMemory):
     """A loss over pairs with a memory, without the images whose labels look wrong compared with what the memory holds.
 
     P_i = exp(w_y . x_i) / sum over classes k in the memory of exp(w_k . x_i),   y the label of image i

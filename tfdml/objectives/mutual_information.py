@@ -9,14 +9,14 @@ from tfdml import pairwise
 from tfdml.arguments import integer, number, one_of
 from tfdml.layers import StatisticsNetwork
 from tfdml.mining import negative_probabilities, sample_negatives
-from tfdml.objectives.base import Observed, Stateful
+from tfdml.objectives.base import Objective
 from tfdml.pairs import pairs_by_name
 
 NEGATIVES = ("distance_weighted", "all")
 # Points between the smallest and the largest distance of a batch at which the slope of V is penalized.
 _SLOPES = 64
-# Adam's, as the paper's authors have them.
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
+# Those of `keras.optimizers.Adam`.
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-7
 
 
 def divergence_loss(values, positives, negatives):
@@ -46,31 +46,35 @@ def _weighted_mean(values, weights):
     return ops.sum(weights * values) / ops.maximum(ops.sum(weights), 1.0)
 
 
-class RankMI(Stateful, Observed):
-    """The RankMI loss, by updates that alternate between a statistics network and the embedder.
+class RankMI(Objective):
+    """The RankMI loss: a statistics network V learns to tell positives from negatives by their distance, and costs it.
 
     L = mean over P of softplus(-V(d+)) + mean over N of softplus(V(d-)) - 2 ln 2,    V(d) = MLP(d) - d
 
-    over the Euclidean distances d of L2-normalized embeddings. `MetricLearner` alternates (algorithm 1): one step of
-    the embedder, then `statistics_steps` steps of V, each on the next batch.
+    over the Euclidean distances d of L2-normalized embeddings. A step of training does three things with a batch:
 
-    - A step of V (`statistics_loss`) takes all pairs of the batch. No gradient reaches the embedder.
-    - A step of the embedder (`compute`, what calling the objective gives) takes the positives with d > beta - margin
-      and, of the negatives with d < beta + margin, as many draws for each image as it has positives. V is fixed.
+    1. V takes `statistics_steps` steps of its own Adam on all pairs (`update`). No gradient reaches the embedder.
+    2. beta becomes the root of V nearest to the one before: there a positive and a negative pair cost the same. Where V
+       has no root in 0 .. 2, beta stays: V moves little in a step, whereas either end of the interval would drop nearly
+       all positives or all negatives.
+    3. The value is L with V fixed, over the positives with d > beta - margin and, of the negatives with
+       d < beta + margin, as many draws for each image as it has positives.
 
-    beta is the root of V nearest to the one before, found again after each update of V: there a positive and a negative
-    pair cost the same. Where V has no root in 0 .. 2, beta stays as it was: V moves little in a step, whereas
-    either end of the interval would at once drop nearly all positives or all negatives.
+    The paper's algorithm 1 alternates: of every k + 1 batches, k train V and one trains the embedder. Here each batch
+    serves both. See `docs/methods.md` for how the two compare. V, its optimizer's state and beta are weights of the
+    objective that the learner's optimizer does not train. They are saved with it, and the same on every replica.
 
-    Logged by the learner next to the value itself, over the steps of V: `<name>_jsd`, the lower bound on the
-    Jensen-Shannon divergence between the distances of positives and negatives in nats (ln 2 when they are apart);
-    `<name>_beta`; and `<name>_no_root`, the share of V's states that had no root.
+    Logged by the learner next to the value itself: `<name>_jsd`, the lower bound on the Jensen-Shannon divergence
+    between the distances of positives and negatives in nats (ln 2 when they are apart); `<name>_beta`; and
+    `<name>_no_root`, the share of V's states that had no root.
 
     Args:
         margin: alpha, how far beyond beta a pair still counts.
         initial_beta: About where V's root starts: best between the distances of positive and of negative pairs. From 0
             the embedder first pulls all pairs together, as hardly a negative is within the margin.
         statistics_steps: k, the steps of V for each step of the embedder.
+        learning_rate: V's. It stays the same throughout training.
+        weight_decay: V's, added to the gradient. The paper has 0.0001 for all weights.
         hidden: Width of V's layers.
         depth: V's number of square layers.
         negatives: `"distance_weighted"`, drawn without replacement as in `tfdml.mining.negative_probabilities`, or
@@ -153,25 +157,26 @@ class RankMI(Stateful, Observed):
         """Let V take its steps on all pairs of the batch, and find its root."""
         pairs = _fixed(pairs_by_name(representations, labels))
         for _ in range(self.statistics_steps):
-            self._descend(_gradients(lambda: self._statistics_loss(pairs) + self._penalty(pairs), self.network.weights))
+            self._descend(_gradients(lambda: self._statistics_loss(pairs), self.network.weights))
         self.beta.assign(self.network.root(self.beta))
 
-    def _descend(self, slopes):
-        """Make a step of Adam; by hand, as Keras's optimizers change no variable within a stateless scope."""
+    def _descend(self, gradients):
+        """Make a step of `keras.optimizers.Adam`, which itself changes no variables within a stateless scope."""
         self.steps.assign(self.steps + 1.0)
         rate = self.learning_rate * ops.sqrt(1.0 - _BETA_2**self.steps) / (1.0 - _BETA_1**self.steps)
-        for weight, slope, momentum, velocity in zip(
-            self.network.weights, slopes, self.momentums, self.velocities, strict=True
-        ):
-            slope = slope + self.weight_decay * weight
-            momentum.assign(momentum + (1.0 - _BETA_1) * (slope - momentum))
-            velocity.assign(velocity + (1.0 - _BETA_2) * (ops.square(slope) - velocity))
+        slots = zip(self.network.weights, gradients, self.momentums, self.velocities, strict=True)
+        for weight, gradient, momentum, velocity in slots:
+            gradient = gradient + self.weight_decay * weight
+            momentum.assign(momentum + (1.0 - _BETA_1) * (gradient - momentum))
+            velocity.assign(velocity + (1.0 - _BETA_2) * (ops.square(gradient) - velocity))
             weight.assign(weight - rate * momentum / (ops.sqrt(velocity) + _EPSILON))
 
     def statistics_loss(self, pairs):
         """Compute the loss of V over all pairs, with the embeddings fixed, and the soft constraint if there is one."""
-        pairs = _fixed(pairs)
-        return self._statistics_loss(pairs) + self._penalty(pairs)
+        return self._statistics_loss(_fixed(pairs))
+
+    def _statistics_loss(self, pairs):
+        return self._loss_of_all(pairs) + self._penalty(pairs)
 
     def compute_pairs(self, pairs):
         """Compute the loss of the embedder: over the pairs that violate the margins around beta, with V fixed."""
@@ -184,7 +189,7 @@ class RankMI(Stateful, Observed):
         pairs = _fixed(pairs)
         beta, exists = self.network.find_root(self.beta)
         informative = ops.cast(ops.logical_and(ops.any(pairs.positives), ops.any(pairs.negatives)), "float32")
-        bound = -0.5 * ops.stop_gradient(self._statistics_loss(pairs))
+        bound = -0.5 * self._loss_of_all(pairs)
         return {
             "jsd": (informative * bound, informative),
             "beta": (beta, 1.0),
@@ -207,7 +212,7 @@ class RankMI(Stateful, Observed):
             negatives = _draw(ops.where(negatives, near, 0.0), counts, self.seed_generator)
         return ops.cast(positives, "float32"), ops.cast(negatives, "float32")
 
-    def _statistics_loss(self, pairs):
+    def _loss_of_all(self, pairs):
         return self._loss(pairs, *(ops.cast(mask, "float32") for mask in (pairs.positives, pairs.negatives)))
 
     def _loss(self, pairs, positives, negatives, frozen=False):

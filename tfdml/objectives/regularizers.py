@@ -6,7 +6,7 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import boolean, integer, number, one_of
-from tfdml.objectives.base import Calibrated, Objective, Observed, ReducedObjective
+from tfdml.objectives.base import Objective, ReducedObjective
 from tfdml.objectives.class_statistics import class_index, class_pairs, means_and_spreads, of_own_class
 
 CONSTRAINTS = ("soft", "hard", None)
@@ -46,7 +46,7 @@ def class_densities(features, labels, num_classes):
     return densities
 
 
-class DensityAdaptivity(ReducedObjective, Calibrated, Observed):
+class DensityAdaptivity(ReducedObjective):
     """The density regularizer: each class spreads toward a learned target, and the targets grow.
 
     L = (1/C) sum over classes c of (D_c - a_c)^2 - (1/C) sum over c of a_c
@@ -231,7 +231,7 @@ REPRESENTATIONS = ("embedding", "projection")
 _SMALLEST_ENERGY = 1e-12
 
 
-class EnergyConfusion(ReducedObjective, Observed):
+class EnergyConfusion(ReducedObjective):
     """The energy confusion term: the expected squared distance between images of different classes, to be minimized.
 
     L = sum over ordered pairs of classes I != J of ln(1 + E_IJ),

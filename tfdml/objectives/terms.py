@@ -13,7 +13,6 @@ from tfdml.expressions import Call, parse_sum, shortened
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.base import Relation
 from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, Prism, ProxyLoss
-from tfdml.objectives.base import Calibrated, Observed, Stateful, WithStatistics
 from tfdml.registry import find, registered
 from tfdml.saving import snake_case
 
@@ -31,7 +30,7 @@ _ALIASES = {
 _MOST_TERMS = 20
 _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
 # What the packages have besides terms.
-_NO_TERMS = (*_WRAPPERS, Calibrated, Observed, Stateful, WithStatistics)
+_NO_TERMS = _WRAPPERS
 
 
 def known() -> dict[str, type]:

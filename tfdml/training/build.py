@@ -32,7 +32,7 @@ from tfdml.layers import PrincipalComponents
 from tfdml.memory import require_memory
 from tfdml.models import AttentionEnsemble, Embedder, Head, MetricLearner
 from tfdml.models.inference import represent_batches
-from tfdml.objectives import Calibrated, HighOrderMomentLoss, Objective, Stateful
+from tfdml.objectives import HighOrderMomentLoss, Objective
 from tfdml.objectives.terms import build_objectives, check_objectives
 from tfdml.training import checkpoints, workers
 from tfdml.training.checkpoints import RunFolder
@@ -240,9 +240,6 @@ def make_learner(
         if experiment.backbone_rate == 0:
             embedder.freeze_backbone()
         learner = _with_objectives(embedder, experiment, num_classes, train)
-    half = experiment.mixed_precision == "mixed_float16" and keras.backend.backend() == "jax"
-    if half and learner.statistics_variables:
-        raise UserError("rank_mi on JAX takes no --mixed_precision=mixed_float16: use mixed_bfloat16")
     optimizer = build_optimizer(
         experiment.optimizer,
         learner,
@@ -301,7 +298,7 @@ def _try_objectives(learner: MetricLearner, labels: np.ndarray) -> None:
     with keras.StatelessScope():
         for objective in learner.objectives:
             representations.update(objective.represent(representations, training=True))
-            objective.value_of(objective.select(representations), objective.as_labels(labels))
+            objective.term(representations, labels)
 
 
 def has_orders(learner: MetricLearner) -> bool:
@@ -442,8 +439,7 @@ def start_from(path: str, learner: MetricLearner) -> None:
         for weight, array in zip(parts[part], found.get(part, []), strict=True):
             workers.assign_here(weight, array)
     for objective in learner.objectives:
-        if isinstance(objective, Stateful):
-            objective.forget()  # of the images of the old run
+        objective.forget()  # of the images of the old run
     taken = [part for part in alike if parts[part]]
     fresh = "".join(f", {part} as new" for part in parts if part not in alike)
     logging.info("starting from %s: %s taken over%s", source, ", ".join(taken), fresh)
@@ -521,7 +517,7 @@ def calibrate(
     Raises:
         UserError: The projection cannot be whitened.
     """
-    calibrated = [o for o in learner.objectives if isinstance(o, Calibrated) and o.calibrates_on]
+    calibrated = [o for o in learner.objectives if o.calibrates_on]
     if not calibrated and whitening is None:
         return
     processes = processes or workers.Processes()

@@ -25,7 +25,6 @@ from keras import ops
 
 from tfdml import workarounds
 from tfdml.errors import UserError, check_choice
-from tfdml.models.alternation import AlternatingOptimizer
 from tfdml.saving import restore
 
 SCHEDULES = ("step", "cosine", "linear")
@@ -230,15 +229,11 @@ class PartRates(workarounds.WholeGradients):
 
 
 def part_optimizers(optimizer) -> Iterator[PartRates]:
-    """Yield the optimizers with `PartRates` in one of `build_optimizer`; of two phases, the embedder's last.
+    """Yield the optimizers with `PartRates` in one of `build_optimizer`.
 
     Args:
         optimizer: Also one within Keras's `LossScaleOptimizer`; of another kind there is none.
     """
-    if isinstance(optimizer, AlternatingOptimizer):
-        yield from part_optimizers(optimizer.statistics_optimizer)
-        yield from part_optimizers(optimizer.embedder_optimizer)
-        return
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
     if isinstance(optimizer, PartRates):
@@ -470,7 +465,7 @@ def build_optimizer(
     layer_decay: float = 1.0,
     ema: float = 0.0,
 ):
-    """Return an optimizer, built on the learner's variables, with a rate per part; one for each phase if there are two.
+    """Return an optimizer, built on the learner's variables, with a rate per part.
 
     It is saved with the learner, with its rates and its state: `keras.saving.load_model` and `ModelCheckpoint` work.
 
@@ -505,32 +500,23 @@ def build_optimizer(
     check_form(name, form)
     if not learner.built:
         learner.build((None, *learner.embedder.view_shape))
-    own = {id(variable) for variable in learner.statistics_variables}
     factors = _factors(learning_rate, learning_rates or {})
     parts = learner.parts()
     by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
     for variable, depth in depths(parts["backbone"]):
         by_id[id(variable)] *= layer_factor(depth, layer_decay)
 
-    def build(variables):
-        optimizer = _make(_CLASSES[form][name], learning_rate, epsilon, momentum)
-        decoupled = isinstance(optimizer, _DECOUPLED)
-        optimizer.part_settings = PartSettings(
-            factors=[by_id.get(id(variable), 1.0) for variable in variables],
-            coupled_decay=0.0 if decoupled else weight_decay,
-            decoupled_decay=weight_decay if decoupled else 0.0,
-            norm=clip_norm or None,
-            ema=ema,
-        )
-        optimizer.build(variables)
-        return optimizer
-
-    embedder = build([variable for variable in learner.trainable_variables if id(variable) not in own])
-    if not own:
-        return embedder
-    optimizer = AlternatingOptimizer(embedder, build([v for v in learner.trainable_variables if id(v) in own]))
-    optimizer.in_statistics = lambda variable: id(variable) in own
-    optimizer.build(learner.trainable_variables)
+    variables = learner.trainable_variables
+    optimizer = _make(_CLASSES[form][name], learning_rate, epsilon, momentum)
+    decoupled = isinstance(optimizer, _DECOUPLED)
+    optimizer.part_settings = PartSettings(
+        factors=[by_id.get(id(variable), 1.0) for variable in variables],
+        coupled_decay=0.0 if decoupled else weight_decay,
+        decoupled_decay=weight_decay if decoupled else 0.0,
+        norm=clip_norm or None,
+        ema=ema,
+    )
+    optimizer.build(variables)
     return optimizer
 
 

@@ -24,7 +24,6 @@ from tfdml.data.sampling import Share
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import read_json, write_json
 from tfdml.models import MetricLearner
-from tfdml.objectives import Stateful
 from tfdml.pairs import Pairs
 from tfdml.training import checkpoints
 from tfdml.training.build import Components
@@ -70,12 +69,8 @@ class GradientSampler:
         self._trained = list(learner.trainable_variables)
         self._others = list(learner.non_trainable_variables)
         place = {id(variable): index for index, variable in enumerate(self._trained)}
-        fixed = {id(variable) for variable in learner.statistics_variables}
-        #: The places of each part's variables, of those that a step of the embedder trains.
-        self._parts = {
-            part: [place[id(v)] for v in variables if id(v) in place and id(v) not in fixed]
-            for part, variables in learner.parts().items()
-        }
+        #: The places of each part's variables.
+        self._parts = {part: [place[id(v)] for v in members] for part, members in learner.parts().items()}
         backend = keras.backend.backend()
         measure = _on_jax if backend == "jax" else _on_tensorflow
         self._run = measure(self._terms, self._norms_and_gram, eagerly=learner.run_eagerly)
@@ -102,15 +97,12 @@ class GradientSampler:
         learner = self._learner
         mapping = [*zip(self._trained, trained, strict=True), *zip(self._others, others, strict=True)]
         with keras.StatelessScope(mapping, initialize_variables=False):
-            found = learner.add_representations(learner(images, training=True), True)
-            terms = [self._term(objective, found, labels) for objective in learner.objectives]
+            found = learner(images, training=True)
+            terms = [
+                objective.weight * objective.term(found, labels, training=True).value
+                for objective in learner.objectives
+            ]
         return ops.stack(terms), ops.cast(found["embedding"], "float32")
-
-    def _term(self, objective, representations, labels):
-        selected, labels = objective.select(representations), objective.as_labels(labels)
-        if isinstance(objective, Stateful):
-            objective.update(selected, labels)
-        return objective.weight * ops.cast(objective.value_of(selected, labels), "float32")
 
     def _norms_and_gram(self, gradients: Sequence[Sequence[Any]]):
         """Squared norms by part of the sum over terms, and the products of terms over the embedder."""

@@ -101,7 +101,8 @@ class Chunks:
         mapping = [*zip(self.states, states, strict=True), *weights]
         with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
             given = [scope.get_current_value(variable) for variable in self.states]
-            representations = self.learner.represent_images(images, training=True)
+            every = self.learner(images, training=True)
+            representations = {name: every[name] for name in self.learner.reads}
             after = [scope.get_current_value(variable) for variable in self.states]
         if scope.losses:
             raise ValueError("gradient_cache does not go with layers that add losses of their own, by add_loss()")
