@@ -25,8 +25,9 @@ WITH_TENSORFLOW = {
     "replicas",
     "layers/moments",
     "losses/classification",
+    "objectives/mutual_information",
     "workarounds",
-    *(f"models/{name}" for name in ("gradient_cache", "inference", "learner")),
+    *(f"models/{name}" for name in ("chunks", "inference", "learner")),
 }
 # Of TensorFlow alone, and so imported in functions.
 TENSORFLOW_ONLY = {"models/chunks"}
