@@ -258,7 +258,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         """Count the step; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
         self.step += 1
         self._steps_here += 1
-        if self._steps_here == self._compiling_steps:
+        if self._steps_here == 1:  # the first one compiles
             self._compiled = time.perf_counter()
         self._check_finite(logs or {})
         in_epoch = self.step % self.steps_per_epoch
@@ -275,7 +275,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         logs = {key: float(value) for key, value in shared.items()}
         now = time.perf_counter()
         seconds = now - self._epoch_started
-        images = max(self._steps_here - self._compiling_steps, 0) * self._batch_size
+        images = max(self._steps_here - 1, 0) * self._batch_size
         timed = now - self._compiled if images else 0.0
         pairs = float(keras.ops.convert_to_numpy(self.model.distance_trackers[1].count))
         if pairs and logs["d_neg"] < _COLLAPSED:
@@ -334,11 +334,6 @@ class TrainingMonitor(keras.callbacks.Callback):
     def images_per_second(self) -> float | None:
         """Trained images per second in this process, without evaluation and the steps of an epoch that may compile."""
         return self._timed_images / self._timed_seconds if self._timed_seconds > 0 else None
-
-    @property
-    def _compiling_steps(self) -> int:
-        """The first steps of an epoch that throughput leaves out, as they may compile: one of each phase."""
-        return 1 + getattr(self.model, "statistics_steps", 0)
 
     def _record(self, record: dict) -> None:
         self.records.append(record)
