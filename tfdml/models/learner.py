@@ -179,8 +179,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
         loss = reported = ops.zeros((), "float32")
         for objective, tracker in zip(self.objectives, self.term_trackers, strict=True):
-            batch = (y_pred, labels) if objective.per_image else (gathered, all_labels)
-            term = objective.term(*batch, scope, training)
+            vectors, their_labels = (y_pred, labels) if objective.per_image else (gathered, all_labels)
+            term = objective.term(vectors, their_labels, scope, training)
             # Weighted as Keras weighs the loss in its logs: by the images of this replica.
             tracker.update_state(term.value, ops.cast(size, "float32"))
             for key, (total, count) in term.observations.items():
