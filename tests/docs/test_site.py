@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 from keras.losses import Loss
@@ -50,18 +51,18 @@ def test_every_page_is_in_the_navigation():
 def test_every_public_package_has_a_page_of_its_reference():
     import tfdml
 
-    packages = {name for name in tfdml.__all__ if name.islower() and not name.startswith("_")}
+    packages = {name for name in tfdml.__all__ if isinstance(getattr(tfdml, name), types.ModuleType)}
     assert packages == {page.stem for page in (DOCS / "api").glob("*.md")} - {"index"}
 
 
 def test_every_loss_and_objective_has_a_row_in_the_table_of_choices():
-    from tfdml.objectives.terms import _ALIASES, known
+    from tfdml.registry import registered
 
     text = (DOCS / "choosing.md").read_text()
-    short = {full: alias for alias, full in _ALIASES.items()}
-    missing = [name for name in known() if f"`{name}`" not in text and f"`{short.get(name)}`" not in text]
-    assert not missing, missing
-    assert not [cls.__name__ for name, cls in known().items() if issubclass(cls, Loss) and cls.__name__ not in text]
+    items = {name: item for name, item in registered("loss").items() if item.__module__.startswith("tfdml.")}
+    names = {item: [name for name, other in items.items() if other is item] for item in items.values()}
+    assert not [item for item in names if not any(f"`{name}`" in text for name in names[item])]
+    assert not [item for item in names if issubclass(item, Loss) and item.__name__ not in text]
 
 
 def _cells(path):
