@@ -230,7 +230,7 @@ def arrays_of(args):
 
     if not args.embeddings:
         return Arrays(*made_embeddings(args.images, args.dim, args.classes))
-    from tfdml.embeddings.reader import read_embeddings
+    from tfdml.embeddings.files import read_embeddings
 
     stored = read_embeddings(args.embeddings)
     stored = stored.split("test") if stored.roles is not None else stored

@@ -17,7 +17,7 @@ from tfdml.audit import (
     read_drops,
     write_table,
 )
-from tfdml.embeddings.reader import ImageTable
+from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.retrieval import nearest_neighbors
 

@@ -8,7 +8,7 @@ from tfdml import evaluation
 from tfdml.callbacks import RetrievalEvaluation
 from tfdml.data import ImageDataset
 from tfdml.embeddings import read_embeddings
-from tfdml.embeddings.reader import ImageTable
+from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.losses import ContrastiveLoss
 from tfdml.mining import BatchHardMiner

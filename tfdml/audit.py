@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.data.readers.own_images import read_cells
-from tfdml.embeddings.reader import ImageTable
+from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.io.files import cell_text, write_whole
 from tfdml.pairwise import integer_labels

@@ -11,9 +11,8 @@ import keras
 import numpy as np
 
 from tfdml.embeddings.compute import embed, slices
+from tfdml.embeddings.files import check_same_model, class_of_each, read_embeddings, read_names, table_of, write_file
 from tfdml.embeddings.model_card import fingerprint
-from tfdml.embeddings.parquet import table_of, write_file
-from tfdml.embeddings.reader import check_same_model, class_of_each, read_embeddings, read_names
 from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.classification import Calibration, KNNClassifier, Predictions, calibrate
 from tfdml.evaluation.relevance import ids_or_names

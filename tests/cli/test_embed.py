@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import ROOT
 from tests.cli.many import run_many
-from tfdml.embeddings.reader import read_embeddings, read_names
+from tfdml.embeddings.files import read_embeddings, read_names
 from tfdml.errors import UserError
 
 

@@ -8,7 +8,7 @@ from pyarrow.parquet import read_table
 
 from tfdml.data import load
 from tfdml.embeddings.backends import load_backend, load_embedder
-from tfdml.embeddings.reader import read_embeddings, read_names
+from tfdml.embeddings.files import read_embeddings, read_names
 from tfdml.evaluation import evaluate_retrieval
 from tfdml.models import Embedder, stack
 

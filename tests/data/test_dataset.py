@@ -19,7 +19,7 @@ from tfdml.data.dataset import ImageDataset, check, find_faults
 from tfdml.data.decoding import decode_image
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
 from tfdml.data.readers import official_archives
-from tfdml.embeddings.reader import ImageTable
+from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.io import files
 

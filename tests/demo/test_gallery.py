@@ -10,8 +10,7 @@ pytest.importorskip("starlette")
 from tests.demo.pages import Colors, encoded, small_gallery
 from tfdml.demo import Gallery, database_gallery, folder_gallery, stored_gallery
 from tfdml.demo import gallery as module
-from tfdml.embeddings.reader import ImageTable
-from tfdml.embeddings.writer import EmbeddingWriter
+from tfdml.embeddings.files import EmbeddingWriter, ImageTable
 from tfdml.errors import UserError
 from tfdml.io import files
 from tfdml.retrieval import connect, nearest_neighbors

@@ -110,8 +110,7 @@ def write_retriever(path: pathlib.Path, names: dict) -> None:
 
 def write_embeddings(path: pathlib.Path, names: dict) -> None:
     """`embeddings` of the data set `test`, as tfdml embed writes them."""
-    from tfdml.embeddings.reader import ImageTable
-    from tfdml.embeddings.writer import EmbeddingWriter
+    from tfdml.embeddings.files import EmbeddingWriter, ImageTable
 
     with EmbeddingWriter(str(path), {"model": "random"}, ImageTable.of([names["test"]])) as writer:
         writer.append(names["embeddings"])

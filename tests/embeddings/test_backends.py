@@ -100,7 +100,7 @@ def test_a_card_of_another_model_is_refused(models, tmp_path):
     for card, says in (
         ({"view": {**models_on_disk.VIEW, "image_size": 36}}, "states 36 px"),
         ({"view": {"resize": 40, "crop": 32, "mode": "shorter"}}, "does not state the view"),
-        ({"view": {**models_on_disk.VIEW, "resize": 20}}, "an impossible view"),
+        ({"view": {**models_on_disk.VIEW, "resize": 20}}, "resize is 20"),
         ({"view": {"dimension": 4}}, "is of a head, which embeds vectors and no images"),
         ({"view": {"resize": 40}}, "does not state the view"),
         ({"view": {"size": 40}}, "does not state the view"),
@@ -275,7 +275,7 @@ def test_what_cannot_be_is_refused():
         with pytest.raises(ValueError, match=says):
             Views(**wrong)
     with pytest.raises(UserError, match="has one view"):
-        embed_views(type("Served", (), {"address": "grpc://x"})(), None, 1, Views())
+        embed_views(type("Served", (), {"address": "x", "transform": None})(), None, 1, Views())
 
 
 @pytest.mark.slow

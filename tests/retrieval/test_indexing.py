@@ -9,8 +9,7 @@ import pytest
 from tests.cli import commands
 from tests.fork_server import fork_server
 from tests.retrieval.databases import KINDS
-from tfdml.embeddings.reader import ImageTable
-from tfdml.embeddings.writer import EmbeddingWriter
+from tfdml.embeddings.files import EmbeddingWriter, ImageTable
 from tfdml.errors import UserError
 from tfdml.retrieval import connect, index_embeddings
 from tfdml.retrieval.indexing import EmbeddingsToIndex

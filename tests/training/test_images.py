@@ -16,7 +16,7 @@ from tfdml.data.pipeline import training_batches
 from tfdml.data.policies import Policy, Step
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
-from tfdml.embeddings import ImageTable, parquet
+from tfdml.embeddings.files import ImageTable, table_of, write_file
 from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol
 from tfdml.mining import shares_a_label
@@ -446,7 +446,7 @@ def test_a_folder_of_embeddings_brings_its_roles_and_paths(tmp_path):
     table = {"path": [f"{row}.jpg" for row in range(4)], "label": [0, 0, 1, 1], "class": ["a", "a", "b", "b"]}
     table["role"] = ["test", "test", "train", "train"]
     (tmp_path / "vectors").mkdir()
-    parquet.write_file(tmp_path / "vectors" / "a.parquet", parquet.table_of({"id": range(4), **table}, np.eye(4)))
+    write_file(tmp_path / "vectors" / "a.parquet", table_of({"id": range(4), **table}, np.eye(4)))
     train, test = vector_splits(str(tmp_path / "vectors")).values()
     assert (train.names, test.names) == (("2.jpg", "3.jpg"), ("0.jpg", "1.jpg"))
     np.testing.assert_array_equal(train.images.pixels(), np.eye(4, dtype=np.float32)[2:])

@@ -21,6 +21,7 @@ the images whose action is drop.
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,9 @@ from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import MODES, EvaluationTransform
 from tfdml.effects import Effect, either, needs
 from tfdml.embeddings import embed
-from tfdml.embeddings.reader import ImageTable, read_embeddings
+from tfdml.embeddings.files import ImageTable, read_embeddings
 from tfdml.errors import UserError
-from tfdml.io.files import as_named
-from tfdml.io.folders import ResumableFolder
+from tfdml.io.files import partial_folder, require_local
 from tfdml.models import Embedder
 from tfdml.report import write_audit
 from tfdml.retrieval import EmbeddingsToIndex
@@ -66,19 +66,17 @@ def run_audit(values: Flags) -> None:
     values.require("out")
     if values.embeddings and values.model:
         raise UserError("--embeddings takes the place of --model: name one of them")
-    given = {name: values[name].value for name in values if name not in ("out", "batch_size")}
-    given |= {name: as_named(value) for name, value in given.items() if isinstance(value, str)}
-    folder = ResumableFolder(os.path.expanduser(values.out), "out", "tfdml-audit", 1, given)
-    folder.read()
-    if folder.manifest:
-        print(f"{folder.folder} is finished already: nothing to do")
-        return
+    require_local(values.out, "out")
+    out = Path(values.out).expanduser()
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UserError(f"`out={out}` holds files already; name a new or an empty folder")
     name, vectors, table, picture = _data_of(values)
     limits = {"max_distance": values.max_distance, "min_correlation": values.min_correlation}
     found = audit(vectors, table, picture, pick=values.pick, **limits)
-    with folder.opened():
-        folder.begin({})
-        folder.finish({"files": _write(folder, found, name, picture)})
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with partial_folder(out.parent) as hidden:
+        _write(hidden, found, name, picture)
+        hidden.rename(out)
     counts, how = found.counts(), "" if found.compared else ", by distance alone"
     across = f"{counts['across class']:,} across classes, {counts['across split']:,} across the split"
     print(
@@ -88,8 +86,8 @@ def run_audit(values: Flags) -> None:
         f"{counts['label']:,} labels that other images contradict, {counts['outlier']:,} outliers",
         f"{counts['same class']:,} pairs of classes that overlap, {counts['scattered class']:,} scattered classes",
         f"{counts['pick']:,} images to label next",
-        folder.path("audit.html"),
-        folder.path("audit.csv"),
+        out / "audit.html",
+        out / "audit.csv",
         sep="\n  ",
     )
 
@@ -149,8 +147,8 @@ def _named(read: EmbeddingsToIndex, values: Flags) -> tuple[str, np.ndarray, Ima
     )
 
 
-def _write(folder: ResumableFolder, found: Audit, name: str, picture: _Picture | None) -> list[str]:
-    """Write the files, and return their names."""
+def _write(folder: Path, found: Audit, name: str, picture: _Picture | None) -> None:
+    """Write the files."""
     table = found.table
     files: dict[str, Mapping[str, Iterable[Any]]] = {
         "audit.csv": found.columns(),
@@ -171,9 +169,8 @@ def _write(folder: ResumableFolder, found: Audit, name: str, picture: _Picture |
         **({"picks.csv": found.columns("pick")} if found.of("pick") else {}),
     }
     for file, columns in files.items():
-        write_table(folder.path(file), columns)
-    write_audit(folder.path("audit.html"), found, name, picture)
-    return [*files, "audit.html"]
+        write_table(folder / file, columns)
+    write_audit(folder / "audit.html", found, name, picture)
 
 
 _IMAGES = either(needs("model"), needs("dataset"))

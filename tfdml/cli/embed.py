@@ -24,8 +24,7 @@ from tfdml.cluster import bulk_embedding
 from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, needs
 from tfdml.embeddings.backends import EmbeddingBackend
-from tfdml.embeddings.reader import ImageTable
-from tfdml.embeddings.writer import EmbeddingWriter
+from tfdml.embeddings.files import EmbeddingWriter, ImageTable
 from tfdml.errors import UserError
 from tfdml.io.files import as_named
 
@@ -68,7 +67,7 @@ def embed(values: Flags) -> None:
     }
     embedding_writer = EmbeddingWriter(out, identity, table, values.dtype, values.rows_per_file)
     if values.dry_run:
-        embedding_writer.folder.read()
+        embedding_writer.read()
         images, model = f"{len(table):,} images of {choice.name}, {values.split}", as_named(source.address)
         print(f"would write embeddings of {images}, by {model} to {out}; nothing was written (--dry_run)")
         return

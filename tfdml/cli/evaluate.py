@@ -51,7 +51,7 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.backends import EmbeddingBackend
-from tfdml.embeddings.reader import StoredEmbeddings, holds_embeddings, read_embeddings
+from tfdml.embeddings.files import StoredEmbeddings, holds_embeddings, read_embeddings
 from tfdml.errors import UserError
 from tfdml.evaluation.classification import KINDS
 from tfdml.evaluation.metrics import ks_within, metric_names

@@ -9,7 +9,7 @@ from tfdml import data
 from tfdml.cli.command_line import Flags
 from tfdml.data.dataset import ImageDataset, check
 from tfdml.embeddings.backends import EmbeddingBackend, epochs_missing, load_backend
-from tfdml.embeddings.reader import holds_embeddings
+from tfdml.embeddings.files import holds_embeddings
 from tfdml.errors import UserError
 from tfdml.expressions import parse_arguments
 from tfdml.retrieval import is_gallery

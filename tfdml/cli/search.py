@@ -37,7 +37,7 @@ from tfdml.data.dataset import check
 from tfdml.data.images import FileImages, VectorImages
 from tfdml.data.readers.label_files import images_named
 from tfdml.effects import Effect, both, either, needs
-from tfdml.embeddings.reader import check_same_model, holds_embeddings
+from tfdml.embeddings.files import check_same_model, holds_embeddings
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, RetrievalResults
 from tfdml.export.exporter import calibration_of_file

@@ -24,9 +24,8 @@ from tfdml.data.images import FileImages
 from tfdml.data.preparation import Progress
 from tfdml.data.readers.label_files import images_named
 from tfdml.data.readers.own_images import LIST_EXTENSIONS, class_ids, read_rows
-from tfdml.embeddings import parquet
 from tfdml.embeddings.backends import embed_readable, load_backend
-from tfdml.embeddings.writer import EmbeddingFolder
+from tfdml.embeddings.files import DTYPES, EmbeddingFolder, part_name, require_utf8, table_of
 from tfdml.errors import UserError, check_choice, check_not_negative, check_positive, short_message, user_errors
 from tfdml.io.files import atomic_write, filesystem_of, in_store, is_remote, read_bytes, remove
 
@@ -68,7 +67,7 @@ def images_of(source: str | Sequence[str]) -> pa.Table:
     paths = columns["path"]
     if not paths:
         raise UserError(f"`input={','.join(sources)}` names no image")
-    parquet.require_utf8(paths)
+    require_utf8(paths)
     nothing = [None] * len(paths)
     return pa.table(
         {
@@ -119,17 +118,17 @@ class BulkFolder(EmbeddingFolder):
         filesystem.makedirs(place)
         parts = math.ceil(len(images) / rows)
         for part in range(parts):
-            with atomic_write(self.path(f"plan/{parquet.part_name(part)}")) as temporary:
+            with atomic_write(self.path(f"plan/{part_name(part)}")) as temporary:
                 pq.write_table(images.slice(part * rows, rows), temporary)
         self.begin({"count": len(images), "parts": parts})
 
     def images(self, part: int) -> dict[str, list]:
-        """Return the images of a part, for `parquet.table_of`.
+        """Return the images of a part, for `table_of`.
 
         Raises:
             UserError: This machine does not see the folder.
         """
-        path = self.path(f"plan/{parquet.part_name(part)}")
+        path = self.path(f"plan/{part_name(part)}")
         advice = "name a folder that every machine of the cluster has mounted at the same place"
         unseen = f"`folder={self.folder}`: a worker on {platform.node()} cannot read {path}; {advice}"
         with user_errors((OSError, pa.ArrowException), unseen):
@@ -137,9 +136,8 @@ class BulkFolder(EmbeddingFolder):
 
     def pending(self) -> list[int]:
         """Return the parts that are not done, or whose file is gone or cut."""
-        done = {name for name in self.parts() if self.has_files(self.part(name) or {"files": {"": {}}})}
-        parts = range((self.plan or {}).get("parts", 0))
-        return [part for part in parts if parquet.part_name(part).removesuffix(".parquet") not in done]
+        done = self.parts()
+        return [part for part in range((self.plan or {}).get("parts", 0)) if part not in done]
 
     def finish_bulk(self, about: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         """Write the list of bad images and, last of all, the manifest.
@@ -147,7 +145,7 @@ class BulkFolder(EmbeddingFolder):
         Raises:
             UserError: No image could be read; the parts differ in dimension.
         """
-        bad = [image for known in self.parts_done() for image in known["bad"]]
+        bad = [image for record in self.parts().values() for image in record["bad"]]
         if len(bad) == self.count:
             raise UserError(f"none of the {self.count:,} images can be read; the first: {bad[0][1]}: {bad[0][2]}")
         with (
@@ -155,10 +153,10 @@ class BulkFolder(EmbeddingFolder):
             open(temporary, "w", encoding="utf-8", newline="") as file,
         ):
             csv.writer(file, lineterminator="\n").writerows([["id", "path", "reason"], *bad])
-        return self.finish_embeddings(dtype, {"bad_images": len(bad), **about}, [BAD_IMAGES])
+        return self.finish_parts(dtype, {"bad_images": len(bad), **about}, [BAD_IMAGES])
 
     def discard(self) -> None:
-        """See `ResumableFolder.discard`."""
+        """See `EmbeddingFolder.discard`."""
         remove(self.path("plan"))
         super().discard()
 
@@ -197,7 +195,7 @@ class PartEmbedder:
         if not len(rows):
             return self.folder.write_part(part, None, bad=bad)
         kept = {name: [values[row] for row in rows] for name, values in listed.items()}
-        return self.folder.write_part(part, parquet.table_of(kept, vectors, self.request.dtype), bad=bad)
+        return self.folder.write_part(part, table_of(kept, vectors, self.request.dtype), bad=bad)
 
 
 def _limit_threads(threads: int) -> None:
@@ -238,7 +236,7 @@ class BulkRequest:
     def __post_init__(self):
         check_not_negative(actors=self.actors)
         check_positive(batch_size=self.batch_size, rows_per_file=self.rows_per_file)
-        check_choice("`dtype`", self.dtype, parquet.DTYPES)
+        check_choice("`dtype`", self.dtype, DTYPES)
         if is_remote(self.model) and not in_store(self.model):
             raise UserError(f"`model={self.model}`: the actors load the model themselves: name a file or a folder")
 
@@ -300,7 +298,7 @@ def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _embed_parts(ray: Any, request: BulkRequest, folder: BulkFolder, workers: dict[str, int], report: Progress) -> None:
-    before, tries = folder.parts_done(), collections.Counter[int | None]()
+    before, tries = folder.parts().values(), collections.Counter[int | None]()
     bad = sum(len(known["bad"]) for known in before)
     done = bad + sum(known["rows"] for known in before)
     report(done, bad, folder.count)

@@ -13,7 +13,7 @@ from tfdml.data import load
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.images import FileImages
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
-from tfdml.embeddings.reader import check_same_model, read_embeddings, read_names
+from tfdml.embeddings.files import check_same_model, read_embeddings, read_names
 from tfdml.errors import UserError
 from tfdml.io.files import confined, is_remote
 from tfdml.retrieval.database import GalleryDatabase

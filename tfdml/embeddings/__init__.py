@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from tfdml.embeddings.compute import embed, embed_batches
-from tfdml.embeddings.reader import ImageTable, read_embeddings, read_names
+from tfdml.embeddings.files import ImageTable, read_embeddings, read_names
 
 if TYPE_CHECKING:
     from tfdml.embeddings.backends import load_backend

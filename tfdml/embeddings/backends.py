@@ -42,30 +42,39 @@ from tfdml.models import AnyEmbedder
 class EmbeddingBackend(abc.ABC):
     """A model, wherever it is, that embeds a data set batch by batch.
 
+    Args:
+        path: Its file or folder.
+        truncate_dim: How many first dimensions of its embeddings are kept, scaled to length 1; 0: all, as they are.
+
     Attributes:
-        path: Its file or folder, where it has one.
         kind: What it is: `"keras"`, `"saved_model"`, `"litert"` or `"onnx"`.
         address: Its path or URL.
-        view: The configuration of the `EvaluationTransform` in which it sees images; None where only the model knows.
+        transform: The view in which it is fed images; None where it takes them as they are.
+        view: The configuration of its view; None where only the model knows.
         dimension: D of a head, which embeds stored vectors (B, D) in the place of images; 0 for images.
     """
 
-    path: Path
     kind: str
-    address: str
+    truncate_dim: int = 0
+    transform: EvaluationTransform | None = None
     view: dict[str, Any] | None = None
     dimension: int = 0
 
+    def __init__(self, path: str | os.PathLike, truncate_dim: int = 0):
+        self.path, self.address, self.truncate_dim = Path(path), str(path), truncate_dim
+
     def checksum(self) -> str:
         """Return what identifies this model: `"sha256:..."` of its files."""
-        return checksum_of(self.path)
+        return self._cut(checksum_of(self.path))
 
     def fingerprint(self) -> str:
         """Return what identifies its embedder in every format; its checksum where no model card is there."""
         card = card_of(self.path)
-        return (read_json(card).get("fingerprint") if card else None) or self.checksum()
+        return self._cut((read_json(card).get("fingerprint") if card else None) or checksum_of(self.path))
 
-    @abc.abstractmethod
+    def _cut(self, text: str) -> str:
+        return f"{self.truncate_dim} dimensions of {text}" if self.truncate_dim else text
+
     def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
         """Yield the embeddings of one batch after another.
 
@@ -80,8 +89,10 @@ class EmbeddingBackend(abc.ABC):
         Raises:
             UserError: An image cannot be read or is refused; it is named.
         """
+        self._check_input(dataset)
+        rest = dataset.take(np.arange(first, len(dataset))) if first else dataset
+        yield from map(self._first, self._stream(rest, batch_size, min(batch_size, len(dataset))))
 
-    @abc.abstractmethod
     def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """As `stream`, without the images that cannot be read or decoded.
 
@@ -92,67 +103,39 @@ class EmbeddingBackend(abc.ABC):
         Yields:
             (B,) which rows of the data set, ascending, and their (B, d) float32 embeddings.
         """
-
-    def check_input(self, dataset: ImageDataset) -> None:
-        """Refuse images where the model embeds vectors, vectors where it embeds images, and those of another size."""
-        given = dataset.images.lookup().dimension
-        if given != self.dimension:
-            takes, found = (f"vectors of {size} dimensions" if size else "images" for size in (self.dimension, given))
-            advice = "a head takes `features`, and behind its embedder (`stack`) images"
-            raise UserError(f"{self.address} embeds {takes}, but {dataset.name} holds {found}; {advice}")
+        self._check_input(dataset)
+        for rows, vectors in self._stream_readable(dataset.images, batch_size):
+            yield rows, self._first(vectors)
 
     def embed(self, dataset: ImageDataset, batch_size: int) -> np.ndarray:
         """(N, d) float32, in the data set's order."""
-        result, done = np.zeros((0, 0), np.float32), 0
-        for vectors in self.stream(dataset, batch_size):
-            if not done:
-                result = np.empty((len(dataset), vectors.shape[1]), np.float32)
-            result[done : done + len(vectors)] = vectors
-            done += len(vectors)
-        return result
+        return np.concatenate(list(self.stream(dataset, batch_size)))
 
+    @abc.abstractmethod
+    def _stream(self, dataset: ImageDataset, batch_size: int, largest: int) -> Iterator[np.ndarray]:
+        """See `stream`; `largest` is the size of the largest batch of the whole pass."""
 
-class TruncatedBackend(EmbeddingBackend):
-    """Another backend, of whose embeddings the first dimensions are kept, scaled to length 1.
+    @abc.abstractmethod
+    def _stream_readable(self, images: Images, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `stream_readable`."""
 
-    Args:
-        backend: The other one.
-        dim: How many dimensions.
-    """
+    def _check_input(self, dataset: ImageDataset) -> None:
+        """Refuse images where the model embeds vectors, vectors where it embeds images, and those of another size."""
+        size = dataset.images.lookup().dimension
+        if size != self.dimension:
+            takes, holds = (f"vectors of {d} dimensions" if d else "images" for d in (self.dimension, size))
+            advice = "a head takes `features`, and behind its embedder (`stack`) images"
+            raise UserError(f"{self.address} embeds {takes}, but {dataset.name} holds {holds}; {advice}")
 
-    def __init__(self, backend: EmbeddingBackend, dim: int):
-        self.backend, self.dim = backend, dim
-        self.kind, self.address = backend.kind, backend.address
-        self.view, self.dimension = backend.view, backend.dimension
+    def _first(self, vectors: np.ndarray) -> np.ndarray:
+        return truncate(vectors, self.truncate_dim) if self.truncate_dim else vectors
 
-    def checksum(self) -> str:
-        """How many dimensions are kept, and that of the other one."""
-        return f"{self.dim} dimensions of {self.backend.checksum()}"
-
-    def fingerprint(self) -> str:
-        """See `EmbeddingBackend.fingerprint`."""
-        return f"{self.dim} dimensions of {self.backend.fingerprint()}"
-
-    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
-        """See `EmbeddingBackend.stream`."""
-        return (truncate(vectors, self.dim) for vectors in self.backend.stream(dataset, batch_size, first))
-
-    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `EmbeddingBackend.stream_readable`."""
-        found = self.backend.stream_readable(dataset, batch_size)
-        return ((rows, truncate(vectors, self.dim)) for rows, vectors in found)
-
-
-def checked_vectors(vectors: np.ndarray, count: int, address: str) -> np.ndarray:
-    """Return what a model answered, as (count, d) float32.
-
-    Raises:
-        UserError: It is not one vector per image.
-    """
-    vectors = np.asarray(vectors)
-    if vectors.ndim != 2 or len(vectors) != count or vectors.dtype.kind != "f":
-        raise UserError(f"{address} must give floats ({count}, d); it gave {vectors.dtype} of shape {vectors.shape}")
-    return vectors.astype(np.float32)
+    def _floats(self, vectors: np.ndarray, count: int) -> np.ndarray:
+        """Return what the model answers to so many images as float32; anything but one vector each is refused."""
+        if vectors.ndim != 2 or len(vectors) != count or vectors.dtype.kind != "f":
+            it_gave = f"it gave {vectors.dtype} of shape {vectors.shape}"
+            raise UserError(f"{self.address} must give floats ({count}, d); {it_gave}")
+        return vectors.astype(np.float32)
 
 
 def encoded_image(images: Images, index: int) -> bytes:
@@ -202,16 +185,15 @@ def embed_readable(
         >>> [str(fault) for fault in faults]
         ['2.jpg: truncated JPEG (no end-of-image marker)']
     """
-    found = list(backend.stream_readable(dataset, batch_size))
-    rows = np.concatenate([rows for rows, _ in found]) if found else np.zeros(0, np.int64)
-    vectors = np.concatenate([vectors for _, vectors in found]) if found else np.zeros((0, 0), np.float32)
+    batches = list(backend.stream_readable(dataset, batch_size)) or [(np.zeros(0, np.int64), np.zeros((0, 0), "<f4"))]
+    rows, vectors = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     diverged = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(diverged):
         raise UserError(f"the embedding of {dataset.images.name(rows[diverged[0]])} holds NaN or infinite values")
     left_out = np.setdiff1d(np.arange(len(dataset)), rows)
-    known = {fault.index: fault for fault in find_faults(dataset.images, left_out)}
+    reasons = {fault.index: fault for fault in find_faults(dataset.images, left_out)}
     # One may be readable again by now.
-    faults = [known.get(i) or ImageError(i, dataset.images.place(i), "cannot be decoded") for i in left_out.tolist()]
+    faults = [reasons.get(i) or ImageError(i, dataset.images.place(i), "cannot be decoded") for i in left_out.tolist()]
     return rows, vectors, faults
 
 
@@ -292,12 +274,8 @@ class Views:
         if self.crops > 1 and transform.resize == transform.image_size:
             raise UserError(f"views(crops={self.crops}): images of {transform.resize} px leave no room for other crops")
         plain = {field.name: getattr(transform, field.name) for field in dataclasses.fields(EvaluationTransform)}
-        mirrored = (False, True) if self.flip else (False,)
-        return [
-            ViewTransform(**plain, top=top, left=left, mirrored=m)
-            for top, left in _PLACES[self.crops]
-            for m in mirrored
-        ]
+        sides = (False, True) if self.flip else (False,)
+        return [ViewTransform(**plain, top=y, left=x, mirrored=side) for y, x in _PLACES[self.crops] for side in sides]
 
 
 def embed_views(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: int, views: Views) -> np.ndarray:
@@ -315,23 +293,18 @@ def embed_views(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: in
     Raises:
         UserError: The model has one view, or there is no room for crops; as `EmbeddingBackend.embed`.
     """
-    transform = getattr(backend, "transform", None)
-    if not isinstance(transform, EvaluationTransform) or backend.dimension:
+    if backend.transform is None or backend.dimension:
         raise UserError(f"{backend.address} has one view: name a run on images, or its .keras, .tflite or .onnx file")
     total: Any = np.float32(0)
-    for view in views.of(transform):
+    for view in views.of(backend.transform):
         other = copy.copy(backend)
-        other.transform = view  # type: ignore[attr-defined]
+        other.transform = view
         total = total + other.embed(dataset, batch_size)
     return total / np.maximum(np.linalg.norm(total, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
-class ViewBackend(EmbeddingBackend):
-    """A model that is fed by the evaluation pipeline.
-
-    Attributes:
-        transform: The view in which it sees images.
-    """
+class _ViewBackend(EmbeddingBackend):
+    """A model that is fed by the evaluation pipeline."""
 
     transform: EvaluationTransform
 
@@ -339,28 +312,24 @@ class ViewBackend(EmbeddingBackend):
     def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
         """Yield the vectors of one batch after another, of images or of tuples that begin with images."""
 
-    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
-        """See `EmbeddingBackend.stream`."""
-        self.check_input(dataset)
-        rest = dataset.take(np.arange(first, len(dataset))) if first else dataset
-        batches = own_threads(evaluation_batches(rest, self.transform, batch_size))
+    def _stream(self, dataset: ImageDataset, batch_size: int, largest: int) -> Iterator[np.ndarray]:
+        batches = own_threads(evaluation_batches(dataset, self.transform, batch_size))
         try:
-            yield from self._vectors(batches, min(batch_size, len(dataset)))
+            yield from self._vectors(batches, largest)
         except tf.errors.OpError as error:
-            raise (explain_failure(error, rest, leave_out="`bad_images='skip'`") or error) from None
+            raise (explain_failure(error, dataset, leave_out="`bad_images='skip'`") or error) from None
 
-    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `EmbeddingBackend.stream_readable`."""
-        self.check_input(dataset)
-        for rows, images in readable_views(dataset.images, self.transform, batch_size):
-            yield rows, next(self._vectors([images], min(batch_size, len(dataset))))
+    def _stream_readable(self, images: Images, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for rows, views in readable_views(images, self.transform, batch_size):
+            yield rows, next(self._vectors([views], min(batch_size, len(images))))
 
 
-class KerasEmbedder(ViewBackend):
+class KerasEmbedder(_ViewBackend):
     """A Keras embedder of images, or a `Head` of stored vectors, fed by the evaluation pipeline.
 
     Args:
         path: A run folder or a .keras file.
+        truncate_dim: As `EmbeddingBackend`.
 
     Raises:
         UserError: There is none, or the file is not an embedder.
@@ -368,9 +337,9 @@ class KerasEmbedder(ViewBackend):
 
     kind = "keras"
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, truncate_dim: int = 0):
+        super().__init__(path, truncate_dim)
         self.path = _file(path)
-        self.address = str(path)
         self.embedder = load_embedder(path)
         self.transform = EvaluationTransform.of(self.embedder)
         self.view = view_of(self.embedder)
@@ -378,7 +347,7 @@ class KerasEmbedder(ViewBackend):
 
     def fingerprint(self) -> str:
         """See `EmbeddingBackend.fingerprint`."""
-        return fingerprint(self.embedder)
+        return self._cut(fingerprint(self.embedder))
 
     def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
         return embed_batches(self.embedder, batches, batch_size=batch_size)
@@ -435,6 +404,7 @@ class SavedModelEmbedder(EmbeddingBackend):
 
     Args:
         path: The path of a version.
+        truncate_dim: As `EmbeddingBackend`.
 
     Raises:
         UserError: It cannot be loaded, or has no such signature.
@@ -442,9 +412,8 @@ class SavedModelEmbedder(EmbeddingBackend):
 
     kind = "saved_model"
 
-    def __init__(self, path: str | os.PathLike):
-        self.path = Path(path)
-        self.address = str(path)
+    def __init__(self, path: str | os.PathLike, truncate_dim: int = 0):
+        super().__init__(path, truncate_dim)
         self.view = view_of_card(card_of(self.path))
         compare_with_card(self.path)
         # Whatever TensorFlow raises on a damaged graph.
@@ -458,25 +427,21 @@ class SavedModelEmbedder(EmbeddingBackend):
         if list(inputs) != ["image_bytes"] or "embedding" not in outputs:
             raise UserError(f"`model={path}`: serving_default takes {', '.join(inputs)} and gives {', '.join(outputs)}")
 
-    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
-        """See `EmbeddingBackend.stream`."""
-        self.check_input(dataset)
+    def _stream(self, dataset: ImageDataset, batch_size: int, largest: int) -> Iterator[np.ndarray]:
         images = dataset.images
-        for start in range(first, len(images), batch_size):
-            rows = range(start, min(start + batch_size, len(images)))
-            batch = [encoded_image(images, row) for row in rows]
-            try:
-                vectors = self.request(batch)
-            except tf.errors.InvalidArgumentError as error:
-                raise self._blamed(error, images, rows, batch) from error
-            yield checked_vectors(vectors, len(batch), self.address)
+        for start in range(0, len(images), batch_size):
+            batch = [encoded_image(images, row) for row in range(start, min(start + batch_size, len(images)))]
+            vectors, reasons = self._request(batch)
+            if any(reasons):
+                row = next(row for row, reason in enumerate(reasons) if reason)
+                raise UserError(f"{self.address} refuses {images.place(start + row)}: {reasons[row]}")
+            yield vectors
 
-    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `EmbeddingBackend.stream_readable`."""
-        for rows, batch in readable_batches(dataset.images, batch_size, bytes):
-            vectors, accepted = self.request_each(batch)
-            if accepted.any():
-                yield rows[accepted], checked_vectors(vectors[accepted], accepted.sum(), self.address)
+    def _stream_readable(self, images: Images, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for rows, batch in readable_batches(images, batch_size, bytes):
+            vectors, reasons = self._request(batch)
+            if len(vectors):
+                yield rows[[not reason for reason in reasons]], vectors
 
     def request(self, encoded_images: list[bytes]) -> np.ndarray:
         """(B, d) embeddings of B encoded images.
@@ -486,52 +451,41 @@ class SavedModelEmbedder(EmbeddingBackend):
         """
         return self.serve(image_bytes=tf.constant(encoded_images))["embedding"].numpy()
 
-    def request_each(self, encoded_images: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """(B, d) embeddings of B encoded images, anything where there is none, and (B,) bool whether there is one."""
-        if "embed_each" in self.loaded.signatures:
-            found = self.loaded.signatures["embed_each"](image_bytes=tf.constant(encoded_images))
-            return found["embedding"].numpy(), found["error"].numpy() == b""
+    def _request(self, batch: list[bytes]) -> tuple[np.ndarray, list[str]]:
+        """Return the embeddings of those images that it accepts, and of each why not, or nothing."""
         try:
-            return self.request(encoded_images), np.ones(len(encoded_images), bool)
-        except tf.errors.InvalidArgumentError:
-            if len(encoded_images) == 1:
-                return np.zeros((1, 0), np.float32), np.zeros(1, bool)
-        each = [self.request_each([image]) for image in encoded_images]
-        dimension = max(vectors.shape[1] for vectors, _ in each)
-        rows = [vectors if vectors.size else np.zeros((1, dimension), np.float32) for vectors, _ in each]
-        return np.concatenate(rows), np.concatenate([accepted for _, accepted in each])
-
-    def _blamed(self, error: tf.errors.OpError, images: Images, rows: range, batch: list[bytes]) -> UserError:
-        """Which image of a refused batch it was, by sending each alone."""
-        for row, image in zip(rows, batch, strict=True):
-            try:
-                self.request([image])
-            except tf.errors.InvalidArgumentError as refused:
-                reason = short_message(refused, "last").removeprefix("image_bytes[0] of 1: ")
-                return UserError(f"{self.address} refuses {images.place(row)}: {reason}")
-        return UserError(f"{self.address} refuses the batch of {images.place(rows[0])}: {short_message(error, 'last')}")
+            return self._floats(self.request(batch), len(batch)), [""] * len(batch)
+        except tf.errors.InvalidArgumentError as error:
+            if len(batch) == 1:
+                reason = short_message(error, "last").removeprefix("image_bytes[0] of 1: ")
+                return np.zeros((0, 0), np.float32), [reason]
+        middle = len(batch) // 2
+        halves = [self._request(half) for half in (batch[:middle], batch[middle:])]
+        accepted = [vectors for vectors, _ in halves if len(vectors)] or [halves[0][0]]
+        return np.concatenate(accepted), halves[0][1] + halves[1][1]
 
 
-class ViewFileEmbedder(ViewBackend):
-    """A file from (1 or B, S, S, 3) uint8 views to (1 or B, d) float embeddings.
+class _ViewFile(_ViewBackend):
+    """A file from (1 or B, S, S, 3) uint8 images, after the evaluation view, to (1 or B, d) float embeddings.
 
     Args:
         path: The file. Its export's model card lies next to it or in the folder above.
+        truncate_dim: As `EmbeddingBackend`.
         threads: That compute; 0: as many as there are CPUs.
 
     Raises:
-        UserError: The file is no such model, or its view is not known.
+        UserError: The file is no such model, its view is not known, or what runs it is not installed.
     """
 
-    def __init__(self, path: str | os.PathLike, threads: int = 0):
-        self.path = Path(path)
-        self.address = str(path)
+    def __init__(self, path: str | os.PathLike, truncate_dim: int = 0, threads: int = 0):
+        super().__init__(path, truncate_dim)
         if not self.path.is_file():
             raise UserError(f"there is no file {path}")
         compare_with_card(self.path)
-        shape = self._open(threads or os.cpu_count() or 1)
-        if len(shape) != 4 or shape[3] != 3 or shape[1] != shape[2] or shape[1] < 1:
-            raise UserError(f"`model={path}`: its input must be square images (B, S, S, 3), not {shape}")
+        types, shape = self._open(threads or os.cpu_count() or 1)
+        if types != ["uint8", "float32"] or len(shape) != 4 or shape[3] != 3 or shape[1] != shape[2]:
+            what = "uint8 images (B, S, S, 3) and give one float32 output, the embedding"
+            raise UserError(f"`model={path}`: it must take {what}, not {', '.join(types)} and {shape}")
         # How many images it takes at once; 0 for any number.
         self._rows = max(shape[0], 0)
         self.view = view_of_card(card_of(self.path))
@@ -542,8 +496,8 @@ class ViewFileEmbedder(ViewBackend):
         self.transform = EvaluationTransform(**self.view)
 
     @abc.abstractmethod
-    def _open(self, threads: int) -> list[int]:
-        """Load the file; the shape of its input, at most 0 where it is free."""
+    def _open(self, threads: int) -> tuple[list[str], list[int]]:
+        """Load the file; the types of its inputs and outputs, and the shape of the input, at most 0 where free."""
 
     @abc.abstractmethod
     def _run(self, images: np.ndarray) -> np.ndarray:
@@ -555,34 +509,24 @@ class ViewFileEmbedder(ViewBackend):
             rows = self._rows or len(images)
             filled = np.concatenate([images, np.repeat(images[-1:], -len(images) % rows, axis=0)])
             parts = [self._run(filled[first : first + rows]) for first in range(0, len(filled), rows)]
-            yield checked_vectors(np.concatenate(parts)[: len(images)], len(images), self.address)
-
-    def _wrong_types(self) -> UserError:
-        return UserError(f"`model={self.path}`: it must take uint8 images and give one float32 output, the embedding")
+            yield self._floats(np.concatenate(parts)[: len(images)], len(images))
 
 
-class LiteRTEmbedder(ViewFileEmbedder):
-    """A .tflite file from (1 or B, S, S, 3) uint8 images, after the evaluation view, to float embeddings.
-
-    Args: those of `ViewFileEmbedder`.
-
-    Raises:
-        UserError: The file is no such model, its view is not known, or LiteRT is not installed.
-    """
+class LiteRTEmbedder(_ViewFile):
+    """A .tflite file; see `_ViewFile`."""
 
     kind = "litert"
 
-    def _open(self, threads: int) -> list[int]:
+    def _open(self, threads: int) -> tuple[list[str], list[int]]:
         interpreter = litert_interpreter()
-        damaged = f"`model={self.path}` cannot be loaded as a .tflite file: {REASON}"
-        with user_errors((ValueError, RuntimeError), damaged, keep="last"):
+        message = f"`model={self.path}` cannot be loaded as a .tflite file: {REASON}"
+        with user_errors((ValueError, RuntimeError), message, keep="last"):
             self._interpreter = interpreter(model_path=str(self.path), num_threads=threads)
             self._interpreter.allocate_tensors()
         inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
-        self._input, self._output = inputs[0], _embedding(outputs)
-        if self._input["dtype"] != np.uint8 or self._output is None or self._output["dtype"] != np.float32:
-            raise self._wrong_types()
-        return self._input["shape_signature"].tolist() if len(inputs) == 1 else []
+        outputs = [output for output in outputs if len(outputs) == 1 or "embedding" in output["name"]]
+        self._input, self._output = inputs[0], outputs[0]["index"] if outputs else None
+        return [np.dtype(part["dtype"]).name for part in (*inputs, *outputs)], inputs[0]["shape_signature"].tolist()
 
     def _run(self, images: np.ndarray) -> np.ndarray:
         if self._interpreter.get_input_details()[0]["shape"][0] != len(images):
@@ -590,7 +534,7 @@ class LiteRTEmbedder(ViewFileEmbedder):
             self._interpreter.allocate_tensors()
         self._interpreter.set_tensor(self._input["index"], images)
         self._interpreter.invoke()
-        return self._interpreter.get_tensor(self._output["index"])
+        return self._interpreter.get_tensor(self._output)
 
 
 def litert_interpreter() -> Any:
@@ -604,25 +548,12 @@ def litert_interpreter() -> Any:
     return Interpreter
 
 
-def _embedding(outputs: list[dict[str, Any]]) -> Any:
-    """Return the output that is the embedding: the only one, or the only one of two axes so named."""
-    if len(outputs) > 1:
-        outputs = [output for output in outputs if "embedding" in output["name"]]
-    return outputs[0] if len(outputs) == 1 else None
-
-
-class OnnxEmbedder(ViewFileEmbedder):
-    """An .onnx file from (1 or B, S, S, 3) uint8 images, after the evaluation view, to float embeddings.
-
-    Args: those of `ViewFileEmbedder`.
-
-    Raises:
-        UserError: The file is no such model, its view is not known, or ONNX Runtime is not installed.
-    """
+class OnnxEmbedder(_ViewFile):
+    """An .onnx file; see `_ViewFile`."""
 
     kind = "onnx"
 
-    def _open(self, threads: int) -> list[int]:
+    def _open(self, threads: int) -> tuple[list[str], list[int]]:
         with user_errors(ImportError, "an .onnx file needs ONNX Runtime: pip install 'tfdml[onnx]'"):
             import onnxruntime
         options = onnxruntime.SessionOptions()
@@ -631,20 +562,18 @@ class OnnxEmbedder(ViewFileEmbedder):
         with user_errors(Exception, f"`model={self.path}` cannot be loaded as an .onnx file: {REASON}", keep="last"):
             self._session = onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-        if len(outputs) > 1:
-            outputs = [output for output in outputs if "embedding" in output.name]
-        types = [given.type for given in (*inputs, *outputs)]
-        if types != ["tensor(uint8)", "tensor(float)"]:
-            raise self._wrong_types()
-        self._input, self._output = inputs[0].name, outputs[0].name
-        return [size if isinstance(size, int) else 0 for size in inputs[0].shape]
+        outputs = [output for output in outputs if len(outputs) == 1 or "embedding" in output.name]
+        self._input, self._output = inputs[0].name, [output.name for output in outputs]
+        names = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
+        shape = [size if isinstance(size, int) else 0 for size in inputs[0].shape]
+        return [names.get(part.type, part.type) for part in (*inputs, *outputs)], shape
 
     def _run(self, images: np.ndarray) -> np.ndarray:
-        return self._session.run([self._output], {self._input: images})[0]
+        return self._session.run(self._output, {self._input: images})[0]
 
 
 # Files that see views, which their model card describes.
-_VIEW_FILES: dict[str, type[ViewFileEmbedder]] = {".tflite": LiteRTEmbedder, ".onnx": OnnxEmbedder}
+_VIEW_FILES: dict[str, type[_ViewFile]] = {".tflite": LiteRTEmbedder, ".onnx": OnnxEmbedder}
 
 
 def load_backend(model: str | os.PathLike, *, threads: int = 0, truncate_dim: int = 0) -> EmbeddingBackend:
@@ -666,17 +595,15 @@ def load_backend(model: str | os.PathLike, *, threads: int = 0, truncate_dim: in
         >>> load_backend("runs/cars_jrd").embed(test, batch_size=100).shape
         (256, 16)
     """
-    if truncate_dim:
-        return TruncatedBackend(load_backend(model, threads=threads), truncate_dim)
     if is_remote(model) and not in_store(model):
         raise UserError(f"`model={model}` is neither a file or folder nor in a store: name what the server loads")
     path = Path(local_copy(model))
     if path.suffix in _VIEW_FILES:
-        return _VIEW_FILES[path.suffix](path, threads)
+        return _VIEW_FILES[path.suffix](path, truncate_dim, threads)
     version = served_version(path)
     if version is not None:
-        return SavedModelEmbedder(version)
-    files = sorted(str(file.relative_to(path)) for suffix in _VIEW_FILES for file in path.rglob(f"*{suffix}"))
-    if files:
-        raise UserError(f"`model={model}` holds no SavedModel: name one of {', '.join(files)}")
-    return KerasEmbedder(path)
+        return SavedModelEmbedder(version, truncate_dim)
+    names = sorted(str(file.relative_to(path)) for suffix in _VIEW_FILES for file in path.rglob(f"*{suffix}"))
+    if names:
+        raise UserError(f"`model={model}` holds no SavedModel: name one of {', '.join(names)}")
+    return KerasEmbedder(path, truncate_dim)

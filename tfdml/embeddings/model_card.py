@@ -11,13 +11,12 @@ from typing import Any
 import keras
 
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.files import Kinds, compare_files, fields, read_json, sha256_of
+from tfdml.errors import UserError, short_message
+from tfdml.io.files import compare_files, fields, read_json, sha256_of
 from tfdml.models import AnyEmbedder
 from tfdml.version import __version__, installed
 
 CARD = "model_card.json"
-_VIEW: Kinds = {"resize": int, "image_size": int, "resize_mode": str, "pad_color": (list, str)}
 LICENSE = (
     "Not cleared by this export. The licenses of the pretrained weights that training started from, and of the images "
     "that it trained on, decide what the model may be used for: check both."
@@ -110,17 +109,16 @@ def view_of_card(path: Path | None) -> dict[str, Any] | None:
     """
     if path is None:
         return None
-    view = read_json(path).get("view")
+    view: Any = read_json(path).get("view")
     if isinstance(view, dict) and "dimension" in view:
         raise UserError(f"{path} is of a head, which embeds vectors and no images: export it with `stack_on`")
-    # Black padding is not named.
-    if not isinstance(view, dict) or {"pad_color", *view} != set(_VIEW):
-        raise UserError(f"{path} does not state the view of the model: resize, image_size and resize_mode")
-    fields({"pad_color": "black", **view}, _VIEW, f"{path}: view")
-    if view["resize"] > _LARGEST_SIDE:
-        raise UserError(f"{path} states a view of {view['resize']:,} px, more than {_LARGEST_SIDE:,}")
-    with user_errors(UserError, f"{path} states an impossible view: {REASON}"):
+    try:
+        fields(view, {"resize": int, "image_size": int, "resize_mode": str}, "view")
+        if view["resize"] > _LARGEST_SIDE:
+            raise ValueError(f"its side is more than {_LARGEST_SIDE:,} px")
         return EvaluationTransform(**view).get_config()
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} does not state the view of the model ({short_message(error)})") from error
 
 
 def card_of(model: Path) -> Path | None:
@@ -152,14 +150,14 @@ def compare_with_card(model: Path) -> None:
     card = card_of(model)
     if card is None:
         return
-    where = f"{card}: artifacts"
-    for name, artifact in fields(read_json(card).get("artifacts", {}), {}, where).items():
-        files = fields(artifact, {"files": dict}, f"{where}.{name}")["files"]
-        if model == card.parent and name != "saved_model":
-            continue
+    artifacts = fields(read_json(card).get("artifacts", {}), {}, f"{card}: artifacts")
+    for name, artifact in artifacts.items():
+        listed = fields(artifact, {"files": dict}, f"{card}: artifacts.{name}")["files"]
         if model != card.parent:
-            files = {file: entry for file, entry in files.items() if card.parent / file == model}
-        compare_files(card.parent, files, str(card), "copy the version again from its source, or export it again")
+            listed = {file: entry for file, entry in listed.items() if card.parent / file == model}
+        elif name != "saved_model":
+            continue
+        compare_files(card.parent, listed, str(card), "copy the version again from its source, or export it again")
 
 
 def served_version(path: Path) -> Path | None:

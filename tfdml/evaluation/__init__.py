@@ -1,7 +1,7 @@
 """Measuring embeddings: retrieval and clustering metrics, intervals, generalization, thresholds, comparisons."""
 
 from tfdml.embeddings.compute import embed as embed
-from tfdml.embeddings.reader import read_embeddings as read_embeddings
+from tfdml.embeddings.files import read_embeddings as read_embeddings
 from tfdml.evaluation.classification import Calibration as Calibration
 from tfdml.evaluation.classification import CentroidClassifier as CentroidClassifier
 from tfdml.evaluation.classification import KNNClassifier as KNNClassifier

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdml.embeddings.reader import ImageTable
+from tfdml.embeddings.files import ImageTable
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation.intervals import Interval, paired_differences, seed_difference
 from tfdml.evaluation.relevance import dataset_roles

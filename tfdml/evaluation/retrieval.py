@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from tfdml.embeddings.compute import truncate
-from tfdml.embeddings.reader import class_of_each
+from tfdml.embeddings.files import class_of_each
 from tfdml.errors import UserError, check_choice, check_share
 from tfdml.evaluation.clustering import evaluate_clustering
 from tfdml.evaluation.intervals import RESAMPLED, Interval, confidence_intervals, student_interval

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.embeddings.reader import class_of_each
+from tfdml.embeddings.files import class_of_each
 from tfdml.errors import UserError
 from tfdml.evaluation.relevance import ids_or_names
 from tfdml.report.plots import MARKS, STYLES, color, draw

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.embeddings.reader import check_same_model
+from tfdml.embeddings.files import check_same_model
 from tfdml.errors import REASON, UserError, check_choice, check_positive, redact, user_errors
 from tfdml.io.files import fields, parse_json
 from tfdml.pairwise import DISTANCES

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tfdml.embeddings.compute import truncate
-from tfdml.embeddings.reader import StoredEmbeddings, read_embeddings, read_names
+from tfdml.embeddings.files import StoredEmbeddings, read_embeddings, read_names
 from tfdml.errors import UserError
 from tfdml.io.files import sha256_of
 from tfdml.retrieval.database import GalleryDatabase

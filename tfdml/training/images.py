@@ -19,7 +19,7 @@ from tfdml.data.policies import Policy
 from tfdml.data.readers.label_files import Table, composed, near_miss, split_classes, warn_shared_classes
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
-from tfdml.embeddings.reader import ImageTable, StoredEmbeddings, read_embeddings, read_names
+from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings, read_names
 from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within

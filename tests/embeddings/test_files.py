@@ -1,0 +1,499 @@
+"""Embeddings on disk: what is read back is what was written, however often the writer was stopped.
+
+Crafted and damaged files, and those of others that are no embeddings, are refused in one line.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import signal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdml.data import EncodedImages, FileImages, ImageDataset
+from tfdml.embeddings import files
+from tfdml.embeddings.files import (
+    EmbeddingWriter,
+    ImageTable,
+    StoredEmbeddings,
+    holds_embeddings,
+    quantized,
+    read_embeddings,
+    read_names,
+    table_of,
+    write_file,
+)
+from tfdml.errors import UserError
+from tfdml.evaluation import evaluate_dataset
+from tfdml.retrieval.exact import is_memory_mapped
+
+IDENTITY = {"model": "sha256:aa", "data": "sha256:bb", "batch_size": 4}
+EMBEDDINGS = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
+ROLES = ["train"] * 3 + ["query", "gallery", "gallery", "query", "gallery", "gallery", "gallery"]
+
+
+def table(count=10, roles=None):
+    names = tuple(f'a folder/ä,"{i}".jpg' for i in range(count))
+    return ImageTable(names, np.arange(count) // 2, roles or ["test"] * count, {i: f"class {i}" for i in range(5)})
+
+
+def write(folder, identity=IDENTITY, stop_after=None, images=None, dtype="float32", rows_per_file=4):
+    """Write in batches of four rows; stop as a killed process would, in the middle of a batch."""
+    with EmbeddingWriter(folder, identity, images or table(), dtype, rows_per_file) as writer:
+        begun = writer.rows
+        for number, first in enumerate(range(writer.rows, 10, 4)):
+            if number == stop_after:
+                return begun
+            writer.append(EMBEDDINGS[first : first + 4])
+        if stop_after is None:
+            writer.finish({"view": {"resize": 40}})
+        return begun
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def change(path, **values):
+    value = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({key: item for key, item in value.items() if item != "gone"}))
+
+
+def refused(look, says):
+    with pytest.raises(UserError, match=says) as error:
+        look()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("rows_per_file", "rows"), [(1, [4, 4, 2]), (5, [8, 2]), (4096, [10])])
+def test_read_back_as_written_in_files_of_whole_batches(rows_per_file, rows, tmp_path):
+    write(tmp_path / "x", images=table(roles=ROLES), rows_per_file=rows_per_file)
+    stored = read_embeddings(tmp_path / "x")
+    np.testing.assert_array_equal(stored.embeddings, EMBEDDINGS)
+    np.testing.assert_array_equal(stored.labels, np.arange(10) // 2)
+    assert stored.embeddings.dtype == np.float32
+    assert stored.roles.tolist() == ROLES
+    assert read_names(tmp_path / "x") == table().names
+    np.testing.assert_array_equal(read_embeddings(tmp_path / "x" / "manifest.json").embeddings, EMBEDDINGS)
+    manifest = json.loads((tmp_path / "x" / "manifest.json").read_text())
+    assert (manifest["complete"], manifest["count"], manifest["dimension"]) == (True, 10, 3)
+    assert manifest["identity"] == {**IDENTITY, "dtype": "float32", "rows_per_file": rows_per_file}
+    assert manifest["view"] == {"resize": 40}
+    assert set(manifest["files"]) == {path.name for path in (tmp_path / "x").iterdir()} - {"manifest.json"}
+    assert [about["rows"] for _, about in sorted(manifest["files"].items())] == rows
+    for name, about in manifest["files"].items():
+        assert about["sha256"] == files.files.sha256_of(tmp_path / "x" / name)
+
+
+def test_other_tools_see_plain_columns(tmp_path):
+    write(tmp_path / "x")
+    whole = pq.read_table(sorted((tmp_path / "x").glob("*.parquet")))
+    assert whole.schema.field("embedding").type == pa.list_(pa.float32(), 3)
+    assert whole.column_names == ["id", "path", "label", "class", "role", "embedding"]
+    first = whole.slice(3, 1).to_pylist()[0]
+    assert first["embedding"] == EMBEDDINGS[3].tolist()
+    assert (first["id"], first["label"], first["class"], first["role"]) == (3, 1, "class 1", "test")
+    # What the file itself says, without Arrow's own notes: a list of floats, for tools that know no fixed size.
+    schema = pq.ParquetFile(tmp_path / "x" / "part-000000.parquet").schema
+    assert schema.column(5).path == "embedding.list.element"
+
+
+@pytest.mark.parametrize("rows_per_file", [4, 5])
+@pytest.mark.parametrize("stops", [[0], [3], [1, 1, 0], [2, 0, 1]])
+def test_stopped_and_resumed_is_bit_equal_to_uninterrupted(stops, rows_per_file, tmp_path):
+    write(tmp_path / "whole", rows_per_file=rows_per_file)
+    written = 0
+    for stop in stops:
+        assert write(tmp_path / "broken", stop_after=stop, rows_per_file=rows_per_file) == written
+        # The rows of a file that was not full are lost.
+        full = 4 if rows_per_file == 4 else 8
+        written += full * (min(4 * stop, 10 - written) // full)
+        with EmbeddingWriter(tmp_path / "broken", IDENTITY, table(), rows_per_file=rows_per_file) as writer:
+            assert writer.rows == written
+        if stop:
+            refused(lambda: read_embeddings(tmp_path / "broken"), "unfinished: run the same tfdml embed again")
+            assert holds_embeddings(tmp_path / "broken")
+    assert write(tmp_path / "broken", rows_per_file=rows_per_file) == written
+    assert content(tmp_path / "broken") == content(tmp_path / "whole")
+
+
+def test_killed_at_any_moment_it_resumes_to_the_same_folder(tmp_path):
+    """SIGKILL before each call that changes the disk."""
+    write(tmp_path / "whole")
+    moment = 1
+    while True:
+        path = tmp_path / str(moment)
+        pid = os.fork()
+        if pid == 0:  # it dies without cleaning up
+            calls = [0]
+
+            def killing(function, calls=calls, moment=moment):
+                def called(*arguments, **options):
+                    calls[0] += 1
+                    if calls[0] == moment:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return function(*arguments, **options)
+
+                return called
+
+            for name in ("fsync", "replace", "unlink", "remove", "rmdir", "mkdir"):
+                setattr(os, name, killing(getattr(os, name)))
+            write(path)
+            os._exit(0)
+        if not os.WIFSIGNALED(os.waitpid(pid, 0)[1]):
+            break
+        before = {name: data for name, data in content(path).items() if name.endswith(".parquet.json")}
+        is_finished = (path / "manifest.json").exists()
+        assert write(path) == (10 if is_finished else min(4 * len(before), 10))
+        assert content(path) == content(tmp_path / "whole")
+        moment += 1
+    assert moment > 20
+
+
+@pytest.mark.parametrize("data", [None, b"", b"cut short"])
+def test_a_file_that_is_gone_or_cut_is_written_again(data, tmp_path):
+    write(tmp_path / "whole")
+    write(tmp_path / "broken", stop_after=2)
+    path = tmp_path / "broken" / "part-000001.parquet"
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+    assert write(tmp_path / "broken") == 4
+    assert content(tmp_path / "broken") == content(tmp_path / "whole")
+
+
+def test_another_identity_is_refused_and_nothing_changes(tmp_path):
+    write(tmp_path / "x", stop_after=2)
+    before = content(tmp_path / "x")
+    with pytest.raises(UserError, match="model was sha256:aa and is now sha256:cc") as error:
+        write(tmp_path / "x", {**IDENTITY, "model": "sha256:cc"})
+    assert "batch_size" not in str(error.value)
+    refused(lambda: write(tmp_path / "x", rows_per_file=8), "rows_per_file was 4")
+    assert content(tmp_path / "x") == before
+    write(tmp_path / "x")
+    refused(lambda: write(tmp_path / "x", {**IDENTITY, "data": "other"}), "data was")
+
+
+def test_a_finished_folder_stays_as_it_is(tmp_path):
+    write(tmp_path / "x", stop_after=3)
+    progress = (tmp_path / "x" / "progress.json").read_bytes()
+    write(tmp_path / "x")
+    before = content(tmp_path / "x")
+    # As a process leaves it that is killed after the manifest.
+    (tmp_path / "x" / "progress.json").write_bytes(progress)
+    with EmbeddingWriter(tmp_path / "x", IDENTITY, table(), rows_per_file=4) as writer:
+        assert writer.rows == 10
+        assert writer.finish() == writer.manifest
+    assert content(tmp_path / "x") == before
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    with EmbeddingWriter(tmp_path / "x", IDENTITY, table(), rows_per_file=4) as writer:
+        writer.append(EMBEDDINGS[:4])
+        refused(lambda: write(tmp_path / "x"), "another process is writing")
+        writer.append(EMBEDDINGS[4:8])
+    assert write(tmp_path / "x") == 8
+
+
+def test_a_folder_in_an_object_store():
+    path = "memory://embeddings/x"
+    assert write(path, stop_after=1) == 0
+    assert write(path) == 4
+    assert files.files.listing(path) == ["manifest.json", *(f"part-00000{i}.parquet" for i in range(3))]
+
+
+def test_foreign_folders_and_damaged_records_are_refused(tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "thesis.tex").write_text("years of work")
+    refused(lambda: write(tmp_path / "x"), r"thesis\.tex")
+    (tmp_path / "file").write_text("")
+    refused(lambda: write(tmp_path / "file"), "holds other files")
+    (tmp_path / "y").mkdir()
+    (tmp_path / "y" / "manifest.json").write_text("{}")
+    refused(lambda: write(tmp_path / "y"), r"holds a manifest\.json of something else")
+    write(tmp_path / "z", stop_after=1)
+    record = tmp_path / "z" / "progress" / "part-000000.parquet.json"
+    for values in ({"rows": "1"}, {"dimension": "gone"}, {"sha256": 3}):
+        before = record.read_text()
+        change(record, **values)
+        refused(lambda: write(tmp_path / "z"), r"part-000000\.parquet\.json is damaged.*; delete .*z to start again")
+        record.write_text(before)
+    (tmp_path / "z" / "progress.json").write_text("{")
+    refused(lambda: write(tmp_path / "z"), "damaged")
+
+
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    write(tmp_path / "whole")
+
+    def filling(path, written):
+        if "part-000001" in str(path):
+            pathlib.Path(path).write_bytes(b"cut short")
+            raise OSError(28, "No space left on device")
+        write_file(path, written)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_file", filling)
+        refused(lambda: write(tmp_path / "x"), r"the disk is full.*free some space and run the same command again")
+    assert set(content(tmp_path / "x")) == {"part-000000.parquet", "part-000000.parquet.json", "progress.json"}
+    assert write(tmp_path / "x") == 4
+    assert content(tmp_path / "x") == content(tmp_path / "whole")
+
+
+def test_values_that_are_no_embeddings_are_refused(tmp_path):
+    with EmbeddingWriter(tmp_path / "x", IDENTITY, table()) as writer:
+        writer.append(EMBEDDINGS[:4])
+        for wrong in (EMBEDDINGS[:4, :2], EMBEDDINGS[0], EMBEDDINGS[:0]):
+            refused(lambda wrong=wrong: writer.append(wrong), r"must be \(images, 3\)")
+        broken = EMBEDDINGS[4:8].copy()
+        broken[1, 2] = np.nan
+        refused(lambda: writer.append(broken), r'"5".jpg holds NaN')
+        refused(writer.finish, "4 embeddings of 10")
+        refused(lambda: writer.append(EMBEDDINGS), "more embeddings than the 10")
+        assert writer.rows == 4
+    for arguments, says in (
+        ({"images": ImageTable(("a\udcff.jpg",), [0], ["test"])}, "not: rename the file"),
+        ({"images": ImageTable(("a.jpg",), [0], ["test"], {0: "\udcff"})}, "not: rename the file"),
+        ({"images": table(), "dtype": "float16"}, "unknown `dtype` 'float16'"),
+        ({"images": table(), "rows_per_file": 0}, "`rows_per_file` must be at least 1, not 0"),
+    ):
+        refused(lambda arguments=arguments: EmbeddingWriter(tmp_path / "y", IDENTITY, **arguments), says)
+
+
+def test_int8_keeps_each_component_to_half_a_scale(tmp_path):
+    write(tmp_path / "x", dtype="int8")
+    whole = pq.read_table(sorted((tmp_path / "x").glob("*.parquet")))
+    assert whole.schema.field("embedding").type == pa.list_(pa.int8(), 3)
+    read = read_embeddings(tmp_path / "x").embeddings
+    scale = np.array(whole["scale"].to_pylist(), np.float32)
+    np.testing.assert_array_equal(scale, np.float32(np.abs(EMBEDDINGS.astype(np.float64)).max(axis=1) / 127))
+    assert (np.abs(read - EMBEDDINGS) <= 0.501 * scale[:, None]).all()
+    codes, scale = quantized(np.zeros((2, 3), np.float32))
+    assert not codes.any()
+    assert not scale.any()
+    assert np.isfinite(quantized(np.float32([[1e-45, -1e-45]]))[0]).all()
+
+
+def test_measures_as_the_arrays_do(tmp_path):
+    roles = ["query", "gallery"] * 5
+    write(tmp_path / "x", images=table(roles=roles))
+    np.savez(tmp_path / "x.npz", embeddings=EMBEDDINGS, labels=np.arange(10) // 2, roles=roles)
+    np.savez(tmp_path / "y.npz", embeddings=EMBEDDINGS, labels=np.arange(10) // 2, is_query=[True, False] * 5)
+    options = {"ks": [1, 2], "metrics": ["recall", "map@r", "r_precision"]}
+    stored = [read_embeddings(tmp_path / name) for name in ("x", "x.npz", "y.npz")]
+    measures = [evaluate_dataset(one.embeddings, one, **options) for one in stored]
+    assert measures[0] == measures[1] == measures[2]
+
+
+def test_groups_are_kept_and_ignored(tmp_path):
+    """Of the split that has them; as integers or text; an image without one shares none."""
+    labels, cameras = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2, 2]), np.array([5, 5, 7, 5, 7, 7, 9, -1, -1, 5])
+    data = ImageDataset(images=np.zeros((10, 4, 4, 3), np.uint8), labels=labels, groups=cameras)
+    train = ImageDataset("images", "train", np.zeros((2, 4, 4, 3), np.uint8), [8, 8])
+    options = {"ks": [1, 2], "metrics": ["recall", "map@r", "map"]}
+    expected = evaluate_dataset(EMBEDDINGS, data, **options)
+    assert expected != evaluate_dataset(EMBEDDINGS, dataclasses.replace(data, groups=None), **options)
+    with EmbeddingWriter(tmp_path / "x", {}, ImageTable.of([train, data]), rows_per_file=4) as writer:
+        for rows in (EMBEDDINGS[:2], EMBEDDINGS[:3], EMBEDDINGS[3:]):
+            writer.append(rows)
+        writer.finish()
+    whole = pq.read_table(sorted((tmp_path / "x").glob("*.parquet")))
+    assert whole["group"].to_pylist() == [None, None, *cameras.tolist()]
+    stored = read_embeddings(tmp_path / "x")
+    assert stored.split("train").groups is None
+    test = stored.split("test")
+    assert evaluate_dataset(test.embeddings, test, **options) == expected
+    text = {"embedding": list(EMBEDDINGS), "label": labels, "group": [f"camera {i}" for i in cameras]}
+    plain = pa.array(text["group"])
+    for column in (plain, plain.dictionary_encode(), plain.cast(pa.large_string())):
+        pq.write_table(pa.table({**text, "group": column}), tmp_path / "text.parquet")
+        named = read_embeddings(tmp_path / "text.parquet")
+        assert evaluate_dataset(named.embeddings, named, **options) == expected
+    pq.write_table(pa.table({**text, "group": [None, 1, 1, 1, 1, 2, 2, 2, 2, None]}), tmp_path / "some.parquet")
+    assert read_embeddings(tmp_path / "some.parquet").groups.tolist() == [-1, 0, 0, 0, 0, 1, 1, 1, 1, -10]
+    assert ImageTable.of([data]).checksum() != ImageTable.of([dataclasses.replace(data, groups=labels)]).checksum()
+    refused(lambda: ImageTable(("a", "b"), [0, 0], ["test"] * 2, groups=[1]), "give as many of each")
+
+
+def test_large_and_plain_arrays_are_memory_mapped(tmp_path, monkeypatch):
+    write(tmp_path / "x", images=table(roles=ROLES))
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "free_memory", lambda: 100.0)
+        large = read_embeddings(tmp_path / "x")
+    np.save(tmp_path / "x.npy", EMBEDDINGS)
+    plain = read_embeddings(tmp_path / "x.npy")
+    assert (plain.labels, plain.roles, plain.is_query) == (None, None, None)
+    for stored in (large, plain, large.split("test")):
+        assert is_memory_mapped(stored.embeddings)
+        np.testing.assert_array_equal(stored.embeddings, EMBEDDINGS[-len(stored) :])
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_splits_in_any_order_have_their_rows(data):
+    roles = data.draw(st.lists(st.sampled_from(["train", "query", "gallery"]), min_size=1, max_size=12))
+    stored = StoredEmbeddings(
+        "x", np.arange(float(len(roles)))[:, None], np.arange(len(roles)), np.array(roles), tuple(map(str, roles))
+    )
+    for name in ("train", "test"):
+        rows = [i for i, role in enumerate(roles) if (role == "train") == (name == "train")]
+        if rows:
+            part = stored.split(name)
+            assert part.embeddings[:, 0].tolist() == part.labels.tolist() == rows
+            assert part.names == tuple(roles[row] for row in rows)
+            queries = [roles[row] == "query" for row in rows]
+            expected = queries if {"query", "gallery"} <= {roles[row] for row in rows} else None
+            assert (None if part.is_query is None else part.is_query.tolist()) == expected
+        else:
+            refused(lambda name=name: stored.split(name), f"no {name} images, only")
+
+
+def test_from_elsewhere_in_order_of_the_files(tmp_path):
+    order = [3, 0, 9, 1, 2, 7, 8, 4, 6, 5]
+    rows = {
+        "id": order,
+        "embedding": [EMBEDDINGS[i].astype(np.float64).tolist() for i in order],
+        "label": [f"class {i // 2}" for i in order],
+    }
+    (tmp_path / "x").mkdir()
+    pq.write_table(pa.table(rows).slice(0, 4), tmp_path / "x" / "a.parquet")
+    pq.write_table(pa.table(rows).slice(4), tmp_path / "x" / "b.parquet")
+    stored = read_embeddings(tmp_path / "x")
+    np.testing.assert_array_equal(stored.embeddings, EMBEDDINGS[order])
+    assert stored.labels.tolist() == [i // 2 for i in order]
+    assert stored.roles is None
+    assert read_names(tmp_path / "x") == tuple(map(str, range(10)))
+
+
+def test_classes_of_a_folder_go_by_name(tmp_path, caplog):
+    """Two files that number their classes each from 0; and one that has names alone."""
+    for number, names in enumerate((["bus", "coupe", "bus"], ["pizza", "bus", "pizza"])):
+        columns = {"id": range(3), "path": [f"{number}/{row}" for row in range(3)], "label": [0, 1, 0], "class": names}
+        write_file(tmp_path / f"{number}.parquet", table_of(columns, np.eye(3, dtype=np.float32)))
+    stored = read_embeddings(tmp_path)
+    assert stored.classes.tolist() == ["bus", "coupe", "bus", "pizza", "bus", "pizza"]
+    assert stored.labels.tolist() == [0, 1, 0, 2, 0, 2]
+    assert "the columns label and class disagree; classes go by name, and are 3" in caplog.text
+    one = read_embeddings(tmp_path / "1.parquet")
+    assert (one.labels.tolist(), one.class_names) == ([0, 1, 0], {0: "pizza", 1: "bus"})
+    pq.write_table(pa.table({"embedding": [[1.0], [2.0]], "class": ["x", "a"]}), tmp_path / "names.parquet")
+    assert read_embeddings(tmp_path / "names.parquet").classes.tolist() == ["x", "a"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"vector": [[1.0]]}, "no column embedding; it has vector"),
+        ({"embedding": [1.0, 2.0]}, "must be a list of as many numbers"),
+        ({"embedding": [["a"], ["b"]]}, "must be a list of as many numbers"),
+        ({"embedding": [[1.0], [2.0, 3.0], [4.0, 5.0, 6.0]]}, "as many numbers"),
+        ({"embedding": [[1.0, 2.0], None]}, "as many numbers"),
+        ({"embedding": [[1.0, None], [1.0, 2.0]]}, "as many numbers"),
+        ({"embedding": pa.array([[], []], pa.list_(pa.float32()))}, "as many numbers"),
+        ({"embedding": pa.array([], pa.list_(pa.float32(), 2))}, "holds no row"),
+        ({"embedding": [[1.0], [2.0]], "label": [1, None]}, "1 of 2 rows have no label"),
+        ({"embedding": [[1.0], [2.0]], "label": [1.5, 2.0]}, "labels must be integers"),
+        ({"embedding": [[1.0], [2.0]], "role": ["best", "test"]}, "unknown role 'best'"),
+        ({"embedding": [[1.0], [2.0]], "group": [0.5, 1.0]}, "group must be integers or text, not double"),
+    ],
+)
+def test_parquet_that_holds_no_embeddings(columns, says, tmp_path):
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    refused(lambda: read_embeddings(tmp_path / "x.parquet"), says)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"vectors": EMBEDDINGS}, "embeddings is not a file in the archive"),
+        ({"embeddings": EMBEDDINGS, "labels": np.arange(9)}, r"10 embeddings but label of shape \(9,\)"),
+        ({"embeddings": EMBEDDINGS, "labels": np.full(10, 0.5)}, "labels must be integers"),
+        ({"embeddings": EMBEDDINGS[0]}, r"must be numbers .* \(3,\)"),
+        ({"embeddings": EMBEDDINGS[:0]}, r"must be numbers \(N, d\), not"),
+        ({"embeddings": EMBEDDINGS, "is_query": np.arange(10)}, "is_query must be bool"),
+        ({"embeddings": EMBEDDINGS, "roles": ["best"] * 10}, "unknown role 'best'"),
+        ({"embeddings": np.array([{}] * 3, object)}, "cannot be read"),
+    ],
+)
+def test_archives_that_are_not_embeddings(arrays, says, tmp_path):
+    np.savez(tmp_path / "x.npz", **arrays)
+    refused(lambda: read_embeddings(tmp_path / "x.npz"), says)
+
+
+def npy(header):
+    text = header.encode().ljust(118) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def test_damaged_and_missing_files_are_refused(tmp_path):
+    lies = [
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 1000)}"),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-6, 3)}"),
+        npy("{'descr': '|O', 'fortran_order': False, 'shape': (6, 3)}"),
+        npy("(" * 90),
+    ]
+    contents = {"npy": lies, "npz": [b"PK\x03\x04 cut short"], "parquet": [b"PAR1 cut short"]}
+    for suffix, damaged in contents.items():
+        path = tmp_path / f"x.{suffix}"
+        for data in (*damaged, b"", b"text"):
+            path.write_bytes(data)
+            refused(lambda path=path: read_embeddings(path), r"cannot be read|must be numbers")
+        path.unlink()
+        refused(lambda path=path: read_embeddings(path), "cannot be read: .*No such file")
+    refused(lambda: read_embeddings(tmp_path / "nowhere"), "no embeddings at")
+    refused(lambda: read_embeddings(tmp_path), "holds no finished embeddings")
+    assert not holds_embeddings(tmp_path)
+    assert holds_embeddings(tmp_path / "vectors.npz")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        *(({key: "gone"}, f"key {key} must be") for key in ("count", "identity", "files")),
+        ({"count": 11}, "states 11 images, the files hold 10"),
+        ({"files": {"../../etc/passwd": {}}}, "names a file outside its folder"),
+        ({"files": {}}, "lists no Parquet file"),
+        ({"files": {"part-000009.parquet": {}}}, "cannot be read: "),
+        ({"model": "x"}, "its key model must be dict"),
+        ({"version": 1}, "not of a folder of embeddings of format version 2"),
+    ],
+)
+def test_folders_that_are_not_what_their_manifest_says(values, says, tmp_path):
+    write(tmp_path / "x")
+    change(tmp_path / "x" / "manifest.json", **values)
+    refused(lambda: read_embeddings(tmp_path / "x"), says)
+
+
+def test_names_of_files_without_a_manifest(tmp_path):
+    write(tmp_path / "x")
+    shutil.copyfile(tmp_path / "x" / "part-000001.parquet", tmp_path / "y.parquet")
+    assert read_names(tmp_path / "y.parquet") == table().names[4:8]
+    (tmp_path / "x" / "manifest.json").unlink()
+    assert read_names(tmp_path / "x") == table().names
+
+
+def test_names_are_relative_to_the_data(tmp_path):
+    paths = (str(tmp_path / "a" / "1.jpg"), str(tmp_path / "b" / "2.jpg"), "/elsewhere/3.jpg")
+    query = ImageDataset("x", "test", FileImages(paths), [0, 1, 1], {0: "a", 1: "b"}, is_query=[True, False, True])
+    train = ImageDataset("x", "train", FileImages(paths[:1]), [7], {7: "seven"})
+    for directory in (tmp_path, str(tmp_path) + "/", tmp_path / "list.csv"):
+        images = ImageTable.of([train, query], directory)
+        assert images.names == ("a/1.jpg", "a/1.jpg", "b/2.jpg", "/elsewhere/3.jpg")
+    assert images.roles.tolist() == ["train", "query", "gallery", "query"]
+    assert images.labels.tolist() == [7, 0, 1, 1]
+    assert images.class_names == {7: "seven", 0: "a", 1: "b"}
+    assert ImageTable.of([train, query]).names[0] == paths[0]
+
+
+def test_splits_that_number_their_classes_in_two_ways_are_refused():
+    sides = [
+        ImageDataset(name, "test", EncodedImages((b"",), ("0.jpg",)), [0], {0: name}) for name in ("leopards", "pizza")
+    ]
+    refused(lambda: ImageTable.of(sides), "class id 0 is leopards in one split and pizza in another")
+    assert ImageTable.of(sides[:1] * 2).class_names == {0: "leopards"}
