@@ -206,7 +206,7 @@ def test_stopped_and_continued_does_nothing_twice(models, photos, tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "broken").glob("part-*")}
     assert len(before) == 3
     # A part whose embeddings are there, but not yet that it is done, is embedded again.
-    (tmp_path / "broken" / "progress" / "part-000001.json").unlink()
+    (tmp_path / "broken" / "progress" / "part-000001.parquet.json").unlink()
     assert in_this_process(asked)["files"] == whole["files"]
     after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "broken").glob("part-*")}
     assert [name for name in sorted(before) if after[name] != before[name]] == ["part-000001.parquet"]
