@@ -1,5 +1,6 @@
 """The version of tfdml, kept apart so that packaging reads it without TensorFlow; and those of other packages."""
 
+import contextlib
 import importlib.metadata
 from collections.abc import Iterable
 
@@ -8,10 +9,8 @@ __version__ = "0.1.0"
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
-    found = {}
+    versions = {}
     for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions

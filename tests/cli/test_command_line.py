@@ -1,30 +1,25 @@
-"""Flag files, messages that name flags, and flags that have no effect next to the others."""
+"""Messages that name flags, flags that have no effect next to the others, signals, and paths."""
 
 import dataclasses
 import logging
 import os
-import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import pytest
 
-from tests.cli.commands import NAMES, load
+from tests.cli.commands import load
 from tests.docs.files import write_photos
 from tests.experiments import ROOT, experiment_of
-from tfdml.cli import command_line
+from tfdml.cli import STAGES, command_line
 from tfdml.cli.command_line import Command, Flags, Formatter
-from tfdml.cluster.replica import ServeSettings
 from tfdml.effects import in_vain
-from tfdml.export.retriever import RETRIEVER_CARD
 from tfdml.flag_files import read_flag_files
 from tfdml.io import files
 from tfdml.io.files import parse_flags
 from tfdml.training import Experiment
-from tfdml.training.settings import ALWAYS as SETTINGS_ALWAYS
 from tfdml.training.settings import EFFECTS as SETTINGS
 
 
@@ -58,235 +53,69 @@ def test_arguments_are_shown_as_flags(message, expected, known):
     assert Formatter(command).format(record) == expected
 
 
-HORDE = {"objectives": "contrastive + 0.5 * horde(loss=contrastive)"}
-RATES = {"backbone_rate": 1e-5, "projection_rate": 1e-3, "objective_rate": 1e-2}
-BALANCED, SHUFFLE = {"sampling": "class_balanced"}, {"sampling": "shuffle"}
-HIERARCHICAL, NEIGHBORS = {"sampling": "hierarchical"}, {"sampling": "neighbors"}
-VECTORS = {"model": "vectors.npz"}
-VECTORS_GALLERY = {"gallery": "vectors.npz"}
-# What is taken for a retriever: a folder with a version that has its card.
-RETRIEVER = tempfile.mkdtemp()
-pathlib.Path(RETRIEVER, "1").mkdir()
-for name in (RETRIEVER_CARD, "saved_model.pb"):
-    pathlib.Path(RETRIEVER, "1", name).touch()
-COMPARE, RUN = {"compare": ["a", "b"]}, {"model": "runs/cars"}
-# By command and flag: the value; others next to which it has no effect, and some next to which it has one.
-OF_IMAGES = {
-    "dataset": "folder",
-    "bad_images": "skip",
-    "check_images": "decode",
-    "cache": "true",
-    "image_size": 64,
-    "resize": 300,
-    "resize_mode": "squash",
-    "augmentation": "random_resized_crop",
-    "flip": False,
-    "policy": "grayscale",
-    "backbone": "conv4",
-    "weights": "imagenet",
-    "pooling": "max",
-    "batch_norm": "train",
-    "ensemble_heads": 8,
-    "lora_rank": 4,
-    "backbone_rate": 0.1,
-}
-CASES = {
-    "train": {
-        **{name: (value, {"features": "x.npz"}, {}) for name, value in OF_IMAGES.items()},
-        "data_dir": ("/data", {"dataset": "glyphs"}, {"dataset": "folder"}),
-        "holdout_sampling": ("stratified", {}, {"holdout_classes": 0.1}),
-        "cache_limit_mb": (10, {"cache": "true"}, {"cache": "auto"}),
-        "pad_color": ("white", {}, {"resize_mode": "pad"}),
-        "min_scale": (0.1, {"augmentation": "random_crop"}, {"augmentation": "random_resized_crop"}),
-        "min_resolution": (0.9, {}, {"augmentation": "multi_resolution"}),
-        "max_resolution": (1.2, {}, {"augmentation": "multi_resolution"}),
-        "classes_per_batch": (98, SHUFFLE, HIERARCHICAL),
-        "holdout_part": (2, {}, {"holdout_classes": 0.25}),
-        "min_steps": (100, {"steps_per_epoch": 5}, {"epochs": 2}),
-        "images_per_class": (40, {"sampling": "whole_classes"}, BALANCED),
-        "short_classes": ("drop", SHUFFLE, BALANCED),
-        "batch_size": (64, BALANCED, SHUFFLE),
-        "super_classes_per_batch": (2, BALANCED, HIERARCHICAL),
-        "super_class_weights": ("uniform", BALANCED, HIERARCHICAL),
-        "neighbors_every": (2, BALANCED, NEIGHBORS),
-        "anchor_classes": (1, SHUFFLE, NEIGHBORS),
-        "skip_top": (1, BALANCED, NEIGHBORS),
-        "relative_margin": (0.05, BALANCED, NEIGHBORS),
-        "ensemble_cut": ("a,b", {}, {"ensemble_heads": 8}),
-        "learning_rate": (1e-3, RATES, {**RATES, "objective_rate": -1.0}),
-        "final_rate": (0.1, {"schedule": "step"}, {"schedule": "cosine"}),
-        "drop_epochs": ("8,16", {"epochs": 8}, {"epochs": 9}),
-        "drop_factor": (0.5, {}, {"drop_epochs": "8"}),
-        "layer_decay": (0.9, {"backbone_rate": 0.0}, {}),
-        "epsilon": (1e-8, {"optimizer": "sgd"}, {"optimizer": "rmsprop"}),
-        "momentum": (0.8, {"optimizer": "adam"}, {"optimizer": "sgd"}),
-        "gradient_cache": (100, {**BALANCED, "classes_per_batch": 20, "images_per_class": 5}, {"images_per_class": 6}),
-        "generalization_every": (1, {}, {"evaluate_train": 1.0}),
-        "selection_metric": ("map@r", {"selection": "last"}, {"selection": "test"}),
-        "moment_embedder": (True, {}, HORDE),
-        "evaluate_orders": ("epochs", {}, HORDE),
-        "heat_maps": (True, {"report": False}, {}),
-        "seed": (3, {"seeds": "0,1"}, {"seeds": "2"}),
-        "stop_on": ("collapse", {"watch_every": 0}, {}),
-        "finish": (True, {}, {"resume": True}),
-        "probe": (True, {}, {"dry_run": True}),
-        "workers": (2, {}, {"cluster": "local"}),
-        "gpus_per_worker": (1, {}, {"cluster": "local"}),
-        "max_failures": (1, {}, {"cluster": "local"}),
-        "storage": ("/shared", {}, {"cluster": "local"}),
-    },
-    "embed": {
-        "dataset": ("sop", {"cluster": "local"}, {}),
-        "features": ("x.npz", {"cluster": "local"}, {}),
-        "data_dir": ("/data", {"cluster": "local"}, {}),
-        "dataset_options": ("size=32", {"cluster": "local"}, {}),
-        "split": ("train", {"cluster": "local"}, {}),
-        "bad_images": ("skip", {"cluster": "local"}, {}),
-        "actors": (2, {}, {"cluster": "local"}),
-    },
-    "evaluate": {
-        "features": ("x.npz", VECTORS, {"model": "runs/head"}),
-        "data_dir": ("/data", VECTORS, {**VECTORS, "dataset": "sop"}),
-        "dataset_options": ("size=32", COMPARE, RUN),
-        "bad_images": ("skip", VECTORS, RUN),
-        "batch_size": (10, VECTORS, {**COMPARE, "dataset": "sop"}),
-        "truncate_dim": (8, VECTORS, {**COMPARE, "dataset": "sop"}),
-        "report": ("page.html", {**VECTORS, "task": "classification"}, COMPARE),
-        "heat_maps": (True, {**VECTORS, "report": "page.html"}, {**RUN, "report": "page.html"}),
-        "split": ("train", COMPARE, VECTORS),
-        "distance": ("cosine", COMPARE, VECTORS),
-        "metrics": (["recall"], COMPARE, VECTORS),
-        "task": ("verification", COMPARE, VECTORS),
-        "target": ("far=0.1", VECTORS, {**VECTORS, "task": "verification"}),
-        "neighbors": (3, VECTORS, {**VECTORS, "task": "classification"}),
-        "ks": (["1"], COMPARE, VECTORS),
-        "intervals": ("classes", COMPARE, VECTORS),
-        "generalization": (True, COMPARE, RUN),
-    },
-    "export": {
-        "moment_embedder": (True, {"gallery": "photos", "embedder": "models/cars"}, {"run_dir": "runs/cars"}),
-        "whitening": ("dim=4", {"gallery": "photos", "embedder": "models/cars"}, {}),
-        "truncate_dim": (8, {"gallery": "photos", "embedder": "models/cars"}, {}),
-        "stack_on": ("runs/cars", {"gallery": "photos", "embedder": "models/cars"}, {}),
-        "data_dir": ("/data", {"gallery": "photos", "embedder": "models/cars"}, {}),
-        "unfinished": (True, {"gallery": "photos", "embedder": "models/cars"}, {}),
-        "images": (100, {"gallery": "photos", "embedder": "models/cars"}, {}),
-        "max_pixels": (100, {"gallery": "photos", "embedder": "models/cars"}, {}),
-        "min_cosine": (0.9, {"gallery": "photos", "embedder": "models/cars"}, {}),
-        "max_recall_drop": (0.1, {"gallery": "photos", "embedder": "models/cars"}, {}),
-        "representative_images": (10, {"formats": ["litert_float16"]}, {"formats": ["litert"]}),
-        "embedder": ("models/cars", {}, {"gallery": "photos"}),
-        "gallery_dataset": ("sop", {}, {"gallery": "photos"}),
-        "gallery_bad_images": ("skip", {}, {"gallery": "photos"}),
-        "gallery_dataset_options": ("size=32", {"gallery": "photos"}, {"gallery": "x", "gallery_dataset": "sop"}),
-        "gallery_split": ("all", {"gallery": "photos"}, {"gallery": "x", "gallery_dataset": "sop"}),
-    },
-    "audit": {
-        "dataset_options": ("size=32", {"embeddings": "x.npz"}, {"dataset": "glyphs"}),
-        "bad_images": ("skip", {"embeddings": "x.npz"}, {"model": "runs/cars"}),
-        "batch_size": (9, {"embeddings": "x.npz"}, {"model": "runs/cars"}),
-        "truncate_dim": (9, {"dataset": "glyphs"}, {"model": "runs/cars"}),
-        "features": ("x.npz", {"dataset": "glyphs"}, {"model": "runs/head"}),
-        **dict.fromkeys(("backbone", "weights"), ("other", {"model": "runs/cars"}, {"dataset": "glyphs"})),
-        "image_size": (64, {"embeddings": "x.npz"}, {"dataset": "glyphs"}),
-        "resize": (64, {"embeddings": "x.npz"}, {"dataset": "glyphs"}),
-        "resize_mode": ("pad", {"model": "runs/cars"}, {"dataset": "glyphs"}),
-        "pad_color": ("white", {"dataset": "glyphs"}, {"dataset": "glyphs", "resize_mode": "pad"}),
-        "max_distance": (
-            0.1,
-            {"embeddings": "x.npz", "data_dir": "photos"},
-            {"model": "runs/head", "features": "x.npz"},
-        ),
-        "min_correlation": (0.9, {"embeddings": "x.npz"}, {"embeddings": "x.npz", "data_dir": "photos"}),
-    },
-    "demo": {
-        "model": ("runs/cars", {"gallery": RETRIEVER}, {"gallery": "."}),
-        "truncate_dim": (8, {"gallery": RETRIEVER}, {"gallery": "."}),
-        "batch_size": (9, VECTORS_GALLERY, {"gallery": "."}),
-        "data_dir": ("photos", {"gallery": "."}, VECTORS_GALLERY),
-        "distance": ("cosine", {"gallery": "lancedb:///data"}, VECTORS_GALLERY),
-    },
-    "index": {},
-    "serve": {},
-    "search": {
-        "model": (
-            "runs/cars",
-            {"gallery": ".", "queries": ["a.jpg"]},
-            {"gallery": ".", "queries": ["b.npz"]},
-        ),
-        "batch_size": (9, {**VECTORS_GALLERY, "queries": ["b.npz"]}, {**VECTORS_GALLERY, "queries": ["a.jpg"]}),
-        "truncate_dim": (
-            9,
-            {**VECTORS_GALLERY, "queries": ["b.npz"]},
-            {**VECTORS_GALLERY, "queries": ["b.npz"], "model": "runs/head"},
-        ),
-        "distance": ("cosine", {"gallery": "lancedb:///data"}, VECTORS_GALLERY),
-    },
-    "prepare": {
-        "dataset_options": ("size=32", {"download": True}, {"check_only": True}),
-        "bad_images": ("skip", {"download": True}, {"out": "copy"}),
-        "max_pixels": (100, {"download": True}, {"check_only": True}),
-        "out": ("copy", {"check_only": True}, {}),
-        "shrink": (64, {"check_only": True}, {"out": "copy"}),
-    },
-}
-# The flags that have an effect whatever the others are.
-ALWAYS = {
-    "train": SETTINGS_ALWAYS | {"dim", "recipe", "resume", "dry_run", "preview", "cluster"},
-    "embed": {
-        "model",
-        "unfinished",
-        "out",
-        "dtype",
-        "batch_size",
-        "truncate_dim",
-        "rows_per_file",
-        "cluster",
-        "input",
-        "dry_run",
-    },
-    "evaluate": {"model", "unfinished", "compare", "dataset", "json"},
-    "export": {"run_dir", "out", "formats", "gallery", "calibrate", "dry_run"},
-    "audit": {"model", "unfinished", "dataset", "data_dir", "embeddings", "pick", "out"},
-    "demo": {"unfinished", "gallery", "calibration", "host", "port"},
-    "serve": {"model", "name", "host", "port"} | {field.name for field in dataclasses.fields(ServeSettings)},
-    "index": {"embeddings", "to", "prefix", "truncate_dim", "replace", "dry_run"},
-    "search": {"unfinished", "gallery", "queries", "k", "max_distance", "out"},
-    "prepare": {"dataset", "data_dir", "download", "check_only", "dry_run"},
-}
-BY_FLAG = [(command, flag) for command, cases in CASES.items() for flag in cases]
-
-
-def as_arguments(values):
-    """The values of flags as a command line has them."""
-    written = {name: ",".join(value) if isinstance(value, list) else value for name, value in values.items()}
-    return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in written.items()]
-
-
-@pytest.mark.parametrize("command", NAMES)
-def test_of_every_flag_it_is_known_when_it_has_an_effect(command):
-    table = set(load(command).flags.effects)
-    assert not table & ALWAYS[command]
-    assert set(load(command).flags) == table | ALWAYS[command]
-    assert set(CASES[command]) == table
-
-
-@pytest.mark.parametrize(("command", "flag"), BY_FLAG)
-def test_a_flag_in_vain_on_the_command_line_is_an_error(commands, command, flag, tmp_path, monkeypatch):
+@pytest.fixture
+def no_folder(tmp_path, monkeypatch):
+    """Commands run in an empty folder, and leave it empty."""
     monkeypatch.chdir(tmp_path)
-    value, beside, _ = CASES[command][flag]
-    status, _, errors = commands.run(command, *as_arguments({**beside, flag: value}))
-    condition = load(command).flags.effects[flag].condition
-    said = f"{as_arguments({flag: value})[0]} has no effect: it needs {condition}; add that, or leave --{flag} out"
-    assert (status, said in errors) == (2, True), errors
+    yield
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("command", "flag"), BY_FLAG)
-def test_a_flag_has_its_effect_beside_the_others_that_it_needs(command, flag):
-    value, _, beside = CASES[command][flag]
-    values = {one: load(command).flags[one].default for one in load(command).flags}
-    assert load(command).flags.effects[flag].holds({**values, flag: value, **beside})
+RATES = ["--backbone_rate=1", "--projection_rate=1", "--objective_rate=1"]
+COMPARE, VECTORS, EMBEDDED = "--compare=a,b", "--model=x.npz", "--embeddings=x.npz"
+# By command, flags the last of which has no effect, and what lets it have one.
+IN_VAIN = [
+    ("train", ["--features=x.npz", "--image_size=64"], None),
+    ("train", ["--dataset=glyphs", "--data_dir=/data"], ["--dataset=folder"]),
+    ("train", ["--batch_size=64"], ["--sampling=shuffle"]),
+    ("train", ["--sampling=shuffle", "--images_per_class=40"], ["--sampling=hierarchical"]),
+    ("train", [*RATES, "--learning_rate=0.1"], ["--objective_rate=-1"]),
+    ("train", ["--epochs=8", "--drop_epochs=8,16"], ["--epochs=9"]),
+    ("train", ["--seeds=0,1", "--seed=3"], ["--seeds=2"]),
+    ("train", ["--workers=2"], ["--cluster=local"]),
+    ("embed", ["--cluster=local", "--split=train"], None),
+    ("embed", ["--actors=2"], ["--cluster=local"]),
+    ("evaluate", [VECTORS, "--features=y.npz"], ["--model=runs/head"]),
+    ("evaluate", [VECTORS, "--batch_size=10"], ["--model=", COMPARE, "--dataset=sop"]),
+    ("evaluate", [VECTORS, "--task=classification", "--report=page.html"], ["--task=retrieval"]),
+    ("evaluate", [COMPARE, "--ks=1"], None),
+    ("evaluate", [VECTORS, "--target=far=0.1"], ["--task=verification"]),
+    ("export", ["--gallery=x", "--embedder=y", "--images=5"], None),
+    ("export", ["--formats=litert_float16", "--representative_images=10"], ["--formats=litert"]),
+    ("export", ["--gallery=x", "--gallery_split=all"], ["--gallery_dataset=sop"]),
+    ("audit", [EMBEDDED, "--batch_size=9"], None),
+    ("audit", [EMBEDDED, "--data_dir=photos", "--max_distance=0.1"], None),
+    ("audit", [EMBEDDED, "--min_correlation=0.9"], ["--data_dir=photos"]),
+    ("demo", ["--gallery=.", "--data_dir=photos"], ["--gallery=x.npz"]),
+    ("demo", ["--gallery=x.npz", "--batch_size=9"], ["--model=y"]),
+    ("search", ["--gallery=.", "--queries=a.jpg", "--model=y"], ["--gallery=x.npz"]),
+    ("search", ["--gallery=lancedb:///data", "--distance=cosine"], ["--gallery=x.npz"]),
+    ("prepare", ["--check_only", "--shrink=64"], ["--nocheck_only", "--out=copy"]),
+]
+
+
+@pytest.mark.usefixtures("no_folder")
+@pytest.mark.parametrize(("name", "words", "more"), IN_VAIN)
+def test_a_flag_in_vain_on_the_command_line_is_an_error(commands, name, words, more):
+    command = load(name)
+    flag = words[-1].removeprefix("--").partition("=")[0]
+    status, _, errors = commands.run(name, *words)
+    condition = command.flags.effects[flag].condition
+    message = f"has no effect: it needs {condition}; add that, or leave --{flag} out\n"
+    assert (status, errors.endswith(message)) == (2, True), errors
+    assert errors.count("\n") == 1
+    if more is not None:
+        command.flags.parse([*words, *more])
+        assert command.flags.effects[flag].holds(command.flags.flag_values_dict())
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_flag_has_a_text_and_conditions_are_of_flags(name):
+    command = load(name)
+    command.parse([])
+    assert set(command.flags.effects) <= set(command.flags)
+    assert all(len(command.flags[flag].help) > 10 for flag in command.flags)
+    assert all(f"{flag}\n" in command.help() for flag in command.flags)
 
 
 def in_a_file(commands, tmp_path, lines, *arguments):
@@ -309,29 +138,15 @@ def test_a_run_says_which_recipe_it_takes(commands, tmp_path, caplog):
     assert "recipe finetune: '--head=whitened(power=0.5, shrinkage=0.1)' --objectives=am_softmax" in caplog.text
 
 
-def test_a_flag_in_vain_in_a_flag_file_is_a_warning(commands, tmp_path):
-    said = in_a_file(commands, tmp_path, ["--batch_size=64", "--schedule=cosine"], "--sampling=class_balanced")
-    assert (
-        "train: warning: in a flag file, and ignored: --batch_size=64 has no effect: it needs --sampling=shuffle"
-        in said
-    )
-
-
-def test_a_flag_in_vain_in_a_flag_file_is_reset(commands, tmp_path):
-    """So that a schedule on the command line takes the place of the file's, and an error that is meant for Python
-    does not come."""
-    said = in_a_file(commands, tmp_path, ["--drop_epochs=6"], "--schedule=cosine")
-    assert "--drop_epochs=6 has no effect: it needs --schedule=step" in said
-
-
-def test_a_flag_file_may_carry_defaults_as_flags_txt_has_them(commands, tmp_path):
-    assert "no effect" not in in_a_file(commands, tmp_path, ["--batch_size=100", "--drop_factor=0.1"])
-
-
-def test_a_flag_after_its_file_is_the_command_lines(commands, tmp_path):
-    file = tmp_path / "x.flags"
-    file.write_text("--batch_size=64\n")
-    status, _, errors = commands.run("train", f"--flagfile={file}", "--batch_size=32", "--run_dir=x")
+def test_a_flag_in_vain_in_a_flag_file_is_reset_with_a_warning(commands, tmp_path):
+    """So that a schedule on the command line takes the place of the file's; a flag after the file is the command's."""
+    lines = ["--batch_size=64", "--drop_epochs=6", "--drop_factor=0.1"]  # the last is the default, as in flags.txt
+    warnings = in_a_file(commands, tmp_path, lines, "--sampling=class_balanced", "--schedule=cosine").splitlines()
+    for warning, flag in zip(warnings[:2], ("--batch_size=64", "--drop_epochs=6"), strict=True):
+        assert warning.startswith(f"train: warning: in a flag file, and ignored: {flag} has no effect: it needs --s")
+    assert "drop_factor" not in "".join(warnings)
+    flags = [f"--flagfile={tmp_path / 'x.flags'}", "--batch_size=32", "--run_dir=x"]
+    status, _, errors = commands.run("train", *flags)
     assert (status, "--batch_size=32 has no effect" in errors) == (2, True)
 
 
@@ -394,16 +209,10 @@ def writing():
         time.sleep(60)
 
 
-@pytest.mark.parametrize(
-    ("number", "status", "says"),
-    [
-        (signal.SIGTERM, 143, "try: ended by SIGTERM\n"),
-        (signal.SIGHUP, 129, "try: ended by SIGHUP\n"),
-        (signal.SIGINT, 130, "try: interrupted\n"),
-    ],
-)
-def test_a_signal_ends_a_command_in_one_line_and_leaves_no_half_file(number, status, says, tmp_path):
-    assert ended(writing, tmp_path, lambda pid: os.kill(pid, number)) == (status, says)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_a_command_in_one_line_and_leaves_no_half_file(number, tmp_path):
+    line = "try: interrupted\n" if number == signal.SIGINT else f"try: ended by {number.name}\n"
+    assert ended(writing, tmp_path, lambda pid: os.kill(pid, number)) == (128 + number, line)
     assert sorted(os.listdir(tmp_path)) == ["begun", "errors.txt"]
 
 

@@ -44,9 +44,8 @@ def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, t
     done = command("train", *tiny_flags, HORDE, "--moment_embedder", "--evaluate_orders=epochs", f"--run_dir={run}")
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads((run / "result.json").read_text())
-    check_orders(result, run, done.stdout)
+    check_orders(result, run)
     expected = result["metrics_moments"]
-    assert f"{100 * expected['recall@1']:.1f} % with all moments" in done.stdout
     assert "Searched with all moments" in (run / "report" / "index.html").read_text(encoding="utf-8")
     flags = [flag for flag in tiny_flags if "dataset" in flag]
     out = tmp_path / "metrics.json"
@@ -63,8 +62,8 @@ def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, t
         assert artifact["acceptance"]["recall@1"] == pytest.approx(expected["recall@1"], abs=0.02)
 
 
-def check_orders(result, run, printed):
-    """Every order's own Recall@K stands in the result, in each epoch's record, on the page and in the terminal."""
+def check_orders(result, run):
+    """Every order's own Recall@K stands in the result, in each epoch's record, and on the page."""
     orders = result["metrics_orders"]
     assert list(orders) == ["1", "2", "3", "all"]
     assert orders["1"]["recall@1"] == result["metrics"]["recall@1"]
@@ -74,4 +73,3 @@ def check_orders(result, run, printed):
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
     for text in ("Each order of moments by itself", "order 3", "all, side by side"):
         assert text in page
-    assert f"{100 * orders['3']['recall@1']:.1f} % by order 3 alone" in printed

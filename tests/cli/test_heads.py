@@ -104,13 +104,7 @@ def test_vectors_and_images_are_not_taken_for_each_other(commands, folder):
             [f"--model={folder / 'images.keras'}", f"--features={folder / 'new.npz'}"],
             "images.keras embeds images, but new",
         ),
-        ([f"--model={folder / 'images.keras'}"], "--dataset or --features is missing"),
-        (
-            [head, *glyphs, f"--features={folder / 'new.npz'}"],
-            "--dataset names images and --features stored embeddings",
-        ),
         ([head, f"--features={folder / 'new.npz'}", "--split=train"], "has no train images: name another --split"),
-        ([head, "--features=nowhere.npz"], "nowhere.npz"),
     ):
         status, _, errors = commands.run("embed", *flags, f"--out={folder / 'refused'}")
         assert (status, says in errors, errors.count("\n")) == (2, True, 1), errors

@@ -63,22 +63,6 @@ def test_help_shows_examples_and_flags():
 
 
 @pytest.mark.slow
-def test_two_devices_train_as_one(command, tiny_flags, tmp_path):
-    # Frozen BatchNorm: with batch statistics each replica normalizes its own half.
-    terms = {}
-    for devices in (0, 2):
-        folder = tmp_path / str(devices)
-        flags = [*tiny_flags, "--batch_norm=frozen", "--evaluate_every=0", "--noreport", "--epochs=1"]
-        flags.append(f"--logical_devices={devices}")
-        done = command("train", *flags, f"--run_dir={folder}")
-        assert done.returncode == 0, done.stderr[-3000:]
-        terms[devices] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][1:]
-    for one, two in zip(terms[0], terms[2], strict=True):
-        for name in ("loss", "am_softmax", "jrs"):
-            assert two["train"][name] == pytest.approx(one["train"][name], rel=1e-5)
-
-
-@pytest.mark.slow
 def test_several_seeds_are_trained_together(command, tiny_flags, tmp_path):
     chosen = ["--holdout_classes=0.1", "--holdout_sampling=stratified", "--selection=validation", "--steps_per_epoch=2"]
     folder = tmp_path / "two"

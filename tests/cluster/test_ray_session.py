@@ -1,45 +1,26 @@
 """What ends when hosts of a cluster are lost, by a Ray that is none."""
 
-import collections
+import types
 
 import pytest
 
-from tfdml.cluster import ray_session
+from tfdml.cluster.ray_session import as_user_error, first_ready
 from tfdml.errors import UserError
 
 
-class Cluster:
-    """As the module `ray`: waits for nothing.
+def test_work_that_no_host_can_do_ends():
+    def cluster(*waits, hosts):
+        """As the module `ray`: waits for nothing, and has hosts of so many CPUs, or None of one that is lost."""
+        ready = iter([*waits, *[[]] * 9])
+        nodes = [{"Alive": cpus is not None, "Resources": {"CPU": cpus or 0}} for cpus in hosts]
+        return types.SimpleNamespace(wait=lambda *_, **options: (next(ready), []), nodes=lambda: nodes)
 
-    Args:
-        ready: What `wait` returns, call by call; nothing from then on.
-        hosts: CPUs by address; None of one that is lost.
-    """
-
-    def __init__(self, ready, **hosts):
-        self.ready, self.hosts = collections.deque(ready), hosts
-
-    def wait(self, references, num_returns, timeout):
-        assert timeout <= 60
-        return (self.ready.popleft() if self.ready else [])[:num_returns], []
-
-    def nodes(self):
-        return [
-            {"NodeManagerAddress": address, "Alive": cpus is not None, "Resources": {"CPU": cpus or 0}}
-            for address, cpus in self.hosts.items()
-        ]
-
-
-def test_work_that_no_host_can_do_ends_with_the_names_of_those_that_are_lost():
-    cluster = Cluster([], head=0, a=None, b=1, c=None)
-    with pytest.raises(UserError, match="no host of the cluster has 2 CPUs: the cluster has lost a, c"):
-        ray_session.first_ready(cluster, ["x"], cpus=2)
+    with pytest.raises(UserError, match="no host of the cluster has 2 CPUs; start `ray start` there again"):
+        first_ready(cluster(hosts=[0, None, 1]), ["x"], cpus=2)
     # Hosts that can do it have all the time.
-    assert ray_session.first_ready(Cluster([[], [], [], ["x"]], a=None, b=1), ["x"]) == "x"
+    assert first_ready(cluster([], [], [], ["x"], hosts=[None, 1]), ["x"]) == "x"
 
 
-def test_a_host_that_came_back_is_not_lost():
-    assert ray_session.lost_hosts(Cluster([], a=1)) == ""
-    cluster = Cluster([], a=None)
-    cluster.nodes = lambda: [*Cluster([], a=None).nodes(), *Cluster([], a=1, b=None).nodes()]
-    assert ray_session.lost_hosts(cluster) == "the cluster has lost b"
+def test_an_error_of_a_worker_is_told_from_others():
+    assert as_user_error(types.SimpleNamespace(cause=UserError("no such folder"))).args == ("no such folder",)
+    assert as_user_error(types.SimpleNamespace(cause=KeyError("x"))) is None

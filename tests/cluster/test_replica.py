@@ -66,28 +66,20 @@ def test_numbers_have_the_types_of_the_signature():
     ("request_", "says"),
     [
         ({}, "either 'instances' or 'inputs'"),
-        ({"instances": ["a"], "inputs": ["a"]}, "either 'instances' or 'inputs'"),
         ({"instances": []}, "at least one value"),
         ({"instances": ["a"], "signature_name": "other"}, 'signature key "other" not found; there are serving_default'),
-        ({"instances": ["a"], "signature_name": ["x"]}, "not found"),
         ({"instances": [{"pictures": "a"}]}, "must have the keys image_bytes"),
         ({"inputs": {"image_bytes": ["a"], "more": 1}}, "must have the keys image_bytes, not image_bytes, more"),
         ({"instances": ["a"] * 5}, "5 instances; at most 4"),
-        ({"instances": [{"b64": "?"}]}, "image_bytes: Only base64 data is allowed"),
+        ({"instances": [{"b64": "data:image/jpeg;base64,/9j/4AAQ"}]}, "image_bytes: Only base64 data is allowed"),
         ({"instances": [1]}, 'image_bytes: its values must be the bytes of image files as {"b64": "..."}$'),
         ({"instances": ["car.jpg"]}, "not a plain string"),
-        ({"instances": [{"image_bytes": "/9j/4AAQ"}]}, "not a plain string"),
-        ({"instances": [{"b64": "data:image/jpeg;base64,/9j/4AAQ"}]}, "a data URI: send only what follows its comma"),
-        ({"instances": [{"b64": "_9j-4AAQ"}]}, r"base64 for URLs, with - and _: send the standard one"),
-        ({"inputs": {"image_bytes": [b64(b"a")] * 5}}, "5 instances; at most 4"),
-        ({"inputs": [[1]] * 5, "signature_name": "embed_images"}, "5 instances; at most 4"),
         ({"inputs": [[b64(b"a")]]}, r"its shape is \(1, 1\), and must be \(None,\)"),
         ({"inputs": [b64(b"a"), [b64(b"b")]]}, "its lists differ in length"),
         ({"inputs": [[[1]], [[1], [2]]], "signature_name": "embed_images"}, "its lists differ in length"),
         ({"inputs": [[[[1, 2, 256]]]], "signature_name": "embed_images"}, "a value is beyond uint8"),
         ({"inputs": [[[[1, 2, 0.5]]]], "signature_name": "embed_images"}, "its values must be uint8"),
         ({"inputs": [[[[1, 2, True]]]], "signature_name": "embed_images"}, None),
-        ({"inputs": {"embedding": [["1", "2"]], "k": 1}, "signature_name": "search_embedding"}, "must be float32"),
         ({"inputs": {"embedding": [[1, 2, 3]], "k": 1}, "signature_name": "search_embedding"}, "its shape is"),
     ],
 )
@@ -98,24 +90,6 @@ def test_what_is_wrong_with_a_request_is_one_line(request_, says):
     with pytest.raises(UserError, match=says) as error:
         parsed(**request_)
     assert "\n" not in str(error.value)
-
-
-class Untouchable(list):
-    """Rows that fail when anything but their number is asked for."""
-
-    def __iter__(self):
-        raise AssertionError("a row was touched")
-
-    __getitem__ = __iter__
-
-
-@pytest.mark.parametrize("form", ["instances", "inputs", "named inputs"])
-def test_rows_are_counted_before_any_is_touched(form, monkeypatch):
-    rows = Untouchable([1] * 5)
-    request = {"inputs": {"image_bytes": rows}} if form == "named inputs" else {form: rows}
-    monkeypatch.setattr("tfdml.cluster.replica.parse_json", lambda body, where: request)
-    with pytest.raises(UserError, match="5 instances; at most 4"):
-        parse_call(b"", SPECS, 4)
 
 
 def test_pixels_of_a_request_are_counted_by_headers_and_not_decoded():
@@ -171,9 +145,7 @@ def test_calls_of_one_batch_have_the_answers_that_they_have_alone(tmp_path):
     ]
     calls = [Call(signature, values, by_row=False) for signature, values in inputs]
     answers = replica._answers(calls)
-    assert sum(size for _, size in answers) == sum(call.rows for call in calls)
-    assert len([size for _, size in answers if size]) < len(calls) - 3
-    for (signature, values), (answer, _) in zip(inputs, answers, strict=True):
+    for (signature, values), answer in zip(inputs, answers, strict=True):
         try:
             tensors = {name: tf.constant(v, tf.string if v.dtype == object else None) for name, v in values.items()}
             expected = {name: value.numpy() for name, value in model.signatures[signature](**tensors).items()}
@@ -202,10 +174,3 @@ def test_a_model_that_cannot_answer_is_refused(tmp_path):
     write_warm_up(tmp_path / "nan", tf.saved_model.load(str(tmp_path / "nan")).signatures)
     with pytest.raises(UserError, match="answers a warm-up request with NaN as embedding"):
         Replica(str(tmp_path / "nan"), ServeSettings())
-
-
-def test_settings_must_be_positive():
-    assert ServeSettings(batch_timeout_ms=0).batch_timeout_ms == 0
-    for name, value in (("replicas", 0), ("timeout", float("nan")), ("max_request_mb", float("inf"))):
-        with pytest.raises(UserError, match=f"`{name}={value}`: must be more than 0"):
-            ServeSettings(**{name: value})

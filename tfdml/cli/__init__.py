@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tfdml import flag_files
 from tfdml.errors import quiet_errors, short_message
-from tfdml.version import __version__
+from tfdml.version import __version__, installed
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -161,19 +161,19 @@ def doctor(words: Sequence[str]) -> int:
     if words:
         print(inspect.getdoc(doctor))
         return 0 if words[0] in ("--help", "-h") else 2
-    print(f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPUs\n\nRequired:")
-    requirements = list(_requirements(""))
-    wrong = [str(requirement) for requirement in requirements if _missing(requirement)]
-    faults = [f"pip install {' '.join(map(repr, wrong))}"] if wrong else []
-    for requirement in requirements:
-        needs = f"needs {requirement.specifier}" if _missing(requirement) else ""
-        print(f"  {requirement.name:<22}{_version(requirement.name) or 'missing':<12}{needs}".rstrip())
-    print("\nExtras:")
-    for extra in importlib.metadata.metadata("tfdml").get_all("Provides-Extra") or []:
-        if extra not in _NOT_FOR_USERS:
-            missing = [name for requirement in _requirements(extra) for name in _missing(requirement)]
-            state = f"missing {', '.join(missing)}: pip install 'tfdml[{extra}]'" if missing else "installed"
-            print(f"  {extra:<22}{state}")
+    print(f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPUs")
+    print(
+        ", ".join(f"{name} {version}" for name, version in installed(("tfdml", "tensorflow", "keras", "numpy")).items())
+    )
+    faults = []
+    extras = importlib.metadata.metadata("tfdml").get_all("Provides-Extra") or []
+    for extra in ["", *(extra for extra in extras if extra not in _NOT_FOR_USERS)]:
+        missing = [part for requirement in _requirements(extra) for part in _missing(requirement)]
+        advice = f"pip install 'tfdml[{extra}]'" if extra else f"pip install {' '.join(map(repr, missing))}"
+        names = ", ".join(missing[:3]) + (" ..." if missing[3:] else "")
+        state = f"missing {names}: {advice}" if missing else "installed"
+        print(f"  {extra or 'required':<12}{state}")
+        faults += [f"required packages are missing: {advice}"] if missing and not extra else []
     faults += _trial()
     print("", *(f"problem: {fault}" for fault in faults), sep="\n")
     print("tfdml does not work here yet." if faults else "tfdml works here.")
@@ -192,18 +192,11 @@ def _requirements(extra: str, package: str = "tfdml") -> Iterator[Requirement]:
 
 def _missing(requirement: Requirement) -> list[str]:
     """Return the packages that a requirement lacks: its own, or those of its extras, such as `tensorflow[and-cuda]`."""
-    version = _version(requirement.name)
-    if not version or not requirement.specifier.contains(version, prereleases=True):
-        return [requirement.name]
-    parts = (part for extra in requirement.extras for part in _requirements(extra, requirement.name))
-    return [part.name for part in parts if not _version(part.name)]
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    version = installed([requirement.name]).get(requirement.name)
+    if version is None or not requirement.specifier.contains(version, prereleases=True):
+        return [f"{requirement.name}{requirement.specifier}"]
+    parts = [part for extra in requirement.extras for part in _requirements(extra, requirement.name)]
+    return [part.name for part in parts if not installed([part.name])]
 
 
 def _trial() -> list[str]:
@@ -216,7 +209,7 @@ def _trial() -> list[str]:
         reason = (done.stderr.strip().splitlines() or [f"the process ended with status {done.returncode}"])[-1]
         return [f"a training step fails: {reason}"]
     backend, devices, loss = json.loads(lines[0].removeprefix("TRIAL "))
-    print(f"\nTraining:\n  backend {backend}, devices {', '.join(devices)}, loss {loss:.4f}")
+    print(f"  trained with {backend} on {', '.join(devices)}: loss {loss:.4f}")
     if shutil.which("nvidia-smi") and "GPU" not in devices:
-        print("  note: there is an NVIDIA driver, but TensorFlow sees no GPU: pip install 'tfdml[gpu]'")
+        print("note: there is an NVIDIA driver, but TensorFlow sees no GPU: pip install 'tfdml[gpu]'")
     return [] if loss == loss else ["the loss of a training step is not a number"]

@@ -20,7 +20,7 @@ the images whose action is drop.
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
 from tfdml.data.images import FileImages
 from tfdml.data.pipeline import evaluation_batches
-from tfdml.data.transforms import MODES, EvaluationTransform
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.effects import Effect, either, needs
 from tfdml.embeddings import embed
 from tfdml.embeddings.files import ImageTable, read_embeddings
@@ -43,19 +43,31 @@ from tfdml.models import Embedder
 from tfdml.report import write_audit
 from tfdml.retrieval import EmbeddingsToIndex
 
+_IMAGES = either(needs("model"), needs("dataset"))
+_EMBEDDED = Effect(lambda given: not given["embeddings"], "images to embed, not --embeddings")
+_PICTURES = Effect(
+    lambda given: bool(given["dataset"] or (given["data_dir"] if given["embeddings"] else not given["features"])),
+    "images",
+)
+_VECTORS = Effect(lambda given: not _PICTURES.holds(given), "--features, or --embeddings without --data_dir")
+_NETWORK = Effect(lambda given: not (given["model"] or given["embeddings"]), "no --model and no --embeddings")
+
 FLAGS = Flags()
-model_flags.define_model_flags(FLAGS)
+model_flags.define_model_flags(FLAGS, embeds=_EMBEDDED)
 model_flags.define_data_flags(FLAGS)
+FLAGS.effects.update(truncate_dim=needs("model"), features=needs("model"), dataset_options=_IMAGES, bad_images=_IMAGES)
 FLAGS.define("embeddings", "", "In place of --model: a folder of tfdml embed, or a Parquet, .npz or .npy file.")
-FLAGS.define("backbone", "mobilenetv2", "Without --model: as in tfdml train; no projection follows.")
-FLAGS.define("weights", "", "Without --model: as in tfdml train; empty: a preset's own, or imagenet (downloaded).")
-FLAGS.define("image_size", 224, "Without --model: side of its images in pixels.", lower_bound=1)
-FLAGS.define("resize", 0, "Without --model: as in tfdml train; 0: as --image_size.", lower_bound=0)
-FLAGS.define("resize_mode", "shorter", "Without --model: as in tfdml train.", MODES)
-FLAGS.define("pad_color", "black", "Without --model: as in tfdml train.")
+_BACKBONE = "Without --model: as in tfdml train; no projection follows."
+FLAGS.define("backbone", "mobilenetv2", _BACKBONE, effect=_NETWORK)
+_WEIGHTS = "Without --model: as in tfdml train; empty: a preset's own, or imagenet (downloaded)."
+FLAGS.define("weights", "", _WEIGHTS, effect=_NETWORK)
+_SIZE = "Without --model: side of its images in pixels."
+FLAGS.define("image_size", 224, _SIZE, lower_bound=1, effect=_NETWORK)
 FLAGS.define("pick", 0, "How many images to choose that are worth labeling next (k-center).", lower_bound=0)
-FLAGS.define("min_correlation", 0.8, "Of the pixels of duplicates, after alignment.", lower_bound=0.0, upper_bound=1.0)
-FLAGS.define("max_distance", 0.01, "Without images: largest cosine distance of duplicates.", lower_bound=0.0)
+_CORRELATION = "Of the pixels of duplicates, after alignment."
+FLAGS.define("min_correlation", 0.8, _CORRELATION, lower_bound=0.0, upper_bound=1.0, effect=_PICTURES)
+_DISTANCE = "Without images: largest cosine distance of duplicates."
+FLAGS.define("max_distance", 0.01, _DISTANCE, lower_bound=0.0, effect=_VECTORS)
 FLAGS.define("out", "", "Folder to write: new or empty.")
 
 _Picture = Callable[[int], np.ndarray]
@@ -64,23 +76,23 @@ _Picture = Callable[[int], np.ndarray]
 def run_audit(values: Flags) -> None:
     """Audit as the flags say."""
     values.require("out")
+    require_local(values.out, "out")
+    out = Path(values.out).expanduser().absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out={values.out} exists already: name a new folder, or an empty one")
     if values.embeddings and values.model:
         raise UserError("--embeddings takes the place of --model: name one of them")
-    require_local(values.out, "out")
-    out = Path(values.out).expanduser()
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError(f"`out={out}` holds files already; name a new or an empty folder")
     name, vectors, table, picture = _data_of(values)
     limits = {"max_distance": values.max_distance, "min_correlation": values.min_correlation}
-    found = audit(vectors, table, picture, pick=values.pick, **limits)
+    result = audit(vectors, table, picture, pick=values.pick, **limits)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with partial_folder(out.parent) as hidden:
-        _write(hidden, found, name, picture)
-        hidden.rename(out)
-    counts, how = found.counts(), "" if found.compared else ", by distance alone"
+    with partial_folder(out.parent) as folder:
+        _write(folder, result, name, picture)
+        os.replace(folder, out)
+    counts, how = result.counts(), "" if result.compared else ", by distance alone"
     across = f"{counts['across class']:,} across classes, {counts['across split']:,} across the split"
     print(
-        f"{name}: {len(table):,} images of {len(found.classes):,} classes",
+        f"{name}: {len(table):,} images of {len(result.classes):,} classes",
         f"{counts['group']:,} groups of near-duplicates, {across}{how}",
         f"{counts['drop']:,} of their images to drop, {counts['check']:,} to check",
         f"{counts['label']:,} labels that other images contradict, {counts['outlier']:,} outliers",
@@ -94,34 +106,31 @@ def run_audit(values: Flags) -> None:
 
 def _data_of(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
     """Return what the images are called, their embeddings, their table, and the images where they are there."""
-    read = EmbeddingsToIndex.read(os.path.expanduser(values.embeddings)) if values.embeddings else None
-    if read and not values.dataset:
-        return _named(read, values)
-    view = None
+    stored = EmbeddingsToIndex.read(os.path.expanduser(values.embeddings)) if values.embeddings else None
+    if stored and not values.dataset:
+        return _named(stored, values)
     if not values.model:
         values.require("dataset")
-    if not (values.model or read):
-        weights = os.path.expanduser(values.weights or ("none" if values.backbone.startswith(PREFIX) else "imagenet"))
-        backbones.check(values.backbone, weights)
-        size = values.image_size
-        view = EvaluationTransform(values.resize or size, size, values.resize_mode, values.pad_color)
     choice = model_flags.chosen_data(values)
+    size, embedder = values.image_size, None
+    if not (values.model or stored):
+        weights = os.path.expanduser(values.weights or ("none" if values.backbone.startswith(PREFIX) else "imagenet"))
+        embedder = Embedder(backbones.resolve(values.backbone, size, weights), embedding_dim=0, image_size=size)
     splits = choice.parts("all")
     table = ImageTable.of(splits, os.path.expanduser(choice.directory))
     if choice.features and read_embeddings(os.path.expanduser(choice.features)).labels is None:
         table = dataclasses.replace(table, labels=np.full(len(table), -1))
-    if read:
-        if tuple(read.names) != table.names:
+    if stored:
+        if tuple(stored.names) != table.names:
             raise UserError(f"--embeddings={values.embeddings} is not of the training and test images of {choice.name}")
-        vectors = read.stored.embeddings
-    elif view is None:
+        vectors = stored.stored.embeddings
+    elif embedder is None:
         source = model_flags.chosen_source(values)
         vectors = np.concatenate([source.embed(split, values.batch_size) for split in splits])
     else:
-        embedder = Embedder(backbones.resolve(values.backbone, size, weights), embedding_dim=0, image_size=size)
-        vectors = np.concatenate(
-            [embed(embedder, evaluation_batches(part, view, values.batch_size)) for part in splits]
-        )
+        view = EvaluationTransform(size, size)
+        batches = [evaluation_batches(split, view, values.batch_size) for split in splits]
+        vectors = np.concatenate([embed(embedder, each) for each in batches])
     places = [(split.images, row) for split in splits for row in range(len(split))]
 
     def picture(row: int) -> np.ndarray:
@@ -133,70 +142,37 @@ def _data_of(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | Non
 
 def _named(read: EmbeddingsToIndex, values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
     """Return the same of stored embeddings, whose names count from `--data_dir`."""
-    stored, names = read.stored, tuple(read.names)
+    stored, base = read.stored, os.path.expanduser(values.data_dir)
     labels = np.full(len(read), -1) if stored.labels is None else stored.labels
     roles = np.full(len(read), "test") if stored.roles is None else stored.roles
-    base = os.path.expanduser(values.data_dir)
-    images = FileImages(tuple(os.path.join(base, name) for name in names))
+    table = ImageTable(tuple(read.names), labels, roles, stored.class_names)
+    images = FileImages(tuple(os.path.join(base, name) for name in read.names))
     name = os.path.basename(os.path.normpath(values.embeddings))
-    return (
-        name,
-        stored.embeddings,
-        ImageTable(names, labels, roles, stored.class_names),
-        images.picture if base else None,
-    )
+    return name, stored.embeddings, table, images.picture if base else None
 
 
-def _write(folder: Path, found: Audit, name: str, picture: _Picture | None) -> None:
-    """Write the files."""
-    table = found.table
-    files: dict[str, Mapping[str, Iterable[Any]]] = {
-        "audit.csv": found.columns(),
-        "images.csv": {
-            "image": table.names,
-            "role": table.roles,
-            "class": [found.class_name(label) for label in table.labels],
-            "label_confidence": [f"{value:.4f}" for value in found.confidences],
-            "suggested_class": [found.class_name(label) for label in found.suggested],
-            "outlier_factor": [f"{value:.4f}" for value in found.outliers],
-            "nearest_image": [table.names[near[0]] if len(near) else "" for near in found.neighbors],
-        },
-        "classes.csv": {
-            "class": [found.class_name(label) for label in found.classes],
-            "images": np.unique(table.labels[table.labels >= 0], return_counts=True)[1],
-            "coherence": [f"{share:.4f}" for share in found.coherence],
-        },
-        **({"picks.csv": found.columns("pick")} if found.of("pick") else {}),
+def _write(folder: Path, result: Audit, name: str, picture: _Picture | None) -> None:
+    table = result.table
+    write_table(folder / "audit.csv", result.columns())
+    if result.of("pick"):
+        write_table(folder / "picks.csv", result.columns("pick"))
+    images: dict[str, Any] = {
+        "image": table.names,
+        "role": table.roles,
+        "class": [result.class_name(label) for label in table.labels],
+        "label_confidence": [f"{value:.4f}" for value in result.confidences],
+        "suggested_class": [result.class_name(label) for label in result.suggested],
+        "outlier_factor": [f"{value:.4f}" for value in result.outliers],
+        "nearest_image": [table.names[near[0]] if len(near) else "" for near in result.neighbors],
     }
-    for file, columns in files.items():
-        write_table(folder / file, columns)
-    write_audit(folder / "audit.html", found, name, picture)
-
-
-_IMAGES = either(needs("model"), needs("dataset"))
-_NETWORK = Effect(lambda given: not (given["model"] or given["embeddings"]), "no --model and no --embeddings")
-
-
-def _has_pictures(given: Mapping[str, Any]) -> bool:
-    return bool(given["dataset"] or (given["data_dir"] if given["embeddings"] else not given["features"]))
-
-
-FLAGS.effects.update(
-    {
-        **dict.fromkeys(("dataset_options", "bad_images"), _IMAGES),
-        "batch_size": Effect(lambda given: not given["embeddings"], "images to embed"),
-        **dict.fromkeys(("truncate_dim", "features"), needs("model")),
-        **dict.fromkeys(("backbone", "weights", "image_size", "resize", "resize_mode"), _NETWORK),
-        "pad_color": needs("resize_mode", "pad"),
-        "min_correlation": Effect(_has_pictures, "images"),
-        "max_distance": Effect(
-            lambda given: not _has_pictures(given), "--features, or --embeddings without --data_dir"
-        ),
+    write_table(folder / "images.csv", images)
+    classes: dict[str, Any] = {
+        "class": [result.class_name(label) for label in result.classes],
+        "images": np.unique(table.labels[table.labels >= 0], return_counts=True)[1],
+        "coherence": [f"{share:.4f}" for share in result.coherence],
     }
-)
-COMMAND = Command(
-    "audit",
-    run_audit,
-    FLAGS,
-    __doc__,
-)
+    write_table(folder / "classes.csv", classes)
+    write_audit(folder / "audit.html", result, name, picture)
+
+
+COMMAND = Command("audit", run_audit, FLAGS, __doc__)

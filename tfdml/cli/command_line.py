@@ -207,8 +207,10 @@ class Command:
         """
 
         def written(match: re.Match[str]) -> str:
-            name = {**_FLAG_OF, **self.flag_of}.get(match[1], match[1])
-            return f"--{name}{match[2]}" if name in self.flags else match[0]
+            name, value = {**_FLAG_OF, **self.flag_of}.get(match[1], match[1]), match[2]
+            if name not in self.flags:
+                return match[0]
+            return f"--{name}{value}" if value not in ("=True", "=False") else f"--{'no' * (value == '=False')}{name}"
 
         return re.sub(r"`([a-z]\w*)((?:=[^`]*)?)`", written, message)
 

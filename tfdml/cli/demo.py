@@ -11,8 +11,8 @@
   a retriever that tfdml export --gallery wrote; it embeds images itself
   the address of a database that tfdml index wrote
 
---calibration=fpir=0.01 is measured on the classes of the gallery: so many queries of unknown classes are accepted. By
-default it is that of the retriever, or one of searches in the model card.
+--calibration is the JSON file of tfdml evaluate --task=classification --target=fpir=0.01. By default the threshold is
+that of the retriever, or one of searches in the model card.
 
 The page is at http://127.0.0.1:PORT and for this machine alone. With another --host, the address that is printed has a
 random token, without which nobody is answered. Ctrl-C ends the demo.
@@ -21,37 +21,44 @@ random token, without which nobody is answered. Ctrl-C ends the demo.
 import contextlib
 import os
 import secrets
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
-from tfdml.effects import Effect
-from tfdml.embeddings.model_card import CARD, card_of, served_version
+from tfdml.effects import Effect, needs
+from tfdml.embeddings.model_card import card_of, served_version
 from tfdml.errors import UserError
-from tfdml.evaluation.classification import TARGETS, Calibration, calibrate, target_of
-from tfdml.export.exporter import read_calibration
+from tfdml.evaluation import Calibration
+from tfdml.export.exporter import calibration_of_file, read_calibration
 from tfdml.export.retriever import RETRIEVER_CARD, Retriever
 from tfdml.io.files import read_json
 from tfdml.retrieval import connect
-from tfdml.training import RunFolder
+
+
+def _kind(gallery: str) -> str:
+    """Return what a gallery is: as `kind_of_gallery`, or a folder of `images`."""
+    kind, version = model_flags.kind_of_gallery(gallery), served_version(Path(gallery))
+    return "images" if kind == "retriever" and not (version and (version / RETRIEVER_CARD).is_file()) else kind
+
+
+def _for(text: str, *kinds: str) -> Effect:
+    return Effect(lambda given: _kind(os.path.expanduser(given["gallery"])) in kinds, text)
+
 
 FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
-FLAGS.define("data_dir", "", "The folder of the images of a gallery of embeddings. No file of outside is shown.")
-model_flags.define_distance(FLAGS)
-FLAGS.define("calibration", "", "What is near enough: a JSON file of tfdml evaluate --target=fpir=0.01, or fpir=0.01.")
+_FOLDER = "The folder of the images of a gallery of embeddings. No file of outside is shown."
+_EMBEDDINGS = _for("a gallery that is no folder of images", "embeddings", "database", "retriever")
+FLAGS.define("data_dir", "", _FOLDER, effect=_EMBEDDINGS)
+model_flags.define_distance(FLAGS, _for("images or embeddings as --gallery", "images", "embeddings"))
+FLAGS.define("calibration", "", "What is near enough: a JSON file of tfdml evaluate --target=fpir=0.01.")
 FLAGS.define("host", "127.0.0.1", "Address to listen at; 0.0.0.0: at all of this machine.")
 FLAGS.define("port", 8765, "Port to listen at; 0: any that is free.", lower_bound=0, upper_bound=65535)
-model_flags.define_model_flags(FLAGS)
-
-# Images that a threshold is measured on.
-_CALIBRATED_ON = 5000
+_BY_MODEL = _for("a gallery that does not embed images itself", "images", "embeddings", "database")
+model_flags.define_model_flags(FLAGS, model=_BY_MODEL, embeds=needs("model"))
 
 
 def demo(values: Flags) -> None:
@@ -61,98 +68,40 @@ def demo(values: Flags) -> None:
         from tfdml import demo as web
     except ModuleNotFoundError as error:
         raise UserError(f"the demo needs the package {error.name}: pip install 'tfdml[demo]'") from error
-    kind, distance = _kind(values.gallery), values.distance
     address, folder, model = map(os.path.expanduser, (values.gallery, values.data_dir, values.model))
-    gallery: Any
-    with contextlib.ExitStack() as opened:
-        if kind == "retriever":
-            retriever = Retriever.load(address)
-            model, items = str(retriever.path), retriever.gallery()
-            embed = lambda data: retriever.embed(data)[0]  # noqa: E731
-            gallery = web.Gallery(address, items.ids, items.embeddings, items.classes, folder)
-        else:
-            values.require("model")
-            source = model_flags.chosen_source(values, model)
-            embed = web.embedder_of(source)
+    kind = _kind(address)
+    if kind == "retriever":
+        retriever = Retriever.load(address)
+        items = retriever.gallery()
+        gallery = web.Gallery(address, items.ids, items.embeddings, items.classes, folder)
+        shown = web.Demo(gallery, lambda data: retriever.embed(data)[0], str(retriever.path), retriever.calibration)
+    else:
+        values.require("model")
+        source = model_flags.chosen_source(values, model)
+        with contextlib.ExitStack() as opened:
             if kind == "database":
                 gallery = web.database_gallery(opened.enter_context(connect(address)), folder, source.fingerprint())
             elif kind == "embeddings":
-                gallery = web.stored_gallery(address, folder, distance, source.fingerprint())
+                gallery = web.stored_gallery(address, folder, values.distance, source.fingerprint())
             else:
-                gallery = web.folder_gallery(address, source, values.batch_size, distance)
-        _try_out(embed, gallery)
-        about = _about(model)
-        calibration = _calibration(values.calibration, about, gallery)
-        shown = web.Demo(gallery, embed, model, calibration)
-        token = "" if values.host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(24)
-        web.serve(shown, values.host, values.port, token)
+                gallery = web.folder_gallery(address, source, values.batch_size, values.distance)
+        shown = web.Demo(gallery, web.embedder_of(source), model)
+    # So that the first search does not wait, and a model of another dimension is refused.
+    gallery.search(shown.embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy()), 1)
+    if values.calibration:
+        shown.calibration = calibration_of_file(values.calibration)
+    elif model and gallery.distance == "euclidean":
+        shown.calibration = _of_card(card_of(served_version(Path(model)) or Path(model)))
+    if shown.calibration:
+        shown.calibration.for_searches(gallery.distance, len(gallery))
+    token = "" if values.host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(24)
+    web.serve(shown, values.host, values.port, token)
 
 
-def _kind(gallery: str) -> str:
-    """Return what a gallery is: as `kind_of_gallery`, or a folder of `images`."""
-    kind, version = model_flags.kind_of_gallery(gallery), served_version(Path(os.path.expanduser(gallery)))
-    return "images" if kind == "retriever" and not (version and (version / RETRIEVER_CARD).is_file()) else kind
+def _of_card(card: Path | None) -> Calibration | None:
+    """Return the threshold of searches in a model card; None where there is none."""
+    stored = read_json(card).get("calibration") if card else None
+    return read_calibration(stored, str(card)) if stored and stored.get("kind") == "fpir" else None
 
 
-def _try_out(embed: Callable[[bytes], np.ndarray], gallery: Any) -> None:
-    """Search by an image, so that the first one of the page does not wait; refuse a model of another dimension."""
-    query = embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy())
-    if len(query) != gallery.embeddings.shape[1]:
-        dimensions = f"{len(query)} dimensions, the gallery has {gallery.embeddings.shape[1]}"
-        raise UserError(f"the model gives {dimensions}: both must be of one model")
-    gallery.search(query, 12)
-    try:
-        gallery.picture(0, 64)
-    except UserError as error:
-        print(f"demo: images are not shown ({error}): name their folder by --data_dir", file=sys.stderr)
-
-
-def _about(model: str) -> dict[str, Any]:
-    """Return what is known of a model: its card, or the result of its run; empty where there is neither."""
-    path = Path(model)
-    version = served_version(path) or path
-    card = version / RETRIEVER_CARD if (version / RETRIEVER_CARD).is_file() else card_of(version)
-    return read_json(card) if card else RunFolder(version if version.is_dir() else version.parent).read_result() or {}
-
-
-def _calibration(asked: str, about: dict[str, Any], gallery: Any) -> Calibration | None:
-    """Return what is near enough to be of the gallery; None where nobody knows, or only for another distance."""
-    if asked.startswith(TARGETS):
-        target = target_of(asked, "calibration", kinds=("fpir",))
-        if gallery.classes is None:
-            raise UserError(f"`calibration={asked}` needs a gallery with classes")
-        rows = np.random.default_rng(0).permutation(len(gallery))[:_CALIBRATED_ON]
-        labels = np.unique(gallery.classes, return_inverse=True)[1]
-        sides: dict[str, Any] = {"gallery": gallery.embeddings, "gallery_labels": labels, "own_rows": rows}
-        return calibrate(gallery.embeddings[rows], labels[rows], distance=gallery.distance, **sides, **target)
-    if asked:
-        stored = read_json(os.path.expanduser(asked))
-        calibration = read_calibration(stored.get("calibration") or stored, f"`calibration={asked}`")
-    else:
-        card = about.get("calibration")
-        if not card or gallery.distance != "euclidean" or card.get("kind") != "fpir":
-            return None
-        calibration = read_calibration(card, CARD)
-    return calibration.for_searches(gallery.distance, len(gallery))
-
-
-def _for(text: str, *kinds: str) -> Effect:
-    return Effect(lambda given: _kind(given["gallery"]) in kinds, text)
-
-
-_BY_MODEL = _for("a gallery that does not embed images itself", "images", "embeddings", "database")
-FLAGS.effects.update(
-    {
-        **dict.fromkeys(("model", "truncate_dim"), _BY_MODEL),
-        "batch_size": _for("a folder of images as --gallery", "images"),
-        "data_dir": _for("a gallery that is no folder of images", "embeddings", "database", "retriever"),
-        "distance": _for("images or embeddings as --gallery", "images", "embeddings"),
-    }
-)
-COMMAND = Command(
-    "demo",
-    demo,
-    FLAGS,
-    __doc__,
-    flag_of={"uri": "gallery"},
-)
+COMMAND = Command("demo", demo, FLAGS, __doc__, flag_of={"uri": "gallery"})

@@ -21,24 +21,26 @@ from typing import Any
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags, Progress
 from tfdml.cluster import bulk_embedding
-from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, needs
-from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.files import EmbeddingWriter, ImageTable
 from tfdml.errors import UserError
 from tfdml.io.files import as_named
 
+_ONE_PROCESS = Effect(lambda given: not given["cluster"], "a command without --cluster, whose images --input names")
+
 FLAGS = Flags()
 model_flags.define_model_flags(FLAGS)
-model_flags.define_data_flags(FLAGS)
+model_flags.define_data_flags(FLAGS, _ONE_PROCESS, _ONE_PROCESS)
 FLAGS.define("out", "", "Folder to write: new, empty, or begun by the same command.")
 SPLITS = ["test", "train", "all", "query", "gallery"]
-FLAGS.define("split", "test", "Images of unseen or training classes, or both; or one role of the test images.", SPLITS)
+_SPLIT = "Images of unseen or training classes, or both; or one role of the test images."
+FLAGS.define("split", "test", _SPLIT, SPLITS, effect=_ONE_PROCESS)
 FLAGS.define("dtype", "float32", "Vectors as they are, or 8 bits with a scale for each row.", ["float32", "int8"])
 FLAGS.define("dry_run", False, "Say what would be done, write nothing.")
 FLAGS.define("cluster", "", "Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379.")
 FLAGS.define("input", [], "With --cluster, which images: see above.", kind="paths")
-FLAGS.define("actors", 0, "With --cluster: processes with the model; 0: one per GPU, or per 4 CPUs.", lower_bound=0)
+_ACTORS = "Processes with the model; 0: one per GPU, or per 4 CPUs."
+FLAGS.define("actors", 0, _ACTORS, lower_bound=0, effect=needs("cluster"))
 FLAGS.define("rows_per_file", 4096, "Images of a Parquet file; a kill loses the files under way.", lower_bound=1)
 
 
@@ -48,11 +50,10 @@ def embed(values: Flags) -> None:
     if bool(values.cluster) != bool(values.input):
         missing = "input" if values.cluster else "cluster"
         raise UserError(f"--{missing} is missing: --cluster and --input go together")
-    if values.cluster:
-        _embed_in_bulk(values)
-        return
-
     out = os.path.expanduser(values.out)
+    if values.cluster:
+        _embed_in_bulk(values, out)
+        return
     choice = model_flags.chosen_data(values)
     source = model_flags.chosen_source(values)
     splits = choice.parts(values.split)
@@ -75,23 +76,18 @@ def embed(values: Flags) -> None:
         if writer.manifest:
             print(f"{out} is finished already: nothing to do")
             return
-        with _resumed(len(table), begun_with := writer.rows) as progress_line:
-            for vectors in _stream(source, splits, values.batch_size, begun_with):
-                writer.append(vectors)
-                progress_line.images(writer.rows)
-            rate = progress_line.rate(writer.rows)
-        manifest = writer.finish(
-            {
-                "model": {
-                    "source": source.address,
-                    "kind": source.kind,
-                    "checksum": source.checksum(),
-                    "fingerprint": source.fingerprint(),
-                },
-                "view": source.view,
-                "dataset": {"name": choice.name, "options": choice.options, "split": values.split},
-            }
-        )
+        with _resumed(len(table), skipped := writer.rows) as progress:
+            for dataset in splits:  # no batch holds images of two splits
+                if skipped < len(dataset):
+                    for vectors in source.stream(dataset, values.batch_size, skipped):
+                        writer.append(vectors)
+                        progress.images(writer.rows)
+                skipped = max(skipped - len(dataset), 0)
+            rate = progress.rate(writer.rows)
+        names = {"source": source.address, "kind": source.kind}
+        by = {**names, "checksum": source.checksum(), "fingerprint": source.fingerprint()}
+        about = {"name": choice.name, "options": choice.options, "split": values.split}
+        manifest = writer.finish({"model": by, "view": source.view, "dataset": about})
     print(f"{manifest['count']:,} embeddings of {manifest['dimension']} dimensions in {out}, {rate}")
 
 
@@ -101,55 +97,32 @@ def _resumed(total: int, done: int) -> Progress:
     return Progress(total, done)
 
 
-def _stream(source: EmbeddingBackend, splits: list[ImageDataset], batch_size: int, done: int):
-    """Yield the embeddings of all splits after the first `done` images; no batch holds images of two splits."""
-    for dataset in splits:
-        if done < len(dataset):
-            yield from source.stream(dataset, batch_size, done)
-        done = max(done - len(dataset), 0)
-
-
-def _embed_in_bulk(values: Flags) -> None:
-    """Embed a list of images, or all files of a pattern, over many processes."""
-    out = os.path.expanduser(values.out)
+def _embed_in_bulk(values: Flags, out: str) -> None:
+    """Embed the images of `--input` over many processes."""
     names = ("cluster", "actors", "batch_size", "dtype", "rows_per_file", "truncate_dim")
     options: dict[str, Any] = {name: values[name].value for name in names}
-    model = as_named(os.path.expanduser(values.model))
     source = values.input[0] if len(values.input) == 1 else values.input
-    request = bulk_embedding.BulkRequest(model, source, out, **options)
+    request = bulk_embedding.BulkRequest(as_named(os.path.expanduser(values.model)), source, out, **options)
     if values.dry_run:
         images = f"{len(bulk_embedding.images_of(source)):,} images of {','.join(values.input)}"
         print(f"would embed {images} by {as_named(values.model)} into {out}; nothing was written (--dry_run)")
         return
-    line: Progress | None = None
+    lines: list[Progress] = []
 
     def progress(done: int, bad: int, total: int) -> None:
-        nonlocal line
-        line = line or _resumed(total, done)
-        line.images(done)
+        if not lines:
+            lines.append(_resumed(total, done))
+        lines[0].images(done, total, bad)
 
     manifest, worked = bulk_embedding.embed_in_bulk(request, progress)
     if not worked:
         print(f"{out} is finished already: nothing to do")
         return
     count, bad = manifest["count"], manifest["bad_images"]
-    source, rate = manifest["model"]["source"], (line or Progress()).rate(count + bad)
-    print(f"{count:,} embeddings of {manifest['dimension']} dimensions in {out}, by {source}, {rate}")
+    by = f"by {manifest['model']['source']}, {lines[0].rate(count + bad) if lines else 'all was done before'}"
+    print(f"{count:,} embeddings of {manifest['dimension']} dimensions in {out}, {by}")
     if bad:
         print(f"{bad:,} images could not be read: {out}/bad_images.csv")
 
 
-_ONE_PROCESS = Effect(lambda given: not given["cluster"], "a command without --cluster, whose images --input names")
-FLAGS.effects.update(
-    {
-        **dict.fromkeys(("dataset", "features", "data_dir", "dataset_options", "split", "bad_images"), _ONE_PROCESS),
-        "actors": needs("cluster"),
-    }
-)
-COMMAND = Command(
-    "embed",
-    embed,
-    FLAGS,
-    __doc__,
-    flag_of={"folder": "out", "source": "input"},
-)
+COMMAND = Command("embed", embed, FLAGS, __doc__, flag_of={"folder": "out", "source": "input"})

@@ -47,23 +47,37 @@ from tfdml.export.saved_model import check_backend
 from tfdml.expressions import parse_arguments
 from tfdml.io.files import as_named, require_local
 
+_FROM_RUN = Effect(lambda given: not given["embedder"], "--run_dir in place of --embedder")
+_GALLERY = needs("gallery")
+_OF_DATASET = both(_GALLERY, needs("gallery_dataset"))
+_INTEGERS = Effect(
+    lambda given: bool({"litert_int8", "litert", "all"} & {*given["formats"]}), "--formats with litert_int8"
+)
+_COMPARED = ("images", "max_pixels", "min_cosine", "max_recall_drop")
+
 FLAGS = Flags()
 FLAGS.define("run_dir", "", "Folder of the run.")
-FLAGS.define("unfinished", False, UNFINISHED)
+FLAGS.define("unfinished", False, UNFINISHED, effect=_FROM_RUN)
 FLAGS.define("out", "", "Folder of the exported versions.")
-FLAGS.define_settings(ExportOptions)
-FLAGS.define("moment_embedder", False, "Export moments.keras, which searches with all moments.")
-FLAGS.define("whitening", "", "Add a PCA whitening of the training images: 'dim=64, power=0.5, shrinkage=0'.")
-FLAGS.define("truncate_dim", 0, "Keep the first N dimensions of the vector, scaled to length 1; 0: all.", lower_bound=0)
-FLAGS.define("stack_on", "", "The run of the embedder that a head's vectors come from: export both as one.")
-FLAGS.define("data_dir", "", "Where the data set of the run, or of --stack_on, lies, if it has moved.")
+FLAGS.define_settings(ExportOptions, {**dict.fromkeys(_COMPARED, _FROM_RUN), "representative_images": _INTEGERS})
+_MOMENTS = "Export moments.keras, which searches with all moments."
+FLAGS.define("moment_embedder", False, _MOMENTS, effect=_FROM_RUN)
+_WHITENING = "Add a PCA whitening of the training images: 'dim=64, power=0.5, shrinkage=0'."
+FLAGS.define("whitening", "", _WHITENING, effect=_FROM_RUN)
+_DIM = "Keep the first N dimensions of the vector, scaled to length 1; 0: all."
+FLAGS.define("truncate_dim", 0, _DIM, lower_bound=0, effect=_FROM_RUN)
+_STACK = "The run of the embedder that a head's vectors come from: export both as one."
+FLAGS.define("stack_on", "", _STACK, effect=_FROM_RUN)
+_DATA = "Where the data set of the run, or of --stack_on, lies, if it has moved."
+FLAGS.define("data_dir", "", _DATA, effect=_FROM_RUN)
 FLAGS.define("dry_run", False, "Check the flags and the run, write nothing.")
 FLAGS.define("gallery", "", "Build a retriever of the images here.")
-FLAGS.define("embedder", "", "With --gallery: an exported version, or a folder of them, in place of a run.")
-FLAGS.define("gallery_dataset", "", "With --gallery: a data set, as in tfdml train, in place of a folder.")
-FLAGS.define("gallery_dataset_options", "", "Its options, as in tfdml train.")
-FLAGS.define("gallery_split", "test", "Which of its images.", ["test", "train", "all", "gallery"])
-FLAGS.define("gallery_bad_images", "error", "What to do with unreadable images.", ["error", "skip"])
+FLAGS.define("embedder", "", "An exported version, or a folder of them, in place of a run.", effect=_GALLERY)
+FLAGS.define("gallery_dataset", "", "A data set, as in tfdml train, in place of a folder.", effect=_GALLERY)
+FLAGS.define("gallery_dataset_options", "", "Its options, as in tfdml train.", effect=_OF_DATASET)
+FLAGS.define("gallery_split", "test", "Which of its images.", ["test", "train", "all", "gallery"], effect=_OF_DATASET)
+_BAD = "What to do with unreadable images."
+FLAGS.define("gallery_bad_images", "error", _BAD, ["error", "skip"], effect=_GALLERY)
 
 
 def export(values: Flags) -> None:
@@ -140,36 +154,4 @@ def _gallery_items(values: Flags) -> Iterator[GalleryItem]:
     return (item for dataset in datasets for item in items_of_dataset(dataset, directory))
 
 
-_FROM_RUN = Effect(lambda given: not given["embedder"], "--run_dir in place of --embedder")
-_OF_DATASET = both(needs("gallery"), needs("gallery_dataset"))
-FLAGS.effects.update(
-    {
-        **dict.fromkeys(("embedder", "gallery_dataset", "gallery_bad_images"), needs("gallery")),
-        "gallery_dataset_options": _OF_DATASET,
-        "gallery_split": _OF_DATASET,
-        **dict.fromkeys(
-            (
-                "moment_embedder",
-                "whitening",
-                "truncate_dim",
-                "stack_on",
-                "data_dir",
-                "images",
-                "max_pixels",
-                "unfinished",
-            ),
-            _FROM_RUN,
-        ),
-        **dict.fromkeys(("min_cosine", "max_recall_drop"), _FROM_RUN),
-        "representative_images": Effect(
-            lambda given: bool({"litert_int8", "litert", "all"} & set(given["formats"])), "--formats with litert_int8"
-        ),
-    }
-)
-COMMAND = Command(
-    "export",
-    export,
-    FLAGS,
-    __doc__,
-    flag_of={"folder": "out", "options": "gallery_dataset_options"},
-)
+COMMAND = Command("export", export, FLAGS, __doc__, flag_of={"folder": "out", "options": "gallery_dataset_options"})

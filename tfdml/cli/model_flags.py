@@ -8,6 +8,7 @@ from pathlib import Path
 from tfdml import data
 from tfdml.cli.command_line import Flags
 from tfdml.data.dataset import ImageDataset, check
+from tfdml.effects import Effect
 from tfdml.embeddings.backends import EmbeddingBackend, epochs_missing, load_backend
 from tfdml.embeddings.files import holds_embeddings
 from tfdml.errors import UserError
@@ -21,29 +22,33 @@ _MODEL = (
     "taken; or a .tflite or .onnx file, whose view is in its export's model_card.json."
 )
 
+DISTANCES = ["euclidean", "sqeuclidean", "cosine", "dot"]
 UNFINISHED = "Take the best embedder so far of a run that has not ended."
 
 
-def define_model_flags(values: Flags) -> None:
-    """Define --model, and the flags that say how it is asked."""
-    values.define("model", "", _MODEL)
+def define_model_flags(values: Flags, model: Effect | None = None, embeds: Effect | None = None) -> None:
+    """Define --model, with its effect, and the flags that say how it embeds images, with theirs."""
+    values.define("model", "", _MODEL, effect=model)
     values.define("unfinished", False, UNFINISHED)
-    values.define("batch_size", 100, "Images per batch.", lower_bound=1)
-    values.define("truncate_dim", 0, "Keep the first N dimensions, scaled to length 1; 0: all.", lower_bound=0)
+    values.define("batch_size", 100, "Images per batch.", lower_bound=1, effect=embeds)
+    text = "Keep the first N dimensions, scaled to length 1; 0: all."
+    values.define("truncate_dim", 0, text, lower_bound=0, effect=embeds)
 
 
-def define_distance(values: Flags) -> None:
+def define_distance(values: Flags, effect: Effect | None = None) -> None:
     """Define --distance."""
-    values.define("distance", "euclidean", "What near means.", ["euclidean", "sqeuclidean", "cosine", "dot"])
+    values.define("distance", "euclidean", "What near means.", DISTANCES, effect=effect)
 
 
-def define_data_flags(values: Flags) -> None:
-    """Define --dataset, and the flags that say where it lies and what becomes of bad images."""
-    values.define("dataset", "", "Data set, as in tfdml train; for a run folder, its own.")
-    values.define("features", "", "Stored embeddings, for a head; without roles, all are of the test split.")
-    values.define("data_dir", "", "Where the unpacked data set lies.")
-    values.define("dataset_options", "", "Options of the data set, as in tfdml train.")
-    values.define("bad_images", "error", "Images that cannot be decoded: skip decodes all first.", ["error", "skip"])
+def define_data_flags(values: Flags, dataset: Effect | None = None, images: Effect | None = None) -> None:
+    """Define --dataset and --features, with their effect, and the flags that say how images are read, with theirs."""
+    values.define("dataset", "", "Data set, as in tfdml train; for a run folder, its own.", effect=dataset)
+    text = "Stored embeddings, for a head; without roles, all are of the test split."
+    values.define("features", "", text, effect=dataset)
+    values.define("data_dir", "", "Where the unpacked data set lies.", effect=images)
+    values.define("dataset_options", "", "Options of the data set, as in tfdml train.", effect=images)
+    text = "Images that cannot be decoded: skip decodes all first."
+    values.define("bad_images", "error", text, ["error", "skip"], effect=images)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,30 +17,32 @@ from tfdml.data import download, preparation
 from tfdml.data.catalog import SPLITS
 from tfdml.data.decoding import DECODER_LIMIT
 from tfdml.effects import Effect, both, either, needs
-from tfdml.errors import UserError, check_choice
+from tfdml.errors import UserError
 from tfdml.expressions import parse_arguments
-
-FLAGS = Flags()
-FLAGS.define("dataset", "", "Data set, as in tfdml train.")
-FLAGS.define("data_dir", "", "Where the data set lies unpacked, or is to go.")
-FLAGS.define("dataset_options", "", "Options of the data set, as in tfdml train.")
-FLAGS.define("out", "", "Folder to write: new or empty.")
-FLAGS.define("shrink", 0, "Pixels of the shorter side in --out; smaller images are copied as they are. 0: all are.")
-FLAGS.define("bad_images", "error", "error, to end if an image is bad, or skip, to leave the bad ones out.")
-FLAGS.define("max_pixels", DECODER_LIMIT, "An image whose header states more is bad, and is not decoded.")
-FLAGS.define("download", False, "First download what is missing, with resume and checksum.")
-FLAGS.define("check_only", False, "Check the images; write nothing.")
-FLAGS.define("dry_run", False, "Say what would be done; read no image, write nothing.")
 
 _READING = either(needs("out"), needs("check_only"))
 _WRITING = Effect(lambda given: not given["check_only"], "a command without --check_only, which writes nothing")
 _MEGABYTE = 2**20
 
+FLAGS = Flags()
+FLAGS.define("dataset", "", "Data set, as in tfdml train.")
+FLAGS.define("data_dir", "", "Where the data set lies unpacked, or is to go.")
+FLAGS.define("dataset_options", "", "Options of the data set, as in tfdml train.", effect=_READING)
+FLAGS.define("out", "", "Folder to write: new or empty.", effect=_WRITING)
+_SHRINK = "Pixels of the shorter side in --out; smaller images are copied as they are. 0: all are."
+FLAGS.define("shrink", 0, _SHRINK, effect=both(_WRITING, needs("out")))
+_BAD = "End if an image is bad, or leave the bad ones out."
+FLAGS.define("bad_images", "error", _BAD, ["error", "skip"], effect=_READING)
+_PIXELS = "An image whose header states more is bad, and is not decoded."
+FLAGS.define("max_pixels", DECODER_LIMIT, _PIXELS, effect=_READING)
+FLAGS.define("download", False, "First download what is missing, with resume and checksum.")
+FLAGS.define("check_only", False, "Check the images; write nothing.")
+FLAGS.define("dry_run", False, "Say what would be done; read no image, write nothing.")
+
 
 def prepare(values: Flags) -> None:
     """Do what the flags say."""
     values.require("dataset")
-    check_choice("`bad_images`", values.bad_images, ("error", "skip"))
     if values.download:
         _download(values)
     if not (values.out or values.check_only):
@@ -92,16 +94,4 @@ def _download(values: Flags) -> None:
     print(f"downloaded {', '.join(new)}" if new else f"{name}: all is in {data_dir} already")
 
 
-FLAGS.effects.update(
-    {
-        **dict.fromkeys(("dataset_options", "bad_images", "max_pixels"), _READING),
-        "out": _WRITING,
-        "shrink": both(_WRITING, needs("out")),
-    }
-)
-COMMAND = Command(
-    "prepare",
-    prepare,
-    FLAGS,
-    __doc__,
-)
+COMMAND = Command("prepare", prepare, FLAGS, __doc__)

@@ -32,29 +32,43 @@ import numpy as np
 from tfdml.arguments import number
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.model_flags import kind_of_gallery
 from tfdml.data import ImageDataset
 from tfdml.data.dataset import check
 from tfdml.data.images import FileImages, VectorImages
 from tfdml.data.readers.label_files import images_named
-from tfdml.effects import Effect, both, either, needs
+from tfdml.effects import Effect, either, needs
 from tfdml.embeddings.files import check_same_model, holds_embeddings
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, RetrievalResults
 from tfdml.export.exporter import calibration_of_file
 from tfdml.export.retriever import Retriever
-from tfdml.io.files import as_named, local_copy, require_writable
+from tfdml.io.files import as_named, require_writable
 from tfdml.retrieval import EmbeddingsToIndex, connect
+
+_BY_MODEL = either(
+    Effect(lambda given: kind_of_gallery(given["gallery"]) != "retriever", "a gallery that does not embed images"),
+    Effect(lambda given: not _holds_images(given["queries"]), "stored embeddings as --queries"),
+)
+_STORED = Effect(lambda given: kind_of_gallery(given["gallery"]) == "embeddings", "stored embeddings as --gallery")
 
 FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
-QUERIES = "Images: files, folders, or patterns with * and **; may be repeated. Or one folder or file of embeddings."
-FLAGS.define("queries", [], QUERIES, kind="paths")
+_QUERIES = "Images: files, folders, or patterns with * and **; may be repeated. Or one folder or file of embeddings."
+FLAGS.define("queries", [], _QUERIES, kind="paths")
 FLAGS.define("k", 10, "How many neighbors of each query.", lower_bound=1)
-model_flags.define_distance(FLAGS)
-LIMIT = "Leave out what is further away: a number in the distance of the search, calibrated, or a JSON file, see above."
-FLAGS.define("max_distance", "", LIMIT)
+model_flags.define_distance(FLAGS, _STORED)
+_LIMIT = (
+    "Leave out what is further away: a number in the distance of the search, calibrated, or a JSON file, see above."
+)
+FLAGS.define("max_distance", "", _LIMIT)
 FLAGS.define("out", "", "File to write the neighbors to, see above.")
-model_flags.define_model_flags(FLAGS)
+model_flags.define_model_flags(FLAGS, model=_BY_MODEL, embeds=needs("model"))
+
+# The results, the distance, the number of images of the gallery, and its own threshold.
+_Answer = tuple[RetrievalResults, str, int, Calibration | None]
+# The names of the queries, their vectors, their classes (None: not known), and the fingerprint of their model.
+_Queries = tuple[list[str], np.ndarray, np.ndarray | None, str]
 
 
 def search(values: Flags) -> None:
@@ -64,163 +78,114 @@ def search(values: Flags) -> None:
         require_writable(values.out, "out")
         if os.path.splitext(values.out)[1] not in (".parquet", ".csv"):
             raise UserError(f"--out={values.out}: name a file as *.parquet or *.csv")
-    kind = _kind(values.gallery)
-    limit = _max_distance(values.max_distance, kind)
-    results, distance, size, own = _SEARCHES[kind](values)
-    if isinstance(limit, str):
-        if own is None:
-            raise UserError(
-                f"--max_distance=calibrated: {values.gallery} has no threshold: export it with --calibrate=fpir=0.01, "
-                "or give a number"
-            )
-        limit = own
+    kind = kind_of_gallery(values.gallery)
+    limit: Any = _max_distance(values.max_distance, kind)
+    searches = {"database": _in_database, "embeddings": _in_embeddings, "retriever": _in_retriever}
+    results, distance, size, own = searches[kind](values)
+    if limit is None and own is None:
+        advice = "export it with --calibrate=fpir=0.01, or give a number"
+        raise UserError(f"--max_distance=calibrated: {values.gallery} has no threshold: {advice}")
+    limit = own if limit is None else limit
     if isinstance(limit, Calibration):
         with user_errors(UserError, f"--max_distance={values.max_distance}: {REASON}"):
             print(limit.for_searches(distance, size))
         limit = limit.threshold
     print(f"{distance} distances" + (f", at most {limit:.6g}" if limit < np.inf else ""))
     results = results.within(limit)
-    for row in results.table.to_pylist():
-        if row["rank"] == 1:
-            print(row["query"])
-        if row["id"] is not None:
-            others = [f"{name}={value}" for name, value in row.items() if value and name not in _PRINTED]
-            print(f"  {row['rank']:>4}  {row['distance']:8.4f}  {'  '.join([row['id'], *others])}")
-    if "relevant" in results.table.column_names and results.column("num_relevant").any():
-        found = results.column("relevant")[(results.column("rank") == 1) & (results.column("num_relevant") > 0)]
-        print(f"Recall@1 {100 * found.mean():.2f} %")
+    _print(results)
     if values.out:
         results.write(values.out)
         print(f"written: {as_named(values.out)}")
 
 
-_kind = model_flags.kind_of_gallery
-# The others are printed with their names.
-_PRINTED = ("query", "rank", "id", "distance", "relevant", "num_relevant", "query_class")
-
-
-def _max_distance(text: str, kind: str) -> float | Calibration | str:
-    """Return the largest distance of a neighbor, the threshold of a file, or `calibrated`."""
+def _max_distance(text: str, kind: str) -> float | Calibration | None:
+    """Return the largest distance of a neighbor, or the threshold of a file; None for that of the gallery itself."""
     if text == "calibrated":
         if kind != "retriever":
-            raise UserError(
-                "--max_distance=calibrated: only a retriever has a threshold of its own; give a number, or a JSON file "
-                "of tfdml evaluate --target=fpir=0.01"
-            )
-        return text
+            raise UserError("--max_distance=calibrated: only a retriever has a threshold; give a number or a JSON file")
+        return None
     if text.endswith(".json"):
         return calibration_of_file(text)
     with user_errors(ValueError, f"--max_distance={text}: write a number, calibrated, or a JSON file"):
         return number("max_distance", float(text)) if text else float("inf")
 
 
-# The results, the distance, the number of images of the gallery, and its own threshold.
-_Answer = tuple[RetrievalResults, str, int, Calibration | None]
+def _print(results: RetrievalResults) -> None:
+    named = ("query", "rank", "id", "distance", "relevant", "num_relevant", "query_class")
+    for row in results.table.to_pylist():
+        if row["rank"] == 1:
+            print(row["query"])
+        if row["id"] is not None:
+            others = [f"{name}={value}" for name, value in row.items() if value and name not in named]
+            print(f"  {row['rank']:>4}  {row['distance']:8.4f}  {'  '.join([row['id'], *others])}")
+    if "relevant" in results.table.column_names and results.column("num_relevant").any():
+        first = (results.column("rank") == 1) & (results.column("num_relevant") > 0)
+        print(f"Recall@1 {100 * results.column('relevant')[first].mean():.2f} %")
 
 
 def _holds_images(queries: list[str]) -> bool:
     return len(queries) != 1 or not holds_embeddings(os.path.expanduser(queries[0]))
 
 
-def _images(values: Flags) -> list[str]:
-    """Return the paths of the query images."""
+def _paths(values: Flags) -> list[str]:
     return [path for text in values.queries for path in images_named("queries", text)]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Queries:
-    """Embedded queries: their names, vectors, classes (None: not known), and the fingerprint of their model."""
-
-    names: list[str]
-    vectors: np.ndarray
-    classes: np.ndarray | None
-    model: str
 
 
 def _embedded(values: Flags) -> _Queries:
     if not _holds_images(values.queries):
-        stored = EmbeddingsToIndex.read(os.path.expanduser(values.queries[0]))
-        vectors, model = np.asarray(stored.stored.embeddings), stored.model
+        read = EmbeddingsToIndex.read(os.path.expanduser(values.queries[0]))
+        vectors, model = np.asarray(read.stored.embeddings), read.model
         if values.model:
             dataset = ImageDataset("queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64))
             head = model_flags.chosen_source(values)
             vectors, model = head.embed(dataset, values.batch_size), head.fingerprint()
-        return _Queries(stored.names, vectors, stored.stored.classes, model)
+        return read.names, vectors, read.stored.classes, model
     values.require("model")
-    paths = _images(values)
+    paths = _paths(values)
     dataset = check(ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64)))
     source = model_flags.chosen_source(values)
-    return _Queries(paths, source.embed(dataset, values.batch_size), None, source.fingerprint())
+    return paths, source.embed(dataset, values.batch_size), None, source.fingerprint()
 
 
 def _in_database(values: Flags) -> _Answer:
-    queries = _embedded(values)
+    names, vectors, _, model = _embedded(values)
     with connect(values.gallery) as gallery:
-        neighbors = gallery.search(queries.vectors, values.k, model=queries.model)
+        neighbors = gallery.search(vectors, values.k, model=model)
         distance, size = gallery.distance, len(gallery)
     columns = {name: column for name, column in neighbors.columns.items() if name in ("class", "role") and column.any()}
-    return RetrievalResults.of_arrays(queries.names, neighbors.ids, neighbors.distances, columns), distance, size, None
+    return RetrievalResults.of_arrays(names, neighbors.ids, neighbors.distances, columns), distance, size, None
 
 
 def _in_embeddings(values: Flags) -> _Answer:
     path = os.path.expanduser(values.gallery)
     gallery = EmbeddingsToIndex.read(path)
     stored, options = gallery.stored, {"k": values.k, "distance": values.distance}
-    asked = os.path.realpath(os.path.expanduser(local_copy(values.queries[0])))
-    if (
-        not _holds_images(values.queries)
-        and not values.model
-        and asked == os.path.realpath(path)
-        and stored.labels is not None
-    ):
+    same = os.path.realpath(os.path.expanduser(values.queries[0])) == os.path.realpath(path)
+    if same and stored.labels is not None and not (_holds_images(values.queries) or values.model):
         part = dataclasses.replace(stored, names=tuple(gallery.names)).split("test")
         results = RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
         return results, values.distance, len(part), None
-    queries = _embedded(values)
-    check_same_model(gallery.model, queries.model, f"--gallery={values.gallery} and the queries")
-    classes, others = queries.classes, stored.classes
-    if others is None:
-        classes = None
-    elif classes is not None and not np.isin(classes, others).any():
+    names, vectors, classes, model = _embedded(values)
+    check_same_model(gallery.model, model, f"--gallery={values.gallery} and the queries")
+    if stored.classes is not None and classes is not None and not np.isin(classes, stored.classes).any():
         print("queries and gallery have no class in common, by name: nothing is counted")
         classes = None
-    options |= {"query_ids": queries.names, "gallery_ids": gallery.ids, "gallery_labels": others}
-    results = RetrievalResults.search(queries.vectors, classes, stored.embeddings, **options)
-    return results, values.distance, len(stored), None
+    classes = None if stored.classes is None else classes
+    options |= {"query_ids": names, "gallery_ids": gallery.ids, "gallery_labels": stored.classes}
+    return RetrievalResults.search(vectors, classes, stored.embeddings, **options), values.distance, len(stored), None
 
 
 def _in_retriever(values: Flags) -> _Answer:
     retriever = Retriever.load(os.path.expanduser(values.gallery))
-    asked: Any
+    queries: Any
     if _holds_images(values.queries):
-        names = asked = _images(values)
+        names = queries = _paths(values)
     else:
-        queries = _embedded(values)
-        names, asked = queries.names, queries.vectors
-        check_same_model(retriever.card["model"], queries.model, f"--gallery={values.gallery} and the queries")
-    neighbors = retriever.search(asked, values.k)
+        names, queries, _, model = _embedded(values)
+        check_same_model(retriever.card["model"], model, f"--gallery={values.gallery} and the queries")
+    neighbors = retriever.search(queries, values.k)
     results = RetrievalResults.of_arrays(names, neighbors.ids, neighbors.distances, {"class": neighbors.classes})
     return results, "euclidean", len(retriever), retriever.calibration
 
 
-_SEARCHES = {"database": _in_database, "embeddings": _in_embeddings, "retriever": _in_retriever}
-_IMAGES = Effect(lambda given: bool(given["queries"]) and _holds_images(given["queries"]), "images as --queries")
-_BY_MODEL = either(
-    Effect(lambda given: _kind(given["gallery"]) != "retriever", "a gallery that does not embed images itself"),
-    Effect(lambda given: not _IMAGES.holds(given), "stored embeddings as --queries"),
-)
-_EMBEDDED = both(either(_IMAGES, needs("model")), _BY_MODEL)
-FLAGS.effects.update(
-    {
-        "model": _BY_MODEL,
-        **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDED),
-        "distance": Effect(lambda given: _kind(given["gallery"]) == "embeddings", "stored embeddings as --gallery"),
-    }
-)
-COMMAND = Command(
-    "search",
-    search,
-    FLAGS,
-    __doc__,
-    flag_of={"uri": "gallery"},
-)
+COMMAND = Command("search", search, FLAGS, __doc__, flag_of={"uri": "gallery"})

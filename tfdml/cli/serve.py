@@ -1,4 +1,14 @@
-"""`tfdml serve`: an exported model behind HTTP."""
+r"""Serve an exported embedder or retriever over HTTP, in TensorFlow Serving's REST format.
+
+  tfdml serve --model=models/cars
+  tfdml serve --model=models/cars_retriever --name=retriever --port=8502 --replicas=2
+  curl -d "{\"instances\": [{\"b64\": \"$(base64 -w0 car.jpg)\"}]}" http://127.0.0.1:8501/v1/models/cars:predict
+
+The newest version in the folder is in service. A newer one that appears is loaded next to it, and takes over without
+a failed request; one that cannot be loaded leaves it in service. SIGTERM and Ctrl-C answer what was begun, and end.
+
+Nobody is asked for a password, and nothing is encrypted: put a proxy in front before you name another --host.
+"""
 
 import importlib.util
 import os
@@ -11,19 +21,6 @@ from tfdml.cluster.ray_session import import_ray
 from tfdml.cluster.replica import ServeSettings
 from tfdml.errors import UserError
 from tfdml.export.saved_model import version_numbers
-
-USAGE = """
-Serve an exported embedder or retriever over HTTP, in TensorFlow Serving's REST format.
-
-  tfdml serve --model=models/cars
-  tfdml serve --model=models/cars_retriever --name=retriever --port=8502 --replicas=2
-  curl -d "{\\"instances\\": [{\\"b64\\": \\"$(base64 -w0 car.jpg)\\"}]}" http://127.0.0.1:8501/v1/models/cars:predict
-
-The newest version in the folder is in service. A newer one that appears is loaded next to it, and takes over without
-a failed request; one that cannot be loaded leaves it in service. SIGTERM and Ctrl-C answer what was begun, and end.
-
-Nobody is asked for a password, and nothing is encrypted: put a proxy in front before you name another --host.
-"""
 
 FLAGS = Flags()
 FLAGS.define("model", "", "Folder of the versions that tfdml export wrote.")
@@ -58,4 +55,4 @@ def serve(values: Flags) -> None:
         serving.serve(folder, name, listening, settings)
 
 
-COMMAND = Command("serve", serve, FLAGS, USAGE)
+COMMAND = Command("serve", serve, FLAGS, __doc__)

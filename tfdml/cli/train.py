@@ -145,17 +145,6 @@ def _rows(result: dict[str, Any]) -> Iterator[str]:
             yield f"  {name:<12} {start}{100 * value:5.1f} %{_interval(result['intervals'].get(name), 'classes', 3)}"
             if ends := result.get("intervals_runs", {}).get(name):
                 yield _interval(ends, f"{len(runs)} {runs[0]['run'].partition('_')[0]}s", 31)
-    others = [("recall@1", row["metrics"], f"with {row['run'].replace('_', ' ')}") for row in runs]
-    others += [("recall@1", result.get("metrics_together", {}), "with the embeddings of all folds side by side")]
-    moments = result.get("metrics_moments", {})
-    others += [(name, moments, "with all moments") for name, value in moments.items() if isinstance(value, float)]
-    others += [("recall@1", result.get("metrics_seen", {}), "on seen classes")]
-    for order, metrics in result.get("metrics_orders", {}).items():
-        which = "with the orders side by side" if order == "all" else f"by order {order} alone"
-        others.append(("recall@1", metrics, which))
-    for name, metrics, which in others:
-        if name in metrics:
-            yield f"  {name:<12} {100 * metrics[name]:14.1f} % {which}"
 
 
 def _interval(ends: Sequence[float] | None, over: str, indent: int) -> str:

@@ -1,6 +1,5 @@
 """Embeds images beyond one machine's patience: parts of a list, over the actors of Ray, into Parquet files."""
 
-import collections
 import contextlib
 import csv
 import dataclasses
@@ -10,31 +9,31 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
-from absl import logging
 
-from tfdml.cluster.ray_session import as_user_error, first_ready, import_ray, ray_session
+from tfdml.cluster.ray_session import as_user_error, first_ready, ray_session
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import FileImages
 from tfdml.data.preparation import Progress
 from tfdml.data.readers.label_files import images_named
 from tfdml.data.readers.own_images import LIST_EXTENSIONS, class_ids, read_rows
 from tfdml.embeddings.backends import embed_readable, load_backend
-from tfdml.embeddings.files import DTYPES, EmbeddingFolder, part_name, require_utf8, table_of
-from tfdml.errors import UserError, check_choice, check_not_negative, check_positive, short_message, user_errors
-from tfdml.io.files import atomic_write, filesystem_of, in_store, is_remote, read_bytes, remove
+from tfdml.embeddings.files import DTYPES, PROGRESS, EmbeddingFolder, require_utf8, table_of
+from tfdml.errors import UserError, check_choice, check_not_negative, check_positive, short_message
+from tfdml.io.files import atomic_write, in_store, is_file, is_remote, read_bytes, remove
 
-# How often a part is begun whose process is lost on the way, as to an image that takes all memory.
-_MOST_TRIES = 4
-# What Ray passes between processes here are numbers of parts.
+# How often a part is begun again whose process is lost on the way, as to an image that takes all memory.
+_MOST_RETRIES = 3
+# What Ray passes between processes here are lists of paths.
 _OBJECT_STORE = 2**27
 _CPUS_PER_ACTOR = 4
 BAD_IMAGES = "bad_images.csv"
+_IMAGES = "images.parquet"
 
 
 def images_of(source: str | Sequence[str]) -> pa.Table:
@@ -84,7 +83,7 @@ def images_of(source: str | Sequence[str]) -> pa.Table:
 class BulkFolder(EmbeddingFolder):
     """The folder of a bulk pass; the driver and the workers each have one.
 
-    `plan/part-000007.parquet` lists the images of a part, once, so that a later start embeds the same ones.
+    `images.parquet` lists the images, once, so that a later start embeds the same ones.
 
     Args:
         folder: A local folder, or one that all machines have mounted at the same place.
@@ -94,60 +93,37 @@ class BulkFolder(EmbeddingFolder):
     def __init__(self, folder: str | os.PathLike, identity: Mapping[str, Any] | None = None):
         super().__init__(folder if is_remote(folder) else os.path.abspath(folder), identity or {})
 
-    @property
-    def count(self) -> int:
-        """How many images there are."""
-        return (self.plan or {}).get("count", 0)
-
-    def list_images(self, source: str | Sequence[str], rows: int) -> None:
-        """List the images of each part, where that is not done.
+    def list_images(self, source: str | Sequence[str]) -> pa.Table:
+        """Return the images, listed by the first start.
 
         Args:
             source: See `images_of`.
-            rows: Images of a part.
 
         Raises:
             UserError: There is no image.
         """
-        if self.count:
-            return
-        images = images_of(source)
-        self.begin({})
-        remove(self.path("plan"))
-        filesystem, place = filesystem_of(self.path("plan"))
-        filesystem.makedirs(place)
-        parts = math.ceil(len(images) / rows)
-        for part in range(parts):
-            with atomic_write(self.path(f"plan/{part_name(part)}")) as temporary:
-                pq.write_table(images.slice(part * rows, rows), temporary)
-        self.begin({"count": len(images), "parts": parts})
+        if not self.plan:
+            images = images_of(source)
+            self.begin({})
+            with atomic_write(self.path(_IMAGES)) as temporary:
+                pq.write_table(images, temporary)
+            self.begin({"count": len(images)})
+        return pq.read_table(pa.BufferReader(read_bytes(self.path(_IMAGES))))
 
-    def images(self, part: int) -> dict[str, list]:
-        """Return the images of a part, for `table_of`.
-
-        Raises:
-            UserError: This machine does not see the folder.
-        """
-        path = self.path(f"plan/{part_name(part)}")
-        advice = "name a folder that every machine of the cluster has mounted at the same place"
-        unseen = f"`folder={self.folder}`: a worker on {platform.node()} cannot read {path}; {advice}"
-        with user_errors((OSError, pa.ArrowException), unseen):
-            return pq.read_table(pa.BufferReader(read_bytes(path))).to_pydict()
-
-    def pending(self) -> list[int]:
-        """Return the parts that are not done, or whose file is gone or cut."""
+    def pending(self, count: int) -> list[int]:
+        """Return those of so many parts that are not done, or whose file is gone or cut."""
         done = self.parts()
-        return [part for part in range((self.plan or {}).get("parts", 0)) if part not in done]
+        return [part for part in range(count) if part not in done]
 
-    def finish_bulk(self, about: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    def finish_bulk(self, about: Mapping[str, Any], dtype: str, count: int) -> dict[str, Any]:
         """Write the list of bad images and, last of all, the manifest.
 
         Raises:
             UserError: No image could be read; the parts differ in dimension.
         """
-        bad = [image for record in self.parts().values() for image in record["bad"]]
-        if len(bad) == self.count:
-            raise UserError(f"none of the {self.count:,} images can be read; the first: {bad[0][1]}: {bad[0][2]}")
+        bad = [image for part in self.parts().values() for image in part["bad"]]
+        if len(bad) == count:
+            raise UserError(f"none of the {count:,} images can be read; the first: {bad[0][1]}: {bad[0][2]}")
         with (
             atomic_write(self.path(BAD_IMAGES)) as temporary,
             open(temporary, "w", encoding="utf-8", newline="") as file,
@@ -157,12 +133,12 @@ class BulkFolder(EmbeddingFolder):
 
     def discard(self) -> None:
         """See `EmbeddingFolder.discard`."""
-        remove(self.path("plan"))
+        remove(self.path(_IMAGES))
         super().discard()
 
 
 class PartEmbedder:
-    """Embeds parts of a bulk folder; an actor of Ray, which holds the model.
+    """Embeds parts of a list of images; an actor of Ray, which holds the model.
 
     The vectors go from here to their file, past Ray.
 
@@ -175,33 +151,32 @@ class PartEmbedder:
         self.request, self.threads = request, threads
         self.folder = BulkFolder(request.folder)
 
-    def ready(self) -> str:
-        """Return the address of its host."""
-        return import_ray().util.get_node_ip_address()
-
     @functools.cached_property
     def backend(self) -> Any:
         """The model, loaded with the first part: what is wrong with it then comes as it is."""
-        _limit_threads(self.threads)
+        with contextlib.suppress(RuntimeError):  # TensorFlow has run already, as in a process that is not Ray's
+            tf.config.threading.set_intra_op_parallelism_threads(self.threads)
+            tf.config.threading.set_inter_op_parallelism_threads(self.threads)
         return load_backend(self.request.model, threads=self.threads, truncate_dim=self.request.truncate_dim)
 
-    def embed(self, part: int) -> dict[str, Any]:
-        """Embed one part; see `EmbeddingFolder.write_part`."""
-        listed = self.folder.images(part)
-        count = len(listed["path"])
-        dataset = ImageDataset("input", "test", FileImages(tuple(listed["path"])), np.zeros(count, np.int64), {0: ""})
+    def embed(self, part: int, images: pa.Table) -> dict[str, Any]:
+        """Embed one part; see `EmbeddingFolder.write_part`.
+
+        Raises:
+            UserError: This machine does not see the folder.
+        """
+        if not is_file(self.folder.path(PROGRESS)):
+            advice = "name a folder that every machine of the cluster has mounted at the same place"
+            raise UserError(f"`folder={self.folder.folder}`: a worker on {platform.node()} does not see it; {advice}")
+        listed = images.to_pydict()
+        dataset = ImageDataset(
+            "input", "test", FileImages(tuple(listed["path"])), np.zeros(len(images), np.int64), {0: ""}
+        )
         rows, vectors, faults = embed_readable(self.backend, dataset, self.request.batch_size)
         bad = [[listed["id"][fault.index], listed["path"][fault.index], fault.reason] for fault in faults]
-        if not len(rows):
-            return self.folder.write_part(part, None, bad=bad)
-        kept = {name: [values[row] for row in rows] for name, values in listed.items()}
-        return self.folder.write_part(part, table_of(kept, vectors, self.request.dtype), bad=bad)
-
-
-def _limit_threads(threads: int) -> None:
-    with contextlib.suppress(RuntimeError):  # TensorFlow has run already, as in a process that is not Ray's
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
+        readable = {name: [values[row] for row in rows] for name, values in listed.items()}
+        table = table_of(readable, vectors, self.request.dtype) if len(rows) else None
+        return self.folder.write_part(part, table, bad=bad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,11 +243,9 @@ def embed_in_bulk(request: BulkRequest, progress: Progress = lambda *_: None) ->
         with folder.opened():
             if folder.manifest:
                 return folder.manifest, False
-            folder.list_images(request.source, request.rows_per_file)
-            if pending := folder.pending():
-                workers = _workers(ray.cluster_resources(), request.actors, len(pending))
-                _embed_parts(ray, request, folder, workers, progress)
-            return folder.finish_bulk(about, request.dtype), True
+            images = folder.list_images(request.source)
+            _embed_parts(ray, request, folder, images, progress)
+            return folder.finish_bulk(about, request.dtype, len(images)), True
 
 
 def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -297,65 +270,64 @@ def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
     return identity, {"model": about, "view": backend.view, "dataset": {"name": str(request.source)}}
 
 
-def _embed_parts(ray: Any, request: BulkRequest, folder: BulkFolder, workers: dict[str, int], report: Progress) -> None:
-    before, tries = folder.parts().values(), collections.Counter[int | None]()
-    bad = sum(len(known["bad"]) for known in before)
-    done = bad + sum(known["rows"] for known in before)
-    report(done, bad, folder.count)
+def _embed_parts(ray: Any, request: BulkRequest, folder: BulkFolder, images: pa.Table, report: Progress) -> None:
+    """Embed the parts that are not done; Ray starts an actor that is lost again, with the part that it had."""
+    rows = request.rows_per_file
+    pending, before = folder.pending(math.ceil(len(images) / rows)), folder.parts().values()
+    bad = sum(len(part["bad"]) for part in before)
+    done = bad + sum(part["rows"] for part in before)
+    report(done, bad, len(images))
+    if not pending:
+        return
+    workers = _workers(ray.cluster_resources(), request.actors, len(pending))
     model = request.model if is_remote(request.model) else os.path.abspath(os.path.expanduser(request.model))
     request = dataclasses.replace(request, model=model, folder=folder.folder)
-    actors = workers.pop("actors")
-    embedder = ray.remote(**workers)(PartEmbedder)
-    pending = collections.deque(folder.pending())
-    running: dict[Any, tuple[Any, str, int | None]] = {}
-
-    def start() -> None:
-        actor = embedder.remote(request, 0 if workers["num_gpus"] else workers["num_cpus"])
-        running[actor.ready.remote()] = actor, "", None
-
-    for _ in range(actors):
-        start()
-    while pending or any(part is not None for _, _, part in running.values()):
-        ready = first_ready(ray, running, workers["num_cpus"])
-        actor, host, part = running.pop(ready)
+    options = {
+        "num_cpus": workers.cpus,
+        "num_gpus": workers.gpus,
+        "max_restarts": -1,
+        "max_task_retries": _MOST_RETRIES,
+    }
+    embedder, threads = ray.remote(**options)(PartEmbedder), 0 if workers.gpus else workers.cpus
+    idle = [embedder.remote(request, threads) for _ in range(workers.actors)]
+    running: dict[Any, Any] = {}
+    while pending or running:
+        while pending and idle:
+            part, actor = pending.pop(0), idle.pop()
+            running[actor.embed.remote(part, images.slice(part * rows, rows))] = actor
+        ready = first_ready(ray, running, workers.cpus)
+        idle.append(running.pop(ready))
         try:
             known = ray.get(ready)
-        except ray.exceptions.RayActorError as error:
-            ray.kill(actor)
-            tries[part] += 1
-            lost = f"{host or 'a host'} has lost a process {'as it started' if part is None else f'with part {part}'}"
-            if tries[part] == _MOST_TRIES:
-                raise UserError(f"{lost}, the {_MOST_TRIES}th time: {short_message(error)}") from error
-            logging.warning("%s, which is started again: %s", lost, short_message(error))
-            if part is not None:
-                pending.append(part)
-            start()
-            continue
         except ray.exceptions.RayTaskError as error:
             raise (as_user_error(error) or error) from None
-        del tries[part]
-        if part is None:
-            host = known
-        else:
-            done += known["rows"] + len(known["bad"])
-            bad += len(known["bad"])
-            report(done, bad, folder.count)
-        if pending:
-            part = pending.popleft()
-            running[actor.embed.remote(part)] = actor, host, part
+        except ray.exceptions.RayActorError as error:
+            lost = f"a process was lost {_MOST_RETRIES + 1} times with the same images"
+            raise UserError(f"{lost}: {short_message(error)}") from error
+        done += known["rows"] + len(known["bad"])
+        bad += len(known["bad"])
+        report(done, bad, len(images))
 
 
-def _workers(resources: dict[str, float], actors: int, parts: int) -> dict[str, int]:
-    """How many actors, and what each takes of the cluster.
+class _Workers(NamedTuple):
+    """How many actors, and what each takes of the cluster."""
+
+    actors: int
+    cpus: int
+    gpus: int
+
+
+def _workers(resources: Mapping[str, float], actors: int, parts: int) -> _Workers:
+    """Return the actors for the parts.
 
     Example:
         >>> _workers({"CPU": 16.0}, 0, 100)
-        {'actors': 4, 'num_cpus': 4, 'num_gpus': 0}
+        _Workers(actors=4, cpus=4, gpus=0)
         >>> _workers({"CPU": 16.0, "GPU": 2.0}, 0, 100)
-        {'actors': 2, 'num_cpus': 8, 'num_gpus': 1}
+        _Workers(actors=2, cpus=8, gpus=1)
     """
     cpus, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
     actors = min(actors or gpus or max(1, cpus // _CPUS_PER_ACTOR), parts)
     if actors > cpus:
         raise UserError(f"`actors={actors}`: the cluster has {cpus} CPUs; each actor takes one at least")
-    return {"actors": actors, "num_cpus": cpus // actors, "num_gpus": 1 if gpus >= actors else 0}
+    return _Workers(actors, cpus // actors, 1 if gpus >= actors else 0)

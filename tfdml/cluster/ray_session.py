@@ -1,21 +1,17 @@
-"""A session of Ray, joined or started on this machine and then ended with the work; what its processes report."""
+"""A session of Ray, joined or started on this machine and then ended with the work."""
 
 import contextlib
 import logging
 import os
 import signal
-import threading
 import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from absl import logging as absl_logging
-
 from tfdml.errors import REASON, UserError, quiet_errors, short_message, user_errors
 
 LOCAL = "local"
-_POLL_SECONDS = 0.5
 # After so long without a result it is looked for a host that could have one.
 _PATIENCE_SECONDS = 60
 # Before Ray is imported: it neither reports its use nor warns of what the next release will do, its C++ code prints
@@ -43,7 +39,9 @@ def import_ray() -> Any:
 
 
 @contextlib.contextmanager
-def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_bytes: int | None = None) -> Iterator:
+def ray_session(
+    address: str = LOCAL, *, cpus: int | None = None, object_store_bytes: int | None = None, show_workers: bool = False
+) -> Iterator:
     """Ray, ready for work, with nothing on the error stream that is not ours.
 
     Args:
@@ -51,6 +49,7 @@ def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_b
             it ends. `"ray://host:10001"` (Ray's client) or `"host:6379"`: a cluster that runs, and stays.
         cpus: Of a local one: how many CPUs its workers may take; None: all.
         object_store_bytes: Of a local one: the memory for what workers pass on; None: as Ray chooses.
+        show_workers: Print what the workers print.
 
     Yields:
         The module `ray`. Where this process has a session already, that one, which stays.
@@ -67,7 +66,7 @@ def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_b
     if ray.is_initialized():
         yield ray
         return
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    options: dict[str, Any] = {"log_to_driver": show_workers, "logging_level": logging.ERROR}
     if address == LOCAL:
         # Its workers import the tfdml that this process has, wherever it lies.
         paths = [str(Path(__file__).resolve().parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -101,31 +100,15 @@ def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_b
         ray.shutdown()
 
 
-def as_user_error(error: BaseException) -> UserError | None:
+def as_user_error(error: Any) -> UserError | None:
     """Return the `UserError` that a worker raised, from what Ray made of it; None where it was something else.
 
     Example:
         >>> as_user_error(RuntimeError("lost")) is None
         True
     """
-    seen: list[BaseException] = []
-    found: BaseException | None = error
-    while found is not None and found not in seen:
-        if isinstance(found, UserError):
-            # Ray makes an exception of two classes, whose text is that of its traceback.
-            inner = getattr(found, "cause", None)
-            return UserError(str(inner if isinstance(inner, UserError) else found))
-        seen.append(found)
-        found = getattr(found, "cause", None) or found.__cause__
-    return None
-
-
-def lost_hosts(ray: Any) -> str:
-    """Return a sentence with the addresses of the hosts that the cluster has lost; empty where there are none."""
-    nodes = ray.nodes()
-    alive = {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
-    lost = sorted({node["NodeManagerAddress"] for node in nodes} - alive)
-    return f"the cluster has lost {', '.join(lost)}" if lost else ""
+    cause = getattr(error, "cause", None)
+    return UserError(str(cause)) if isinstance(cause, UserError) else None
 
 
 def first_ready(ray: Any, references: Collection[Any], cpus: int = 1) -> Any:
@@ -145,82 +128,5 @@ def first_ready(ray: Any, references: Collection[Any], cpus: int = 1) -> Any:
     while not (ready := ray.wait(list(references), num_returns=1, timeout=_PATIENCE_SECONDS)[0]):
         if not any(node["Alive"] and node["Resources"].get("CPU", 0) >= cpus for node in ray.nodes()):
             advice = "start `ray start` there again, and the same command, which resumes"
-            why = lost_hosts(ray) or "none has joined"
-            raise UserError(f"no host of the cluster has {cpus} CPUs: {why}; {advice}")
+            raise UserError(f"no host of the cluster has {cpus} CPUs; {advice}")
     return ready[0]
-
-
-class Outbox:
-    """What the workers report to the process that started the run; an actor."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._told: dict[str, Any] = {}
-
-    def write(self, line: str) -> None:
-        """Add a line of the log."""
-        self._lines.append(line)
-
-    def lines(self) -> list[str]:
-        """Return the lines since the last call."""
-        lines, self._lines = self._lines, []
-        return lines
-
-    def tell(self, name: str, value: Any) -> None:
-        """Leave the `"result"`, or an `"error"` that another start would meet again."""
-        self._told.setdefault(name, value)
-
-    def read(self, name: str) -> Any:
-        """Return what was reported; None where nothing was."""
-        return self._told.get(name)
-
-
-@contextlib.contextmanager
-def outbox_shown(ray: Any) -> Iterator[Any]:
-    """Log what the workers write, as long as the block lasts; yields the actor that they write to.
-
-    It runs on the host that this process has joined the cluster by, which outlives the loss of every other.
-    """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    outbox = ray.remote(Outbox).options(num_cpus=0, scheduling_strategy=here).remote()
-    ended = threading.Event()
-
-    def show() -> None:
-        last = False
-        while not last:
-            last = ended.wait(_POLL_SECONDS)
-            with contextlib.suppress(ConnectionError):  # which the block meets too
-                for line in ray.get(outbox.lines.remote()) if ray.is_initialized() else ():
-                    absl_logging.info("%s", line)
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield outbox
-    finally:
-        ended.set()
-        thread.join()
-
-
-class ToOutbox(logging.Handler):
-    """Sends what a process logs.
-
-    Args:
-        outbox: The actor.
-    """
-
-    def __init__(self, outbox: Any):
-        super().__init__()
-        self.outbox = outbox
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Send a line."""
-        self.outbox.write.remote(record.getMessage())
-
-    @classmethod
-    def install(cls, outbox: Any) -> None:
-        """Send what this process logs from now on."""
-        absl_logging.set_verbosity(absl_logging.INFO)
-        logging.getLogger("absl").addHandler(cls(outbox))

@@ -9,7 +9,6 @@ import dataclasses
 import io
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -199,12 +198,7 @@ def _decoded(value: Any) -> Any:
     if not (isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str)):
         hint = ", not a plain string, a path or a URL" if isinstance(value, str) else ""
         raise ValueError('its values must be the bytes of image files as {"b64": "..."}' + hint)
-    text = value["b64"]
-    if text.startswith("data:"):
-        raise ValueError("a data URI: send only what follows its comma")
-    if re.search("[-_]", text):
-        raise ValueError("base64 for URLs, with - and _: send the standard one, with + and /")
-    return base64.b64decode(text, validate=True)
+    return base64.b64decode(value["b64"], validate=True)
 
 
 def write_answer(outputs: Mapping[str, np.ndarray], by_row: bool) -> bytes:
@@ -275,39 +269,36 @@ class Replica:
             if name in self._functions
         }
 
-    async def predict(self, body: bytes) -> tuple[int, bytes, int]:
-        """Return the status and the body of the answer; and the size of the batch, 0 where another call returns it."""
-        size = 0
+    async def predict(self, body: bytes) -> tuple[int, bytes]:
+        """Return the status and the body of the answer."""
         try:
             call = await asyncio.to_thread(self._call, body)
-            answer, size = await self._batched(call)
+            answer = await self._batched(call)
             if isinstance(answer, Exception):
                 raise answer
-            return 200, await asyncio.to_thread(write_answer, answer, call.by_row), size
+            return 200, await asyncio.to_thread(write_answer, answer, call.by_row)
         except UserError as error:
-            return 400, _error(short_message(error)), size
+            return 400, _error(short_message(error))
         except Exception as error:
             logging.exception("a request failed")
-            return 500, _error(f"the model failed: {short_message(error, 'last', named=True)}"), size
+            return 500, _error(f"the model failed: {short_message(error, 'last', named=True)}")
 
     def _call(self, body: bytes) -> Call:
         call = parse_call(body, self._inputs, self._settings.max_instances)
         check_pixels(call, self._settings.max_megapixels)
         return call
 
-    async def _together(self, calls: list[Call]) -> list[tuple[Any, int]]:
+    async def _together(self, calls: list[Call]) -> list[Any]:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._answers, calls)
 
-    def _answers(self, calls: Sequence[Call]) -> list[tuple[Any, int]]:
-        """Return for each call its outputs or the error, and the size of the batch with the first of a batch."""
+    def _answers(self, calls: Sequence[Call]) -> list[Any]:
+        """Return for each call its outputs or the error."""
         alike: dict[tuple, list[Call]] = collections.defaultdict(list)
         for call in calls:
             alike[call.key].append(call)
-        answers: dict[int, tuple[Any, int]] = {}
+        answers: dict[int, Any] = {}
         for group in alike.values():
-            first, *rest = self._of_alike(group)
-            answers[id(group[0])] = first, sum(call.rows for call in group)
-            answers.update((id(call), (answer, 0)) for call, answer in zip(group[1:], rest, strict=True))
+            answers.update(zip(map(id, group), self._of_alike(group), strict=True))
         return [answers[id(call)] for call in calls]
 
     def _of_alike(self, calls: Sequence[Call]) -> list[Any]:

@@ -20,7 +20,6 @@ from absl import logging
 from ray import serve as ray_serve
 from ray.serve.exceptions import RayServeException
 from starlette.applications import Starlette
-from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -41,19 +40,7 @@ _REQUESTS = prometheus.Counter("tfdml_serve_requests", "Predict requests by stat
 _SECONDS = prometheus.Histogram(
     "tfdml_serve_request_seconds", "From the header of a predict request to its answer, where it has one"
 )
-_BATCHES = prometheus.Histogram("tfdml_serve_batch_images", "Images of a batch", buckets=[2**i for i in range(11)])
-_REFUSED = prometheus.Counter("tfdml_serve_refused", "Requests refused by overload")
 _WAITING = prometheus.Gauge("tfdml_serve_waiting_requests", "Requests that are not answered yet")
-_VERSION = prometheus.Gauge("tfdml_serve_version", "The version in service")
-
-
-class _Number(IntegerConvertor):
-    """The number of a version in a path, of digits that fit in 64 bits."""
-
-    regex = "[0-9]{1,18}"
-
-
-register_url_convertor("version", _Number())
 
 
 @dataclasses.dataclass
@@ -97,19 +84,17 @@ class Versions:
         self.current: Version | None = None
         self.status: dict[int, tuple[str, str]] = {}
         self._broken: dict[int, Any] = {}
-        self._seen: dict[int, Any] = {}
         self._loads = 0
 
     def update(self) -> None:
         """Put the newest version in service if it is another, and let the one before end."""
-        there = {number: found for number in version_numbers(self.folder) if (found := self._files(number))}
-        seen, self._seen = self._seen, there
+        there = {number: files for number in version_numbers(self.folder) if (files := self._files(number))}
         before = self.current
         for number in sorted(there, reverse=True):
             if before and number == before.number:
                 break
-            if self._broken.get(number) == there[number] or (before and seen.get(number) != there[number]):
-                continue  # it is known to be broken, or is still being written
+            if self._broken.get(number) == there[number]:
+                continue
             if self._load(number):
                 break
             self._broken[number] = there[number]
@@ -187,7 +172,7 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
         version, path = versions.current, request.path_params
         if ":" in path["model"]:
             raise HTTPException(400)  # as where no route fits
-        if path["model"] != versions.name or version is None or path.get("version") not in (None, version.number):
+        if path["model"] != versions.name or version is None or path.get("version") not in (None, str(version.number)):
             raise HTTPException(404, f"Servable not found for request: {request.url.path}")
         return version
 
@@ -196,7 +181,6 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
         started, code = time.monotonic(), 500
         try:
             if waiting >= settings.max_waiting:
-                _REFUSED.inc()
                 raise HTTPException(503, f"{waiting} requests wait already: try again", {"Retry-After": "1"})
             waiting += 1
             try:
@@ -216,7 +200,7 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
         body = await read_body(request, int(settings.max_request_mb * 2**20), settings.timeout, _DROPPED)
         version = chosen(request)
 
-        async def predicted() -> tuple[int, bytes, int]:
+        async def predicted() -> tuple[int, bytes]:
             response = version.handle.predict.remote(body)
             try:
                 return await response
@@ -226,7 +210,7 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
 
         version.begun += 1
         try:
-            status, answer, size = await asyncio.wait_for(predicted(), settings.timeout)
+            status, answer = await asyncio.wait_for(predicted(), settings.timeout)
         except TimeoutError:
             raise HTTPException(504, f"the model did not answer within {settings.timeout:g} s") from None
         except (ray.exceptions.RayError, RayServeException) as error:
@@ -234,15 +218,13 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
             raise HTTPException(503, "the model is starting again: try again", {"Retry-After": "1"}) from None
         finally:
             version.begun -= 1
-        if size:
-            _BATCHES.observe(size)
         return status, answer
 
     async def status(request: Request) -> Response:
         asked, model = request.path_params.get("version"), request.path_params["model"]
         states = dict(sorted(versions.status.items(), reverse=True)) if model == versions.name else {}
         if asked is not None:
-            states = {number: state for number, state in states.items() if number == asked}
+            states = {number: state for number, state in states.items() if str(number) == asked}
         if not states:
             chosen(request)
         shown = [
@@ -259,13 +241,12 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
         return JSONResponse({"model_spec": spec, "metadata": signatures})
 
     def health(_: Request) -> Response:
-        found = ray_serve.status().applications.get(versions.current.application) if versions.current else None
-        state = found.status.value if found else "NONE"
+        current = ray_serve.status().applications.get(versions.current.application) if versions.current else None
+        state = current.status.value if current else "NONE"
         return JSONResponse({"status": state}, 200 if state == "RUNNING" else 503)
 
     async def measured(_: Request) -> Response:
         _WAITING.set(waiting)
-        _VERSION.set(versions.current.number if versions.current else 0)
         return Response(prometheus.generate_latest(), media_type=prometheus.CONTENT_TYPE_LATEST)
 
     async def refused(request: Request, error: Exception) -> Response:
@@ -278,7 +259,7 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
         return JSONResponse({"error": message}, status, error.headers)
 
     routes = [Route("/healthz", health), Route("/monitoring/prometheus/metrics", measured)]
-    for model in ("/v1/models/{model}/versions/{version:version}", "/v1/models/{model}"):
+    for model in ("/v1/models/{model}/versions/{version}", "/v1/models/{model}"):
         routes += [
             Route(f"{model}:predict", predict, methods=["POST"]),
             Route(f"{model}/metadata", metadata),

@@ -8,14 +8,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from absl import logging
+from absl import flags, logging
 
-from tfdml.cluster.ray_session import LOCAL, ToOutbox, lost_hosts, outbox_shown, ray_session
+from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.errors import REASON, UserError, check_not_negative, check_positive, short_message, user_errors
-from tfdml.io.files import PARTIAL_PREFIX, is_folder, require_local
+from tfdml.io.files import PARTIAL_PREFIX, is_file, is_folder, read_bytes, remove, require_local, write_whole
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, RunFolder, trainer
 from tfdml.training.workers import WorkerLost, rank_and_count
+
+# In the storage of a run: what is wrong with it.
+_ERROR = "error.txt"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,78 +65,75 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
     """
     require_local(experiment.run_dir, "run_dir")
     folder = RunFolder(experiment.run_dir)
-    finished = folder.read_result() if resume else None
-    if finished is not None:
+    result = folder.read_result() if resume else None
+    if result is not None:
         logging.info("%s is finished already: there is nothing left to do", folder.path)
-        return finished
+        return result
     folder.check_new()
     beside = folder.path.absolute().with_name(folder.path.name + ".ray")
     storage, name = settings.storage or str(beside), folder.path.name
+    run = f"{storage}/{name}"
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     cpus = max(settings.workers, os.cpu_count() or 1)
-    with ray_session(settings.cluster or LOCAL, cpus=cpus) as ray:
-        begun = is_folder(f"{storage}/{name}")
+    with ray_session(settings.cluster or LOCAL, cpus=cpus, show_workers=True):
+        begun = is_folder(run)
         if resume and not begun:
-            raise UserError(f"--resume: there is no run in {storage}/{name}")
+            raise UserError(f"--resume: there is no run in {run}")
         if begun and not resume:
-            raise UserError(f"{storage}/{name} holds a run already: continue with --resume, or name another --run_dir")
-        with outbox_shown(ray) as outbox:
-            checkpoint = _fit(experiment, settings, storage, name, outbox, ray)
-            result = ray.get(outbox.read.remote("result"))
-        _bring(checkpoint, folder.path)
+            raise UserError(f"{run} holds a run already: continue with --resume, or name another --run_dir")
+        remove(f"{run}/{_ERROR}")
+        _bring(_fit(experiment, settings, storage, name), folder.path)
     if not settings.storage:
         shutil.rmtree(beside, ignore_errors=True)
-    return result
+    return folder.read_result() or {}
 
 
-def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: str, outbox: Any, ray: Any) -> Any:
+def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: str) -> Any:
     with user_errors(ImportError, f"`cluster` needs Ray Train ({REASON}): pip install 'tfdml[ray]'"):
         from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
         from ray.train.tensorflow import TensorflowTrainer
 
     python_logging.getLogger("ray.train").setLevel(python_logging.ERROR)
-    gpus = settings.gpus_per_worker
-    scaling = ScalingConfig(
-        num_workers=settings.workers,
-        use_gpu=gpus > 0,
-        resources_per_worker={"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1},
+    gpus, run = settings.gpus_per_worker, f"{storage}/{name}"
+    resources = {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
+    ray_trainer = TensorflowTrainer(
+        _work,
+        train_loop_config={"flags": experiment.as_flags(), "run": run},
+        scaling_config=ScalingConfig(settings.workers, use_gpu=gpus > 0, resources_per_worker=resources),
+        run_config=RunConfig(
+            name=name,
+            storage_path=storage,
+            # The second: how often it is waited a minute for hosts with room for all workers.
+            failure_config=FailureConfig(settings.max_failures, controller_failure_limit=settings.max_failures),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+        ),
     )
-    run = RunConfig(
-        name=name,
-        storage_path=storage,
-        # The second: how often it is waited a minute for hosts with room for all workers.
-        failure_config=FailureConfig(settings.max_failures, controller_failure_limit=settings.max_failures),
-        checkpoint_config=CheckpointConfig(num_to_keep=2),
-    )
-    work = {"flags": experiment.as_flags(), "name": name, "outbox": outbox}
-    ray_trainer = TensorflowTrainer(_work, train_loop_config=work, scaling_config=scaling, run_config=run)
     try:
         return ray_trainer.fit().checkpoint
     except Exception as error:
-        told = ray.get(outbox.read.remote("error"))
-        if told is not None:
-            raise UserError(told) from error
-        why = "; ".join(filter(None, [lost_hosts(ray), short_message(error, "last", longest=150)]))
+        if is_file(f"{run}/{_ERROR}"):
+            raise UserError(read_bytes(f"{run}/{_ERROR}").decode()) from error
         count = f"more than --max_failures={settings.max_failures} times"
-        saved = f"what it has saved is in {storage}/{name}: continue it with --resume"
+        saved = f"what it has saved is in {run}: continue it with --resume"
+        why = short_message(error, "last", longest=150)
         raise UserError(f"the run failed, and {count}; {saved} ({why})") from error
 
 
 def _work(config: dict[str, Any]) -> None:
     """Do what every worker does."""
-    import ray
     from ray import train as ray_train
 
     os.environ.pop("TF_USE_LEGACY_KERAS", None)  # set by Ray, of no use to Keras 3
-    outbox, before = config["outbox"], ray_train.get_checkpoint()
-    error = ray.get(outbox.read.remote("error"))
-    if error is not None:
-        raise UserError(error)
+    run, before = config["run"], ray_train.get_checkpoint()
+    if is_file(f"{run}/{_ERROR}"):  # which another start would meet again
+        raise UserError(read_bytes(f"{run}/{_ERROR}").decode())
     is_chief = rank_and_count()[0] == 0  # by the TF_CONFIG that Ray has set
-    if is_chief:
-        ToOutbox.install(outbox)
+    flags.FLAGS.mark_as_parsed()
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.INFO if is_chief else logging.ERROR)
+    logging.get_absl_handler().setFormatter(python_logging.Formatter())
     with tempfile.TemporaryDirectory(prefix="tfdml-run-") as scratch:
-        path = Path(scratch) / config["name"]
+        path = Path(scratch) / Path(run).name
         if is_chief and before is not None:
             before.to_directory(path)
             logging.info("resuming from the last checkpoint in the storage")
@@ -143,14 +143,12 @@ def _work(config: dict[str, Any]) -> None:
 
         experiment = Experiment.from_flags(config["flags"], run_dir=str(path))
         try:
-            result = trainer.train(experiment, before is not None, saved=saved, write_report=write_run_report)
+            trainer.train(experiment, before is not None, saved=saved, write_report=write_run_report)
         except WorkerLost as lost:
             raise RuntimeError(str(lost)) from lost
         except UserError as refused:
-            ray.get(outbox.tell.remote("error", str(refused)))
+            write_whole(f"{run}/{_ERROR}", str(refused).encode())
             raise
-        if is_chief:
-            ray.get(outbox.tell.remote("result", result))
         saved()
 
 

@@ -1,7 +1,5 @@
 """The web application of a demo: what it shows, who may ask, and how much."""
 
-import asyncio
-import concurrent.futures
 import dataclasses
 import functools
 import hmac
@@ -12,14 +10,14 @@ from typing import Any
 import jinja2
 import numpy as np
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tfdml.data.dataset import ImageDataset, find_faults
 from tfdml.data.decoding import SERVING_LIMIT
@@ -33,8 +31,6 @@ from tfdml.io.http import address_of, listen, read_body, serving
 MOST_BYTES = 20 * 2**20
 MOST_NEIGHBORS = 200
 _PAGE, _PICTURE_SIDE, _PICTURES_KEPT = 24, 256, 1000
-# Requests that wait for the model or for pictures; further ones are refused.
-_WAITING, _WAITING_PICTURES = 8, 256
 _UPLOAD_SECONDS = 30
 _COOKIE = "tfdml_demo"
 _HEADERS = {
@@ -89,28 +85,6 @@ def embedder_of(backend: EmbeddingBackend) -> Callable[[bytes], np.ndarray]:
     return embed
 
 
-class _Worker:
-    """Threads for what takes long, with a queue that ends.
-
-    Args:
-        threads: How many work at once.
-        waiting: How many requests may wait.
-    """
-
-    def __init__(self, threads: int, waiting: int):
-        self._threads = concurrent.futures.ThreadPoolExecutor(threads)
-        self._most, self._begun = threads + waiting, 0
-
-    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self._begun >= self._most:
-            raise HTTPException(503, "too many requests wait: try again in a moment")
-        self._begun += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-        finally:
-            self._begun -= 1
-
-
 def application(demo: Demo, token: str = "") -> Starlette:
     """Return the web application.
 
@@ -124,7 +98,7 @@ def application(demo: Demo, token: str = "") -> Starlette:
         >>> "b.jpg" in TestClient(application(demo)).get("/?row=0&k=1").text
         True
     """
-    gallery, model, pictures = demo.gallery, _Worker(1, _WAITING), _Worker(2, _WAITING_PICTURES)
+    gallery = demo.gallery
     picture_of = functools.lru_cache(_PICTURES_KEPT)(lambda row: gallery.picture(row, _PICTURE_SIDE))
 
     async def page(request: Request) -> Response:
@@ -140,7 +114,7 @@ def application(demo: Demo, token: str = "") -> Starlette:
             if request.method == "POST":
                 query = await read_body(request, MOST_BYTES, _UPLOAD_SECONDS)
             if query is not None:
-                neighbors = await model.run(demo.neighbors, query, asked["k"])
+                neighbors = await run_in_threadpool(demo.neighbors, query, asked["k"])
         except HTTPException as refusal:
             status, error = refusal.status_code, refusal.detail
         except UserError as refusal:
@@ -153,14 +127,33 @@ def application(demo: Demo, token: str = "") -> Starlette:
     async def picture(request: Request) -> Response:
         try:
             row = _integer("row", request.path_params["row"], 0, len(gallery) - 1)
-            data = await pictures.run(picture_of, row)
+            data = await run_in_threadpool(picture_of, row)
         except UserError as error:
             raise HTTPException(404, short_message(error)) from None
         return Response(data, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=600"})
 
+    def fits(text: str) -> bool:
+        return hmac.compare_digest(text.encode(), token.encode())
+
+    async def guard(request: Request, answer: RequestResponseEndpoint) -> Response:
+        """Refuse requests from the page of another site, or without the token; add the headers."""
+        response: Response
+        if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and request.method != "GET":
+            response = PlainTextResponse("the request comes from another page", 403)
+        elif token and fits(request.query_params.get("token", "")):
+            response = RedirectResponse("/", 303)
+            response.set_cookie(_COOKIE, token, httponly=True, samesite="strict")
+        elif token and not fits(request.cookies.get(_COOKIE, "")):
+            response = PlainTextResponse("open the address that the terminal shows, with its token", 401)
+        else:
+            response = await answer(request)
+        for name, text in _HEADERS.items():
+            response.headers.setdefault(name, text)
+        return response
+
     files = StaticFiles(packages=[(f"tfdml.{package}", "templates") for package in ("demo", "report")])
     routes = [Route("/", page, methods=["GET", "POST"]), Route("/image/{row}", picture), Mount("/files", files)]
-    return Starlette(routes=routes, middleware=[Middleware(_Guard, token=token)])
+    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
 
 
 def _integer(name: str, text: str, least: int, most: int) -> int:
@@ -168,38 +161,6 @@ def _integer(name: str, text: str, least: int, most: int) -> int:
     if not least <= value <= most:
         raise UserError(f"{name} must be an integer from {least} to {most}")
     return value
-
-
-class _Guard:
-    """Adds the headers of `_HEADERS`, and refuses requests without the token or from the page of another site."""
-
-    def __init__(self, app: ASGIApp, token: str):
-        self._app, self._token = app, token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, text in _HEADERS.items():
-                    headers.setdefault(name, text)
-            await send(message)
-
-        refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
-        await (refusal or self._app)(scope, receive, with_headers)
-
-    def _refusal(self, request: Request) -> Response | None:
-        def fits(text: str) -> bool:
-            return hmac.compare_digest(text.encode(), self._token.encode())
-
-        if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and request.method != "GET":
-            return PlainTextResponse("the request comes from another page", 403)
-        if self._token and fits(request.query_params.get("token", "")):
-            answer = RedirectResponse("/", 303)
-            answer.set_cookie(_COOKIE, self._token, httponly=True, samesite="strict")
-            return answer
-        if self._token and not fits(request.cookies.get(_COOKIE, "")):
-            return PlainTextResponse("open the address that the terminal shows, with its token", 401)
-        return None
 
 
 def serve(demo: Demo, host: str, port: int, token: str) -> None:
