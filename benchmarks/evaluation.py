@@ -3,18 +3,17 @@
     python -m benchmarks.evaluation --torch_python=/path/to/python/with/pytorch-metric-learning
     python -m benchmarks.evaluation --parts=exact --images=6000 --dim=128 --classes=1100 --rounds=1      a quick try
     python -m benchmarks.evaluation --parts=index --gallery=100000
-    python -m benchmarks.evaluation --parts=exact,peer --embeddings=embeddings/sop
 
-Parts, all of them by default, on made embeddings (by default as many as the test images and classes of Stanford Online
-Products, 60,502 and 11,316) or on those of --embeddings (what tfdml embed writes, or an .npz):
+Parts, all of them by default, on made embeddings, by default as many as the test images and classes of Stanford Online
+Products, 60,502 and 11,316:
 
 - exact: wall and CPU seconds of `evaluate_retrieval`, and of the plain product of the same matrices in blocks of the
   same memory. All run in this process, in turns, for some rounds, another one first each time. A row shows the median;
-  a ratio is the median over rounds. Memory is the peak of a separate process, less what it held before the call;
+  a ratio is the median over rounds;
 - clustering: seconds of k-means with as many clusters as classes, and NMI, AMI and pairwise F1 of the clusters
   compared with scikit-learn;
 - peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of --torch_python. Its NMI
-  and AMI are of the clusters found here, so that they measure the same; with --peer_kmeans also of its own;
+  and AMI are of the clusters found here, so that they measure the same;
 - index: a gallery on disk, memory-mapped, into an approximate index: seconds to build and save it, and for each
   effort milliseconds a query and the recall of the ten nearest against exact search, on a sample of queries. Like
   those of trained networks, the embeddings vary mostly in a few directions (--ranks).
@@ -22,15 +21,13 @@ Products, 60,502 and 11,316) or on those of --embeddings (what tfdml embed write
 Ends with status 1 if a number differs from a peer's by more than the tolerance in its row.
 """
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 
-from benchmarks.evaluation_arrays import Arrays, held_memory, made_embeddings, time_call
+from benchmarks.evaluation_arrays import Arrays, made_embeddings, time_call
 from benchmarks.evaluation_index import index_part
 from tools.numbers import Results, command_line
 
@@ -49,7 +46,6 @@ BARE = "the bare product, in the same blocks"
 CONTENDERS = {
     "`recall` at 1, 2, 4, 8": ["recall"],
     "with `map@r` and `r_precision`": ["recall", "map@r", "r_precision"],
-    "`map` alone": ["map"],
 }
 
 
@@ -65,58 +61,17 @@ def bare_product(embeddings):
         float(scores[0, 0])  # devices that work ahead have finished then
 
 
-def evaluation(arrays, metrics, relevance=None):
+def evaluation(arrays, metrics):
     """Return the call that is measured."""
     from tfdml.evaluation import evaluate_retrieval
 
-    options = {"metrics": metrics, "relevance": relevance, "memory_budget": BUDGET}
-    return evaluate_retrieval(arrays.embeddings, arrays.labels, **options)
+    return evaluate_retrieval(arrays.embeddings, arrays.labels, metrics=metrics, memory_budget=BUDGET)
 
 
-def with_ignored(labels, count):
-    """Return the relevance of equal labels, with random images of other classes ignored for each query."""
-    import numpy as np
-
-    from tfdml.evaluation import Relevance
-
-    rng = np.random.default_rng(0)
-    rows = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
-    samples = (rng.choice(len(labels), 2 * count, replace=False) for _ in labels)
-    ignored = [one[labels[one] != label][:count] for one, label in zip(samples, labels, strict=True)]
-    return Relevance.lists([rows[label] for label in labels], ignored)
-
-
-def memory_role(embeddings, labels, metrics):
-    """Return the peak memory of the call in MiB, less what the process held before it."""
-    import numpy as np
-
-    arrays = Arrays(np.load(embeddings), np.load(labels))
-    evaluation(Arrays(*made_embeddings(500, 16, 100)), metrics)
-    before = held_memory()
-    evaluation(arrays, metrics)
-    return held_memory(peak=True) - before
-
-
-def peak_memory(folder, metrics):
-    """Return the same from a new process; None where the system does not report it."""
-    if held_memory() is None:
-        return None
-    settings = {"embeddings": f"{folder}/embeddings.npy", "labels": f"{folder}/labels.npy", "metrics": metrics}
-    command = [sys.executable, "-m", "benchmarks.evaluation", "--memory_role", json.dumps(settings)]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    if completed.returncode:
-        raise SystemExit(f"the measurement of memory failed:\n{completed.stderr[-2000:]}")
-    return float(completed.stdout.split()[-1])
-
-
-def exact_part(args, arrays, folder, results):
-    """Time and memory of the exact evaluation."""
-    names = [name for name in CONTENDERS if name != "`map` alone" or args.map]
+def exact_part(args, arrays, results):
+    """Time of the exact evaluation."""
     runners = {BARE: lambda: bare_product(arrays.embeddings)}
-    runners |= {name: (lambda name=name: evaluation(arrays, CONTENDERS[name])) for name in names}
-    if args.ignored:
-        relevance, last = with_ignored(arrays.labels, args.ignored), CONTENDERS["with `map@r` and `r_precision`"]
-        runners[f"and {args.ignored} ignored a query"] = lambda: evaluation(arrays, last, relevance)
+    runners |= {name: (lambda name=name: evaluation(arrays, CONTENDERS[name])) for name in CONTENDERS}
     small = Arrays(*made_embeddings(2000, arrays.embeddings.shape[1], 400))
     bare_product(small.embeddings)
     evaluation(small, ["recall", "map@r"])
@@ -127,20 +82,17 @@ def exact_part(args, arrays, folder, results):
             _, *seconds = time_call(runners[name])
             wall[name].append(seconds[0])
             cpu[name].append(seconds[1])
-    peaks = {name: peak_memory(folder, CONTENDERS[name]) for name in names}
-
     count, dim = arrays.embeddings.shape
     held = arrays.embeddings.nbytes / 2**20
     print(f"\nexact, {count:,} x {dim} ({held:,.0f} MiB), {args.rounds} rounds, {os.cpu_count()} cores")
     ratio = "of the bare product"
-    row = results.table("exact", "", "seconds", ratio, "processor seconds", ratio, "peak besides the embeddings")
+    row = results.table("exact", "", "seconds", ratio, "processor seconds", ratio)
     for name in runners:
         ratios = [
             statistics.median(a / b for a, b in zip(times[name], times[BARE], strict=True)) for times in (wall, cpu)
         ]
         times = [f"{statistics.median(found[name]):.1f}" for found in (wall, cpu)]
-        peak = f"{peaks[name]:,.0f} MiB" if peaks.get(name) is not None else ""
-        row(name, times[0], f"{ratios[0]:.2f}", times[1], f"{ratios[1]:.2f}", peak)
+        row(name, times[0], f"{ratios[0]:.2f}", times[1], f"{ratios[1]:.2f}")
 
 
 def find_clusters(args, arrays):
@@ -202,7 +154,7 @@ def peer_part(args, arrays, folder, results):
     find_clusters(args, arrays)
     np.save(f"{folder}/clusters.npy", arrays.clusters)
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "evaluation_peer.py")
-    command = [args.torch_python, script, folder, *(["--own_kmeans"] if args.peer_kmeans else [])]
+    command = [args.torch_python, script, folder]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     if completed.returncode:
         raise SystemExit(f"pytorch-metric-learning failed in {args.torch_python}:\n{completed.stderr[-2000:]}")
@@ -214,29 +166,10 @@ def peer_part(args, arrays, folder, results):
         kind = "clustering" if name in ("nmi", "ami") else "retrieval"
         peer = f"pytorch-metric-learning {theirs['version']}, `{there}`"
         rows.append((name, peer, ours[name], theirs["figures"][there], kind))
-    row = results.table("peer", "retrieval, once, in turns", "seconds", "processor seconds", "peak, MiB")
-    row("tfdml", *(f"{value:.1f}" for value in seconds), "")
-    peak = f"{theirs['peak_mib']:,.0f}" if theirs["peak_mib"] else ""
-    row("pytorch-metric-learning", *(f"{value:.1f}" for value in theirs["seconds"]["retrieval"]), peak)
-    if "own_kmeans" in theirs:
-        found = ", ".join(f"{name} {value:.4f}" for name, value in theirs["own_kmeans"].items())
-        row(f"with clusters of its own: {found}", f"{theirs['seconds']['own_kmeans'][0]:.1f}", "", "")
+    row = results.table("peer", "retrieval, once, in turns", "seconds", "processor seconds")
+    row("tfdml", *(f"{value:.1f}" for value in seconds))
+    row("pytorch-metric-learning", *(f"{value:.1f}" for value in theirs["seconds"]["retrieval"]))
     return rows
-
-
-def arrays_of(args):
-    """Return the arrays that the flags name."""
-    import numpy as np
-
-    if not args.embeddings:
-        return Arrays(*made_embeddings(args.images, args.dim, args.classes))
-    from tfdml.embeddings.files import read_embeddings
-
-    stored = read_embeddings(args.embeddings)
-    stored = stored.split("test") if stored.roles is not None else stored
-    if stored.labels is None or stored.is_query is not None:
-        raise SystemExit(f"--embeddings={args.embeddings}: needs labels, and a set that is searched all in all")
-    return Arrays(np.ascontiguousarray(stored.embeddings, np.float32), stored.labels)
 
 
 def main():
@@ -246,13 +179,9 @@ def main():
     parser.add_argument("--images", type=int, default=60_502)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--classes", type=int, default=11_316, help="at most half as many as images")
-    parser.add_argument("--embeddings", help="measure these, not made ones")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ignored", type=int, default=0, help="also time it with as many images ignored per query")
-    parser.add_argument("--map", action="store_true", help="also time the mean over whole rankings")
     parser.add_argument("--iterations", type=int, default=20, help="rounds of k-means")
     parser.add_argument("--torch_python", help="a Python that has torch and pytorch-metric-learning")
-    parser.add_argument("--peer_kmeans", action="store_true", help="also let the peer find clusters of its own")
     parser.add_argument("--gallery", type=int, default=1_000_000, help="images of the part index")
     parser.add_argument("--gallery_dim", type=int, default=128)
     parser.add_argument(
@@ -260,12 +189,8 @@ def main():
     )
     parser.add_argument("--queries", type=int, default=1000, help="queries that its recall is measured on")
     parser.add_argument("--kinds", default="ivf", help="ivf, hnsw or both with a comma")
-    parser.add_argument("--memory_role", help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if args.memory_role:
-        print(memory_role(**json.loads(args.memory_role)))
-        return
     parts = args.parts.split(",")
     unknown = sorted(set(parts) - set(PARTS))
     if unknown or 2 * args.classes > args.images:
@@ -278,11 +203,11 @@ def main():
         if set(parts) - {"index"}:
             import numpy as np
 
-            arrays = arrays_of(args)
+            arrays = Arrays(*made_embeddings(args.images, args.dim, args.classes))
             np.save(f"{folder}/embeddings.npy", arrays.embeddings)
             np.save(f"{folder}/labels.npy", arrays.labels)
         if "exact" in parts:
-            exact_part(args, arrays, folder, results)
+            exact_part(args, arrays, results)
         if "clustering" in parts:
             rows += clustering_part(args, arrays, results)
         if "peer" in parts:

@@ -1,8 +1,6 @@
 """Synthetic embeddings, and timing, for the benchmarks of the evaluation."""
 
 import dataclasses
-import pathlib
-import re
 import time
 
 
@@ -34,17 +32,6 @@ def time_call(function, *arguments, **options):
     wall, cpu = time.perf_counter(), time.process_time()
     result = function(*arguments, **options)
     return result, time.perf_counter() - wall, time.process_time() - cpu
-
-
-def held_memory(peak=False):
-    """Return this process's memory in MiB, or its peak; None where the system does not report it.
-
-    Not by `getrusage`, whose peak begins with that of the process that started this one.
-    """
-    status = pathlib.Path("/proc/self/status")
-    if not status.exists():
-        return None
-    return int(re.search(r"VmHWM:\s+(\d+)" if peak else r"VmRSS:\s+(\d+)", status.read_text())[1]) / 1024
 
 
 def make_gallery(path, count, dim, rank):

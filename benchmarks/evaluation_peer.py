@@ -1,6 +1,6 @@
 """The metrics of pytorch-metric-learning's AccuracyCalculator; `benchmarks.evaluation` runs it in its environment.
 
-    /path/to/python/with/torch benchmarks/evaluation_peer.py FOLDER [--own_kmeans]
+    /path/to/python/with/torch benchmarks/evaluation_peer.py FOLDER
 
 Needs torch, pytorch-metric-learning, faiss and scikit-learn, and nothing of tfdml. FOLDER holds `embeddings.npy`
 (N, d), `labels.npy` (N,) and `clusters.npy` (N,). Prints one line of JSON: the metrics, and the seconds of each part.
@@ -9,8 +9,6 @@ Needs torch, pytorch-metric-learning, faiss and scikit-learn, and nothing of tfd
 import argparse
 import json
 import os
-import pathlib
-import re
 import time
 
 RETRIEVAL = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
@@ -24,17 +22,10 @@ def time_metrics(calculator, embeddings, labels, include):
     return figures, [time.perf_counter() - wall, time.process_time() - cpu]
 
 
-def status(field):
-    """Return a field of /proc/self/status in MiB; 0 where there is none."""
-    path = pathlib.Path("/proc/self/status")
-    return int(re.search(rf"{field}:\s+(\d+)", path.read_text())[1]) / 1024 if path.exists() else 0.0
-
-
 def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
-    parser.add_argument("--own_kmeans", action="store_true", help="also NMI and AMI of the clusters it finds itself")
     args = parser.parse_args()
     import numpy as np
     import pytorch_metric_learning
@@ -49,19 +40,10 @@ def main():
     given = AccuracyCalculator(include=CLUSTERING, device=cpu, kmeans_func=lambda embeddings, count: clusters)
     time_metrics(searching, embeddings[:100], torch.arange(100) // 2, RETRIEVAL)  # the first call starts threads
 
-    before = status("VmRSS")
     figures, seconds = time_metrics(searching, embeddings, labels, RETRIEVAL)
-    peak = status("VmHWM") - before
-    result = {
-        "version": pytorch_metric_learning.__version__,
-        "seconds": {"retrieval": seconds},
-        "peak_mib": peak,
-    }
+    result = {"version": pytorch_metric_learning.__version__, "seconds": {"retrieval": seconds}}
     agreement, result["seconds"]["clustering"] = time_metrics(given, embeddings, labels, CLUSTERING)
     result["figures"] = {**figures, **agreement}
-    if args.own_kmeans:
-        own = AccuracyCalculator(include=CLUSTERING, device=cpu)
-        result["own_kmeans"], result["seconds"]["own_kmeans"] = time_metrics(own, embeddings, labels, CLUSTERING)
     print(json.dumps(result))
 
 
