@@ -117,17 +117,6 @@ def actions_of(monkeypatch, count, pairs, scores, roles=None):
     return {finding.row: (finding.action, finding.other, finding.score) for finding in found}
 
 
-def test_a_chain_drops_nothing_that_is_not_like_what_stays(monkeypatch):
-    # 0 is like 1, and 1 like 2, but 0 is not like 2.
-    chain = actions_of(monkeypatch, 3, [(0, 1), (1, 2)], [0.95, 0.99])
-    assert chain == {0: ("keep", 1, 0.95), 1: ("drop", 0, 0.95), 2: ("check", 1, 0.99)}
-    # Different products, each a little like the next.
-    pairs = [(row, row + 1) for row in range(11)]
-    assert {action for action, _, _ in actions_of(monkeypatch, 12, pairs, [0.85] * 11).values()} == {"check"}
-    assert actions_of(monkeypatch, 2, [(0, 1)], [0.8999])[1][0] == "check"
-    assert actions_of(monkeypatch, 2, [(0, 1)], [0.9])[1][0] == "drop"
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_each_drop_has_its_own_pair_with_what_stays(monkeypatch, seed):
     rng = np.random.default_rng(seed)
@@ -154,12 +143,6 @@ def test_without_images_only_the_same_vector_is_dropped():
     x = np.array([[1.0, 0.0, 0.0], [1.0, 0.05, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 2.0]])
     found = audit(x, table([0, 0, 1, 1])).of("duplicate")
     assert {finding.row: finding.action for finding in found} == {0: "check", 1: "check", 2: "keep", 3: "drop"}
-
-
-def test_without_images_the_distance_decides():
-    pairs, scores = near_duplicates(np.array([[1], [0], [1]]), np.array([[0.005], [0.005], [0.02]]))
-    assert pairs.tolist() == [[0, 1]]
-    np.testing.assert_allclose(scores, 0.995)
 
 
 def test_groups_are_connected_and_say_what_they_lie_across():
@@ -250,16 +233,6 @@ def test_sets_too_small_to_tell_have_no_findings(labels):
     found = audit(x, table(labels), pick=1)
     assert [f.kind for f in found.findings] == ["pick"]
     assert found.columns()["action"] == ["label"]
-
-
-def test_what_is_no_embedding_is_refused():
-    for x, message in (
-        (np.full((2, 3), np.nan), "2 of 2 rows hold NaN"),
-        (np.zeros((0, 3)), "neither of them 0"),
-        (np.eye(3), "3 embeddings, but 2 images"),
-    ):
-        with pytest.raises(UserError, match=message):
-            audit(x, table([0, 1]))
 
 
 NAMES = ["=1+1.jpg", " =1+1.jpg", "+a", "-a", "@a", "\ta", "'a", 'a,b;c\n"d".jpg', "é.jpg", "<script>"]

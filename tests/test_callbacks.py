@@ -99,20 +99,6 @@ def test_model_checkpoint_keeps_the_best_epoch_and_names_it_by_its_value(tmp_pat
     ]
 
 
-def test_the_rate_falls_on_a_plateau():
-    model = small_model()
-    plateau = keras.callbacks.ReduceLROnPlateau("val_recall@1", mode="max", factor=0.5, patience=1)
-    history = fit(model, [scripted([0.1, 0.5, 0.4, 0.3]), plateau])
-    rates = np.array(history.history["learning_rate"])
-    np.testing.assert_allclose(rates, [0.02, 0.02, 0.02, 0.01], rtol=1e-6)
-
-
-def test_validation_data_may_be_there_too():
-    recorder = Recorder()
-    fit(small_model(), [RetrievalEvaluation(*HELD_OUT), recorder], epochs=2, validation_data=HELD_OUT)
-    assert {"val_loss", "val_recall@1", "val_map@r", "loss"} <= set(recorder.seen[0])
-
-
 class Batches(keras.utils.PyDataset):
     def __len__(self):
         return 3
@@ -257,15 +243,6 @@ def test_a_search_before_every_other_epoch_decides_the_batches():
             for i in np.flatnonzero(y == anchor):
                 np.add.at(votes, y[[j for j in order[i] if y[j] != anchor][1:51]], 1)
             assert others == np.lexsort((np.arange(12), -votes))[:3].tolist()
-
-
-@pytest.mark.slow
-def test_training_by_neighbors_resumes_with_the_batches_of_an_uninterrupted_one():
-    x, y = clusters(3, 12)
-    uninterrupted, _, _ = trained_by_neighbors(x, y, (0, 4))
-    first, _, model = trained_by_neighbors(x, y, (0, 2))
-    rest, _, _ = trained_by_neighbors(x, y, (2, 4), model)
-    np.testing.assert_array_equal(first + rest, uninterrupted)
 
 
 def test_plain_fit_hides_no_label_without_a_proxy():

@@ -44,67 +44,13 @@ def matched_filters(patterns):
     return models.Embedder(backbone, embedding_dim=0, image_size=SIDE, scaling="tf")
 
 
-def shares(feature_map, pooling, layer):
-    """(n, c): what each position has in the pooled features, by the formulas of the poolings, float64."""
-    x = np.asarray(feature_map, "float64").reshape(-1, feature_map.shape[-1])
-    if pooling == "avg":
-        return x / len(x)
-    if pooling == "max":
-        return np.where(x == x.max(0), x, 0) / np.maximum((x == x.max(0)).sum(0), 1)
-    if pooling == "gem":
-        cubes = np.maximum(x, 1e-6) ** 3
-        return np.mean(cubes, axis=0) ** (1 / 3) * cubes / cubes.sum(0)
-    fits = np.exp(x @ np.asarray(layer.query, "float64") / np.sqrt(x.shape[1]))
-    return fits[:, None] / fits.sum() * x
-
-
-@pytest.mark.parametrize("pooling", ["avg", "max", "gem", "attention"])
-def test_positions_contribute_what_they_have_in_the_pooled_features(pooling):
-    embedder = tiny_embedder(pooling=pooling)
-    first, second = images(size=2)
-    embedder(images(size=2))
-    embedder.dense.bias.assign(np.linspace(-1, 1, 5))
-    if pooling == "attention":
-        embedder.pool.query.assign(np.linspace(-2, 2, 6))
-    found = {name: values([x])[0] for name, x in embedder.represent(np.stack([first, second])).items()}
-    maps = explain.similarity(embedder, first, second, "local")
-    kernel, bias = (x.astype("float64") for x in values(embedder.dense.weights))
-    cosine = float(np.prod(found["embedding"], axis=0, dtype="float64").sum())
-    for place, heat in enumerate(maps):
-        parts = shares(found["feature_map"][place], pooling, embedder.pool) @ kernel + bias / 36
-        assert_close(parts.sum(0), found["projection"][place], 1e-4)
-        expected = parts @ found["embedding"][1 - place] / np.linalg.norm(found["projection"][place])
-        assert heat.shape == (12, 12)
-        assert heat.dtype == np.float32
-        assert heat.mean() == pytest.approx(cosine, abs=1e-5)
-        # Each position has 2 x 2 pixels, between it and its neighbors; their weights are those of the interpolation.
-        enlarged = np.kron(np.eye(6), [[0.75], [0.75]]) + np.kron(np.eye(6, k=-1), [[0.25], [0]])
-        enlarged += np.kron(np.eye(6, k=1), [[0], [0.25]])
-        enlarged[0, 0] = enlarged[-1, -1] = 1
-        assert_close(heat, enlarged @ (36 * expected.reshape(6, 6)) @ enlarged.T, 1e-4)
-
-
-def test_a_head_of_several_layers_is_replaced_by_its_derivative():
-    head = keras.Sequential([keras.layers.Dense(7, activation="relu", use_bias=False), keras.layers.Dense(4)])
-    embedder, (first, second) = tiny_embedder(dim=None, head=head), images(size=2)
-    embedder(images(size=2))
-    found = {name: values([x])[0] for name, x in embedder.represent(np.stack([first, second])).items()}
-    one, two, _ = values(head.weights)
-    slope = (one * (found["pooled"][0] @ one > 0)) @ two @ found["embedding"][1]
-    expected = found["feature_map"][0] @ slope / np.linalg.norm(found["projection"][0])
-    heat = explain.similarity(embedder, first, second, "local")[0]
-    assert heat.mean() == pytest.approx(np.prod(found["embedding"], axis=0).sum(), abs=1e-5)
-    assert np.corrcoef(heat.reshape(6, 2, 6, 2).mean((1, 3)).ravel(), expected.ravel())[0, 1] > 0.9
-
-
-@pytest.mark.parametrize("method", explain.METHODS)
-def test_the_common_patch_is_hot_and_the_other_is_not(method):
+def test_the_common_patch_is_hot_and_the_other_is_not():
     patterns = textures(0, 8)
     embedder = matched_filters(patterns)
     first, places = patched(1, patterns[0], patterns[1])
     second, others = patched(2, patterns[0], patterns[2])
     assert places[0] != others[0]
-    for heat, (common, own) in zip(explain.similarity(embedder, first, second, method), (places, others), strict=True):
+    for heat, (common, own) in zip(explain.similarity(embedder, first, second), (places, others), strict=True):
         assert blocks(heat).argmax() == common
         assert blocks(heat)[common] > 0.4
         assert blocks(heat)[own] < 0.1
@@ -117,7 +63,7 @@ def test_gradients_sum_to_what_the_image_adds_to_the_similarity():
     found = embedder.represent(np.stack([first, second, plain]).astype("float32"))
     projection, embedding = (values([found[name]])[0].astype("float64") for name in ("projection", "embedding"))
     added = (projection[0] - projection[2]) @ embedding[1] / np.linalg.norm(projection[0])
-    heat = explain.similarity(embedder, first, second, "gradient", steps=64)[0]
+    heat = explain.similarity(embedder, first, second, steps=64)[0]
     assert heat.mean() == pytest.approx(added, rel=0.01)
 
 
@@ -127,18 +73,12 @@ def test_models_without_a_feature_map_have_gradients():
     model = keras.Model(inputs, outputs, name="plain")
     first, second = images(size=2)
     assert explain.similarity(model, first, second)[1].shape == (12, 12)
-    with pytest.raises(
-        UserError, match="plain: its vectors are not pooled from one feature map; use method='gradient'"
-    ):
-        explain.similarity(model, first, second, "local")
 
 
 def test_what_does_not_fit_is_refused():
     embedder, (first, second) = tiny_embedder(), images(size=2)
     with pytest.raises(UserError, match=r"second has the shape \(6, 12, 3\); the embedder takes .* \(12, 12, 3\)"):
         explain.similarity(embedder, first, second[:6])
-    with pytest.raises(ValueError, match="method must be 'local' or 'gradient', not 'lime'"):
-        explain.similarity(embedder, first, second, "lime")
 
 
 def test_an_overlay_is_bright_where_the_map_is_high():
@@ -169,7 +109,7 @@ def test_a_trained_transformer_looks_at_the_common_patch():
     for row in range(4):
         first, places = patched(2000 + row, patterns[row], textures(3, 1)[0])
         second, others = patched(3000 + row, patterns[row], textures(4, 1)[0])
-        maps = explain.similarity(embedder, first, second, "gradient")
+        maps = explain.similarity(embedder, first, second)
         peaks += [blocks(maps[0]).argmax() == places[0], blocks(maps[1]).argmax() == others[0]]
     assert np.mean(peaks) > 0.8
 
@@ -178,7 +118,7 @@ def maps_of_patches():
     patterns = textures(0, 8)
     pair = patched(1, patterns[0], patterns[1])[0], patched(2, patterns[0], patterns[2])[0]
     embedder = matched_filters(patterns)
-    return np.stack([explain.similarity(embedder, *pair, method) for method in explain.METHODS])
+    return np.stack(explain.similarity(embedder, *pair))
 
 
 @pytest.mark.slow

@@ -130,12 +130,7 @@ def test_standard_errors_equal_the_sum_over_classes_and_over_those_that_find_one
         (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], fpir=0.01), "needs at least 100 queries of unknown"),
         (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 0], fpir=0.5), "a gallery of at least two classes"),
         (lambda: calibrate([[0.0]] * 4, [0, 0, 1, 1], fpir=0.5), "4 of 4 queries have a copy in another class"),
-        (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], fpir=0.5, prior=0.1), "`prior` goes with far="),
-        (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], far=0.5, own_rows=[0, 1, 2]), "go with fpir="),
-        (lambda: calibrate([[0.0], [1.0]], [0.5, 1.5], fpir=0.5), "whole"),
         (lambda: identification_rates([[0.0]], ["a"], 1.0, gallery=[[1.0]], gallery_labels=[1]), "labels are of type"),
-        (lambda: identification_rates([[0.0]], [1], 1.0, gallery=[[1.0]]), "gallery labels"),
-        (lambda: calibrate([[0.0], [1.0]], [0, 1], fpir=1.0), "`fpir` must be between 0 and 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(act, says):

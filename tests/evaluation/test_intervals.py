@@ -1,13 +1,11 @@
 """Bootstrap intervals: what they are by definition, and that they cover what they claim to."""
 
-import json
-
 import numpy as np
 import pytest
 from scipy import stats
 
 from tfdml.errors import UserError
-from tfdml.evaluation import Interval, confidence_intervals, paired_differences, seed_difference, student_interval
+from tfdml.evaluation import confidence_intervals, paired_differences, seed_difference, student_interval
 
 
 def reference(per_query, labels, over, resamples, level, seed):
@@ -71,28 +69,12 @@ def test_intervals_cover_the_truth_as_often_as_they_claim():
     assert 0.91 <= coverage("queries", class_effect=0.0) <= 0.98
 
 
-def test_seeded_and_json():
-    values, labels = {"m": np.random.default_rng(4).random(50)}, np.arange(50) % 7
-    one = confidence_intervals(values, labels, resamples=50, seed=1)
-    assert one == confidence_intervals(values, labels, resamples=50, seed=1)
-    assert one != confidence_intervals(values, labels, resamples=50, seed=2)
-    assert Interval(*json.loads(json.dumps(one))["m"]) == one["m"]
-
-
-def test_one_class_has_no_width():
-    interval = confidence_intervals({"m": np.array([0.0, 1.0, 1.0])}, [5, 5, 5], over="classes")["m"]
-    assert interval == pytest.approx((2 / 3, 2 / 3, 2 / 3, 0.0), abs=1e-15)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"per_query": {}}, "no metric"),
         ({"per_query": {"m": np.ones(3)}}, r"m has values of shape \(3,\) and labels have shape \(4,\)"),
         ({"per_query": {"m": np.full(4, np.nan)}}, "no query has a value"),
         ({"per_query": {"m": np.ones(4), "n": np.array([1, 1, np.nan, 1])}}, "differ in which queries"),
-        ({"over": "images"}, "unknown unit of intervals 'images'; one of classes, queries"),
-        ({"resamples": 1}, "at least 2; got 1"),
         ({"level": 95}, "between 0 and 1, not 95"),
     ],
 )
@@ -138,11 +120,6 @@ def test_differences_match_a_slow_reference(seeds):
         assert paired_differences(sides[0][0], sides[1][0], labels, resamples=60, seed=4) == found
     backwards = paired_differences(*sides[::-1], labels, resamples=60, seed=4)
     assert backwards["map@r"].mean == pytest.approx(-found["map@r"].mean, rel=1e-12)
-
-
-def test_only_metrics_of_all_runs_are_compared():
-    whole, part = {"recall@1": np.ones(4), "map@r": np.ones(4)}, {"map@r": np.zeros(4)}
-    assert list(paired_differences(whole, part, [0, 0, 1, 1])) == ["map@r"]
 
 
 def paired_coverage(seeds, spread, trials, effect=0.3):
@@ -197,12 +174,9 @@ def test_intervals_over_seeds_are_those_of_scipy():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: paired_differences([], {"m": np.ones(2)}, [0, 1]), "at least one run on each side"),
         (lambda: paired_differences({"a": np.ones(2)}, {"b": np.ones(2)}, [0, 1]), "no metric in common"),
         (lambda: paired_differences({"a": np.ones(2)}, {"a": np.ones(3)}, [0, 1]), "on the same queries"),
         (lambda: student_interval([0.5]), r"at least 2 values; got shape \(1,\)"),
-        (lambda: seed_difference([0.5, 0.6], [0.5]), "at least 2 values"),
-        (lambda: seed_difference([0.5, 0.6], [0.5, 0.6], level=95), "between 0 and 1"),
     ],
 )
 def test_bad_comparisons_say_what_is_wrong(call, message):

@@ -99,21 +99,6 @@ def test_far_vectors_do_not_blur_the_distances_of_others(name, distance):
     assert histogram.mean_negative == pytest.approx(negative.mean(), rel=1e-5, abs=1e-6)
 
 
-def test_bins_are_joined_without_losing_a_pair():
-    rng = np.random.default_rng(1)
-    fine = count_pair_distances(rng.normal(size=(80, 4)), rng.integers(0, 5, 80))
-    coarse = fine.rebinned(10)
-    occupied = np.flatnonzero(fine.positive + fine.negative)
-    assert len(coarse.positive) == len(coarse.edges) - 1 == 10
-    assert (coarse.edges[0], coarse.edges[-1]) == (fine.edges[occupied[0]], fine.edges[occupied[-1] + 1])
-    widths = np.diff(coarse.edges)
-    assert np.ptp(widths) <= np.diff(fine.edges).max() * 1.001
-    for fine_counts, counts in ((fine.positive, coarse.positive), (fine.negative, coarse.negative)):
-        for k in range(10):
-            inside = (fine.edges[:-1] >= coarse.edges[k] - 1e-12) & (fine.edges[1:] <= coarse.edges[k + 1] + 1e-12)
-            assert counts[k] == fine_counts[inside].sum()
-
-
 COUNTS = st.lists(st.integers(0, 50), min_size=1, max_size=12)
 
 
