@@ -227,14 +227,6 @@ def test_picks_are_furthest_first_and_within_twice_the_best_radius():
     assert all(f.label == -1 for f in picked)
 
 
-@pytest.mark.parametrize("labels", [[0], [0, 0], [-1, -1, -1], [0, 1]])
-def test_sets_too_small_to_tell_have_no_findings(labels):
-    x = np.eye(4)[: len(labels)]
-    found = audit(x, table(labels), pick=1)
-    assert [f.kind for f in found.findings] == ["pick"]
-    assert found.columns()["action"] == ["label"]
-
-
 NAMES = ["=1+1.jpg", " =1+1.jpg", "+a", "-a", "@a", "\ta", "'a", 'a,b;c\n"d".jpg', "é.jpg", "<script>"]
 
 

@@ -86,19 +86,6 @@ def test_early_stopping_stops_and_restores_the_best_epoch():
         np.testing.assert_array_equal(restored, best)
 
 
-def test_model_checkpoint_keeps_the_best_epoch_and_names_it_by_its_value(tmp_path):
-    file = str(tmp_path / "{epoch}-{val_recall@1:.2f}.weights.h5")
-    best = keras.callbacks.ModelCheckpoint(
-        file, monitor="val_recall@1", mode="max", save_best_only=True, save_weights_only=True
-    )
-    fit(small_model(), [scripted([0.1, 0.5, 0.4, 0.6]), best])
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "1-0.10.weights.h5",
-        "2-0.50.weights.h5",
-        "4-0.60.weights.h5",
-    ]
-
-
 class Batches(keras.utils.PyDataset):
     def __len__(self):
         return 3
@@ -197,54 +184,6 @@ def test_all_of_this_on_jax():
     assert "passed" in done.stdout
 
 
-class KeptLabels(keras.Sequential):
-    """Keeps the labels of the batches that it is trained on, and its embeddings before each epoch."""
-
-    def train_step(self, *state_and_data):
-        self.seen[-1].append(np.asarray(state_and_data[-1][1]))
-        return super().train_step(*state_and_data)
-
-
-def trained_by_neighbors(x, y, epochs, resumed=None):
-    """The labels of the batches of each epoch and the embeddings before it, with the model."""
-    keras.utils.set_random_seed(0)
-    model = KeptLabels([keras.Input((5,)), keras.layers.Dense(3), keras.layers.UnitNormalization()])
-    model.compile(keras.optimizers.SGD(0.5), loss=tfdml.losses.ContrastiveLoss(), run_eagerly=True)
-    if resumed is not None:
-        model.set_weights(resumed.get_weights())
-    model.seen, embeddings = [], []
-    sampler = tfdml.data.NeighborSampler(y, 4, 3, anchor_classes=1)
-    batches = tfdml.data.ArrayBatches(x, y, sampler)
-    batches.epoch = epochs[0]
-
-    def search(epoch, logs):
-        model.seen.append([])
-        # On JAX a model has its variables only once a callback has asked for it.
-        embeddings.append(keras.ops.convert_to_numpy(callback.model(x)).astype("float64"))
-        if epoch % 2 == 0:
-            sampler.update(tfdml.retrieval.confusable_classes(embeddings[-1], y, most=4, skip_top=1))
-
-    callback = keras.callbacks.LambdaCallback(on_epoch_begin=search)
-    model.fit(batches, initial_epoch=epochs[0], epochs=epochs[1], verbose=0, callbacks=[callback], shuffle=False)
-    return model.seen, embeddings, model
-
-
-def test_a_search_before_every_other_epoch_decides_the_batches():
-    x, y = clusters(3, 12)
-    seen, embeddings, _ = trained_by_neighbors(x, y, (0, 3))
-    assert (np.abs(embeddings[2] - embeddings[0]) > 0.01).any()
-    for epoch in range(3):
-        e = embeddings[epoch // 2 * 2]
-        order = np.argsort(-(e @ e.T), axis=1, kind="stable")
-        assert len(seen[epoch]) == 6
-        for labels in seen[epoch]:
-            anchor, *others = labels[::3].tolist()
-            votes = np.zeros(12)
-            for i in np.flatnonzero(y == anchor):
-                np.add.at(votes, y[[j for j in order[i] if y[j] != anchor][1:51]], 1)
-            assert others == np.lexsort((np.arange(12), -votes))[:3].tolist()
-
-
 def test_plain_fit_hides_no_label_without_a_proxy():
     x, y = clusters(0, 3)
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
@@ -333,8 +272,3 @@ def test_array_batches_follow_the_epochs_of_fit(tmp_path):
         steps_seen(epochs=4, callbacks=[backup, Killed()])
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     assert steps_seen(epochs=4, callbacks=[backup]) == list(range(6, 12))
-
-
-def test_the_order_of_array_batches_is_not_shuffled():
-    with pytest.raises(Exception, match="give fit `shuffle=False`"):
-        steps_seen(epochs=40, shuffle=True)

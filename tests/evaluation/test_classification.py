@@ -35,15 +35,6 @@ def test_votes_equal_those_of_scikit_learn(weights, k):
     np.testing.assert_array_equal(ours.closed[alone], theirs.predict(queries)[alone])
 
 
-def test_of_equal_votes_the_nearest_wins_and_a_copy_alone_votes():
-    classifier = KNNClassifier([[0.0], [3.0]], ["far", "near"], k=2, weights="uniform", distance="euclidean")
-    assert classifier.classify([[2.0]]).labels.tolist() == ["near"]
-    at_zero = KNNClassifier([[0.0], [0.1], [0.2]], [1, 2, 2], k=3, weights="distance", distance="euclidean")
-    found = at_zero.classify([[0.0]])
-    assert found.labels.tolist() == [1]
-    assert found.confidences.tolist() == [1.0]
-
-
 def test_softmax_weights_equal_the_formula():
     """exp(-distance / T) is exp(similarity / T) but for a factor, as in the k-NN evaluation of DINO."""
     gallery, labels = blobs(0, range(5), 4, spread=1.5)
@@ -170,11 +161,3 @@ def test_a_calibration_goes_with_its_distance_and_with_images():
         KNNClassifier(gallery, np.arange(60), threshold=calibrate(*images, far=0.05))
     with pytest.raises(UserError, match="use fit_threshold"):
         CentroidClassifier(gallery, np.arange(60), threshold=calibration)
-
-
-def test_a_classifier_that_has_outgrown_its_threshold_warns(caplog):
-    images, labels = blobs(0, range(9), 6)
-    classifier = KNNClassifier(images, labels, threshold=calibrate(images, labels, fpir=0.05))
-    assert not caplog.text
-    classifier.add(*blobs(1, range(9, 14), 6))
-    assert "for fpir=0.05 is of a gallery of 54 images, and this one has 84" in caplog.text

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfdml.errors import UserError
-from tfdml.evaluation import Calibration, accepted_rates, calibrate, identification_rates
+from tfdml.evaluation import accepted_rates, calibrate, identification_rates
 
 
 def images(seed, num_classes, per_class, dim=8, spread=0.5):
@@ -60,23 +60,6 @@ def test_rates_are_those_of_searches_by_hand(distance, within):
         # For as many other classes: those vary as much as these.
         assert calibration.rates[name].standard_error == pytest.approx(2**0.5 * rate.standard_error)
         assert rate.low <= rate.mean <= rate.high
-
-
-def test_names_ids_and_rows_of_the_gallery_give_the_same():
-    x, labels = images(2, 10, 5)
-    expected = calibrate(x, labels, fpir=0.05)
-    names = np.array([f"class {label}" for label in labels])
-    rows = np.arange(len(x))
-    assert str(calibrate(x, names, fpir=0.05)) == str(expected)
-    assert calibrate(x, labels, fpir=0.05, gallery=x, gallery_labels=labels, own_rows=rows).rates == expected.rates
-    # Some queries, and the whole gallery.
-    half = rows[labels < 5]
-    sides = {"gallery": x, "gallery_labels": names, "own_rows": half}
-    found = calibrate(x[half], names[half], fpir=0.2, **sides)
-    assert (found.num_images, found.num_classes) == (50, 10)
-    assert 0 < found.rates["fpir"].mean <= 0.2
-    again = Calibration.from_dict(found.to_dict())
-    assert (str(again), again.rates) == (str(found), found.rates)
 
 
 def test_a_rate_of_pairs_does_not_say_whether_a_query_is_known():

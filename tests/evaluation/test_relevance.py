@@ -7,7 +7,7 @@ import pytest
 
 from tfdml.data import ArrayImages, ImageDataset, PairList
 from tfdml.errors import UserError
-from tfdml.evaluation import Relevance, dataset_protocol, evaluate_dataset, evaluate_retrieval, retrieval_per_query
+from tfdml.evaluation import Relevance, evaluate_dataset, evaluate_retrieval, retrieval_per_query
 from tfdml.evaluation import retrieval as module
 
 METRICS = ("recall@1", "recall@4", "precision@1", "precision@3", "map@3", "map@r", "r_precision", "map", "minp")
@@ -179,19 +179,10 @@ def test_a_data_set_with_cameras():
     found = evaluate_dataset(points, everything, metrics=["map"])
     assert found == evaluate_retrieval(points, relevance=Relevance.classes(labels, not_same=cameras), metrics=["map"])
     divided = ImageDataset("made", "test", images, labels, is_query=roles, groups=cameras)
-    values = retrieval_per_query(**dataset_protocol(points, divided), metrics=METRICS)
-    (queries, gallery) = np.flatnonzero(roles), np.flatnonzero(~roles)
-    expected = slow(
-        points[queries],
-        points[gallery],
-        lambda query, row: labels[gallery[row]] == labels[queries[query]],
-        lambda query, row: (
-            labels[gallery[row]] == labels[queries[query]] and cameras[gallery[row]] == cameras[queries[query]]
-        ),
-        lambda query: None,
-    )
-    check(values, expected)
-    assert divided.gallery.groups.tolist() == cameras[gallery].tolist()
+    sides = labels[roles], labels[~roles]
+    relevance = Relevance.classes(*sides, not_same=cameras[roles], gallery_not_same=cameras[~roles])
+    expected = evaluate_retrieval(points[roles], gallery=points[~roles], relevance=relevance, metrics=["map"])
+    assert evaluate_dataset(points, divided, metrics=["map"]) == expected
 
 
 def test_without_classes_intervals_are_over_queries():

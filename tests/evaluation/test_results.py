@@ -1,11 +1,9 @@
 """Neighbors as data: they are those of the metrics, and what is written is read back."""
 
 import numpy as np
-import pytest
 from pyarrow.parquet import read_table
 
 from tfdml.data import ArrayImages, ImageDataset
-from tfdml.errors import UserError
 from tfdml.evaluation import Relevance, RetrievalResults, retrieval_per_query
 
 
@@ -56,15 +54,6 @@ def test_queries_without_neighbors_have_a_row(tmp_path):
         ("x", 1, "a"), ("y", 1, None), ("z", 1, "b"), ("z", 2, "a"),
     ]  # fmt: skip
     assert [row["query_class"] for row in read] == [3, 4, 5, 5]
-
-
-def test_what_cannot_be_written(tmp_path):
-    points, labels, _, dataset = made()
-    results = RetrievalResults.of_dataset(points, dataset, k=2)
-    with pytest.raises(UserError, match=r"neighbors are written as \.parquet, \.csv"):
-        results.write(tmp_path / "x.json")
-    with pytest.raises(UserError, match="query_ids must be one name for each of 50 images; got 3"):
-        RetrievalResults.search(points, labels, query_ids="abc")
 
 
 def test_names_of_classes_are_compared_and_shown():

@@ -76,12 +76,6 @@ def test_several_tiles_and_a_class_larger_than_one():
     assert np.bincount(labels).max() < 1024 < len(labels)
 
 
-@pytest.mark.slow
-def test_all_pairs_of_3000_images():
-    embeddings, labels = classes(2, 120, 3000, dim=16)
-    check_against_scikit_learn(embeddings, labels, "cosine", (0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6))
-
-
 @pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean", "cosine", "dot"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_accepted_rate_is_at_most_that_asked_for_and_is_the_one_reported(name, distance):
