@@ -97,21 +97,16 @@ def _integrated(embedder: Any, image: np.ndarray, other: Any, steps: int) -> np.
 
 def _gradient(function: Callable[[Any], Any], x: Any) -> Any:
     """Return the gradient of a function at x, of a scalar, on the backend in use."""
-    backend = keras.backend.backend()
-    if backend == "jax":
+    if keras.backend.backend() == "jax":
         import jax
 
         return jax.grad(function)(x)
-    if backend == "tensorflow":
-        import tensorflow as tf
+    import tensorflow as tf
 
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(x)
-            value = function(x)
-        return tape.gradient(value, x)
-    x = x.detach().requires_grad_()
-    function(x).backward()
-    return x.grad
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(x)
+        value = function(x)
+    return tape.gradient(value, x)
 
 
 def overlay(image: Any, heat: np.ndarray) -> np.ndarray:
