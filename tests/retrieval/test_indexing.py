@@ -12,7 +12,7 @@ from tests.retrieval.databases import KINDS
 from tfdml.embeddings.files import EmbeddingWriter, ImageTable
 from tfdml.errors import UserError
 from tfdml.retrieval import connect, index_embeddings
-from tfdml.retrieval.indexing import EmbeddingsToIndex
+from tfdml.retrieval.galleries import EmbeddingsToIndex
 
 PASSWORD = "s3cret"
 
@@ -86,7 +86,7 @@ _KILLED = """
         child = os.fork()
         if not child:
             from tfdml.retrieval import connect, index_embeddings
-            from tfdml.retrieval.indexing import EmbeddingsToIndex
+            from tfdml.retrieval.galleries import EmbeddingsToIndex
 
             gallery = connect(uri)
             type(gallery).batch_rows = 11

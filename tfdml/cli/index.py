@@ -20,7 +20,7 @@ import os
 
 from tfdml.cli.command_line import Command, Flags, Progress
 from tfdml.retrieval import connect, index_embeddings
-from tfdml.retrieval.indexing import EmbeddingsToIndex
+from tfdml.retrieval.galleries import EmbeddingsToIndex
 
 FLAGS = Flags()
 FLAGS.define("embeddings", "", "A folder that tfdml embed wrote, or a Parquet, .npz or .npy file.")

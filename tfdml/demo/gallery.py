@@ -16,8 +16,8 @@ from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
 from tfdml.embeddings.files import check_same_model, read_embeddings, read_names
 from tfdml.errors import UserError
 from tfdml.io.files import confined, is_remote
-from tfdml.retrieval.database import GalleryDatabase
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
+from tfdml.retrieval.galleries import GalleryDatabase
 
 # Rows of a database that are read into memory.
 MOST_ROWS = 1_000_000

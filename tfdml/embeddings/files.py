@@ -282,6 +282,9 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
         raise UserError(f"{path}: embeddings must be numbers (N, d), not {embeddings.dtype} {embeddings.shape}")
     if manifest and len(embeddings) != manifest["count"]:
         raise UserError(f"{path}: {MANIFEST} states {manifest['count']} images, the files hold {len(embeddings)}")
+    if "label" in columns and columns["label"].dtype.kind not in "US":
+        with user_errors(UserError, f"{path}: {REASON}"):
+            columns["label"] = integer_labels(columns["label"])
     for name, values in columns.items():
         if values.shape != (len(embeddings),):
             raise UserError(f"{path}: {len(embeddings)} embeddings but {name} of shape {values.shape}; one for each")
@@ -337,9 +340,6 @@ def _classes_of(
     """Return (N,) class ids and the names of the classes; names decide where both are there and disagree."""
     if labels is not None and labels.dtype.kind in "US":
         labels, names = None, labels
-    if labels is not None:
-        with user_errors(UserError, f"{source}: {REASON}"):
-            labels = integer_labels(labels)
     if names is None:
         return labels, {}
     classes, codes = np.unique(names.astype(np.str_), return_inverse=True)

@@ -1,11 +1,6 @@
 """Searching embeddings: exactly, by an index, by codes, re-ranked, or in a database (LanceDB, PostgreSQL)."""
 
-from tfdml.retrieval.confusable import confusable_classes as confusable_classes
-from tfdml.retrieval.database import SCHEMES as SCHEMES
-from tfdml.retrieval.database import GalleryDatabase as GalleryDatabase
-from tfdml.retrieval.database import Neighbors as Neighbors
-from tfdml.retrieval.database import connect as connect
-from tfdml.retrieval.database import is_gallery as is_gallery
+from tfdml.retrieval.exact import confusable_classes as confusable_classes
 from tfdml.retrieval.exact import nearest_neighbors as nearest_neighbors
 from tfdml.retrieval.exact import neighbor_blocks as neighbor_blocks
 from tfdml.retrieval.faiss_index import GalleryIndex as GalleryIndex
@@ -14,8 +9,13 @@ from tfdml.retrieval.faiss_index import build_index as build_index
 from tfdml.retrieval.faiss_index import index_recall as index_recall
 from tfdml.retrieval.faiss_index import load_index as load_index
 from tfdml.retrieval.faiss_index import rescore as rescore
-from tfdml.retrieval.indexing import EmbeddingsToIndex as EmbeddingsToIndex
-from tfdml.retrieval.indexing import index_embeddings as index_embeddings
+from tfdml.retrieval.galleries import SCHEMES as SCHEMES
+from tfdml.retrieval.galleries import EmbeddingsToIndex as EmbeddingsToIndex
+from tfdml.retrieval.galleries import GalleryDatabase as GalleryDatabase
+from tfdml.retrieval.galleries import Neighbors as Neighbors
+from tfdml.retrieval.galleries import connect as connect
+from tfdml.retrieval.galleries import index_embeddings as index_embeddings
+from tfdml.retrieval.galleries import is_gallery as is_gallery
 from tfdml.retrieval.reranking import Whitening as Whitening
 from tfdml.retrieval.reranking import expand_queries as expand_queries
 from tfdml.retrieval.reranking import fit_whitening as fit_whitening

@@ -1,4 +1,7 @@
-"""Exact nearest neighbors by brute force: checks of embeddings, blocks of scores, the few best of each row."""
+"""Exact nearest neighbors by brute force: checks of embeddings, blocks of scores, the few best of each row.
+
+And `confusable_classes`: which classes an embedder takes for one another, by a search of the training set.
+"""
 
 import concurrent.futures
 import contextlib
@@ -12,7 +15,7 @@ import numpy as np
 from keras import ops
 
 from tfdml.errors import UserError, check_choice
-from tfdml.pairwise import DISTANCES
+from tfdml.pairwise import DISTANCES, integer_labels
 
 # Called with a slice of B queries and (B, m) rows of the gallery: (B, m) bool, which are left out.
 Ignored = Callable[[slice, np.ndarray], np.ndarray]
@@ -569,3 +572,81 @@ def _float64_columns(space: Space, queries: np.ndarray, count: int) -> Iterator[
             nearer = np.argsort(row[columns] > limit - rounding, kind="stable")
             columns = np.sort(columns[nearer[: 8 * count]])
         yield columns
+
+
+def confusable_classes(
+    embeddings: Any,
+    labels: Any,
+    *,
+    most: int = 32,
+    neighbors: int = 50,
+    skip_top: int = 0,
+    relative_margin: float | None = None,
+) -> np.ndarray:
+    """Return of each class the others whose images are most often near its own.
+
+    Each image searches the images of other classes, by cosine. Its nearest ones vote for their classes, and a class
+    lists the others by the votes of its images; of as many votes, the lower class comes first. `skip_top` and
+    `relative_margin` leave out images that may be of the same class in truth, as `range_min` and `relative_margin` of
+    sentence-transformers' `mine_hard_negatives` do.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) class ids.
+        most: Classes that are listed at most.
+        neighbors: Images of other classes, after those that are skipped, that vote.
+        skip_top: How many of the nearest images of other classes each image skips.
+        relative_margin: Leave out an image whose cosine with the searching one is above 1 - `relative_margin` times the
+            mean cosine of the latter with the other images of its class; 0.05 keeps what is at most 95 % as similar.
+            None: leave out none. An image that is alone in its class leaves out none.
+
+    Returns:
+        (C, most) int32 positions of classes in ascending order of their ids; -1 where there are fewer.
+
+    Raises:
+        UserError: A number is out of range, or the embeddings and labels do not go together.
+
+    Example:
+        >>> confusable_classes([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]], [5, 6, 7], most=1, neighbors=1).ravel().tolist()
+        [2, 2, 0]
+    """
+    embeddings, labels = check_embeddings(embeddings), integer_labels(labels)
+    if len(labels) != len(embeddings):
+        raise UserError(f"{len(embeddings)} embeddings, but {len(labels)} labels")
+    if min(most, neighbors) < 1 or skip_top < 0 or not 0 <= (relative_margin or 0) < 1:
+        raise UserError("`most` and `neighbors` must be at least 1, `skip_top` at least 0, `relative_margin` in [0, 1)")
+    classes, own, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    table = np.full((len(classes), most), -1, np.int32)
+    if len(classes) < 2:
+        return table
+    highest = np.full(len(own), np.inf)
+    if relative_margin is not None:
+        positive = _mean_positive_cosines(embeddings, own, counts)
+        highest = np.where(counts[own] > 1, positive - relative_margin * np.abs(positive), np.inf)
+    votes = []
+    blocks = neighbor_blocks(
+        embeddings,
+        k=min(skip_top + neighbors, len(own) - int(counts.min())),
+        distance="cosine",
+        ignored=lambda block, rows: own[rows] == own[block, None],
+        most_ignored=int(counts.max()) - 1,
+    )
+    for block, rows, distances in blocks:
+        kept = (rows >= 0) & (1.0 - distances <= highest[block, None])
+        kept[:, :skip_top] = False
+        votes.append((own[block, None] * len(classes) + own[rows])[kept])
+    pairs, numbers = np.unique(np.concatenate(votes), return_counts=True)
+    one, other = np.divmod(pairs, len(classes))
+    order = np.lexsort((other, -numbers, one))
+    one, other = one[order], other[order]
+    rank = np.arange(len(one)) - np.searchsorted(one, one)
+    table[one[rank < most], rank[rank < most]] = other[rank < most]
+    return table
+
+
+def _mean_positive_cosines(embeddings: np.ndarray, own: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return of each image the mean cosine with the other images of its class, (N,) float64; 0 where it has none."""
+    unit = unit_rows(embeddings).astype(np.float64)
+    sums = np.add.reduceat(unit[np.argsort(own, kind="stable")], np.cumsum(counts) - counts)
+    with_others = np.einsum("nd,nd->n", unit, sums[own]) - np.einsum("nd,nd->n", unit, unit)
+    return with_others / np.maximum(counts[own] - 1, 1)

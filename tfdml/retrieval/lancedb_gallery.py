@@ -14,20 +14,17 @@ import lancedb
 import pyarrow as pa
 from lancedb.index import HnswFlat, IvfFlat, IvfPq
 
-from tfdml.errors import UserError
 from tfdml.io.files import locked
-from tfdml.retrieval.database import COLUMNS, About, GalleryDatabase, Rows
 from tfdml.retrieval.exact import row_blocks
+from tfdml.retrieval.galleries import COLUMNS, About, GalleryDatabase, Rows
 
 _KEY = b"tfdml"
-# Product quantization learns 256 codes.
-_CODES = 256
 _INDEXES = {"ivf": IvfFlat, "ivf_pq": IvfPq, "hnsw": HnswFlat}
 _CONFIGS = {"lists": "num_partitions", "bytes": "num_sub_vectors", "links": "m"}
 _LISTED_AT_ONCE = 10_000
 
 
-class LanceGallery(GalleryDatabase):
+class Gallery(GalleryDatabase):
     """A gallery in LanceDB.
 
     Args:
@@ -42,10 +39,7 @@ class LanceGallery(GalleryDatabase):
         # LanceDB has no error of its own for a table that is not there.
         if not os.path.isdir(os.path.join(self.address.path, f"{self.address.table}.lance")):
             return None
-        try:
-            self._table = lancedb.connect(self.address.path).open_table(self.address.table)
-        except ValueError:
-            return None  # another writer is just making it
+        self._table = lancedb.connect(self.address.path).open_table(self.address.table)
         return (self._table.schema.metadata or {}).get(_KEY, b"")
 
     @contextlib.contextmanager
@@ -68,10 +62,7 @@ class LanceGallery(GalleryDatabase):
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.vectors.reshape(-1)), rows.vectors.shape[1])
         table = pa.table({"id": rows.ids, "vector": vectors, **rows.columns}).cast(self._table.schema)
         with self._writing():
-            if not self._table.count_rows():
-                self._table.add(table)
-            else:
-                self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(table)
+            self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(table)
 
     def _delete(self, ids: list[str]) -> int:
         with self._writing():
@@ -90,13 +81,11 @@ class LanceGallery(GalleryDatabase):
             query = query.refine_factor(address.parameters.get("refine", 10))
         if where:
             query = query.where(" AND ".join(f"`{name}` = {_quoted(value)}" for name, value in where.items()), True)
-        table = query.to_arrow()
         answers: list[list[tuple]] = [[] for _ in vectors]
-        queries = table["query_index"].to_pylist() if "query_index" in table.column_names else [0] * len(table)
-        columns = (table[name].to_pylist() for name in ("_distance", "id", *COLUMNS))
-        for number, distance, *texts in zip(queries, *columns, strict=True):
+        for row in query.to_arrow().to_pylist():
             # Of products LanceDB returns 1 - product.
-            answers[number].append((distance - 1 if self._by_product else distance, *texts))
+            raw = row["_distance"] - 1 if self._by_product else row["_distance"]
+            answers[row.get("query_index", 0)].append((raw, row["id"], *(row[name] for name in COLUMNS)))
         return answers
 
     def _count(self) -> int:
@@ -106,22 +95,15 @@ class LanceGallery(GalleryDatabase):
         rows: list[tuple] = []
         for where in [None] if ids is None else [_listed(ids[part]) for part in row_blocks(len(ids), _LISTED_AT_ONCE)]:
             query = self._table.search().limit(most - len(rows)).select(["id", "vector", *COLUMNS])
-            query = query.where(where) if where else query
-            table = query.to_arrow()
+            table = (query.where(where) if where else query).to_arrow()
             vectors = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-            columns = (table[name].to_pylist() for name in COLUMNS)
-            rows += zip(
-                table["id"].to_pylist(),
-                vectors.reshape(-1, self._table.schema.field("vector").type.list_size),
-                *columns,
-                strict=True,
-            )
+            vectors = vectors.reshape(len(table), -1) if len(table) else []
+            texts = (table[name].to_pylist() for name in ("id", *COLUMNS))
+            rows += [(name, vector, *others) for vector, name, *others in zip(vectors, *texts, strict=True)]
         return rows
 
     def _optimize(self) -> None:
-        address, count = self.address, self._table.count_rows()
-        if count < (fewest := _CODES if address.index == "ivf_pq" else address.parameters.get("lists", 0)):
-            raise UserError(f"`uri={address}`: this index needs {fewest} rows at least, and there are {count}")
+        address = self.address
         with self._writing():
             self._table.optimize()
             if address.index:

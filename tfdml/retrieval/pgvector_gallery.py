@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import user_errors
-from tfdml.retrieval.database import COLUMNS, About, GalleryDatabase, Rows
+from tfdml.retrieval.galleries import COLUMNS, About, GalleryDatabase, Rows
 from tfdml.workarounds import own_symbols_first
 
 with own_symbols_first():
@@ -21,7 +21,7 @@ _INDEXES = {"ivf": ("ivfflat", "lists", "lists"), "hnsw": ("hnsw", "links", "m")
 _SECONDS = 10
 
 
-class PostgresGallery(GalleryDatabase):
+class Gallery(GalleryDatabase):
     """A gallery in PostgreSQL.
 
     Args:
@@ -68,8 +68,7 @@ class PostgresGallery(GalleryDatabase):
         if not address.index:
             self._run("SET enable_indexscan = off")
             return
-        version = self._one("SELECT extversion FROM pg_extension WHERE extname = 'vector'")
-        if address.index == "hnsw" and tuple(map(int, version.split(".")[:2])) >= (0, 8):
+        if address.index == "hnsw":
             self._run("SET hnsw.iterative_scan = strict_order")
         if address.index == "ivf" and "effort" in address.parameters:
             self._run("SET ivfflat.probes = {effort}", effort=address.parameters["effort"])
@@ -91,18 +90,14 @@ class PostgresGallery(GalleryDatabase):
 
     def _upsert(self, rows: Rows) -> None:
         names = [sql.Identifier(name) for name in ("vector", *COLUMNS)]
-        updates = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in names)
-        columns = sql.SQL(", ").join([sql.Identifier("id"), *names])
-        insert = "INSERT INTO {table} ({columns}) SELECT {columns} FROM tfdml_new ON CONFLICT (id) DO UPDATE SET "
-        copy = sql.SQL("COPY tfdml_new ({}) FROM STDIN WITH (FORMAT BINARY)").format(columns)
+        query = sql.SQL("INSERT INTO {} VALUES ({}) ON CONFLICT (id) DO UPDATE SET {}").format(
+            sql.Identifier(self.address.table),
+            sql.SQL(", ").join(sql.Placeholder() * (1 + len(names))),
+            sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in names),
+        )
         self._run("SELECT 1")  # connects again where the server has restarted
         with self._connection.transaction(), self._connection.cursor() as cursor:
-            self._run("CREATE TEMP TABLE tfdml_new (LIKE {table}) ON COMMIT DROP")
-            with cursor.copy(copy) as writer:
-                writer.set_types(["text", "vector", *["text"] * len(COLUMNS)])
-                for row in zip(rows.ids, rows.vectors, *rows.columns.values(), strict=True):
-                    writer.write_row(row)
-            self._run(insert + "{updates}", updates=updates)
+            cursor.executemany(query, list(zip(rows.ids, rows.vectors, *rows.columns.values(), strict=True)))
 
     def _delete(self, ids: list[str]) -> int:
         return int(self._run("DELETE FROM {table} WHERE id = ANY(%s)", (ids,)).rowcount)

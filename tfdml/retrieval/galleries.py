@@ -1,45 +1,42 @@
-"""Galleries in databases: the interface that both implement, their addresses, and `connect`."""
+"""Galleries in databases: the interface that both implement, their addresses, `connect`, and indexing embeddings."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
 import dataclasses
+import hashlib
 import importlib
 import json
+import os
 import re
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfdml.embeddings.files import check_same_model
+from tfdml.embeddings.compute import truncate
+from tfdml.embeddings.files import StoredEmbeddings, check_same_model, read_embeddings, read_names
 from tfdml.errors import REASON, UserError, check_choice, check_positive, redact, user_errors
-from tfdml.io.files import fields, parse_json
+from tfdml.io.files import fields, parse_json, sha256_of
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval.exact import check_embeddings, row_blocks, unit_rows
 
 #: What a row has besides its id and vector: texts, empty where they are not known.
 COLUMNS = ("path", "class", "role", "source")
-TABLE = "gallery"
-_IVF, _HNSW = ("lists", "effort"), ("links", "effort")
-# By scheme, which is also the extra and the beginning of the module's name: the class, the form of its addresses, and
-# the parameters of each index.
-_DATABASES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
-    "lancedb": (
-        "LanceGallery",
-        "lancedb:///folder",
-        {"ivf": _IVF, "ivf_pq": (*_IVF, "bytes", "refine"), "hnsw": ("lists", *_HNSW)},
-    ),
-    "pgvector": (
-        "PostgresGallery",
-        "pgvector://user:password@host:port/database",
-        {"ivf": _IVF, "hnsw": _HNSW},
-    ),
-}
-SCHEMES = tuple(_DATABASES)
 _VERSION = 2
+# By scheme, which is also the extra and the beginning of the module's name: the parameters of each index.
+_INDEXES: dict[str, dict[str, tuple[str, ...]]] = {
+    "lancedb": {
+        "ivf": ("lists", "effort"),
+        "ivf_pq": ("lists", "effort", "bytes", "refine"),
+        "hnsw": ("lists", "links", "effort"),
+    },
+    "pgvector": {"ivf": ("lists", "effort"), "hnsw": ("links", "effort")},
+}
+SCHEMES = tuple(_INDEXES)
 
 
 def is_gallery(text: str) -> bool:
@@ -79,7 +76,7 @@ class Address:
     @property
     def table(self) -> str:
         """The table that holds the gallery."""
-        return self.options.get("table", TABLE)
+        return self.options.get("table", "gallery")
 
     @property
     def index(self) -> str:
@@ -99,31 +96,30 @@ def parse(uri: str) -> Address:
         ('/data/cars', 'ivf', {'lists': 100})
     """
     where, scheme = f"`uri={redact(uri)}`", uri.partition("://")[0]
+    forms = "lancedb:///folder or pgvector://user:password@host:port/database"
     if not is_gallery(uri):
-        raise UserError(f"{where}: write {' or '.join(place for _, place, _ in _DATABASES.values())}")
-    _, place, indexes = _DATABASES[scheme]
+        raise UserError(f"{where}: write {forms}")
     try:
         parts = urllib.parse.urlsplit(uri)
         pairs = urllib.parse.parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         options = dict(pairs)
-        own = indexes.get(options.get("index", ""), ())
+        own = _INDEXES[scheme].get(options.get("index", ""), ())
         parameters = {name: int(options.pop(name)) for name in own if name in options}
-        at_server = scheme == "pgvector"
-        if parts.fragment or len(options) + len(parameters) < len(pairs) or min(parameters.values(), default=1) < 1:
-            raise ValueError
+        has_place = bool(parts.path.strip("/") or parts.hostname) and not (parts.netloc and scheme == "lancedb")
+        is_once = len(options) + len(parameters) == len(pairs)
         # The port raises where it is no number.
-        if (parts.netloc and not at_server) or (parts.path in ("", "/") and not parts.hostname) or parts.port == 0:
+        if parts.fragment or parts.port == 0 or not has_place or not is_once or min(parameters.values(), default=1) < 1:
             raise ValueError
     except ValueError:
         advice = "options as ?name=value&name=value with positive numbers, and %2F, %40, %23, %3F in a password"
         # Python's message may quote a part of the password.
-        raise UserError(f"{where} cannot be read: write {place}, {advice}") from None
+        raise UserError(f"{where} cannot be read: write {forms}, {advice}") from None
     with user_errors(UserError, f"{where}: {REASON}"):
-        check_choice(f"index of {scheme}", options.get("index", "ivf"), indexes)
+        check_choice(f"index of {scheme}", options.get("index", "ivf"), _INDEXES[scheme])
         for name in options:
-            check_choice("option", name, ("table", "distance", "index", *(("socket",) if at_server else ()), *own))
+            check_choice("option", name, ("table", "distance", "index", "socket", *own))
         check_choice("distance", options.get("distance", "euclidean"), DISTANCES)
-        if not re.fullmatch("[a-z][a-z0-9_]{0,59}", options.get("table", TABLE)):
+        if not re.fullmatch("[a-z][a-z0-9_]{0,59}", options.get("table", "gallery")):
             raise UserError("the name of a table has a .. z, 0 .. 9 and _, and a letter first")
     return Address(uri, parts, options, parameters)
 
@@ -153,12 +149,10 @@ class About:
         Raises:
             UserError: It is of something else.
         """
-        if not text:
+        values = parse_json(text, where) if text else {}
+        if not isinstance(values, dict) or values.pop("tfdml", None) != _VERSION:
             raise UserError(f"{where} is a table of something else: name another by ?table=...")
-        values = fields(parse_json(text, where), {"tfdml": int, "distance": str, "dimension": int, "model": str}, where)
-        if values.pop("tfdml") != _VERSION:
-            raise UserError(f"{where} was written by another version of tfdml; write it again")
-        return cls(**values)
+        return cls(**fields(values, {"distance": str, "dimension": int, "model": str}, where))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,16 +207,12 @@ class GalleryDatabase(abc.ABC):
 
     def __init__(self, address: Address):
         self.address = address
-        self.about: About | None = None
         with self._user_errors("cannot be opened"):
             text = self._open()
-        if text is not None:
-            self.about = About.read(text, f"`uri={address}`")
-            if address.options.get("distance", self.about.distance) != self.about.distance:
-                self.close()
-                raise UserError(
-                    f"`uri={address}` was made with distance={self.about.distance}; name another ?table=..."
-                )
+        self.about = None if text is None else About.read(text, f"`uri={address}`")
+        if self.about and address.options.get("distance", self.about.distance) != self.about.distance:
+            self.close()
+            raise UserError(f"`uri={address}` was made with distance={self.about.distance}; name another ?table=...")
 
     def __enter__(self) -> GalleryDatabase:
         return self
@@ -254,31 +244,22 @@ class GalleryDatabase(abc.ABC):
             UserError: The rows are not as above, or of another dimension or model than the gallery; nothing is
                 written. Or the database fails.
         """
-        if isinstance(ids, str):
-            raise UserError("`ids` must be a list of texts, not one text")
-        texts = {name: list(map(str, (columns or {}).get(name, [""] * len(ids)))) for name in COLUMNS}
-        rows = Rows(list(ids), self._placed(check_embeddings(vectors, "gallery embeddings")), texts)
         for name in columns or ():
             check_choice("column", name, COLUMNS)
-        if {len(rows.ids), *map(len, texts.values())} != {len(rows.vectors)} or len({*ids}) < len(ids) or "" in ids:
-            raise UserError(f"give {len(rows.vectors)} vectors as many different `ids` and texts, and no empty id")
+        ids = [ids] if isinstance(ids, str) else list(ids)
+        texts = {name: list(map(str, (columns or {}).get(name, [""] * len(ids)))) for name in COLUMNS}
+        vectors = self._placed(check_embeddings(vectors, "gallery embeddings"))
+        if {len(ids), *map(len, texts.values())} != {len(vectors)} or len({*ids}) < len(ids) or "" in ids:
+            raise UserError(f"give {len(vectors)} vectors as many different `ids` and texts, and no empty id")
         if self.about:
-            self.check(rows.vectors.shape[1], model, "gallery embeddings")
+            self.check(vectors.shape[1], model, "gallery embeddings")
         with self._user_errors("cannot be written"):
             if self.about is None:
-                self.about = self._created(About(self.distance, rows.vectors.shape[1], model))
+                about = About(self.distance, vectors.shape[1], model)
+                self._create(about)
+                self.about = about
             for part in row_blocks(len(ids), self.batch_rows):
-                self._upsert(Rows(rows.ids[part], rows.vectors[part], {name: texts[name][part] for name in COLUMNS}))
-
-    def _created(self, about: About) -> About:
-        """Make the table; where another writer has just made it, use it if it is alike."""
-        try:
-            self._create(about)
-        except self._errors:
-            text = self._open()
-            if text is None or About.read(text, f"`uri={self.address}`") != about:
-                raise
-        return about
+                self._upsert(Rows(ids[part], vectors[part], {name: texts[name][part] for name in COLUMNS}))
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove rows, ignore unknown ids, and return how many were there."""
@@ -305,9 +286,8 @@ class GalleryDatabase(abc.ABC):
             check_choice("column", name, COLUMNS)
         queries = check_embeddings(vectors, "query embeddings")
         self.check(queries.shape[1], model, "query embeddings")
-        shape = (len(queries), k)
-        ids, *texts = (np.full(shape, None, object) for _ in ("id", *COLUMNS))
-        distances = np.full(shape, np.inf, np.float32)
+        ids, *texts = (np.full((len(queries), k), None, object) for _ in ("id", *COLUMNS))
+        distances = np.full((len(queries), k), np.inf, np.float32)
         with self._user_errors("cannot be searched"):
             for query, rows in enumerate(self._nearest(self._placed(queries), k, dict(where or {}))):
                 for rank, (raw, *values) in enumerate(sorted(rows)):
@@ -318,11 +298,11 @@ class GalleryDatabase(abc.ABC):
 
     def rows(self, most: int, ids: Sequence[str] | None = None) -> Rows:
         """Return the rows of these ids, or any, and at most so many."""
-        about = self._existing()
+        dimension = self._existing().dimension
         with self._user_errors("cannot be read"):
             rows = self._rows(most, None if ids is None else list(ids))
-            names, vectors, *texts = zip(*rows, strict=True) if rows else ((),) * (2 + len(COLUMNS))
-        matrix = np.array(vectors, np.float32).reshape(-1, about.dimension)
+        names, vectors, *texts = zip(*rows, strict=True) if rows else ((),) * (2 + len(COLUMNS))
+        matrix = np.array(vectors, np.float32).reshape(-1, dimension)
         return Rows(list(names), matrix, dict(zip(COLUMNS, map(list, texts), strict=True)))
 
     def optimize(self) -> None:
@@ -425,4 +405,136 @@ def connect(uri: str) -> GalleryDatabase:
     scheme = address.parts.scheme
     with user_errors(ImportError, f"`uri={address}`: {REASON}; pip install 'tfdml[{scheme}]'"):
         module = importlib.import_module(f"tfdml.retrieval.{scheme}_gallery")
-    return getattr(module, _DATABASES[scheme][0])(address)
+    return module.Gallery(address)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingsToIndex:
+    """Stored embeddings with the ids of their rows in a gallery.
+
+    Args:
+        stored: The embeddings.
+        names: What the images are called.
+        ids: N ids, each once.
+        source: What identifies these embeddings: of their checksums.
+        truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they are.
+    """
+
+    stored: StoredEmbeddings
+    names: list[str]
+    ids: list[str]
+    source: str
+    truncate_dim: int = 0
+
+    @classmethod
+    def read(cls, path: str | os.PathLike, prefix: str = "", truncate_dim: int = 0) -> EmbeddingsToIndex:
+        """Return the embeddings of a folder that `tfdml embed` wrote, or of an .npz file.
+
+        Args:
+            path: The folder or file. Rows without a name are called by their number.
+            prefix: Put before every name, for an id.
+            truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they are.
+
+        Raises:
+            UserError: There are none, they have fewer dimensions, or names occur twice.
+
+        Example:
+            >>> EmbeddingsToIndex.read("embeddings/cars", "cars/").ids[0]
+            'cars/U+0045/0'
+        """
+        stored = read_embeddings(path)
+        if truncate_dim:
+            truncate(stored.embeddings[:1], truncate_dim)
+        names = list(map(str, stored.names or read_names(path)))
+        ids = [f"{prefix}{name}" for name in names]
+        if len(set(ids)) < len(ids):
+            raise UserError(f"{stored.source}: {len(ids) - len(set(ids)):,} names occur more than once")
+        files = stored.manifest.get("files") or {"file": sha256_of(Path(stored.source))}
+        mark = hashlib.sha256(json.dumps([files, prefix, truncate_dim], sort_keys=True).encode()).hexdigest()[:16]
+        return cls(stored, names, ids, mark, truncate_dim)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def dimension(self) -> int:
+        """Of what is written."""
+        return self.truncate_dim or self.stored.embeddings.shape[1]
+
+    @property
+    def model(self) -> str:
+        """The fingerprint of their model; empty where it is not known."""
+        model = self.stored.model
+        return f"{self.truncate_dim} dimensions of {model}" if model and self.truncate_dim else model
+
+    def vectors(self, rows: np.ndarray) -> np.ndarray:
+        """Return some of the embeddings, of which a memory-mapped file reads no others."""
+        vectors = self.stored.embeddings[rows]
+        return truncate(vectors, self.truncate_dim) if self.truncate_dim else vectors
+
+    def columns(self, rows: np.ndarray) -> dict[str, list[str]]:
+        """Return the texts of some rows: path and source, and class and role where they are known."""
+        columns = {"path": [self.names[row] for row in rows], "source": [self.source] * len(rows)}
+        for name, values in (("class", self.stored.classes), ("role", self.stored.roles)):
+            if values is not None:
+                columns[name] = values[rows].tolist()
+        return columns
+
+    def compare(self, gallery: GalleryDatabase) -> tuple[np.ndarray, np.ndarray]:
+        """Return which rows a gallery lacks, and at which others it has rows of other embeddings.
+
+        Raises:
+            UserError: The gallery is of another dimension or model.
+        """
+        sources: dict[str, str] = {}
+        if gallery.about is not None:
+            gallery.check(self.dimension, self.model, self.stored.source)
+            for block in row_blocks(len(self), gallery.batch_rows):
+                rows = gallery.rows(len(self), self.ids[block])
+                sources |= zip(rows.ids, rows.columns["source"], strict=True)
+        missing = [row for row, name in enumerate(self.ids) if name not in sources]
+        others = [row for row, name in enumerate(self.ids) if sources.get(name, self.source) != self.source]
+        return np.array(missing, int), np.array(others, int)
+
+
+def index_embeddings(
+    gallery: GalleryDatabase,
+    embeddings: EmbeddingsToIndex,
+    replace: bool = False,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> int:
+    """Write the embeddings that a gallery lacks, and build the index that its address names.
+
+    Rows are written `gallery.batch_rows` at a time. After a kill, the same call writes the rest.
+
+    Args:
+        gallery: Where to.
+        embeddings: What.
+        replace: Replace rows of other embeddings that have the same ids.
+        progress: Called with how many rows are written.
+
+    Returns:
+        How many rows were written; 0 where all were there.
+
+    Raises:
+        UserError: An id is that of other embeddings, and `replace` is not set; or as `GalleryDatabase.upsert`. Nothing
+            is written then.
+
+    Example:
+        >>> with connect(f"lancedb://{os.path.abspath('galleries')}") as gallery:
+        ...     index_embeddings(gallery, EmbeddingsToIndex.read("embeddings/cars"))
+        256
+    """
+    missing, others = embeddings.compare(gallery)
+    if len(others) and not replace:
+        count = f"{len(others):,} ids of {embeddings.stored.source}, of other embeddings, such as"
+        advice = "set `replace=True` to replace these rows, or another `prefix` to keep both"
+        raise UserError(f"`uri={gallery.address}` holds {count} {embeddings.ids[others[0]]}: {advice}")
+    rows = np.union1d(missing, others)
+    for block in row_blocks(len(rows), gallery.batch_rows):
+        part = rows[block]
+        ids = [embeddings.ids[row] for row in part]
+        gallery.upsert(ids, embeddings.vectors(part), embeddings.columns(part), model=embeddings.model)
+        progress(block.stop)
+    gallery.optimize()
+    return len(rows)
