@@ -8,7 +8,7 @@ from tests.training.runs import learner
 from tfdml.flag_files import read_flag_files
 from tfdml.objectives.terms import build_objectives
 from tfdml.training import Experiment
-from tfdml.training.build import check_orders, check_pairs
+from tfdml.training.build import check_pairs, has_orders
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -22,7 +22,7 @@ def experiment_of(command, **changes):
 def terms_of(experiment):
     """The terms of an experiment's loss, built and tried with a tiny network in the place of its own."""
     objectives = experiment.objectives.replace("dim=8192", "dim=64").replace("dim=512", "dim=64")
-    return _build(objectives, experiment.ensemble_heads > 0, experiment.moment_embedder)
+    return _build(objectives, experiment.head_call().name == "ensemble", experiment.moment_embedder)
 
 
 @functools.cache
@@ -33,5 +33,5 @@ def _build(objectives, ensemble, moment_embedder):
     experiment = Experiment(run_dir="unused", objectives=objectives, moment_embedder=moment_embedder, **network)
     made = learner(experiment, 5)
     check_pairs(experiment, made.objectives)
-    check_orders(experiment, made)
+    assert has_orders(made) or not moment_embedder
     return made.objectives

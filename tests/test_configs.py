@@ -108,7 +108,7 @@ JRD_SHORT = {**JRD, "objective_rate": 1e-2, "epochs": 50, "drop_epochs": "20,40"
 ECAML = {"learning_rate": 1e-5, "projection_rate": 1e-4, "weight_decay": 2e-4, "embedding_dim": 512, "image_size": 227}
 ECAML |= {"classes_per_batch": 64, "images_per_class": 2, "steps_per_epoch": 500}
 ECAML_CARS = {**ECAML, "epochs": 20}
-HORDE = {"image_size": 256, "resize": 256, "min_resolution": 0.8, "max_resolution": 1.8, "embedding_dim": 512}
+HORDE = {"image_size": 256, "resize": 256, "embedding_dim": 512}
 HORDE_SMALL = {**HORDE, "classes_per_batch": 5, "images_per_class": 8}
 HORDE_LARGE = {**HORDE, "classes_per_batch": 40, "images_per_class": 2}
 FIVE = {"horde": (1, {"orders": 5, "dim": 8192})}
@@ -311,7 +311,7 @@ def first_of_each_network():
     found = {}
     for path in CONFIGS:
         written = written_in(path, run_dir="unused")
-        found.setdefault((written.backbone, written.ensemble_heads, written.ensemble_cut, written.pooling), path)
+        found.setdefault((written.backbone, written.head, written.pooling), path)
     return list(found.values())
 
 

@@ -119,11 +119,12 @@ def test_every_flag_has_a_text_and_conditions_are_of_flags(name):
 
 
 def in_a_file(commands, tmp_path, lines, *arguments):
-    """What a preview, which writes and trains nothing, says of a flag file; the flags after it are the command's."""
+    """What a dry run, which writes and trains nothing, says of a flag file; the flags after it are the command's."""
     photos, file = tmp_path / "photos", tmp_path / "x.flags"
     write_photos(photos)
     file.write_text("\n".join([*lines, "--dataset=folder", "--image_size=28"]))
-    flags = ["--resize=32", f"--data_dir={photos}", f"--preview={tmp_path / 'batch.png'}", *arguments]
+    flags = ["--resize=32", "--backbone=conv4", f"--data_dir={photos}", f"--run_dir={tmp_path / 'run'}", "--dry_run"]
+    flags += arguments
     status, _, errors = commands.run("train", f"--flagfile={file}", *flags)
     assert status == 0, errors
     return errors

@@ -10,8 +10,7 @@ import pytest
 
 import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli import commands
-from tfdml.training import Experiment, trainer
-from tfdml.training.watching import Halted
+from tfdml.training import Experiment, TrainingRun, trainer
 
 
 @pytest.mark.slow
@@ -97,23 +96,17 @@ def test_the_page_of_the_quickstart_shows_what_is_printed(tmp_path):
     assert [line for line in shown if not line.startswith(("memory", "devices")) and line not in done.stdout] == []
 
 
-def test_its_status_is_its_own(monkeypatch, tmp_path):
-    def halted(*arguments, **options):
-        raise Halted("ended by --stop_on=collapse: collapse at step 7")
-
-    monkeypatch.setattr(trainer, "train", halted)
-    status, _, errors = commands.run("train", f"--run_dir={tmp_path / 'run'}", "--stop_on=collapse")
-    assert status == 3
-    assert errors == "train: ended by --stop_on=collapse: collapse at step 7\n"
-
-
 def test_what_was_found_is_printed_beside_what_was_before(monkeypatch, tmp_path):
     result = {"protocol": "zero-shot", "selection": "the last epoch", "metrics_before": {"recall@1": 0.019}}
     result |= {
         "metrics": {"recall@1": 0.847, "nmi": 0.834, "num_queries": 5},
         "intervals": {"recall@1": (0, 0.82, 0.871)},
     }
-    monkeypatch.setattr(trainer, "train", lambda *arguments, **options: result)
+
+    def train(experiment, *arguments):
+        return TrainingRun(dataclasses.replace(experiment, report=False), result)
+
+    monkeypatch.setattr(trainer, "train", train)
     status, said, errors = commands.run("train", f"--run_dir={tmp_path / 'run'}")
     assert status == 0, errors
     assert "  recall@1       1.9 ->  84.7 %   (95 % interval over classes 82.0 .. 87.1)\n" in said

@@ -60,13 +60,13 @@ def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_as_one_proces
     killer = threading.Thread(target=kill_one, args=(tmp_path / "several.ray" / "several", killed), daemon=True)
     killer.start()
     try:
-        result = train_on_cluster(several, ClusterSettings(workers=2, max_failures=1))
+        run = train_on_cluster(several, ClusterSettings(workers=2, max_failures=1))
     finally:
         killed.set()
         killer.join()
     assert len(killed.workers) == 2
     assert "resuming from the last checkpoint in the storage" in "".join(capfd.readouterr())
-    assert result["metrics"] == pytest.approx(expected["metrics"], abs=1e-6)
+    assert run.metrics == pytest.approx(expected.metrics, abs=1e-6)
     assert not (tmp_path / "several.ray").exists()
     expected, arrays = (
         runs.arrays(tmp_path / name / "checkpoints" / "step-00000004.npz") for name in ("one", "several")

@@ -93,10 +93,10 @@ def of_data(words, trees):
 
 # What is not there: a run to resume, networks of KerasHub.
 @pytest.mark.one_quick_case
-@pytest.mark.parametrize("words", lines_of("train", ("--resume", "--pooling", "--preview", "--drop")))
+@pytest.mark.parametrize("words", lines_of("train", ("--resume", "--pooling", "--drop")))
 def test_a_training_command_is_planned(words, run, trees, tmp_path):
     data = of_data(words, trees)
-    words = [word for word in words if word.partition("=")[0] not in ("--data_dir", "--start_from", "--probe")]
+    words = [word for word in words if word.partition("=")[0] not in ("--data_dir", "--start_from")]
     if not any(word.startswith(("--flagfile", "--dataset")) for word in words):
         pytest.skip("the rest of the command is another line's")
     where = [f"--run_dir={tmp_path / 'run'}", "--dry_run"]

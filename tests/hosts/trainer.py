@@ -19,7 +19,7 @@ from tfdml.training.results import Evaluator
 MOMENTS = {
     "step": (TrainingMonitor, "on_train_batch_end"),
     "checkpoint": (checkpoints, "save"),
-    "evaluation": (Evaluator, "embed_together"),
+    "evaluation": (Evaluator, "embed"),
 }
 
 

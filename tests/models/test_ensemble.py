@@ -210,7 +210,7 @@ def made(**flags):
 
 
 def test_an_experiment_makes_an_ensemble():
-    ensemble = made(ensemble_heads=4, ensemble_cut="pool1, relu2")
+    ensemble = made(head="ensemble(heads=4, cut=[pool1, relu2])")
     assert isinstance(ensemble, AttentionEnsemble)
     assert (ensemble.heads, ensemble.cut, ensemble.embedding_dim) == (4, ("pool1", "relu2"), 16)
     assert type(made()) is Embedder
@@ -219,10 +219,9 @@ def test_an_experiment_makes_an_ensemble():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"ensemble_heads": 3}, "--embedding_dim=16 is no multiple of --ensemble_heads"),
-        ({"ensemble_heads": -1}, "--ensemble_heads=-1"),
-        ({"ensemble_heads": 4}, "--ensemble_cut=: cut: name the layer"),
-        ({"ensemble_heads": 4, "ensemble_cut": "pool9"}, "--ensemble_cut=pool9: conv4 has no layer 'pool9'"),
+        ({"head": "ensemble(heads=3)"}, "3 heads|multiple|divi"),
+        ({"head": "ensemble(heads=4)"}, "cut: name the layer"),
+        ({"head": "ensemble(heads=4, cut=[pool1, pool9])"}, "has no layer 'pool9'"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(flags, message):

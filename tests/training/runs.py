@@ -56,15 +56,17 @@ def learner(settings, num_classes, steps_per_epoch=2):
     return make_learner(settings, view, num_classes, steps_per_epoch)
 
 
-def train(run_dir, resume=False, finish=False, **changes):
-    """Train a tiny run, as `tfdml.training.train` does."""
-    return trainer.train(experiment(run_dir, **changes), resume, write_report=write_run_report, finish=finish)
+def train(run_dir, resume=False, **changes):
+    """Train a tiny run as `tfdml train` does, and return its result."""
+    run = trainer.train(experiment(run_dir, **changes), resume)
+    write_run_report(run)
+    return run.result
 
 
 def records(folder):
     """metrics.jsonl without what depends on the clock."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    measured = ("epoch", "step", "train", "test", "validation", "seen", "generalization")
+    measured = ("epoch", "step", "train", "test", "validation")
     return [{key: line.get(key) for key in measured} for line in lines]
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -46,33 +45,6 @@ def test_a_deferred_signal_waits_for_the_next_check():
     assert stopped(run) == ["the end of the step"]
 
 
-def test_a_deferred_signal_waits_no_longer_than_the_block():
-    def run(interruption, reached):
-        with interruption.deferred():
-            terminate()
-            reached("the end of the block")
-        reached("what follows")
-
-    assert stopped(run) == ["the end of the block"]
-
-
-def test_within_a_deferred_block_there_may_be_an_immediate_one():
-    def signal_within(interruption, reached):
-        with interruption.deferred(), interruption.immediate():
-            reached("the evaluation")
-            terminate()
-            reached("its end")
-
-    def signal_before(interruption, reached):
-        with interruption.deferred():
-            terminate()
-            with interruption.immediate():
-                reached("the evaluation")
-
-    assert stopped(signal_within) == ["the evaluation"]
-    assert stopped(signal_before) == []
-
-
 def test_a_signal_to_one_of_several_workers_is_one_to_all(monkeypatch):
     received = [0, signal.SIGTERM, 0]
     monkeypatch.setattr(Processes, "gather", lambda self, rows: np.array([*received[: self.index], *rows, 0]))
@@ -109,16 +81,3 @@ def test_ignored_signals_stay_ignored():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_a_thread_may_train():
-    entered = []
-
-    def run():
-        with Interruption() as interruption, interruption.deferred():
-            entered.append(interruption)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert entered[0].received is None

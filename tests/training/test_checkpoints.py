@@ -29,9 +29,18 @@ def arrays(learner):
     return [keras.ops.convert_to_numpy(v) for v in [*learner.variables, *learner.optimizer.variables]]
 
 
+@pytest.fixture(scope="module")
+def saved_twice(tmp_path_factory):
+    """A learner, and its checkpoints of two steps by name."""
+    folder, learner = tmp_path_factory.mktemp("checkpoints"), trained(epochs=1)
+    for step in (1, 2):
+        checkpoints.save(folder, learner, TrainingState(step, []))
+    return learner, {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_a_checkpoint_restores_weights_statistics_and_optimizer(tmp_path):
     saved = trained(epochs=3)
-    state = TrainingState(3, [{"epoch": 0, "test": {"recall@1": 0.5}}], 1.5)
+    state = TrainingState(3, [{"epoch": 0, "test": {"recall@1": 0.5}}])
     checkpoints.save(tmp_path, saved, state)
     fresh = trained(epochs=1)
     assert checkpoints.restore_latest(tmp_path, fresh) == state
@@ -57,7 +66,7 @@ def rewritten(path, change):
 
 def damage(path, how):
     content = path.read_bytes()
-    state = {"a state that is no JSON": b"{", "a state that is no object": b"3", "no records": b'{"step": 2}'}
+    state = {"a state that is no JSON": b"{", "no records": b'{"step": 2}'}
     if how == "truncated":
         path.write_bytes(content[: len(content) // 2])
     elif how == "empty":
@@ -65,17 +74,12 @@ def damage(path, how):
     elif how == "a flipped bit":
         place = content.index(b"backbone/00000") + 1000
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    elif how == "a folder":
-        path.unlink()
-        path.mkdir()
     elif how == "no state":
         rewritten(path, lambda arrays: arrays.pop("state"))
     elif how == "a missing array":
         rewritten(path, lambda arrays: arrays.pop("optimizer/00000"))
     elif how == "metrics of another model":
         rewritten(path, lambda arrays: arrays.update({"metrics/00099": np.zeros(2)}))
-    elif how == "another step":
-        rewritten(path, lambda a: a.update(state=np.frombuffer(b'{"step": 7, "records": []}', np.uint8)))
     else:
         rewritten(path, lambda arrays: arrays.update(state=np.frombuffer(state[how], np.uint8)))
 
@@ -83,8 +87,8 @@ def damage(path, how):
 @pytest.mark.parametrize(
     "how",
     [
-        "truncated", "empty", "a flipped bit", "a folder", "no state", "a missing array", "metrics of another model",
-        "another step", "a state that is no JSON", "a state that is no object", "no records",
+        "truncated", "empty", "a flipped bit", "no state", "a missing array", "metrics of another model",
+        "a state that is no JSON", "no records",
     ],
 )  # fmt: skip
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(how, saved_twice, tmp_path):
@@ -94,34 +98,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(how, saved_twice, tmp
     damage(tmp_path / "step-00000002.npz", how)
     assert checkpoints.restore_latest(tmp_path, learner).step == 1
     # The step can be written again, and is then the newest.
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged-step-00000002.npz", "step-00000001.npz"]
     checkpoints.save(tmp_path, learner, TrainingState(2, []))
-    assert checkpoints.restore_latest(tmp_path, learner).step == 2
-
-
-def test_where_both_are_damaged_nothing_begins_anew_unasked(saved_twice, tmp_path):
-    learner, files = saved_twice
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=r"step-00000002.npz is damaged.*step-00000001.npz is damaged.*delete it"):
-        checkpoints.restore_latest(tmp_path, learner)
-    assert len(checkpoints.list_checkpoints(tmp_path)) == 2
-
-
-@pytest.fixture(scope="module")
-def saved_twice(tmp_path_factory):
-    """A learner, and the content of its two checkpoints by name."""
-    learner, folder = trained(epochs=1), tmp_path_factory.mktemp("checkpoints")
-    paths = [checkpoints.save(folder, learner, TrainingState(step, [])) for step in (1, 2)]
-    return learner, {path.name: path.read_bytes() for path in paths}
-
-
-def test_a_folder_in_the_place_of_a_checkpoint_is_set_aside(saved_twice, tmp_path):
-    learner, _ = saved_twice
-    (tmp_path / "step-00000002.npz").mkdir()
-    (tmp_path / "step-00000002.npz" / "mine").touch()
-    checkpoints.save(tmp_path, learner, TrainingState(2, []))
-    assert (tmp_path / "damaged-step-00000002.npz" / "mine").is_file()
     assert checkpoints.restore_latest(tmp_path, learner).step == 2
 
 
@@ -144,10 +121,6 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(error, saved_twice, tmp_path,
         assert "step-00000003.npz cannot be written: the disk is full" in str(raised.value)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002.npz"]
     assert checkpoints.restore_latest(tmp_path, learner).step == 2
-
-
-def test_no_checkpoint_is_none(saved_twice, tmp_path):
-    assert checkpoints.restore_latest(tmp_path / "missing", saved_twice[0]) is None
 
 
 @pytest.mark.parametrize("term", [ContrastiveLoss(), ProxyLoss(AMSoftmaxLoss(), 4)])  # other variables, other sizes

@@ -11,18 +11,16 @@ from tests.training.runs import learner, noise
 from tfdml import data
 from tfdml.data import sampling
 from tfdml.data.dataset import ImageDataset, PairList, Protocol
-from tfdml.data.images import ArrayImages, EncodedImages
+from tfdml.data.images import ArrayImages
 from tfdml.data.pipeline import training_batches
 from tfdml.data.policies import Policy, Step
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
-from tfdml.embeddings.files import ImageTable, table_of, write_file
 from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol
 from tfdml.mining import shares_a_label
-from tfdml.training import Experiment, RunFolder, trainer
+from tfdml.training import Experiment
 from tfdml.training import images as memory
-from tfdml.training.build import make_embedder
 from tfdml.training.images import (
     CachePlan,
     Splits,
@@ -31,7 +29,6 @@ from tfdml.training.images import (
     make_transforms,
     plan_cache,
     relation_of,
-    sample_seen_classes,
     split_training_classes,
     vector_splits,
 )
@@ -74,37 +71,6 @@ def test_stratified_classes_are_one_of_each_size():
     assert set(split_training_classes(train, 0.25, 5)[1].classes) == set(order[:3])
 
 
-def test_without_a_share_every_class_is_seen_and_with_all_of_it_none():
-    train = data.load("glyphs", split="train", images_per_class=2, size=16)
-    assert split_training_classes(train, 0.0, seed=0) == (train, None)
-    with pytest.raises(UserError, match=r"--holdout_classes=0\.999 leaves no class"):
-        split_training_classes(train, 0.999, seed=0)
-
-
-@pytest.mark.parametrize("wanted", [0.25, 9.0, 10.0, 1.0, 500.0])
-def test_seen_classes_are_whole_and_just_as_many_as_are_wanted(wanted):
-    labels = np.repeat(np.arange(6), [3, 6, 3, 6, 6, 6])
-    train = dataclasses.replace(noise("train", 6, 0, 5), labels=labels)
-    seen = sample_seen_classes(train, wanted, seed=5)
-    for c in seen.classes:
-        assert np.sum(seen.labels == c) == np.sum(labels == c)
-    order = np.random.default_rng(5).permutation(6)
-    assert sorted(order[: seen.num_classes]) == list(seen.classes)
-    # Without the class drawn last there would be too few.
-    wanted = min(wanted * 30 if wanted <= 1 else wanted, 30)
-    assert len(seen) - np.sum(labels == order[seen.num_classes - 1]) < wanted <= len(seen)
-
-
-def test_seen_classes_are_measured_where_asked_for_and_are_no_data_of_their_own():
-    options = {"dataset_options": "images_per_class=2, size=16", "holdout_classes": 0.2}
-    assert load_splits(experiment(**options), seed=0).seen is None
-    splits = load_splits(experiment(**options), seed=0, evaluate_train=20)
-    assert list(splits.evaluated()) == ["validation", "test", "seen"]
-    assert len(splits.seen) == 20
-    assert set(splits.seen.images.names) <= set(splits.train.images.names)
-    assert set(splits.describe()) == {"train", "validation", "test"}
-
-
 def test_images_of_a_run_are_told_from_others():
     splits = Splits(noise("train", 3, 0), None, noise("test", 2, 1))
     before = splits.describe()
@@ -143,49 +109,6 @@ def test_objectives_are_tried_without_a_trace(objectives):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("objectives", "says"),
-    [
-        ("am_softmax + jrs(levels=[feature_map, embedding])", r"the level 'feature_map' takes vectors \(B, D\)"),
-        ("am_softmax + jrs(levels=[pool, embedding])", "needs the representation 'pool'"),
-        ("am_softmax(proxies_per_class=2) + jrs", "one proxy per class"),
-        ("contrastive(representation=feature_map)", "expected 'feature_map' to be vectors"),
-    ],
-)
-def test_what_cannot_be_computed_leaves_no_run_folder(objectives, says, tmp_path):
-    settings = experiment(objectives=objectives, run_dir=str(tmp_path / "run"), epochs=1, steps_per_epoch=1)
-    settings = dataclasses.replace(settings, dataset_options="images_per_class=4, size=32", classes_per_batch=4)
-    with pytest.raises(UserError, match=says) as caught:
-        trainer.train(settings)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_generalization_counts_no_held_out_class_as_seen(tmp_path):
-    from tfdml.cli.evaluate import seen_and_held_out
-
-    settings = experiment(run_dir=str(tmp_path / "run"), holdout_classes=0.2)
-    with RunFolder(settings.run_dir).created(settings):
-        pass
-    train = data.load("glyphs", split="train")
-    seen, held_out = seen_and_held_out(train, "glyphs", settings.run_dir)
-    assert seen_and_held_out(train, "folder", settings.run_dir) == (train, None)
-    assert sorted([*seen.classes, *held_out.classes]) == sorted(train.classes)
-    assert set(seen.classes) < set(train.classes)
-    assert len(seen) == len(load_splits(settings, settings.seed).train)
-
-
-def test_the_color_of_the_padding_and_dropout_reach_every_view_and_the_embedder():
-    chosen = experiment(backbone="conv4", resize_mode="pad", pad_color="white", dropout=0.25)
-    train, evaluation = make_transforms(chosen)
-    embedder = make_embedder(chosen, evaluation)
-    assert train.pad_color == evaluation.pad_color == (255, 255, 255)
-    assert EvaluationTransform.of(embedder) == evaluation
-    assert embedder.drop.rate == 0.25
-
-
 @pytest.mark.parametrize(
     ("flags", "train", "evaluation"),
     [
@@ -200,14 +123,13 @@ def test_the_color_of_the_padding_and_dropout_reach_every_view_and_the_embedder(
             EvaluationTransform(36, 28),
         ),
         (
-            {"augmentation": "multi_resolution", "min_resolution": 0.5, "max_resolution": 1.5, "policy": "0.5 * blur"},
+            {"augmentation": "multi_resolution", "policy": "0.5 * blur"},
             TrainTransform(
                 "multi_resolution",
                 32,
                 28,
                 scale=(0.08, 1.0),
                 flip=False,
-                resolutions=(0.5, 1.5),
                 policy=Policy((Step("blur", {}, 0.5),)),
             ),
             EvaluationTransform(32, 28),
@@ -236,7 +158,7 @@ def plan(spare, monkeypatch, drawn=1000, **settings):
     monkeypatch.setattr(memory, "memory_to_spare", lambda limit: spare)
     chosen = DataSettings(image_size=16, resize=20, **settings)
     transform = TrainTransform("random_crop", 20, 16)
-    return plan_cache(chosen, dataset(100, 40), [dataset(30, 40)], transform, drawn)
+    return plan_cache(chosen, Splits(dataset(100, 40), None, dataset(30, 40)), transform, drawn)
 
 
 def test_auto_keeps_what_fits(monkeypatch):
@@ -244,27 +166,6 @@ def test_auto_keeps_what_fits(monkeypatch):
     assert plan(training + views, monkeypatch) == ALWAYS
     assert plan(training + views - 1, monkeypatch) == CachePlan(True, False)
     assert plan(training - 1, monkeypatch) == NEVER
-
-
-def test_a_run_that_sees_its_images_hardly_once_keeps_none(monkeypatch):
-    assert plan(1e9, monkeypatch, drawn=199) == NEVER
-    assert plan(1e9, monkeypatch, drawn=200) == ALWAYS
-
-
-@pytest.mark.parametrize(("given", "expected"), [("true", ALWAYS), ("false", NEVER)])
-def test_true_and_false_are_obeyed(monkeypatch, given, expected):
-    assert plan(0, monkeypatch, drawn=0, cache=given) == expected
-
-
-def test_another_word_is_refused():
-    with pytest.raises(UserError, match="--cache=maybe: must be one of auto, true, false"):
-        Experiment(run_dir="a", cache="maybe")
-
-
-def test_images_that_cannot_be_read_take_no_memory(monkeypatch):
-    monkeypatch.setattr(memory, "memory_to_spare", lambda limit: 1e9)
-    data = ImageDataset("made", "train", EncodedImages((b"?",), ("a",)), np.zeros(1), {0: ""})
-    assert plan_cache(DataSettings(), data, [], TrainTransform(), 100) == ALWAYS
 
 
 def batches_of(**settings):
@@ -277,21 +178,17 @@ def batches_of(**settings):
         ({}, lambda d: sampling.ClassBalancedSampler(d.labels, 4, 2, 7)),
         ({"short_classes": "drop"}, lambda d: sampling.ClassBalancedSampler(d.labels, 4, 2, 7, "drop")),
         (
-            {"sampling": "neighbors", "anchor_classes": 2},
+            {"sampling": "neighbors(anchor_classes=2)"},
             lambda d: sampling.NeighborSampler(d.labels, 4, 2, 7, "repeat", 2),
         ),
         ({"sampling": "shuffle"}, lambda d: sampling.ShuffleSampler(len(d), 8, 7)),
         ({"sampling": "whole_classes"}, lambda d: sampling.WholeClassSampler(d.labels, 8, 7)),
         (
-            {"sampling": "hierarchical", "super_classes_per_batch": 2, "super_class_weights": "uniform"},
+            {"sampling": "hierarchical(super_classes=2, weights=uniform)"},
             lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 4, 2, 2, 7, "uniform"),
         ),
         (
-            {
-                "sampling": "hierarchical",
-                "classes_per_batch": 3,
-                "short_classes": "drop",
-            },
+            {"sampling": "hierarchical", "classes_per_batch": 3, "short_classes": "drop"},
             lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 3, 2, 1, 7, "proportional", "drop"),
         ),
     ],
@@ -302,33 +199,6 @@ def test_the_sampler_of_the_flags(settings, expected):
     assert Experiment.from_flags(run.as_flags()) == run
     for step in range(20):
         assert make_sampler(run, data, run.seed).batch(step).tolist() == expected(data).batch(step).tolist()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sampling": "classes"}, "--sampling=classes: must be one of class_balanced, shuffle, whole_classes, hierarc"),
-        ({"super_classes_per_batch": 0}, "--super_classes_per_batch=0: out of range"),
-        ({"super_class_weights": "even"}, "--super_class_weights=even: must be one of proportional, uniform"),
-        (
-            {"sampling": "hierarchical", "super_classes_per_batch": 3},
-            "=4` is no multiple of `super_classes_per_batch=3`",
-        ),
-        (
-            {"sampling": "hierarchical", "super_classes_per_batch": 4},
-            "`super_classes_per_batch=4`, but the data has 3 su",
-        ),
-        ({"sampling": "whole_classes", "batch_size": 37}, "`batch_size=37`, but the data has 36 images"),
-        (
-            {"sampling": "whole_classes", "batch_size": 9},
-            "9 images cannot be shared out evenly over 2 replicas: make `b",
-        ),
-        ({"classes_per_batch": 3, "images_per_class": 3}, "9 images cannot be shared out evenly over 2 replicas: make"),
-    ],
-)
-def test_flags_say_what_is_wrong(settings, message):
-    with pytest.raises(UserError, match=message):
-        make_sampler(batches_of(**settings), made(), seed=0, replicas=2)
 
 
 @pytest.mark.parametrize("sampling", ["random", "stratified"])
@@ -354,25 +224,18 @@ def test_a_batch_has_20_classes_or_all_where_there_are_fewer(classes, expected):
     assert len(set(labels[sampler.batch(0)])) == expected
 
 
-def test_hierarchical_batches_need_super_classes():
-    data = dataclasses.replace(made(), super_labels=None)
-    with pytest.raises(UserError, match="made has no super-classes"):
-        make_sampler(batches_of(sampling="hierarchical"), data, seed=0)
-
-
 def test_splits_without_labels_have_each_image_twice_where_nothing_else_is_the_same(tmp_path):
     pictures(tmp_path, [f"train/{number:02}.jpg" for number in range(20)])
     pictures(tmp_path, [f"test/{kind}/{number}.jpg" for kind in "ab" for number in range(3)])
     settings = DataSettings(
         dataset="folder", data_dir=str(tmp_path), sampling="two_views", batch_size=8, holdout_classes=0.25
     )
-    splits = load_splits(settings, seed=3, evaluate_train=4)
+    splits = load_splits(settings, seed=3)
     assert (len(splits.train), splits.train.num_classes, len(splits.test)) == (15, 15, 6)
-    assert splits.two_views == ("validation", "seen")
-    for split, size in ((splits.validation, 10), (splits.seen, 8)):
-        assert split.names[::2] == split.names[1::2]
-        assert (split.labels[::2] == split.labels[1::2]).all()
-        assert (len(split), split.num_classes) == (size, size // 2)
+    assert splits.two_views == ("validation",)
+    assert splits.validation.names[::2] == splits.validation.names[1::2]
+    assert (splits.validation.labels[::2] == splits.validation.labels[1::2]).all()
+    assert (len(splits.validation), splits.validation.num_classes) == (10, 5)
     assert not set(splits.validation.names) & set(splits.train.names)
     assert make_sampler(settings, splits.train, seed=3).steps_per_epoch == 3
     flat = dataclasses.replace(settings, data_dir=str(tmp_path / "train"), dataset_options="test_fraction=0.2")
@@ -414,12 +277,6 @@ def test_default_ks_are_measured_as_far_as_there_are_images(tmp_path, caplog):
         memory.check_measurable(splits, (1, 8))
 
 
-def test_shuffled_images_of_one_class_are_not_trained_on():
-    one = ImageDataset(images=np.zeros((12, 2, 2, 3), np.uint8), labels=np.zeros(12))
-    with pytest.raises(UserError, match="training needs images of two classes or more; all 12 are of class 0"):
-        memory.make_sampler(DataSettings(sampling="shuffle", batch_size=4), one, seed=0)
-
-
 def test_roles_of_stored_vectors_are_the_split_and_their_paths_the_names(tmp_path, caplog):
     roles = np.array(["train"] * 6 + ["query"] * 3 + ["gallery"] * 3)
     names = np.array([f"{row}.jpg" for row in range(12)])
@@ -442,24 +299,6 @@ def test_given_pairs_of_stored_vectors_go_by_their_names(tmp_path):
     assert dataset_protocol(np.zeros((6, 1)), test)["relevance"].matches.tolist() == [1, 0, 1, 0, 0, 0]
 
 
-def test_a_folder_of_embeddings_brings_its_roles_and_paths(tmp_path):
-    table = {"path": [f"{row}.jpg" for row in range(4)], "label": [0, 0, 1, 1], "class": ["a", "a", "b", "b"]}
-    table["role"] = ["test", "test", "train", "train"]
-    (tmp_path / "vectors").mkdir()
-    write_file(tmp_path / "vectors" / "a.parquet", table_of({"id": range(4), **table}, np.eye(4)))
-    train, test = vector_splits(str(tmp_path / "vectors")).values()
-    assert (train.names, test.names) == (("2.jpg", "3.jpg"), ("0.jpg", "1.jpg"))
-    np.testing.assert_array_equal(train.images.pixels(), np.eye(4, dtype=np.float32)[2:])
-    assert train.name == "vectors"
-    assert (train.class_names, test.class_names) == ({1: "b"}, {0: "a"})
-
-
-def test_classes_keep_their_names(tmp_path):
-    train, test = vector_splits(stored(tmp_path, labels=np.repeat(["fox", "owl", "bear", "elk"], 3))).values()
-    assert (train.class_names, test.class_names) == ({0: "bear", 1: "elk"}, {2: "fox", 3: "owl"})
-    assert ImageTable.of([train, test]).columns(slice(2, 4))["class"] == ["bear", "elk"]
-
-
 @pytest.mark.parametrize(
     ("changes", "options", "says"),
     [
@@ -467,7 +306,7 @@ def test_classes_keep_their_names(tmp_path):
         ({"labels": np.zeros(12, int)}, "", "has one class only"),
         ({"embeddings": np.full((12, 3), np.nan)}, "", "12 vectors are not finite, the first in row 0"),
         ({"roles": np.array(["train"] * 12)}, "", "holds no test images"),
-        ({}, "size=32", "--features have no option 'size', only test_fraction"),
+        ({}, "size=32", "--dataset_options=size=32, of --features: .* argument 'size'"),
         ({}, "test_fraction=1", "`test_fraction` must be between 0 and 1"),
     ],
 )

@@ -194,7 +194,7 @@ def test_a_signal_is_answered_in_one_line(number, status, tmp_path):
         second = fork_server().run("train", f"--run_dir={folder}", "--resume")
         (line,) = [line for line in second.stderr.splitlines() if line.startswith("train: ")]
         assert second.returncode == 2
-        assert f"another process is writing into it (process {process.pid} on " in line
+        assert "another process is writing into it" in line
     process.send_signal(number)
     last = process.communicate(timeout=120)[1].splitlines()[-1]
     assert process.returncode == status, last

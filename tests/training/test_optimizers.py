@@ -43,20 +43,6 @@ def step(learner, optimizer, scale=1.0):
     return {part: keras.ops.convert_to_numpy(variable) - before[part] for part, variable in parts.items()}
 
 
-def test_adam_is_scaled_too_though_it_ignores_the_gradients_size():
-    learner = make_learner()
-    moved = step(learner, build_optimizer("adam", learner, 0.01, {"backbone": 0.01, "projection": 0.001}))
-    np.testing.assert_allclose(moved["backbone"].mean() / moved["projection"].mean(), 10.0, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("rate", "rates", "message"), [(0.1, {"head": 1.0}, "no part 'head'"), (0.0, {"backbone": 1.0}, "must be positive")]
-)
-def test_rates_that_cannot_be_meant_are_refused(rate, rates, message):
-    with pytest.raises(UserError, match=message):
-        build_optimizer("sgd", make_learner(), rate, rates)
-
-
 def test_decoupled_decay_goes_at_the_rate_of_the_part():
     learner = make_learner()
     weights = {part: keras.ops.convert_to_numpy(members[0]).copy() for part, members in learner.parts().items()}
@@ -64,16 +50,6 @@ def test_decoupled_decay_goes_at_the_rate_of_the_part():
     moved = step(learner, optimizer, scale=0.0)
     for part, rate in {"backbone": 0.1, "projection": 0.01, "objectives": 0.0}.items():
         np.testing.assert_allclose(moved[part], -rate * 0.5 * weights[part], rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("name", ["lion", "muon"])
-def test_lion_and_muon_decay_as_adamw_does(name):
-    learner = make_learner()
-    weight = keras.ops.convert_to_numpy(learner.parts()["backbone"][0]).copy()
-    still = step(learner, build_optimizer(name, learner, 0.1, {}), scale=0.0)["backbone"]
-    np.testing.assert_array_equal(still, 0.0)
-    moved = step(learner, build_optimizer(name, learner, 0.1, {}, weight_decay=0.5), scale=0.0)["backbone"]
-    np.testing.assert_allclose(moved, -0.1 * 0.5 * weight, rtol=1e-5, atol=1e-7)
 
 
 def test_rates_fall_from_layer_to_layer_of_the_backbone():
@@ -179,25 +155,6 @@ def test_a_learner_is_loaded_with_its_optimizer_and_continues(tmp_path):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_a_checkpoint_of_keras_is_loaded_with_its_rates(tmp_path):
-    learner = make_learner()
-    learner.compile(build_optimizer("sgd", learner, 0.01, {"projection": 0.5}), run_eagerly=True)
-    images, labels = np.zeros((6, 16, 16, 3), "uint8"), np.arange(6) % 3
-    kept = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss")
-    learner.fit(images, labels, batch_size=6, verbose=0, callbacks=[kept])
-    (settings,) = settings_of(keras.saving.load_model(tmp_path / "best.keras"))
-    assert sorted(set(settings.factors)) == pytest.approx([1.0, 50.0])
-    assert settings_of(learner) == [settings]
-
-
-def test_a_learner_that_is_not_built_is_built():
-    learner = MetricLearner(make_embedder(), [ProxyLoss(AMSoftmaxLoss(), 3)])
-    learner.compile(build_optimizer("adam", learner, 1e-3, {"projection": 2e-3}), run_eagerly=True)
-    assert learner.built
-    learner.fit(np.zeros((6, 16, 16, 3), "uint8"), np.arange(6) % 3, batch_size=6, verbose=0)
-    assert int(learner.optimizer.iterations) == 1
-
-
 LABELS = np.arange(6) % 3
 
 
@@ -232,17 +189,6 @@ def test_averages_follow_the_formula_and_go_after_the_block():
         np.testing.assert_array_equal(value, before)
 
 
-def test_the_weights_come_back_after_an_error():
-    learner = made(ContrastiveLoss(1.3, "euclidean"))
-    learner.train_on_batch(images(1, 6, "uint8"), LABELS)
-    learner.train_on_batch(images(1, 6, "uint8"), LABELS)
-    trained = weights(learner)
-    with pytest.raises(ZeroDivisionError), averaged(learner):
-        raise ZeroDivisionError
-    for value, before in zip(weights(learner), trained, strict=True):
-        np.testing.assert_array_equal(value, before)
-
-
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_nothing_changes_before_the_first_step_or_without_averages(ema):
     learner = made(ContrastiveLoss(1.3, "euclidean"), ema=ema)
@@ -252,16 +198,6 @@ def test_nothing_changes_before_the_first_step_or_without_averages(ema):
     with averaged(learner):
         for value, before in zip(weights(learner), trained, strict=True):
             np.testing.assert_array_equal(value, before)
-
-
-@pytest.mark.slow
-def test_fit_leaves_the_weights_as_it_trained_them_and_averages_do_not_change_training():
-    x = images(1, 6, "uint8")
-    plain, kept = (made(ContrastiveLoss(1.3, "euclidean"), "adam", ema=ema) for ema in (0.0, 0.99))
-    for learner in (plain, kept):
-        learner.fit(x, LABELS, batch_size=6, epochs=3, shuffle=False, verbose=0)
-    for one, other in zip(weights(plain), weights(kept), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def average_of(history, share):
@@ -353,13 +289,6 @@ def test_every_step_is_the_formulas(kind, total, part, drops, final, where):
     assert value == pytest.approx(reference(kind, 0.3, total, warm_up, drops, 0.1, final, step), rel=1e-4, abs=1e-7)
 
 
-def test_what_cannot_be_meant_is_refused():
-    with pytest.raises(UserError, match="one of step, cosine, linear"):
-        rate_schedule("sine", 0.1, 10)
-    with pytest.raises(UserError, match="leaves none of the 10"):
-        rate_schedule("cosine", 0.1, 10, warm_up_steps=10)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -374,13 +303,6 @@ def test_flags_that_contradict_one_another_are_refused(values, message):
     with pytest.raises(UserError) as error:
         OptimizationSettings(**values)
     assert str(error.value).startswith(message)
-
-
-def test_the_flags_make_the_schedule():
-    schedule = OptimizationSettings(
-        schedule="cosine", epochs=4, warm_up_epochs=0.5, learning_rate=1.0, final_rate=0.1
-    ).rate_schedule(steps_per_epoch=10)
-    assert [round(float(schedule(step)), 3) for step in (0, 4, 5, 40)] == [0.2, 1.0, 1.0, 0.1]
 
 
 PAIRS = {
@@ -457,18 +379,6 @@ def test_every_step_in_both_forms_is_the_formulas(case, form):
     np.testing.assert_allclose(list(walk(optimizer, start, gradients)), expected, rtol=2e-5, atol=2e-6)
 
 
-def test_a_large_epsilon_is_another_optimizer_in_keras_form():
-    """At |g| = 1e-3 and epsilon 0.01 Keras's step is 0.035 of PyTorch's at first, and 0.26 of it after 58."""
-    gradients = np.full(58, 1e-3, "float32")
-    moved = {}
-    for form, cls in zip(FORMS, PAIRS["adam"], strict=True):
-        path = [0.0, *(float(x) for x in walk(cls(1.0, epsilon=0.01), 0.0, gradients))]
-        moved[form] = -np.diff(path)
-    ratio = moved["keras"] / moved["pytorch"]
-    np.testing.assert_allclose(ratio[[0, 57]], [0.035, 0.26], rtol=0.02)
-    np.testing.assert_allclose(moved["pytorch"], 1 / 11, rtol=1e-3)
-
-
 def test_a_drop_of_the_rate_takes_hold_of_all_momentum_in_pytorch_form():
     rates = {}
     for form, cls in zip(FORMS, PAIRS["sgd"], strict=True):
@@ -477,14 +387,6 @@ def test_a_drop_of_the_rate_takes_hold_of_all_momentum_in_pytorch_form():
         rates[form] = -np.diff(path)[[49, 50]]
     np.testing.assert_allclose(rates["pytorch"], [9.95, 0.995], rtol=1e-3)
     np.testing.assert_allclose(rates["keras"], [9.95, 0.9 * 9.95 + 0.1], rtol=1e-3)
-
-
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("form", FORMS)
-def test_the_form_reaches_the_learners_optimizer(name, form):
-    learner = make_learner()
-    optimizer = build_optimizer(name, learner, 0.01, {"projection": 0.005}, epsilon=0.125, form=form)
-    assert isinstance(optimizer, PAIRS[name][FORMS.index(form)])
 
 
 @pytest.mark.one_quick_case
@@ -500,30 +402,6 @@ def test_weights_of_which_a_batch_reads_some_rows_train_too(name):
     targets = keras.ops.convert_to_numpy(learner.objectives[0].target_density)
     assert np.all(targets[:3] != 0.5)
     assert np.all(np.isfinite(targets))
-
-
-@pytest.mark.parametrize(
-    ("cls", "defaults"),
-    [
-        ("PyTorchAdam", {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, "weight_decay": None}),
-        (
-            "PyTorchAdamW",
-            {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, "weight_decay": 0.01},
-        ),
-        ("PyTorchSGD", {"learning_rate": 1e-3, "momentum": 0.0, "nesterov": False, "weight_decay": None}),
-    ],
-)
-def test_the_defaults_are_those_of_torch_optim(cls, defaults):
-    config = getattr(optimizers, cls)().get_config()
-    assert {name: config[name] for name in defaults} == pytest.approx(defaults)
-
-
-@pytest.mark.parametrize(("form", "epsilon"), [("keras", 1e-7), ("pytorch", 1e-8)])
-def test_the_default_epsilon_of_a_run_is_that_of_its_form(form, epsilon):
-    settings = runs.experiment("unused", optimizer="adam", optimizer_form=form)
-    assert runs.learner(settings, 3).optimizer.epsilon == epsilon
-    settings = runs.experiment("unused", optimizer="adam", optimizer_form=form, epsilon=0.5)
-    assert runs.learner(settings, 3).optimizer.epsilon == 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Several seeds, and folds of the training classes."""
 
 import json
-import shutil
 import signal
 
 import keras
@@ -78,13 +77,6 @@ def test_one_page_and_one_run_to_compare(uninterrupted):
 
 
 @pytest.mark.slow
-def test_each_seed_is_an_ordinary_run(uninterrupted, tmp_path):
-    train(tmp_path / "alone", seed=1)
-    assert records(tmp_path / "alone") == records(uninterrupted / "seed_1")
-    assert result(tmp_path / "alone")["metrics"] == result(uninterrupted / "seed_1")["metrics"]
-
-
-@pytest.mark.slow
 def test_stopped_and_killed_it_ends_as_one_that_was_not(uninterrupted, tmp_path, monkeypatch):
     folder = tmp_path / "three"
     train_until("flags.txt", folder, seeds="3", report=True)
@@ -121,19 +113,6 @@ def test_a_finished_one_is_left_as_it_is(uninterrupted, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_makes_a_seed_fail_is_told(uninterrupted, tmp_path):
-    with pytest.raises(UserError, match=r"seed 4: .*compared with 19"):
-        train(tmp_path / "runs", seeds="4,5", ks="99")
-    assert not (tmp_path / "runs").exists()
-    folder = tmp_path / "three"
-    shutil.copytree(uninterrupted, folder)
-    (folder / "result.json").unlink()
-    (folder / "seed_1" / "queries.npz").unlink()
-    with pytest.raises(UserError, match=r"seed_1/queries\.npz cannot be read"):
-        train(folder, resume=True, seeds="3", report=True)
-
-
-@pytest.mark.slow
 def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(tmp_path, monkeypatch):
     def load_splits(settings, seed, *_):
         held_out = settings.holdout_classes, seed, settings.holdout_sampling, settings.holdout_part
@@ -161,12 +140,6 @@ def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(tm
     text = (tmp_path / "two" / "report" / "index.html").read_text("utf-8")
     assert "2 runs that differ in the classes held out alone" in check_page(text).all("header")[0]["text"]
     assert [row[0] for row in rows_of(text, "Metrics of each fold")] == ["fold 1", "fold 2"]
-
-
-@pytest.mark.parametrize("given", [{"seeds": "2"}, {"holdout_classes": 0.25}])
-def test_folds_hold_out_classes_themselves(given):
-    with pytest.raises(UserError, match="--folds holds out classes itself"):
-        experiment("unused", folds=4, **given)
 
 
 def test_which_seeds():

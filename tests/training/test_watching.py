@@ -1,10 +1,8 @@
 """Runs that are watched: what they write, faults that are planted in them, and how they end."""
 
-import itertools
 import json
 import math
 import sys
-import types
 
 import keras
 import numpy as np
@@ -20,9 +18,9 @@ from tests.training.stopping import finished, make_quick
 from tfdml.errors import UserError
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import Objective
-from tfdml.training import RunFolder, watching
+from tfdml.training import watching
 from tfdml.training.callbacks import TrainingMonitor
-from tfdml.training.watching import GradientSampler, Halted, flat, gradient_shares, logger_of, pair_distances, spread
+from tfdml.training.watching import GradientSampler, gradient_shares, logger_of, pair_distances, spread
 
 OBJECTIVES = "am_softmax + jrs"
 TOTAL = EPOCHS * STEPS
@@ -102,171 +100,6 @@ def constant(learner):
     learner.embedder.dense.set_weights([0 * kernel, np.ones_like(bias)])
 
 
-@pytest.mark.slow
-def test_a_collapse_ends_the_run_that_is_to_end_on_it_and_resuming_goes_on(tmp_path, monkeypatch, caplog):
-    folder = tmp_path / "run"
-    settings = {"watch_every": 1, "stop_on": "collapse,nan", "objectives": OBJECTIVES}
-    with monkeypatch.context() as patch:
-        after_step(patch, 2, constant)
-        with pytest.raises(Halted) as end:
-            train(folder, **settings)
-    assert end.value.status == 3
-    (alarm,) = told(folder)["alarms"]
-    assert alarm["line"].startswith("collapse at step 2 (well at step 1): the embeddings of a batch have a variance of")
-    assert str(end.value) == (
-        f"ended by --stop_on=collapse,nan: {alarm['line']}; the checkpoint of step 2 is saved; continue it anyway with "
-        f"--run_dir={folder} --resume, or with other flags by --start_from"
-    )
-    assert alarm["line"] not in caplog.text  # the error says it
-    assert (folder / "checkpoints" / "step-00000002.npz").is_file()
-    train(folder, resume=True, **settings)
-    found = told(folder)
-    assert [sample["step"] for sample in found["samples"]] == list(range(1, TOTAL))
-    assert found["alarms"][0] == alarm
-
-
-@pytest.mark.slow
-def test_a_look_that_does_not_fit_the_memory_leaves_the_run_unwatched(tmp_path, monkeypatch, caplog):
-    def full(self, images, labels):
-        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-
-    monkeypatch.setattr(GradientSampler, "__call__", full)
-    train(tmp_path / "run", watch_every=2)
-    assert not (tmp_path / "run" / "watch.json").exists()
-    assert [r.message for r in caplog.records if "unwatched" in r.message] == [
-        "a look at a batch does not fit the memory: the run continues unwatched"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (
-            {"stop_on": "colapse"},
-            "--stop_on=colapse: there is no alarm 'colapse', only collapse, explosion",
-        ),
-        ({"watch_every": -1}, "--watch_every=-1: out of range"),
-        (
-            {"log_to": "postgresql://me:secret@host"},
-            "--log_to=postgresql://host has a user or password",
-        ),
-        ({"log_to": "wandb:project"}, "--log_to=wandb:project: name what makes a Keras callback"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(settings, said):
-    with pytest.raises(UserError) as refused:
-        runs.experiment("unused", **settings)
-    assert said in str(refused.value)
-
-
-@pytest.mark.slow
-def test_a_healthy_run_raises_no_alarm(tmp_path, monkeypatch):
-    monkeypatch.undo()
-    glyphs = {"dataset": "glyphs", "dataset_options": "images_per_class=10, size=32", "image_size": 28, "resize": 32}
-    folder = tmp_path / "run"
-    for name, objectives in (("am", "am_softmax"), ("triplet", "triplet")):
-        train(
-            folder / name,
-            **glyphs,
-            objectives=objectives,
-            embedding_dim=32,
-            backbone="conv4(width=8)",
-            classes_per_batch=10,
-            images_per_class=4,
-            epochs=4,
-            steps_per_epoch=30,
-            evaluate_every=0,
-            learning_rate=0.003,
-            watch_every=3,
-            stop_on="collapse,explosion",
-        )
-        found = told(folder / name)
-        assert found["alarms"] == []
-        assert len(found["samples"]) == 39
-
-
-def watcher(folder, indices):
-    """One of every step, of a run on noise whose batches have these images."""
-    learner, sampler = types.SimpleNamespace(positives=None), types.SimpleNamespace(batch=indices)
-    parts = types.SimpleNamespace(learner=learner, sampler=sampler, splits=runs.SPLITS)
-    return watching.Watcher(runs.experiment(folder, watch_every=1), parts, RunFolder(folder))
-
-
-def test_a_resumed_run_records_no_sample_or_alarm_twice(tmp_path, monkeypatch):
-    embeddings = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
-
-    def sampler(images, labels):
-        collapsed = images[0, 0, 0, 0] == 4
-        found = np.ones_like(embeddings) if collapsed else embeddings
-        return types.SimpleNamespace(embeddings=found, terms={"t": 1.0}, norms={"backbone": 1.0}, gram=np.ones((1, 1)))
-
-    def batches(first, every):
-        for step in itertools.count(first):
-            yield np.full((4, 2, 2, 3), step, "uint8"), np.arange(4) % 2
-
-    monkeypatch.setattr(watching, "GradientSampler", lambda *arguments: sampler)
-    monkeypatch.setattr(watching, "sampled_batches", lambda seed, parts, first, every: batches(first, every))
-    writer = tf.summary.create_file_writer(str(tmp_path))
-
-    def watch():
-        return watcher(tmp_path, lambda step: np.arange(4))
-
-    before, after = watch(), watch()
-    for step in (1, 2, 3, 4):
-        before.look(step, writer)
-    # Killed after step 4, the run resumes from the checkpoint of step 3.
-    after.resume(3)
-    for step in (3, 4, 5):
-        after.look(step, writer)
-    assert [sample["step"] for sample in told(tmp_path)["samples"]] == [1, 2, 3, 4, 5]
-    assert [(alarm["kind"], alarm["step"]) for alarm in told(tmp_path)["alarms"]] == [("collapse", 4)]
-    # TensorBoard gets every second look of a run of 8, and every fourth of one of 16.
-    monkeypatch.setattr(watching, "MOST_LOOKS", 4)
-    for step in range(6, 17):
-        after.look(step, writer)
-    events = EventAccumulator(str(tmp_path), {"tensors": 0}).Reload().Tensors("watch/variance")
-    assert sorted({event.step for event in events}) == [1, 2, 3, 4, 5, 6, 8, 12, 16]
-
-
-def test_a_long_run_keeps_few_samples_and_raises_the_alarms_of_all(monkeypatch):
-    monkeypatch.setattr(watching, "MOST_LOOKS", 20)
-    rng = np.random.default_rng(0)
-    seen = [sample(7 * look, *rng.uniform((0.2, 10), (0.4, 20)), norm=rng.uniform(1, 2)) for look in range(1, 701)]
-    # Two are the widest and the fullest by far; others collapse against them alone.
-    seen[3]["variance"], seen[8]["effective_rank"] = 2.1, 90.0
-    seen[500]["variance"], seen[520]["effective_rank"], seen[600]["gradient_norm"] = 0.2, 5.9, {"backbone": 21.0}
-    kept, raised = [], []
-    for one in seen:
-        raised += watching.new_alarms(one, kept)
-        kept = watching.thinned([*kept, one], 7)
-        assert len(kept) <= 20 + watching.MEDIAN_OF + 2
-    raised = [(alarm["kind"], alarm["step"], alarm["well"]) for alarm in raised]
-    assert {kind for kind, *_ in raised} == {"collapse", "explosion"}
-    assert raised == along(*seen)
-    steps = [one["step"] // 7 for one in kept]
-    assert steps == sorted({4, 9, *range(64, 701, 64), *range(681, 701)})
-
-
-@pytest.mark.parametrize("step", [0, 3])
-def test_a_divergence_names_the_batch_and_the_one_before(step, tmp_path):
-    folder, names = RunFolder(tmp_path), runs.SPLITS.train.images
-    folder.checkpoints.mkdir()
-    (folder.checkpoints / "step-00000000.npz").touch()
-
-    def indices(number):
-        return np.arange(number, number + 8)
-
-    look = watcher(tmp_path, indices)
-    look.diverged(step + 1, "loss is not finite", {"loss": "nan"})
-    about = json.loads(folder.diverged.read_text())
-    assert (about["step"], about["what"], about["terms"]) == (step + 1, "loss is not finite", {"loss": "nan"})
-    assert about["images"] == [names.name(i) for i in range(step, step + 8)]
-    assert about["last_good"].endswith("step-00000000.npz")
-    assert about.get("before", {}).get("indices") == (list(range(2, 10)) if step else None)
-    (alarm,) = told(tmp_path)["alarms"]
-    assert (alarm["kind"], alarm["step"], alarm["well"]) == ("nan", step + 1, 0)
-
-
 def sample(step, variance=0.5, rank=20.0, classes=25, norm=1.0, **norms):
     return {
         "step": step,
@@ -283,7 +116,7 @@ def along(*samples):
     for one in samples:
         found += watching.new_alarms(one, seen)
         seen.append(one)
-    return [(alarm["kind"], alarm["step"], alarm["well"]) for alarm in found]
+    return [(alarm["kind"], alarm["step"]) for alarm in found]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +134,7 @@ def along(*samples):
 )
 def test_collapse_is_measured_by_the_best_so_far(change, raised):
     best, later = sample(100), sample(200, variance=0.3, rank=12.0)
-    assert along(best, later, sample(300, **change)) == ([("collapse", 300, 200)] if raised else [])
+    assert along(best, later, sample(300, **change)) == ([("collapse", 300)] if raised else [])
 
 
 def test_a_point_is_a_collapse_at_the_first_look():
@@ -315,28 +148,21 @@ def test_a_point_is_a_collapse_at_the_first_look():
 @pytest.mark.parametrize(("norms", "raised"), [((1, 2, 3, 19), False), ((1, 2, 3, 21), True), ((1, 2, 99), False)])
 def test_explosion_is_ten_times_the_running_median(norms, raised):
     samples = [sample(step, norm=norm) for step, norm in enumerate(norms)]
-    assert along(*samples) == ([("explosion", len(norms) - 1, len(norms) - 2)] if raised else [])
-
-
-def test_a_loss_that_is_often_0_does_not_explode():
-    assert along(*[sample(step, norm=norm) for step, norm in enumerate([1.0, 0, 0, 0, 0, 0.5, 0, 0, 0.9])]) == []
-    assert along(*[sample(step, norm=norm) for step, norm in enumerate([1.0, 0, 0, 0, 0, 1.1])]) == [
-        ("explosion", 5, 4)
-    ]
+    assert along(*samples) == ([("explosion", len(norms) - 1)] if raised else [])
 
 
 def test_only_the_last_twenty_count_and_the_part_is_named():
     large = [sample(step, norm=100.0, projection=1.0) for step in range(10)]
     small = [sample(step, norm=1.0, projection=1.0) for step in range(10, 30)]
     (found,) = watching.new_alarms(sample(30, norm=11.0, projection=10.0), [{**s, "alarms": []} for s in large + small])
-    assert found["seen"] == "the gradient norm of the backbone is 11, 1 in the median of 20"
+    assert "the gradient norm of the backbone is 11, 1 in the median of 20" in found["line"]
 
 
 def test_what_lasts_is_told_once_and_again_when_it_returns():
     good, bad = {"variance": 0.5}, {"variance": 0.01}
     states = [good, bad, bad, good, bad]
     found = along(*[sample(100 * step, **state) for step, state in enumerate(states)])
-    assert found == [("collapse", 100, 0), ("collapse", 400, 300)]
+    assert found == [("collapse", 100), ("collapse", 400)]
 
 
 SIZE, DIM = 4, 3
@@ -415,7 +241,7 @@ CASES = {
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("case", CASES)
 def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
-    plain = {"optimizer": "sgd", "learning_rate": 1.0, "momentum": 0.0, "batch_norm": "statistics"}
+    plain = {"optimizer": "sgd", "learning_rate": 1.0, "batch_norm": "statistics"}
     settings = runs.experiment(tmp_path, **plain, **CASES[case])
     learner = runs.learner(settings, 8)
     learner.run_eagerly = True
@@ -464,11 +290,6 @@ def test_spread_is_that_of_the_covariance(size, dim):
     assert 1 <= found["participation_ratio"] <= found["effective_rank"] <= min(size - 1, dim)
     # Of unit vectors half the mean squared distance.
     assert found["variance"] == pytest.approx(references.matrix(references.squared_distance, x).mean() / 2, rel=1e-6)
-
-
-@pytest.mark.parametrize("x", [np.ones((5, 3)), np.zeros((4, 2)), np.ones((1, 3)), np.full((8, 3), 1 / 3, np.float32)])
-def test_a_point_has_no_spread(x):
-    assert spread(x) == {"variance": pytest.approx(0, abs=1e-12), "effective_rank": 1.0, "participation_ratio": 1.0}
 
 
 def test_distances_of_pairs_each_once():
@@ -537,8 +358,3 @@ def test_a_callback_of_the_users_own_gets_all_numbers_of_every_epoch(own_logger,
 def test_what_makes_no_callback_is_one_line(path, message, own_logger):
     with pytest.raises(UserError, match=f"--log_to={path}:? {message}"):
         logger_of(path)
-
-
-def test_only_finite_numbers_are_told():
-    record = {"epoch": 1, "test": {"a": float("nan"), "b": 0.5, "c": "words", "d": True}, "orders": {"1": {"e": 2}}}
-    assert flat(record) == {"epoch": 1.0, "test/b": 0.5, "orders/1/e": 2.0}

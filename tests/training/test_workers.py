@@ -6,7 +6,6 @@ from typing import ClassVar
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.training import runs
 from tfdml.errors import UserError
@@ -15,9 +14,7 @@ from tfdml.training.workers import (
     JaxProcesses,
     Processes,
     TensorFlowWorkers,
-    assign_here,
     check_backend,
-    check_same_backend,
     join,
 )
 
@@ -40,13 +37,6 @@ def test_what_means_nothing_on_a_backend_is_refused(monkeypatch):
     refused(monkeypatch, "tensorflow", "is for JAX", {COUNT: "2"})
 
 
-def test_a_run_goes_on_where_it_began(monkeypatch):
-    check_same_backend("tensorflow")
-    check_same_backend(None)
-    with pytest.raises(UserError, match="started on jax, this is tensorflow: set KERAS_BA"):
-        check_same_backend("jax")
-
-
 def test_processes_are_named_by_the_environment(monkeypatch):
     assert JaxProcesses.from_environment() == (0, ("",))
     monkeypatch.setenv(COUNT, "2")
@@ -59,12 +49,6 @@ def test_processes_are_named_by_the_environment(monkeypatch):
         monkeypatch.setenv(INDEX, wrong)
         with pytest.raises(UserError, match=f"PROCESS_ID={wrong} is not one of 2 from 0 on"):
             JaxProcesses.from_environment()
-
-
-def test_a_value_is_assigned_as_it_is_in_one_process():
-    variable = keras.Variable([1.0, 2.0])
-    assign_here(variable, [3.0, 4.0])
-    assert keras.ops.convert_to_numpy(variable).tolist() == [3.0, 4.0]
 
 
 def test_one_process_is_its_own_chief(monkeypatch):
@@ -83,10 +67,6 @@ def test_the_parts_of_the_processes_are_the_whole(total, count):
     parts = [rows[Processes(i, ("host",) * count).part(total)] for i in range(count)]
     assert np.concatenate(parts).tolist() == rows.tolist()
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_fewer_images_than_processes_are_everybodys():
-    assert Processes(2, ("host",) * 3).part(2) == slice(0, 2)
 
 
 class _Together(Processes):
@@ -152,28 +132,6 @@ def test_a_wrong_tf_config_is_told(monkeypatch, text, words):
 
 
 LOST = "Collective ops is aborted by: The following tasks are unhealthy:\n/job:worker/replica:0/task:1\n"
-
-
-@pytest.mark.parametrize(
-    ("index", "message", "words"),
-    [
-        (0, LOST, "worker 1 (b:2) has ended"),
-        (2, "from /job:worker/task:2: " + LOST, "worker 1 (b:2) has ended"),
-        (0, "Connection reset by peer", "worker 1 (b:2) or worker 2 (c:3) has ended"),
-        (2, "unhealthy /job:worker/task:0 /job:worker/task:1", "worker 0 (a:1) and worker 1 (b:2) have ended"),
-        (1, "unhealthy /job:chief/replica:0/task:0", "worker 0 (a:1) has ended"),
-    ],
-)
-def test_who_is_lost_is_named(index, message, words):
-    with pytest.raises(UserError) as told, TensorFlowWorkers(index, ("a:1", "b:2", "c:3")).ending_together():
-        raise tf.errors.UnavailableError(None, None, message)
-    assert words in str(told.value)
-    assert f"worker {index} of 3" in str(told.value)
-
-
-def test_other_errors_are_not_those_of_a_lost_worker():
-    with pytest.raises(tf.errors.InvalidArgumentError), TensorFlowWorkers(0, ("a:1", "b:2")).ending_together():
-        raise tf.errors.InvalidArgumentError(None, None, "Invalid PNG data")
 
 
 def test_workers_do_not_split_their_cpu(monkeypatch, tmp_path):

@@ -22,8 +22,7 @@ SETTINGS = {
     "objectives": "contrastive + 10 * density + 0.1 * gor",
     "batch_norm": "statistics",
     # Every epoch begins with a search over all workers.
-    "sampling": "neighbors",
-    "anchor_classes": 1,
+    "sampling": "neighbors(anchor_classes=1)",
     "classes_per_batch": 3,
     "images_per_class": 4,
     "steps_per_epoch": 3,

@@ -4,17 +4,15 @@ r"""Train an image embedder and measure it on classes never seen in training.
   tfdml train --flagfile=configs/cars_jrd_small.flags --data_dir=/data/cars196 --weights=mnv2_035.weights.h5 \
               --run_dir=runs/cars_jrd
   tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
-  tfdml train --features=vectors.parquet --head=mlp --dim=256 --objectives=multi_similarity --run_dir=runs/head
+  tfdml train --features=vectors.parquet --head=mlp --objectives=multi_similarity --run_dir=runs/head
   tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
-  tfdml train --run_dir=runs/cars_jrd --resume --finish    end it here, with metrics, embedder and report
-  tfdml train --final_of=runs/cars_jrd --run_dir=runs/final     the model to ship: the same settings, on all classes
   tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
   tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
   tfdml train --flagfile=... --run_dir=... --folds=4    one for each quarter of the classes, which it holds out
-  tfdml train --flagfile=... --run_dir=... --dry_run --probe    print the experiment, its hours, bottleneck and memory
+  tfdml train --flagfile=... --run_dir=... --dry_run    print the experiment: images, parameters, rates and steps
 
 The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
-tensorboard/ and report/index.html; with rank_mi statistics_network.keras too.
+tensorboard/ and report/index.html.
 """
 
 import dataclasses
@@ -23,18 +21,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from absl import flags, logging
+from absl import logging
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cluster.training import ClusterSettings, train_on_cluster
-from tfdml.effects import Effect, both, needs
+from tfdml.effects import needs
 from tfdml.errors import UserError
 from tfdml.io.files import as_named
 from tfdml.report import write_run_report
-from tfdml.training import RunFolder, settings, trainer
+from tfdml.training import RunFolder, TrainingRun, settings, trainer
 from tfdml.training.callbacks import Interrupted
-from tfdml.training.dry_run import describe, write_preview
-from tfdml.training.watching import Halted
 from tfdml.training.workers import rank_and_count
 
 _STAGES = {
@@ -52,27 +48,14 @@ def given_settings(values: Flags) -> dict[str, Any]:
     return {name: values[name].value for name in names if values[name].present}
 
 
-def _new_settings(values: Flags) -> dict[str, Any]:
-    """Return the settings of a new run that are given, and those of its recipe, or of the run that it is final to."""
-    if values.final_of:
-        return {**RunFolder(values.final_of).final_settings(), **given_settings(values)}
-    return settings.with_recipe(values.recipe, given_settings(values))
-
-
 FLAGS = Flags()
 FLAGS.define_settings(settings.Experiment, settings.EFFECTS)
-flags.DEFINE_alias("dim", "embedding_dim", flag_values=FLAGS)
 _RECIPE = """The settings that are not given: auto is frozen with --features or --backbone_rate=0, scratch without
 pretrained weights, else finetune. A length in epochs or steps replaces that of the recipe. none: the defaults listed
 here."""
 FLAGS.define("recipe", "auto", " ".join(_RECIPE.split()), choices=("auto", *settings.RECIPES, "none"))
 FLAGS.define("resume", False, "Continue the run in --run_dir from its newest checkpoint.")
-_RESUMED = both(needs("resume"), Effect(lambda given: not given["cluster"], "no --cluster"))
-FLAGS.define("finish", False, "Train no further; measure and write what has been trained.", effect=_RESUMED)
-FLAGS.define("dry_run", False, "Print images, parameters, rates, steps, memory and flags; write nothing.")
-_PROBE = "Run a few steps, and print speed, hours, bottleneck and memory."
-FLAGS.define("probe", False, _PROBE, effect=needs("dry_run"))
-FLAGS.define("preview", "", "Draw the first batch into this PNG file and train nothing.")
+FLAGS.define("dry_run", False, "Print images, parameters, rates, steps and flags; write nothing.")
 _CLUSTER = ("workers", "gpus_per_worker", "max_failures", "storage")
 FLAGS.define_settings(ClusterSettings, dict.fromkeys(_CLUSTER, needs("cluster")))
 
@@ -82,9 +65,7 @@ def _values(given: Flags) -> dict[str, Any]:
     values = given.flag_values_dict()
     if values["resume"] and (folder := RunFolder(str(values["run_dir"]))).flags.is_file():
         return values | dataclasses.asdict(folder.load_experiment()) | given_settings(given)
-    if values["final_of"] and not RunFolder(str(values["final_of"])).result.is_file():
-        return values  # refused when it is read
-    return values | _new_settings(given)
+    return values | settings.with_recipe(given.recipe, given_settings(given))
 
 
 def train(values: Flags) -> None:
@@ -96,40 +77,32 @@ def train(values: Flags) -> None:
     if values.resume and not ((folder.is_untouched() or elsewhere) and len(given) > 1):
         experiment = dataclasses.replace(folder.load_experiment(), **given)
     else:
-        # A preview writes nothing there.
-        chosen = _new_settings(values)
-        if values.final_of:
-            length = f"{chosen['epochs']} epochs of {chosen['steps_per_epoch']} steps"
-            logging.info("final model of %s: %s on all classes; nothing is measured", values.final_of, length)
-        elif added := {name: value for name, value in chosen.items() if name not in given}:
+        chosen = settings.with_recipe(values.recipe, given)
+        if added := {name: value for name, value in chosen.items() if name not in given}:
             recipe = settings.recipe_for(given) if values.recipe == "auto" else values.recipe
             written = shlex.join(f"--{name}={settings.as_text(value)}" for name, value in added.items())
             logging.info("recipe %s: %s", recipe, written)
-        experiment = settings.Experiment(**{**({"run_dir": "unused"} if values.preview else {}), **chosen})
-    if values.preview:
-        print(write_preview(experiment, experiment.seed, values.preview))
-        return
+        experiment = settings.Experiment(**chosen)
     if values.dry_run:
-        print(describe(experiment, values.probe))
+        print(trainer.describe(experiment))
         return
     if values.cluster and (experiment.seeds or experiment.folds):
         raise UserError("--seeds and --folds train run after run in one process: leave out --cluster")
     try:
         if values.cluster:
-            result = train_on_cluster(experiment, values.settings(ClusterSettings), values.resume)
+            run: TrainingRun | None = train_on_cluster(experiment, values.settings(ClusterSettings), values.resume)
         else:
-            result = trainer.train(experiment, values.resume, write_report=write_run_report, finish=values.finish)
-    except (Interrupted, Halted) as stop:
+            run = trainer.train(experiment, values.resume)
+    except Interrupted as stop:
         print(f"train: {as_named(str(stop))}", file=sys.stderr)
         sys.exit(stop.status)
-    if not result:
+    if run is None:
         print("\nThis process has done its part; the first one of them writes the run.")
         return
-    if experiment.final_of:
-        print(f"\nFinal model of {experiment.final_of}: {result['protocol']}")
-    else:
-        print(f"\nUnseen classes of {experiment.data_name} ({result['protocol']}); embedder of {result['selection']}:")
-        print("\n".join(_rows(result)))
+    write_run_report(run)
+    protocol, selection = run.result["protocol"], run.result["selection"]
+    print(f"\nUnseen classes of {experiment.data_name} ({protocol}); embedder of {selection}:")
+    print("\n".join(_rows(run.result)))
     for name in ("embedder", "result", "report"):
         path = getattr(folder, name)
         if path.exists():

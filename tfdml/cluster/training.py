@@ -14,7 +14,7 @@ from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.errors import REASON, UserError, check_not_negative, check_positive, short_message, user_errors
 from tfdml.io.files import PARTIAL_PREFIX, is_file, is_folder, read_bytes, remove, require_local, write_whole
 from tfdml.report import write_run_report
-from tfdml.training import Experiment, RunFolder, trainer
+from tfdml.training import Experiment, RunFolder, TrainingRun, trainer
 from tfdml.training.workers import WorkerLost, rank_and_count
 
 # In the storage of a run: what is wrong with it.
@@ -48,8 +48,8 @@ class ClusterSettings:
         check_not_negative(gpus_per_worker=self.gpus_per_worker, max_failures=self.max_failures)
 
 
-def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: bool = False) -> dict[str, Any]:
-    """Run an experiment on a Ray cluster, and bring its folder here; returns what `result.json` holds.
+def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: bool = False) -> TrainingRun:
+    """Run an experiment on a Ray cluster, and bring its folder here; returns the run.
 
     Args:
         experiment: The settings; `run_dir` is where the run's folder lies in the end.
@@ -60,7 +60,7 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
         UserError: Something that the user can mend; or workers were lost more often than they may be.
 
     Example:
-        >>> train_on_cluster(experiment, ClusterSettings(workers=2))["protocol"]
+        >>> train_on_cluster(experiment, ClusterSettings(workers=2)).result["protocol"]
         'zero-shot: trained on 213 classes, evaluated all-to-all on 107 classes never seen in training'
     """
     require_local(experiment.run_dir, "run_dir")
@@ -68,7 +68,7 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
     result = folder.read_result() if resume else None
     if result is not None:
         logging.info("%s is finished already: there is nothing left to do", folder.path)
-        return result
+        return TrainingRun(experiment, result)
     folder.check_new()
     beside = folder.path.absolute().with_name(folder.path.name + ".ray")
     storage, name = settings.storage or str(beside), folder.path.name
@@ -85,7 +85,7 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
         _bring(_fit(experiment, settings, storage, name), folder.path)
     if not settings.storage:
         shutil.rmtree(beside, ignore_errors=True)
-    return folder.read_result() or {}
+    return TrainingRun(experiment, folder.read_result() or {})
 
 
 def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: str) -> Any:
@@ -143,7 +143,9 @@ def _work(config: dict[str, Any]) -> None:
 
         experiment = Experiment.from_flags(config["flags"], run_dir=str(path))
         try:
-            trainer.train(experiment, before is not None, saved=saved, write_report=write_run_report)
+            run = trainer.train(experiment, before is not None, saved)
+            if run is not None:
+                write_run_report(run)
         except WorkerLost as lost:
             raise RuntimeError(str(lost)) from lost
         except UserError as refused:

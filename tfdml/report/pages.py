@@ -11,7 +11,6 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 from markupsafe import Markup
 
@@ -41,7 +40,7 @@ from tfdml.retrieval.exact import check_embeddings
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
     from tfdml.data.dataset import ImageDataset
-    from tfdml.training import RunFolder
+    from tfdml.training import TrainingRun
 
 
 #: What the threshold is calibrated to.
@@ -129,24 +128,25 @@ def pair_histogram(embeddings: np.ndarray, labels: np.ndarray, distance: str) ->
     return count_pair_distances(embeddings[kept], labels[kept], distance=distance)
 
 
-def write_run_report(
-    folder: RunFolder,
-    dataset: ImageDataset | None = None,
-    embeddings: Any = None,
-    held_out: tuple[Any, Any] | None = None,
-) -> None:
-    """Write `report/index.html` of a finished run; `trainer.train` calls it.
+def write_run_report(run: TrainingRun) -> None:
+    """Write `report/index.html` of a run that has ended, where its settings ask for it and it is not there yet.
 
     Args:
-        folder: The run's folder.
-        dataset: The test images; None for a run of several seeds.
-        embeddings: (N, d) one row per image, after training; None for a run of several seeds.
-        held_out: Embeddings and labels of the held-out training classes, if there are any.
+        run: What `tfdml.training.train` returns; of several seeds or folds, each has its own report too.
+
+    Example:
+        >>> write_run_report(train(experiment))
     """
-    options: dict[str, Any] = {"interval_name": "95% interval over classes", "held_out": held_out}
-    if dataset is not None and folder.load_experiment().heat_maps:
-        options["embedder"] = keras.saving.load_model(folder.embedder)
-    write_report(folder.report, read_run(folder.path), dataset, embeddings, **options)
+    for one in run.runs:
+        write_run_report(one)
+    if not run.experiment.report or run.folder.report.is_file():
+        return
+    options: dict[str, Any] = {}
+    if not run.runs:
+        options = {"dataset": run.splits.test, "embeddings": run.embeddings}
+        if (validation := run.splits.validation) is not None:
+            options["held_out"] = run.embed("validation"), validation.labels
+    write_report(run.folder.report, read_run(run.folder.path), **options, interval_name="95% interval over classes")
 
 
 def write_report(

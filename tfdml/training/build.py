@@ -1,13 +1,9 @@
-"""The objects that a run consists of, built and checked before anything is trained or written; its initial weights.
-
-These are those of an old run, and what objectives measure on the training images.
-"""
+"""The objects that a run consists of, built and checked before anything is trained or written; its initial weights."""
 
 import contextlib
 import dataclasses
 import functools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +22,9 @@ from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings.backends import load_embedder
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import evaluate_pairs
-from tfdml.expressions import Call, shortened
+from tfdml.expressions import shortened
 from tfdml.io.files import local_copy
 from tfdml.layers import PrincipalComponents
-from tfdml.memory import require_memory
 from tfdml.models import AttentionEnsemble, Embedder, Head, MetricLearner
 from tfdml.models.inference import represent_batches
 from tfdml.objectives import HighOrderMomentLoss, Objective
@@ -47,17 +42,10 @@ from tfdml.training.images import (
     relation_of,
 )
 from tfdml.training.optimizers import build_optimizer
-from tfdml.training.settings import (
-    MOST_CLASSES,
-    PAIR_METRICS,
-    DataSettings,
-    EvaluationSettings,
-    Experiment,
-    ModelSettings,
-    OptimizationSettings,
-)
+from tfdml.training.settings import MOST_CLASSES, PAIR_METRICS, DataSettings, Experiment, ModelSettings
 
-_FLOAT32 = 4
+#: Images per batch wherever images are embedded and not trained on.
+EVALUATION_BATCH = 100
 
 
 def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None:
@@ -72,95 +60,13 @@ def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None
     """
     needed = {pair: term.name for term in objectives for pair in term.learns_from}
     classes, images = settings.classes_per_batch or MOST_CLASSES, settings.images_per_class
-    by_class = settings.sampling in ("class_balanced", "hierarchical", "neighbors")
-    one = f"--classes_per_batch={classes} --images_per_class={images}" if by_class else "--batch_size=1"
-    if needed and (classes * images if by_class else settings.batch_size) == 1:
-        name = next(iter(needed.values()))
-        raise UserError(f"{one}: {name} learns from pairs of images, and no batch would hold one")
-    for pair, flag, count, of in (
-        ("positive", "images_per_class", images, "one class"),
-        ("negative", "classes_per_batch", classes, "different classes"),
-    ):
-        if by_class and pair in needed and count == 1:
-            raise UserError(f"--{flag}=1: {needed[pair]} learns from pairs of images of {of}; use 2 or more")
-
-
-def check_starts(objectives: Sequence[Objective], steps: int) -> None:
-    """Refuse a memory that would be empty to the end of the run.
-
-    Args:
-        objectives: The terms.
-        steps: How many steps the run has.
-
-    Raises:
-        UserError: A term's memory starts after them.
-    """
-    for term in objectives:
-        start = getattr(term, "start", 0)
-        if 0 < steps <= start:
-            raise UserError(f"{term.name}: its memory starts after {start:,} steps, and the run has {steps:,}")
-
-
-def step_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> float:
-    """Bytes that a training step takes at least, besides the weights: the images, and what the backbone keeps.
-
-    Counted are the outputs of the layers with weights, which their neighbors' gradients need; of a backbone that does
-    not train, the largest output and its input.
-
-    Args:
-        embedder: The built embedder.
-        view: The view of training.
-        batch_size: Images per step.
-        chunk: How many of them the backbone sees at a time; 0 for all.
-    """
-    outputs = [_size(layer) for layer in embedder.backbone.layers if layer.weights]
-    kept = sum(outputs) if embedder.backbone.trainable else 2 * max(outputs, default=0)
-    width = _FLOAT32 if embedder.compute_dtype == "float32" else 2
-    floats = 3 * view.image_size**2 * _FLOAT32
-    return images_memory(view, batch_size) + min(batch_size, chunk or batch_size) * (floats + kept * width)
-
-
-def images_memory(view: TrainTransform, batch_size: int) -> float:
-    """Bytes that the images of a step take at least in the host's memory: the batch, and one that is being resized.
-
-    Args:
-        view: The view of training.
-        batch_size: Images per step.
-    """
-    side: float = view.resize
-    if view.augmentation == "multi_resolution":
-        side = max(side, view.resolutions[1] * view.image_size)
-    return _FLOAT32 * 3 * side**2 + batch_size * 3 * view.image_size**2
-
-
-def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> None:
-    """Refuse a run whose steps need more memory than is free; a GPU raises an error itself.
-
-    Args:
-        embedder: The built embedder.
-        view: The view of training.
-        batch_size: Images per step.
-        chunk: How many of them the backbone sees at a time; 0 for all.
-
-    Raises:
-        UserError: It does not fit.
-    """
-    what = f"a step on {batch_size:,} images of --image_size={view.image_size}"
-    advice = "lower --image_size, --resize or the batch"
-    if workers.on_gpu():
-        require_memory(images_memory(view, batch_size), what, advice)
+    if settings.sampling_call().name in ("class_balanced", "hierarchical", "neighbors"):
+        flags = {"positive": ("images_per_class", images), "negative": ("classes_per_batch", classes)}
     else:
-        advice += ", choose a smaller --backbone, or add --gradient_cache"
-        require_memory(step_memory(embedder, view, batch_size, chunk), what, advice)
-
-
-def _size(layer: keras.layers.Layer) -> int:
-    """Numbers in a layer's output for one image; 0 for a layer that stands in several places."""
-    try:
-        shapes = [tensor.shape[1:] for tensor in keras.tree.flatten(layer.output)]
-    except (AttributeError, ValueError):
-        return 0
-    return sum(math.prod(shape) for shape in shapes if None not in shape)
+        flags = dict.fromkeys(("positive", "negative"), ("batch_size", settings.batch_size))
+    for pair, name in needed.items():
+        if flags[pair][1] == 1:
+            raise UserError(f"--{flags[pair][0]}=1: {name} learns from {pair} pairs, and no batch would hold one")
 
 
 def make_embedder(settings: ModelSettings, view: EvaluationTransform, dimension: int = 0) -> Embedder:
@@ -176,35 +82,40 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform, dimension:
     """
     head = settings.head_call()
     with user_errors(ValueError, f"--head={settings.head}: {REASON}"):
-        given: dict[str, Any] = {"dropout": settings.dropout, "projection_bias": settings.projection_bias}
-        given |= _projection(head, settings.embedding_dim)
-        if head.name == "whitened":
-            PrincipalComponents(1, True, **head.arguments)  # refuses options before the images are read
+        arguments: dict[str, Any] = {"dropout": settings.dropout, **projection(settings)}
+        PrincipalComponents(1, True, **whitening(settings))  # refuses options before the images are read
+        if dimension and head.name == "ensemble":
+            raise UserError(f"--head={settings.head} has heads on a backbone, and --features have none")
         if dimension:
-            return Head(dimension, **given)
+            return Head(dimension, **arguments)
     call = settings.backbone_call()
     backbone = backbones.resolve(call.name, view.image_size, settings.weights, **call.arguments)
-    cut = [name.strip() for name in settings.ensemble_cut.split(",") if name.strip()]
-    heads = settings.ensemble_heads
-    make = functools.partial(AttentionEnsemble, cut=cut or None, heads=heads) if heads else Embedder
-    flag = f"--ensemble_cut={settings.ensemble_cut}" if heads else f"--backbone={settings.backbone}"
-    with user_errors(ValueError, f"{flag}: {REASON}"):
-        given |= {"pooling": settings.pooling, "batch_norm": settings.batch_norm}
-        embedder = make(backbone, **dataclasses.asdict(view), **given)
+    make: Callable[..., Embedder] = Embedder
+    if head.name == "ensemble":
+        make = functools.partial(AttentionEnsemble, cut=head.arguments["cut"], heads=head.arguments["heads"])
+    with user_errors(ValueError, f"--backbone={settings.backbone} --head={settings.head}: {REASON}"):
+        arguments |= {"pooling": settings.pooling, "batch_norm": settings.batch_norm}
+        embedder = make(backbone, **dataclasses.asdict(view), **arguments)
     if settings.lora_rank:
         with user_errors(ValueError, f"--lora_rank={settings.lora_rank}: {REASON}"):
             embedder.enable_lora(settings.lora_rank)
     return embedder
 
 
-def _projection(head: Call, dim: int) -> dict[str, Any]:
+def projection(settings: ModelSettings) -> dict[str, Any]:
     """Return the arguments of an `Embedder` that make its head."""
+    head, dim = settings.head_call(), settings.embedding_dim
     if head.name != "mlp":
-        return {"embedding_dim": dim}
-    if not dim:
-        raise ValueError("it needs an --embedding_dim")
-    hidden = keras.layers.Dense(integer("hidden", head.arguments.get("hidden", 512), at_least=1), activation="relu")
-    return {"head": keras.Sequential([hidden, keras.layers.Dense(dim)], name="projection")}
+        return {"embedding_dim": dim, "projection_bias": head.arguments.get("bias", True)}
+    hidden, size = head.arguments["hidden"], integer("embedding_dim", dim, at_least=1)
+    layers = [keras.layers.Dense(integer("hidden", hidden, at_least=1), activation="relu"), keras.layers.Dense(size)]
+    return {"head": keras.Sequential(layers, name="projection")}
+
+
+def whitening(settings: ModelSettings) -> dict[str, Any]:
+    """Return the options of `Embedder.whiten` that the head names."""
+    options = settings.head_call().arguments
+    return {name: options[name] for name in ("power", "shrinkage") if options.get(name) is not None}
 
 
 def make_learner(
@@ -224,7 +135,7 @@ def make_learner(
         train: The training images, for a head on stored features, and for their pairs, label sets or levels.
 
     Raises:
-        UserError: It cannot be built, or takes more memory than is free.
+        UserError: It cannot be built, or does not fit the memory.
     """
     if experiment.gradient_cache and keras.backend.backend() != "tensorflow":
         raise UserError(f"--gradient_cache works on TensorFlow, and KERAS_BACKEND is {keras.backend.backend()}")
@@ -232,8 +143,8 @@ def make_learner(
         raise UserError(f"--lora_rank={experiment.lora_rank} trains the backbone, and --backbone_rate=0 nothing of it")
     keras.utils.set_random_seed(experiment.seed)
     keras.config.set_dtype_policy(experiment.mixed_precision)
-    too_large = "the network does not fit the device's memory: lower --embedding_dim and the like"
-    with user_errors(tf.errors.ResourceExhaustedError, too_large), contextlib.ExitStack() as stack:
+    too_large = "the network does not fit the memory: lower --image_size or --embedding_dim, or a smaller --backbone"
+    with user_errors((tf.errors.ResourceExhaustedError, MemoryError), too_large), contextlib.ExitStack() as stack:
         stack.callback(keras.config.set_dtype_policy, "float32")
         stored = train.images.pixels().shape[1] if experiment.features and train is not None else 0
         embedder = make_embedder(experiment, view, stored)
@@ -247,37 +158,28 @@ def make_learner(
         experiment.learning_rates(),
         weight_decay=experiment.weight_decay,
         epsilon=None if experiment.epsilon == -1 else experiment.epsilon,
-        momentum=experiment.momentum,
         clip_norm=experiment.clip_norm,
         form=experiment.optimizer_form,
         layer_decay=experiment.layer_decay,
         ema=experiment.ema,
     )
-    learner.compile(optimizer=optimizer, jit_compile=_compiles(experiment.jit_compile))
+    # Across replicas XLA fails to place the variables.
+    several = tf.distribute.get_strategy().num_replicas_in_sync > 1
+    learner.compile(optimizer=optimizer, jit_compile=False if several else "auto")
     return learner
 
 
-def _compiles(setting: str) -> bool | str:
-    """Whether XLA compiles the step, as Keras takes it."""
-    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        # Across replicas it fails to place the variables.
-        if setting == "true":
-            raise UserError("--jit_compile=true goes with one device: leave it at auto")
-        return False
-    return "auto" if setting == "auto" else setting == "true"
-
-
 def _with_objectives(
-    embedder: Embedder, optimization: OptimizationSettings, num_classes: int, train: ImageDataset | None
+    embedder: Embedder, experiment: Experiment, num_classes: int, train: ImageDataset | None
 ) -> MetricLearner:
-    objectives, relation = optimization.objectives, None if train is None else relation_of(train)
+    objectives, relation = experiment.objectives, None if train is None else relation_of(train)
     labels = np.array([0, 0, 1, 1]) % num_classes
     if train is not None and relation is not None:
         labels = np.resize(train.targets[:4], (4, *train.targets.shape[1:]))
     terms = build_objectives(objectives, num_classes, relation, labels.size // 4)
     kinds = (ValueError, TypeError, tf.errors.InvalidArgumentError)
     with user_errors(kinds, f"--objectives={shortened(objectives)!r}: {REASON}", longest=1000):
-        learner = MetricLearner(embedder, terms, gradient_cache=optimization.gradient_cache)
+        learner = MetricLearner(embedder, terms, gradient_cache=experiment.gradient_cache)
         learner.build((None, *embedder.view_shape))
         _try_objectives(learner, labels)
     return learner
@@ -286,10 +188,6 @@ def _with_objectives(
 def _try_objectives(learner: MetricLearner, labels: np.ndarray) -> None:
     """Compute every objective once, of random representations: what does not fit is found before a run begins."""
     shapes = learner.embedder.representation_shapes((len(labels), *learner.embedder.view_shape))
-    what = f"a step on {len(labels)} images of --image_size={learner.embedder.image_size}"
-    require_memory(
-        _FLOAT32 * sum(map(math.prod, shapes.values())), what, "lower --image_size, or choose a smaller --backbone"
-    )
     generator = np.random.default_rng(0)
     representations = {
         name: keras.ops.convert_to_tensor(generator.random(shape, "float32")) for name, shape in shapes.items()
@@ -304,22 +202,6 @@ def _try_objectives(learner: MetricLearner, labels: np.ndarray) -> None:
 def has_orders(learner: MetricLearner) -> bool:
     """Whether there is one HORDE, so that it is plain which orders of moments are meant."""
     return sum(isinstance(objective, HighOrderMomentLoss) for objective in learner.objectives) == 1
-
-
-def check_orders(settings: EvaluationSettings, learner: MetricLearner) -> None:
-    """Refuse settings that ask for orders of moments where there are none.
-
-    Args:
-        settings: What is to be measured and written.
-        learner: The learner.
-
-    Raises:
-        UserError: There is not one HORDE among its objectives.
-    """
-    orders = settings.evaluate_orders == "epochs"
-    for flag, given in {"moment_embedder": settings.moment_embedder, "evaluate_orders=epochs": orders}.items():
-        if given and not has_orders(learner):
-            raise UserError(f"--{flag} needs one horde(...) in --objectives")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,11 +245,14 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
         >>> build_components(experiment).sampler.batch_size
         100
     """
-    check_names(experiment)
+    call = experiment.backbone_call()
+    # Before the images are read.
+    backbones.check(call.name, experiment.weights, **call.arguments)
+    check_objectives(experiment.objectives)
     train_view, evaluation_view = make_transforms(experiment)
     strategy = workers.make_strategy(experiment.logical_devices, processes)
 
-    splits = load_splits(experiment, experiment.seed, experiment.evaluate_train)
+    splits = load_splits(experiment, experiment.seed)
     if experiment.selection == "validation" and splits.validation is not None and splits.validation.num_classes < 2:
         raise UserError("--selection=validation: one held-out class selects nothing; raise --holdout_classes")
     check_measurable(splits, experiment.recall_ks())
@@ -383,29 +268,13 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     with strategy.scope():
         learner = make_learner(experiment, evaluation_view, splits.train.num_classes, steps_per_epoch, splits.train)
     check_pairs(experiment, learner.objectives)
-    check_starts(learner.objectives, steps)
-    check_orders(experiment, learner)
-
-    evaluated = list(splits.evaluated().values())
-    cache = plan_cache(experiment, splits.train, evaluated, train_view, steps * sampler.batch_size)
+    for term in learner.objectives:
+        if 0 < steps <= (start := getattr(term, "start", 0)):
+            raise UserError(f"{term.name}: its memory starts after {start:,} steps, and the run has {steps:,}")
+    if experiment.moment_embedder and not has_orders(learner):
+        raise UserError("--moment_embedder needs one horde(...) in --objectives")
+    cache = plan_cache(experiment, splits, train_view, steps * sampler.batch_size)
     return Components(strategy, splits, sampler, steps_per_epoch, train_view, evaluation_view, learner, cache)
-
-
-def check_names(experiment: Experiment) -> None:
-    """Refuse a network, a file of weights or an objective that does not exist, before the images are read.
-
-    Args:
-        experiment: Names them.
-
-    Raises:
-        UserError: There is none of that name.
-
-    Example:
-        >>> check_names(Experiment(run_dir="unused", backbone="conv4(width=8)", objectives="am_softmax + jrs"))
-    """
-    backbone = experiment.backbone_call()
-    backbones.check(backbone.name, experiment.weights, **backbone.arguments)
-    check_objectives(experiment.objectives)
 
 
 # Images that show how pooled features vary.
@@ -460,35 +329,27 @@ def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 def _read(path: Path) -> tuple[Path, dict[str, Sequence[np.ndarray]]]:
-    """Where weights were found, and the arrays of each part."""
-    if path.is_dir():
-        return _of_run(RunFolder(path))
-    if path.suffix == ".npz":
-        with user_errors(ValueError, f"--start_from={path}: {REASON}"):
-            return path, _of_checkpoint(path)
-    return path, _of_embedder(path)
-
-
-def _of_run(run: RunFolder) -> tuple[Path, dict[str, Sequence[np.ndarray]]]:
-    for path in reversed(checkpoints.list_checkpoints(run.checkpoints)):
+    """Return where weights are, and the arrays of each part."""
+    run = RunFolder(path) if path.is_dir() else None
+    *newer, last = [run.embedder, *checkpoints.list_checkpoints(run.checkpoints)][::-1] if run else [path]
+    for source in newer:
         try:
-            return path, _of_checkpoint(path)
+            return source, _arrays_of(source)
         except ValueError as error:
             logging.warning("%s; trying the one before", error)
-    if run.embedder.is_file():
-        return run.embedder, _of_embedder(run.embedder)
-    raise UserError(f"--start_from={run.path} holds neither a checkpoint nor an embedder")
+    if run and not last.is_file():
+        raise UserError(f"--start_from={path} holds neither a checkpoint nor an embedder")
+    with user_errors(ValueError, f"--start_from={path}: {REASON}"):
+        return last, _arrays_of(last)
 
 
-def _of_checkpoint(path: Path) -> dict[str, Sequence[np.ndarray]]:
-    arrays, _ = checkpoints.read(path)
-    found: dict[str, list[np.ndarray]] = {}
-    for name in sorted(arrays):
-        found.setdefault(name.rpartition("/")[0], []).append(arrays[name])
-    return {part: members for part, members in found.items() if part not in checkpoints.NOT_WEIGHTS}
-
-
-def _of_embedder(path: Path) -> dict[str, Sequence[np.ndarray]]:
+def _arrays_of(path: Path) -> dict[str, Sequence[np.ndarray]]:
+    if path.suffix == ".npz":
+        parts: dict[str, Any] = {}
+        arrays, _ = checkpoints.read(path)
+        for name in sorted(arrays):
+            parts.setdefault(name.rpartition("/")[0], []).append(arrays[name])
+        return {part: weights for part, weights in parts.items() if part not in checkpoints.NOT_WEIGHTS}
     embedder = load_embedder(path)
     if not isinstance(embedder, Embedder):
         raise UserError(f"--start_from={path} holds a {type(embedder).__name__}: name the run's embedder.keras")
@@ -500,9 +361,8 @@ def calibrate(
     learner: MetricLearner,
     train: ImageDataset,
     transform: EvaluationTransform,
-    batch_size: int,
-    processes: workers.Processes | None = None,
-    whitening: Mapping[str, Any] | None = None,
+    processes: workers.Processes,
+    whiten: Mapping[str, Any] | None = None,
 ) -> None:
     """Start the projection of a whitened head, then calibrate the objectives, by a pass over training images each.
 
@@ -510,27 +370,23 @@ def calibrate(
         learner: A built learner, untrained.
         train: The training images, with class ids 0 .. C - 1.
         transform: The view in which they are measured.
-        batch_size: Images per batch.
         processes: Who trains: the chief measures for all.
-        whitening: Options of `Embedder.whiten`, of at most 4,096 images; None for a projection as it is.
+        whiten: Options of `Embedder.whiten`, of at most 4,096 images; None for a projection as it is.
 
     Raises:
         UserError: The projection cannot be whitened.
     """
     calibrated = [o for o in learner.objectives if o.calibrates_on]
-    if not calibrated and whitening is None:
+    if not calibrated and whiten is None:
         return
-    processes = processes or workers.Processes()
 
     def measure() -> None:
-        if whitening is not None:
-            _whiten(learner.embedder, train, transform, batch_size, whitening)
-        if not calibrated:
-            return
-        wanted = ", ".join(sorted({str(objective.calibrates_on) for objective in calibrated}))
-        names = ", ".join(objective.name for objective in calibrated)
-        logging.info("measuring %s of %d training images for %s", wanted, len(train), names)
-        learner.calibrate(evaluation_batches(train, transform, batch_size), calibrated)
+        if whiten is not None:
+            _whiten(learner.embedder, train, transform, whiten)
+        if calibrated:
+            names = ", ".join(objective.name for objective in calibrated)
+            logging.info("measuring %d training images for %s", len(train), names)
+            learner.calibrate(evaluation_batches(train, transform, EVALUATION_BATCH), calibrated)
 
     if processes.lockstep:
         measure()
@@ -539,15 +395,13 @@ def calibrate(
     checkpoints.share_weights(processes, learner)
 
 
-def _whiten(embedder: Embedder, train: ImageDataset, transform: EvaluationTransform, size: int, options: Any) -> None:
+def _whiten(embedder: Embedder, train: ImageDataset, view: EvaluationTransform, options: Mapping[str, Any]) -> None:
     rows = np.unique(np.linspace(0, len(train) - 1, min(len(train), _MOST_WHITENED)).astype(int))
-    features, _ = represent_batches(embedder, ["pooled"], evaluation_batches(train.take(rows), transform, size))
-    pooled, dim = features["pooled"], embedder.embedding_dim
+    batches = evaluation_batches(train.take(rows), view, EVALUATION_BATCH)
+    pooled, dim = represent_batches(embedder, ["pooled"], batches)[0]["pooled"], embedder.embedding_dim
     if dim >= len(pooled) or dim > pooled.shape[1]:
-        of = f"{pooled.shape[1]} pooled features of {len(pooled)} images"
-        logging.warning(
-            "--head=whitened: %s are too few for %d dimensions, so the projection starts at random", of, dim
-        )
+        text = "--head=whitened: %d pooled features of %d images are too few for %d dimensions: it starts at random"
+        logging.warning(text, pooled.shape[1], len(pooled), dim)
         return
     with user_errors(ValueError, f"--head=whitened: {REASON}"):
         embedder.whiten(pooled, **options)

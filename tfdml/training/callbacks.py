@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -20,13 +20,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.errors import UserError
-from tfdml.io.files import is_disk_full, unwritable, write_lines
+from tfdml.io.files import write_lines
 from tfdml.training import checkpoints
 from tfdml.training.build import Components
+from tfdml.training.checkpoints import RunFolder
 from tfdml.training.optimizers import averaged
-from tfdml.training.results import keep_if_selected, publish_selected
+from tfdml.training.results import drop_embedders, flat, keep_embedder
 from tfdml.training.settings import Experiment
-from tfdml.training.watching import Halted, Watcher, flat
+from tfdml.training.watching import Watcher
 from tfdml.training.workers import Processes
 
 # Windows has no SIGHUP.
@@ -99,7 +100,6 @@ class Interruption:
     def __exit__(self, *raised: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._previous.clear()
 
     def check(self) -> None:
         """Raise `Interrupted` if a signal has come."""
@@ -116,26 +116,15 @@ class Interruption:
             self.received = int(processes.gather(np.array([self.received or 0], np.int64)).max()) or None
 
     @contextlib.contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Enter a block in which a signal waits for `check()`, or for the end of the block."""
-        with self._deferring(True):
-            yield
+    def deferred(self, value: bool = True) -> Iterator[None]:
+        """Enter a block in which a signal waits for `check()`; or, with False, one within that in which it does not."""
         self.check()
-
-    @contextlib.contextmanager
-    def immediate(self) -> Iterator[None]:
-        """Enter a block within a deferred one in which a signal does not wait."""
-        with self._deferring(False):
-            self.check()
-            yield
-
-    @contextlib.contextmanager
-    def _deferring(self, value: bool) -> Iterator[None]:
         before, self._deferred = self._deferred, value
         try:
             yield
         finally:
             self._deferred = before
+        self.check()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
@@ -158,6 +147,7 @@ class TrainingMonitor(keras.callbacks.Callback):
     Args:
         experiment: The settings.
         parts: The objects of the run.
+        folder: Its folder.
         watcher: Looks at some of the batches, on the chief.
         evaluate: epoch -> dict of split -> metrics; called before training (epoch 0) and after epochs.
         interruption: Asked after each step whether the run is to stop; within `fit` it should be deferred.
@@ -169,29 +159,29 @@ class TrainingMonitor(keras.callbacks.Callback):
         self,
         experiment: Experiment,
         parts: Components,
+        folder: RunFolder,
         watcher: Watcher,
         evaluate: Callable[[int], dict[str, dict]],
         interruption: Interruption,
         processes: Processes,
-        saved: Callable[[], None] | None,
+        saved: Callable[[], None] = lambda: None,
     ):
         super().__init__()
-        self.folder, self.steps_per_epoch = watcher.folder, parts.steps_per_epoch
+        self.folder, self.steps_per_epoch = folder, parts.steps_per_epoch
         self._experiment, self._batch_size = experiment, parts.sampler.batch_size
         self._watcher, self._evaluate, self._saved = watcher, evaluate, saved
         self._interruption, self._processes = interruption, processes
-        self.records: list[dict] = []
+        self.records: list[dict[str, Any]] = []
         self.step = 0
-        self.train_seconds = self._timed_seconds = 0.0
-        self._timed_images = 0
         self._metric_state: list[Any] | None = None
         self._writer: Any = None
         self._epoch_started = self._compiled = 0.0
         self._steps_here = 0
+        self.set_model(parts.learner)
 
     def resume(self, state: checkpoints.TrainingState) -> None:
         """Continue from a checkpoint's state; the model holds the checkpoint's arrays."""
-        self.records, self.step, self.train_seconds = state.records, state.step, state.train_seconds
+        self.records, self.step = state.records, state.step
         if self._processes.is_chief:
             write_lines(self.folder.metrics, self.records)
             self._watcher.resume(self.step)
@@ -199,27 +189,21 @@ class TrainingMonitor(keras.callbacks.Callback):
             # fit() resets metrics at the start of an epoch; in the middle of one they must go on.
             self._metric_state = [keras.ops.convert_to_numpy(v) for v in self.model.metrics_variables]
 
-    @property
-    def epoch_is_open(self) -> bool:
-        """Whether an epoch's last step has been made and the epoch not been measured yet."""
-        return self.step > 0 and self.step // self.steps_per_epoch > self.records[-1]["epoch"]
-
     def close_epoch(self) -> None:
-        """Measure and record the epoch that a resumed run had come to the end of, or into which it had come."""
+        """Measure and record an epoch whose last step was made before the run was stopped, if there is one."""
+        if not self.records or self.step // self.steps_per_epoch <= self.records[-1]["epoch"]:
+            return
         self._epoch_started = time.perf_counter()
         self.on_train_begin()
-        try:
-            self.on_epoch_end((self.step - 1) // self.steps_per_epoch, self.model.get_metrics_result())
-        finally:
-            self.on_train_end()
+        self.on_epoch_end(self.step // self.steps_per_epoch - 1, self.model.get_metrics_result())
+        self.on_train_end()
 
     # Keras's hooks
 
     def on_train_begin(self, logs=None):
         """Open TensorBoard's file; before the first step, measure and record the untrained embedder."""
         if self._processes.is_chief:
-            with self._disk_for_summaries():
-                self._writer = tf.summary.create_file_writer(str(self.folder.tensorboard))
+            self._writer = tf.summary.create_file_writer(str(self.folder.tensorboard))
         if not self.records:
             with self.measuring():
                 measured = self._evaluate(0)
@@ -237,34 +221,20 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         """Look at the batch, when it is time."""
-        if not self._watcher.is_due(self.step):
-            return
-        _ = self.model  # on JAX variables are with the learner only once a callback has asked for it
-
-        def look() -> list[str]:
-            with self._disk_for_summaries():
-                return self._watcher.look(self.step, self._writer)
-
-        ending = self._processes.of_chief(look)
-        if ending:
-            self.checkpoint()
-            raise Halted(
-                f"ended by --stop_on={self._experiment.stop_on}: {'; and '.join(ending)}; the checkpoint of step "
-                f"{self.step} is saved; continue it anyway with --run_dir={self.folder.path} --resume, or with other "
-                "flags by --start_from"
-            )
+        if self._processes.is_chief and self._watcher.is_due(self.step):
+            _ = self.model  # on JAX variables are with the learner only once a callback has asked for it
+            self._watcher.look(self.step, self._writer)
 
     def on_train_batch_end(self, batch, logs=None):
         """Count the step; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
         self.step += 1
         self._steps_here += 1
-        if self._steps_here == 1:  # the first one compiles
+        if self._steps_here == 1:
             self._compiled = time.perf_counter()
         self._check_finite(logs or {})
-        in_epoch = self.step % self.steps_per_epoch
         self._interruption.agree(self._processes)
         every = self._experiment.checkpoint_steps
-        due = every and in_epoch and self.step % every == 0
+        due = every and self.step % self.steps_per_epoch and self.step % every == 0
         if due or self._interruption.received is not None:
             self.checkpoint()
         self._interruption.check()
@@ -274,38 +244,31 @@ class TrainingMonitor(keras.callbacks.Callback):
         shared = {} if logs is None else logs
         logs = {key: float(value) for key, value in shared.items()}
         now = time.perf_counter()
-        seconds = now - self._epoch_started
-        images = max(self._steps_here - 1, 0) * self._batch_size
-        timed = now - self._compiled if images else 0.0
         pairs = float(keras.ops.convert_to_numpy(self.model.distance_trackers[1].count))
         if pairs and logs["d_neg"] < _COLLAPSED:
             raise UserError(
                 f"the embedding collapsed in epoch {epoch + 1}: negatives are {logs['d_neg']:.1e} apart on average; "
                 f"lower the learning rate or change --objectives{self._how_to_start_again()}"
             )
-        record = {"epoch": epoch + 1, "step": self.step, "seconds": seconds, "train": logs}
-        if timed > 0:
-            record["images_per_second"] = images / timed
+        record = {"epoch": epoch + 1, "step": self.step, "seconds": now - self._epoch_started, "train": logs}
+        if self._steps_here > 1:  # the first step compiles
+            record["images_per_second"] = (self._steps_here - 1) * self._batch_size / (now - self._compiled)
         record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         try:
             with averaged(self.model), self.measuring():
                 record.update(self._evaluate(epoch + 1))
-        except Interrupted:
+        except KeyboardInterrupt:
             # The resumed run closes this epoch before it continues.
             self.checkpoint()
             raise
-        self.train_seconds += seconds
-        self._timed_images += images
-        self._timed_seconds += timed
         self._record(record)
         shared.update(flat(record))
-        selection, metric = self._experiment.selection, self._experiment.selection_metric
         with averaged(self.model):
             if self._processes.is_chief:
-                keep_if_selected(self.folder, self.records, selection, metric, self.model.embedder)
+                keep_embedder(self.folder, self._experiment, self.records, self.model.embedder)
         self.checkpoint()
         if self._processes.is_chief:
-            publish_selected(self.folder, self.records, selection, metric, self.steps_per_epoch)
+            drop_embedders(self.folder, self._experiment, self.records, self.steps_per_epoch)
         self._interruption.agree(self._processes)
         self._interruption.check()
 
@@ -322,60 +285,39 @@ class TrainingMonitor(keras.callbacks.Callback):
         Raises:
             UserError: The weights are not finite, and worth no checkpoint; or it cannot be written.
         """
-        part = checkpoints.first_not_finite(self.model)
-        if part:
+        if part := checkpoints.first_not_finite(self.model):
             raise self._diverged(f"the {part}'s weights are not finite")
-        state = checkpoints.TrainingState(self.step, self.records, self.train_seconds)
-        keep, writes = self._experiment.keep_checkpoints, self._processes.is_chief
-        checkpoints.save(self.folder.checkpoints, self.model, state, keep, writes)
-        if self._saved is not None:
-            self._saved()
+        state = checkpoints.TrainingState(self.step, self.records)
+        checkpoints.save(self.folder.checkpoints, self.model, state, write=self._processes.is_chief)
+        self._saved()
 
-    def images_per_second(self) -> float | None:
-        """Trained images per second in this process, without evaluation and the steps of an epoch that may compile."""
-        return self._timed_images / self._timed_seconds if self._timed_seconds > 0 else None
+    def measuring(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block that a signal ends at once; of several workers, who measure together, after its end."""
+        return self._interruption.deferred(False) if self._processes.alone else contextlib.nullcontext()
 
-    def _record(self, record: dict) -> None:
+    def _record(self, record: dict[str, Any]) -> None:
         self.records.append(record)
         if not self._processes.is_chief:
             return
         write_lines(self.folder.metrics, self.records)
-        with self._disk_for_summaries(), self._writer.as_default(step=record["epoch"]):
+        with self._writer.as_default(step=record["epoch"]):
             for name, value in flat(record).items():
                 if name not in ("epoch", "step", "seconds"):
                     tf.summary.scalar(name, value)
             self._writer.flush()
 
-    def _check_finite(self, logs: dict) -> None:
+    def _check_finite(self, logs: Mapping[str, Any]) -> None:
         bad = [name for name, value in logs.items() if not math.isfinite(float(value))]
         if bad:
             terms = [name for name in bad if name != "loss"] or bad
-            raise self._diverged(f"{', '.join(terms)} is not finite", logs)
+            raise self._diverged(f"{', '.join(terms)} is not finite")
 
-    def _diverged(self, what: str, logs: dict | None = None) -> UserError:
-        told = ""
-        if self._processes.is_chief and self.step:
-            # JSON has no NaN.
-            self._watcher.diverged(self.step, what, {name: str(float(value)) for name, value in (logs or {}).items()})
-            told = f" (its batch: {self.folder.diverged})"
+    def _diverged(self, what: str) -> UserError:
         return UserError(
-            f"the run diverged at step {self.step}: {what}{told}; lower the learning rate or add --clip_norm"
+            f"the run diverged at step {self.step}: {what}; lower the learning rate or add --clip_norm"
             f"{self._how_to_start_again()}"
         )
 
     def _how_to_start_again(self) -> str:
         last = checkpoints.list_checkpoints(self.folder.checkpoints)[-1:]
         return "".join(f", in a new run from its last weights: --start_from={path} --run_dir=NEW" for path in last)
-
-    def measuring(self) -> contextlib.AbstractContextManager[None]:
-        """Return a block that a signal ends at once; of several workers, who measure together, after its end."""
-        return self._interruption.immediate() if self._processes.alone else contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def _disk_for_summaries(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, tf.errors.OpError) as error:
-            if not is_disk_full(error):
-                raise
-            raise unwritable(self.folder.tensorboard, error) from error

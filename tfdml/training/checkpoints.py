@@ -7,9 +7,8 @@ import json
 import os
 import platform
 import re
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,16 @@ from tfdml.errors import REASON, UserError, differences, short_message, user_err
 from tfdml.evaluation.compare import QUERIES_FILE as QUERIES
 from tfdml.io.files import PARTIAL_PREFIX, atomic_write, is_debris, locked, read_json, require_local, sweep, write_json
 from tfdml.models import Embedder, MetricLearner
-from tfdml.training.settings import EvaluationSettings, Experiment
-from tfdml.training.workers import Processes, assign_here, check_same_backend
+from tfdml.training.settings import Experiment
+from tfdml.training.workers import Processes, assign_here
 from tfdml.version import __version__, installed
 
 _NAME = re.compile(r"step-(\d+)\.npz")
 _STATE = "state"
+# Characters of a message about the shapes of a checkpoint.
+_LONGEST = 200
 # Groups of arrays that are no part's weights.
 _METRICS, _OPTIMIZER, _OTHERS = NOT_WEIGHTS = ("metrics", "optimizer", "others")
-# Before the names of files that cannot be used and are in the way.
-_DAMAGED = "damaged-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +40,10 @@ class TrainingState:
     Args:
         step: How many steps have been trained.
         records: One mapping per epoch that has been closed, that before training included.
-        train_seconds: How long the steps of those epochs took.
     """
 
     step: int
     records: list[dict[str, Any]]
-    train_seconds: float = 0.0
 
 
 def parts(learner: MetricLearner) -> dict[str, list]:
@@ -103,7 +100,6 @@ def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int =
         return path
     arrays[_STATE] = np.frombuffer(json.dumps(dataclasses.asdict(state)).encode(), np.uint8)
     folder.mkdir(parents=True, exist_ok=True)
-    _set_aside([path] if path.is_dir() else [])
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
     for old in list_checkpoints(folder)[:-keep]:
@@ -154,8 +150,6 @@ def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], 
 def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | None = None) -> TrainingState | None:
     """Load the newest checkpoint that can be used into the learner and its optimizer; None if there is none.
 
-    Newer ones, which cannot, are renamed, so that they are not taken for the newest when the run continues.
-
     Args:
         folder: The checkpoint folder, that of the chief.
         learner: A compiled learner.
@@ -177,21 +171,16 @@ def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | 
 
 def _newest(folder: Path, learner: MetricLearner) -> str:
     """Return the newest checkpoint that fits the learner; empty if there is none."""
-    unusable, reasons = [], []
+    reasons = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            arrays, state = read(path)
-            if state.step != step_of(path):
-                raise ValueError(f"{path.name} is of step {state.step}")
-            _check_fits(path, arrays, learner)
+            _check_fits(path, read(path)[0], learner)
         except ValueError as error:
             logging.warning("%s; trying the one before", error)
-            unusable.append(path)
             reasons.append(str(error))
             continue
-        _set_aside(unusable)
         return str(path)
-    if unusable:
+    if reasons:
         raise UserError(f"no checkpoint in {folder} can be used: {'; '.join(reasons)}; delete it to train again")
     return ""
 
@@ -219,31 +208,17 @@ def share_weights(processes: Processes, learner: MetricLearner) -> None:
 
 
 def _check_fits(path: Path, arrays: dict[str, np.ndarray], learner: MetricLearner) -> None:
-    changed = variables(learner)
-    for name in sorted(set(changed) ^ set(arrays)):
-        where = "missing from" if name in changed else "only in"
-        raise ValueError(f"{path.name} belongs to another model: {name} is {where} the checkpoint")
-    for name, variable in changed.items():
-        shape = tuple(variable.shape)
-        if shape != arrays[name].shape:
-            raise ValueError(f"{path.name} belongs to another model: {name} is {arrays[name].shape}, not {shape}")
-
-
-def _set_aside(paths: Sequence[Path]) -> None:
-    for path in paths:
-        free = path.with_name(_DAMAGED + path.name)
-        number = 1
-        while free.exists():
-            number += 1
-            free = path.with_name(f"{_DAMAGED}{number}-{path.name}")
-        path.rename(free)
-        logging.warning("%s cannot be used and is now called %s", path, free.name)
+    expected = {name: tuple(variable.shape) for name, variable in variables(learner).items()}
+    shapes = {name: array.shape for name, array in arrays.items()}
+    if shapes != expected:
+        changed = differences(expected, shapes, str)
+        raise ValueError(f"{path.name} belongs to another model: {changed[:_LONGEST]}")
 
 
 # Of a resumed run: where the folder lies, and where the images, which are compared by their checksums.
 MAY_DIFFER = ("run_dir", "data_dir", "features")
 # What changes nothing of the training.
-_WATCHING = ("watch_every", "stop_on", "log_to")
+_WATCHING = ("watch_every", "log_to")
 _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")
 
 
@@ -252,8 +227,7 @@ class RunFolder:
 
         flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  checkpoints/  embedder.keras
          tensorboard/  report/index.html
-        and, where they apply, moments.keras  statistics_network.keras  watch.json  diverged.json
-         neighbors/
+        and, where they apply, moments.keras  watch.json  neighbors/
 
     Args:
         path: The folder, a local one.
@@ -271,9 +245,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.embedder = self.path / "embedder.keras"
         self.moments = self.path / "moments.keras"
-        self.statistics_network = self.path / "statistics_network.keras"
         self.tensorboard = self.path / "tensorboard"
-        self.diverged = self.path / "diverged.json"
         self.watch = self.path / "watch.json"
         self.report = self.path / "report" / "index.html"
 
@@ -289,14 +261,7 @@ class RunFolder:
 
     def is_untouched(self) -> bool:
         """Whether the folder is there and no run has begun in it, but for one that was killed before its first file."""
-        return self.path.is_dir() and not any(not is_debris(entry.name) for entry in self.path.iterdir())
-
-    def is_finished(self, settings: EvaluationSettings) -> bool:
-        """Whether the run has nothing left to do."""
-        wanted = [self.embedder]
-        wanted += [self.moments] if settings.moment_embedder else []
-        wanted += [self.report] if settings.report else []
-        return self.read_result() is not None and all(path.is_file() for path in wanted)
+        return self.path.is_dir() and all(is_debris(entry.name) for entry in self.path.iterdir())
 
     def how_far(self) -> str:
         """How far the run in this folder has come, and how to continue it, in words."""
@@ -319,47 +284,14 @@ class RunFolder:
             user_errors(OSError, f"--run_dir={self.path} holds no run to resume: there is no {self.flags}"),
         ):
             text = self.flags.read_text(encoding="utf-8")
-        try:
+        with user_errors(UserError, f"{self.flags}: {REASON}"):
             return Experiment.from_flags(text, run_dir=str(self.path))
-        except UserError as error:
-            raise UserError(f"{self.flags}: {str(error).removeprefix('flag file: ')}") from error
-
-    def final_settings(self) -> dict[str, Any]:
-        """Return the settings of the final model of this run, but for its folder: see `DataSettings.final_of`.
-
-        Raises:
-            UserError: The run has not ended, or is of several seeds or folds.
-        """
-        result = self.read_result()
-        if result is None:
-            raise UserError(f"--final_of={self.path}: the run has not ended; end it first")
-        if "epoch" not in result:
-            raise UserError(f"--final_of={self.path} has several runs: name one, such as {self.path}/seed_0")
-        lines = self.metrics.read_text(encoding="utf-8").splitlines()
-        steps = next(record["step"] for record in map(json.loads, lines) if record["epoch"] == 1)
-        off = ("holdout_classes", "holdout_part", "min_steps", "evaluate_train", "generalization_every")
-        return {
-            **dataclasses.asdict(self.load_experiment()),
-            **dict.fromkeys(off, 0),
-            "epochs": result["epoch"],
-            "steps_per_epoch": steps,
-            "selection": "last",
-            "report": False,
-            "evaluate_orders": "never",
-            "moment_embedder": False,
-            "final_of": str(self.path),
-        }
 
     def check_same(self, asked: Experiment) -> None:
         """Raise a `UserError` where the run that is here was started with other settings than `asked`."""
-        stored = self.load_experiment()
-        for field in dataclasses.fields(Experiment):
-            old, new = getattr(stored, field.name), getattr(asked, field.name)
-            if old != new and field.name not in (*MAY_DIFFER, *_WATCHING):
-                end = "; to end it early, add --finish" if field.name in ("epochs", "steps_per_epoch") else ""
-                raise UserError(
-                    f"--resume: the run was started with --{field.name}={old}, not {new}; leave it out{end}"
-                )
+        for name, old, new in self.load_experiment().differences_to(asked):
+            if name not in (*MAY_DIFFER, *_WATCHING):
+                raise UserError(f"--resume: the run was started with --{name}={old}, not {new}; leave it out")
 
     def read_result(self) -> dict[str, Any] | None:
         """Return what `result.json` holds; None if it is not there, or damaged."""
@@ -372,9 +304,7 @@ class RunFolder:
 
     def check_new(self) -> None:
         """Raise a `UserError` if a run could lose something by being written here."""
-        with user_errors(UnicodeEncodeError, f"--run_dir={str(self.path)!r} is no UTF-8: name another folder"):
-            str(self.path).encode()
-        with user_errors(OSError, f"--run_dir={str(self.path)[:100]} cannot be used: {REASON}"):
+        with user_errors((OSError, UnicodeEncodeError), f"--run_dir={str(self.path)[:100]!r} cannot be used: {REASON}"):
             taken = self.path.exists() and not self.is_untouched()
         if taken:
             raise UserError(f"--run_dir={self.path} exists already: continue it with --resume, or name another")
@@ -387,7 +317,11 @@ class RunFolder:
             UserError: Another run is at work here.
         """
         with locked(self.path, "run_dir"):
-            self._sweep()
+            sweep(self.path)
+            # What another command writes below the folder is its own; in these nobody else writes.
+            for folder in (self.checkpoints, self.report.parent, self.neighbors(0).parent):
+                for half_written in folder.glob(f"{PARTIAL_PREFIX}*"):
+                    half_written.unlink(missing_ok=True)
             yield
 
     @contextlib.contextmanager
@@ -411,49 +345,27 @@ class RunFolder:
         Where cores, devices or arithmetic are others than at the start, a line is printed that the bits will be, too.
 
         Args:
-            data: By split, what `building.Splits.describe` returns.
+            data: By split, what `Splits.describe` returns.
             devices: What the run trains on.
 
         Raises:
-            UserError: The images have changed since the run was started.
+            UserError: The images have changed since the run was started, or the backend has.
         """
-        if self.data.is_file():
-            self._compare(data)
-        else:
+        if not self.data.is_file():
             write_json(self.data, data)
+        elif changed := differences(read_json(self.data), data):
+            raise UserError(f"--resume: the images are not those of the start ({changed}): bring them back")
         now = environment(devices)
         if not self.environment.is_file():
             write_json(self.environment, now)
             return
-        try:
-            before = read_json(self.environment, {"backend": str, "packages": dict})
-        except UserError:
-            return
-        check_same_backend(before["backend"])
-        changed = differences(_arithmetic(before), _arithmetic(now))
-        if changed:
+        before = read_json(self.environment, {"backend": str, "packages": dict})
+        if before["backend"] != now["backend"]:
+            advice = f"set KERAS_BACKEND={before['backend']}"
+            raise UserError(f"--resume: the run was started on {before['backend']}, not on {now['backend']}: {advice}")
+        if changed := differences(_arithmetic(before), _arithmetic(now)):
             text = "%s: %s: the run resumes from the same weights with the same batches, but not to the same bits"
             logging.warning(text, self.path, changed)
-
-    def discard(self) -> None:
-        """Remove the folder of a run that has failed before its first step."""
-        shutil.rmtree(self.path, ignore_errors=True)
-
-    def _compare(self, data: dict[str, Any]) -> None:
-        try:
-            before = read_json(self.data)
-            known = {split: dict(before.get(split, {})) for split in data}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(f"{self.data} is damaged; delete it if the images are the same") from error
-        if changed := differences(known, data):
-            raise UserError(f"--resume: the images are not those of the start ({changed}): bring them back")
-
-    def _sweep(self) -> None:
-        """Remove what killed processes left half-written; what another command writes below the folder is its own."""
-        sweep(self.path)
-        for folder in (self.checkpoints, self.report.parent, self.neighbors(0).parent):  # in which nobody else writes
-            for half_written in folder.glob(f"{PARTIAL_PREFIX}*"):
-                half_written.unlink(missing_ok=True)
 
 
 def _arithmetic(environment: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tfdml.audit import read_drops
 from tfdml.data import sampling
 from tfdml.data.dataset import ImageDataset, check
 from tfdml.data.images import VectorImages, images_checksum
-from tfdml.data.pipeline import MEGABYTE, decoded_bytes, memory_to_spare
+from tfdml.data.pipeline import CACHE_LIMIT_MB, MEGABYTE, decoded_bytes, memory_to_spare
 from tfdml.data.policies import Policy
 from tfdml.data.readers.label_files import Table, composed, near_miss, split_classes, warn_shared_classes
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
@@ -37,23 +37,21 @@ class Splits:
     Args:
         train: With class ids 0 .. C - 1.
         validation: Held-out training classes, or None.
-        test: The unseen classes; None for a final model, which trains on them too.
-        seen: A sample of `train` that the embedder is measured on, or None.
-        two_views: Those of which two views find each other, as they have no labels: each image is in them twice.
+        test: The unseen classes.
+        two_views: Names of the splits of which two views find each other, as they have no labels: each image is in them
+            twice.
         dropped: Names of the training images that were left out.
     """
 
     train: ImageDataset
     validation: ImageDataset | None
-    test: ImageDataset | None
-    seen: ImageDataset | None = None
+    test: ImageDataset
     two_views: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
     def evaluated(self) -> dict[str, ImageDataset]:
         """Return the splits that the embedder is measured on, by name."""
-        splits = {"validation": self.validation, "test": self.test, "seen": self.seen}
-        return {name: split for name, split in splits.items() if split is not None}
+        return {**({"validation": self.validation} if self.validation else {}), "test": self.test}
 
     def describe(self, directory: str = "") -> dict[str, dict[str, Any]]:
         """Return what identifies a run's images: how many there are, their names, labels and content.
@@ -71,49 +69,40 @@ class Splits:
                 **({"dropped": list(self.dropped)} if self.dropped and name == "train" else {}),
             }
             for name, split in ({"train": self.train} | self.evaluated()).items()
-            if split is not self.seen  # a part of `train`
         }
 
 
-def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) -> Splits:
+def load_splits(settings: DataSettings, seed: int) -> Splits:
     """Load and check the images of a run.
 
     Args:
         settings: Which images.
-        seed: Of the choice of the classes that are held out, or measured though they are trained on.
-        evaluate_train: How many of the training images are measured; see `sample_seen_classes`.
+        seed: Of the choice of the classes that are held out.
 
     Raises:
         UserError: Something about the data is wrong; the message says what and where.
     """
-    options = settings.data_options()
-    directory = settings.data_dir or None
+    options, directory = settings.data_options(), settings.data_dir
     if settings.features:
-        known = ("test_fraction", "pairs", "similar_from")
-        if unknown := options.keys() - {*known}:
-            raise UserError(f"--dataset_options: --features have no option {min(unknown)!r}, only {', '.join(known)}")
-        train, test = vector_splits(settings.features, settings.data_dir, **options).values()
+        with user_errors(TypeError, f"--dataset_options={settings.dataset_options}, of --features: {REASON}"):
+            train, test = vector_splits(settings.features, directory, **options).values()
     else:
-        train, test = (data.load(settings.dataset, directory, split, **options) for split in ("train", "test"))
-    train, dropped = leave_out(train, test, settings.drop, settings.data_dir) if settings.drop else (train, ())
+        train, test = (data.load(settings.dataset, directory or None, split, **options) for split in ("train", "test"))
+    train, dropped = leave_out(train, test, settings.drop, directory) if settings.drop else (train, ())
     if not settings.features:
-        train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
-    if settings.final_of:
-        train = train.join(test)
-    without_labels = settings.sampling == "two_views"
+        how = "decode" if settings.bad_images == "skip" else "headers"
+        train, test = (check(split, settings.bad_images, how) for split in (train, test))
+    without_labels = settings.sampling_call().name == "two_views"
     train = train.without_labels() if without_labels else train
     if train.num_classes == 1 and train.pairs is None and train.label_rows is None:
         name, advice = next(iter(train.class_names.values())), "name a folder or list with two or more"
         raise UserError(f"the training images of {train.name} have one class only, {name!r}; {advice}")
     held_out = settings.holdout_classes, seed, settings.holdout_sampling, settings.holdout_part
     train, validation = split_training_classes(train, *held_out)
-    train = train.contiguous()
-    unseen = None if settings.final_of else test
-    splits = Splits(train, validation, unseen, sample_seen_classes(train, evaluate_train, seed), dropped=dropped)
+    splits = Splits(train.contiguous(), validation, test, dropped=dropped)
     if not without_labels:
         return splits
-    evaluated = splits.evaluated()
-    paired = {name: split for name, split in evaluated.items() if split.num_classes == len(split)}
+    paired = {name: split for name, split in splits.evaluated().items() if split.num_classes == len(split)}
     twice: dict[str, Any] = {name: split.take(np.repeat(np.arange(len(split)), 2)) for name, split in paired.items()}
     return dataclasses.replace(splits, **twice, two_views=tuple(twice))
 
@@ -239,40 +228,22 @@ def split_training_classes(
         return train, None
     rng = np.random.default_rng(seed)
     classes = rng.permutation(train.classes)
-    held_out = max(1, round(share * len(classes)))
-    if held_out >= len(classes):
+    count, parts = max(1, round(share * len(classes))), round(1 / share)
+    if count >= len(classes):
         raise UserError(f"--holdout_classes={share} leaves no class to train on")
+    if part and not part <= parts <= len(classes):
+        of = f"{parts} parts of --holdout_classes={share:g}, and {len(classes)} classes"
+        raise UserError(f"--holdout_part={part}: there are {of}")
     if sampling == "stratified":
-        known, counts = np.unique(train.labels, return_counts=True)
-        by_size = classes[np.argsort(counts[np.searchsorted(known, classes)], kind="stable")]
-        classes = by_size if part else classes
+        sizes = np.unique(train.labels, return_counts=True)[1]
+        classes = classes[np.argsort(sizes[np.searchsorted(train.classes, classes)], kind="stable")]
     if part:
-        parts = round(1 / share)
-        if not part <= parts <= len(classes):
-            of = f"{parts} parts of --holdout_classes={share:g}, and {len(classes)} classes"
-            raise UserError(f"--holdout_part={part}: there are {of}")
-        those = classes[part - 1 :: parts]
-        return train.select_classes(np.setdiff1d(classes, those)), train.select_classes(those)
-    if sampling == "stratified":
-        drawn = [rng.choice(group) for group in np.array_split(by_size, held_out)]
-        classes = np.concatenate([drawn, np.setdiff1d(classes, drawn)])
-    return train.select_classes(classes[held_out:]), train.select_classes(classes[:held_out])
-
-
-def sample_seen_classes(train: ImageDataset, wanted: float, seed: int) -> ImageDataset | None:
-    """Return the training classes to measure on: whole ones, drawn by the seed until they are enough.
-
-    Args:
-        train: The training images, with class ids 0 .. C - 1.
-        wanted: How many images or, at most 1, which share of them; 0 for none.
-        seed: Of the choice.
-    """
-    if not wanted:
-        return None
-    wanted = wanted * len(train) if wanted <= 1 else wanted
-    classes = np.random.default_rng(seed).permutation(train.num_classes)
-    images = np.cumsum(np.bincount(train.labels)[classes])
-    return train.select_classes(classes[: max(np.searchsorted(images, wanted) + 1, 2)])  # of one nothing is measured
+        held_out = classes[part - 1 :: parts]
+    elif sampling == "stratified":
+        held_out = np.array([rng.choice(group) for group in np.array_split(classes, count)])
+    else:
+        held_out = classes[:count]
+    return train.select_classes(np.setdiff1d(classes, held_out)), train.select_classes(held_out)
 
 
 def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replicas: int = 1) -> sampling.Sampler:
@@ -288,38 +259,36 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         UserError: The data has too few images, classes or super-classes for it, or the replicas do not divide a batch.
     """
     sampler: sampling.Sampler
-    classes = settings.classes_per_batch or min(MOST_CLASSES, train.num_classes)
-    if settings.sampling == "shuffle":
+    (name, options), size, labels = dataclasses.astuple(settings.sampling_call()), settings.batch_size, train.labels
+    by_class: dict[str, Any] = {
+        "classes_per_batch": settings.classes_per_batch or min(MOST_CLASSES, train.num_classes),
+        "images_per_class": settings.images_per_class,
+        "seed": seed,
+        "short_classes": settings.short_classes,
+    }
+    if name == "shuffle":
         if train.pairs is None and train.label_rows is None:
-            require_classes(train.labels, "training")
-        sampler = sampling.ShuffleSampler(len(train), settings.batch_size, seed)
-    elif settings.sampling == "two_views":
-        sampler = sampling.PairSampler(np.arange(len(train)).repeat(2).reshape(-1, 2), settings.batch_size, seed)
-    elif settings.sampling == "pairs":
+            require_classes(labels, "training")
+        sampler = sampling.ShuffleSampler(len(train), size, seed)
+    elif name == "two_views":
+        sampler = sampling.PairSampler(np.arange(len(train)).repeat(2).reshape(-1, 2), size, seed)
+    elif name == "pairs":
         if train.pairs is None:
             raise UserError(f"--sampling=pairs: {train.name} has no given pairs; name their file in --dataset_options")
-        sampler = sampling.PairSampler(train.pairs.rows, settings.batch_size, seed)
-    elif settings.sampling == "whole_classes":
-        sampler = sampling.WholeClassSampler(train.labels, settings.batch_size, seed)
-    elif settings.sampling == "hierarchical":
+        sampler = sampling.PairSampler(train.pairs.rows, size, seed)
+    elif name == "whole_classes":
+        sampler = sampling.WholeClassSampler(labels, size, seed)
+    elif name == "hierarchical":
         if train.super_labels is None:
             raise UserError(f"--sampling=hierarchical: {train.name} has no super-classes")
-        sampler = sampling.HierarchicalSampler(
-            train.labels,
-            train.super_labels,
-            classes,
-            settings.images_per_class,
-            settings.super_classes_per_batch,
-            seed,
-            settings.super_class_weights,
-            settings.short_classes,
-        )
+        by_class |= {"super_classes_per_batch": options["super_classes"], "weights": options["weights"]}
+        with user_errors(UserError, f"--sampling={settings.sampling}: {REASON}"):
+            sampler = sampling.HierarchicalSampler(labels, train.super_labels, **by_class)
+    elif name == "neighbors":
+        with user_errors(UserError, f"--sampling={settings.sampling}: {REASON}"):
+            sampler = sampling.NeighborSampler(labels, **by_class, anchor_classes=options["anchor_classes"])
     else:
-        by_class = train.labels, classes, settings.images_per_class, seed, settings.short_classes
-        if settings.sampling == "neighbors":
-            sampler = sampling.NeighborSampler(*by_class, anchor_classes=settings.anchor_classes)
-        else:
-            sampler = sampling.ClassBalancedSampler(*by_class)
+        sampler = sampling.ClassBalancedSampler(labels, **by_class)
     sampling.check_divides(sampler.batch_size, replicas, "replicas")
     return sampler
 
@@ -356,7 +325,6 @@ def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationT
         resize_mode=settings.resize_mode,
         scale=(settings.min_scale, 1.0),
         flip=settings.flip,
-        resolutions=(settings.min_resolution, settings.max_resolution),
         policy=Policy.of(settings.policy) if settings.policy.strip() else None,
         pad_color=color,
     )
@@ -378,19 +346,12 @@ class CachePlan:
     reason: str = dataclasses.field(default="", compare=False)
 
 
-def plan_cache(
-    settings: DataSettings,
-    train: ImageDataset,
-    evaluated: list[ImageDataset],
-    transform: TrainTransform,
-    images_drawn: int,
-) -> CachePlan:
+def plan_cache(settings: DataSettings, splits: Splits, transform: TrainTransform, images_drawn: int) -> CachePlan:
     """Decide what `--cache` means for a run.
 
     Args:
         settings: What is asked for.
-        train: The training images.
-        evaluated: The splits that are evaluated.
+        splits: The images.
         transform: The augmentation.
         images_drawn: How many training images the run will draw.
 
@@ -400,21 +361,19 @@ def plan_cache(
     """
     if settings.features:
         return CachePlan(False, False, "the vectors are in memory, or mapped")
-    images = decoded_bytes(train, transform)
-    views = sum(len(split) for split in evaluated) * 3 * transform.image_size**2
-    spare = memory_to_spare(settings.cache_limit_mb)
-    used_again = images_drawn >= 2 * len(train)
-    if settings.cache == "auto":
-        keep = used_again and images <= spare, used_again and images + views <= spare
-    else:
-        keep = settings.cache == "true", settings.cache == "true"
-    kept = "both are kept" if keep[1] else "the training images are kept" if keep[0] else "neither is kept"
-    once = ", as the run sees its images hardly more than once" if settings.cache == "auto" and not used_again else ""
+    images = decoded_bytes(splits.train, transform)
+    views = sum(len(split) for split in splits.evaluated().values()) * 3 * transform.image_size**2
+    spare = memory_to_spare(CACHE_LIMIT_MB)
+    again = images_drawn >= 2 * len(splits.train)
+    training, evaluation = again and images <= spare, again and images + views <= spare
+    if settings.cache != "auto":
+        training = evaluation = settings.cache == "true"
+    kept = "both are kept" if evaluation else "the training images are kept" if training else "neither is kept"
     reason = (
         f"--cache={settings.cache}: training images take about {images / MEGABYTE:,.1f} MB decoded, evaluation views "
-        f"{views / MEGABYTE:,.1f} MB; {spare / MEGABYTE:,.0f} MB may be used: {kept}{once}"
+        f"{views / MEGABYTE:,.1f} MB; {spare / MEGABYTE:,.0f} MB may be used: {kept}"
     )
-    return CachePlan(*keep, reason)
+    return CachePlan(training, evaluation, reason)
 
 
 def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:

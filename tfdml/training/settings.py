@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,11 @@ class Settings:
             if isinstance(value, str) and redact_text(value) != value:
                 shown = f"--{field.name}={redact_text(value)}"
                 raise UserError(f"{shown} has a user or password, which a run would store: use the environment")
-            choices = field.metadata.get("choices")
+            choices, check = (field.metadata.get(rule) for rule in ("choices", "check"))
             if choices and value not in choices:
                 raise UserError(f"--{field.name}={value}: must be one of {', '.join(choices)}")
-            check: Callable | None = field.metadata.get("check")
             if check and not check(value):
-                meaning = meanings(type(self)).get(field.name, "")
-                raise UserError(f"--{field.name}={value}: out of range. {meaning}")
+                raise UserError(f"--{field.name}={value}: out of range. {meanings(type(self))[field.name]}")
 
 
 def choice(default: Any, **rules: Any) -> Any:
@@ -76,12 +74,12 @@ def meanings(stage: type) -> dict[str, str]:
         >>> meanings(RunSettings)["seed"]
         'Seed of weights, batches and augmentation.'
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for cls in stage.__mro__:
-        listed = inspect.cleandoc(cls.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
-        for name, text in re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", listed, re.MULTILINE):
-            found[name] = " ".join(text.split())
-    return found
+        arguments = inspect.cleandoc(cls.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE):
+            texts[name] = " ".join(text.split())
+    return texts
 
 
 def positive(value) -> bool:
@@ -100,7 +98,7 @@ def fraction(value) -> bool:
 
 
 def integers(text: str, flag: str, required: bool = False) -> tuple[int, ...]:
-    """Positive integers from text, such as `1,2,4`.
+    """Return positive integers from text, such as `1,2,4`.
 
     Args:
         text: The integers, with commas.
@@ -114,13 +112,12 @@ def integers(text: str, flag: str, required: bool = False) -> tuple[int, ...]:
         >>> integers("20,40", "--drop_epochs")
         (20, 40)
     """
-    wanted = UserError(f"{flag}={text}: write integers of 1 to {LARGEST_INTEGER:,} with commas, e.g. 1,2,4")
     try:
         values = tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError as error:
-        raise wanted from error
+    except ValueError:
+        values = (0,)
     if (required and not values) or any(not 1 <= value <= LARGEST_INTEGER for value in values):
-        raise wanted
+        raise UserError(f"{flag}={text}: write integers of 1 to {LARGEST_INTEGER:,} with commas, e.g. 1,2,4")
     return values
 
 
@@ -134,12 +131,56 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_BY_CLASS = needs("sampling", "class_balanced", "hierarchical", "neighbors")
+#: The names that `sampling` and `head` may have, each with its options and their defaults.
+SAMPLING: dict[str, dict[str, Any]] = {
+    "class_balanced": {},
+    "hierarchical": {"super_classes": 1, "weights": "proportional"},
+    "neighbors": {"every": 1, "anchor_classes": 4, "skip_top": 0, "relative_margin": None},
+    "whole_classes": {},
+    "shuffle": {},
+    "two_views": {},
+    "pairs": {},
+}
+HEADS: dict[str, dict[str, Any]] = {
+    "linear": {"bias": True},
+    "mlp": {"hidden": 512},
+    "whitened": {"power": None, "shrinkage": None},
+    "ensemble": {"heads": 8, "cut": None, "bias": True},
+}
+
+
+def with_options(text: str, flag: str, names: Mapping[str, Mapping[str, Any]]) -> Call:
+    """Return a name with its options, those that are not given at their defaults.
+
+    Args:
+        text: The name, or the name with options: `neighbors(every=2)`.
+        flag: The flag's name, for the message.
+        names: The names that there are, each with its options and their defaults.
+
+    Raises:
+        UserError: There is no such name, or it has no such option.
+
+    Example:
+        >>> with_options("mlp(hidden=64)", "--head", HEADS)
+        Call(name='mlp', arguments={'hidden': 64})
+    """
+    call = parse_call(text, flag)
+    if call.name not in names:
+        raise UserError(f"{flag}={text}: must be one of {', '.join(names)}")
+    if unknown := call.arguments.keys() - names[call.name].keys():
+        options = ", ".join(names[call.name]) or "none"
+        raise UserError(f"{flag}={text}: there is no option {min(unknown)!r}, only {options}")
+    return Call(call.name, {**names[call.name], **call.arguments})
+
+
+def _samples(*names: str) -> Effect:
+    return Effect(
+        lambda given: given["sampling"].partition("(")[0].strip() in names, f"--sampling={' or '.join(names)}"
+    )
+
+
+_BY_CLASS = _samples("class_balanced", "hierarchical", "neighbors")
 _HELD_OUT = either(needs("holdout_classes"), needs("folds"))
-_HIERARCHICAL = needs("sampling", "hierarchical")
-_NEIGHBORS = needs("sampling", "neighbors")
-_MULTI_RESOLUTION = needs("augmentation", "multi_resolution")
-_TRAINED_BACKBONE = Effect(lambda given: given["backbone_rate"] != 0, "a --backbone_rate that is not 0")
 _RATES = ("backbone_rate", "projection_rate", "objective_rate")
 
 
@@ -157,7 +198,9 @@ def _names_horde(given: Mapping[str, Any]) -> bool:
     return any(name in ("horde", "high_order_moment") for name in names)
 
 
+_IMAGES = Effect(lambda given: not given["features"], "images, not --features")
 _WITH_FILES = Effect(lambda given: given["dataset"] != "glyphs", "another --dataset than glyphs, which has no files")
+_TRAINED_BACKBONE = Effect(lambda given: given["backbone_rate"] != 0, "a --backbone_rate that is not 0")
 _SHARED_RATE = Effect(
     lambda given: any(given[rate] < 0 for rate in _RATES),
     "a part without a rate of its own (--backbone_rate, --projection_rate or --objective_rate of -1)",
@@ -175,58 +218,38 @@ class DataSettings(Settings):
 
     Args:
         dataset: Data set: a name of the catalog, or folder for any tree of class folders.
-        data_dir: Folder of the unpacked data set. glyphs needs none.
-        features: Stored embeddings instead of images, on which a --head is trained: a folder of tfdml embed, or a
-            Parquet, .npz or .npy file, with labels. --data_dir is then the folder of the images that its paths name.
+        data_dir: Folder of the unpacked data set, or of the images that --features name. glyphs needs none.
+        features: Stored embeddings with labels instead of images, on which a --head is trained: a folder of tfdml
+            embed, or a Parquet, .npz or .npy file.
         dataset_options: Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.
-        bad_images: What to do with files that are no readable images.
-        final_of: Train the final model of this run: with its settings, and as many steps as it had until its selected
-            epoch, on all classes, those of its test split too. So nothing is measured.
+        bad_images: What to do with files that are no readable images; skip decodes every image first.
         drop: A CSV file of tfdml audit, maybe edited: training images whose action is drop are left out.
-        check_images: How images are checked before training: the header and the end of each file, or all of it
-            (decode), at about a millisecond an image and core.
-        holdout_classes: Share of the training classes that is held out of training, as validation classes; for
-            two_views, of the training images, two views of which are then to find each other.
-        holdout_sampling: How --holdout_classes are drawn, by the seed: all alike (random); or one of each of as many
-            groups of classes of about the same size (stratified), so that large and small classes are held out in
-            proportion.
-        holdout_part: Which of the 1 / --holdout_classes parts of the training classes is held out, from 1 on; each
-            class is in one of them. 0: any classes. --folds sets it.
-        cache: Keep the decoded images in memory; auto: where they take less than --cache_limit_mb and less than half of
-            the free memory, and the run sees them more than once.
-        cache_limit_mb: Most memory that --cache may take, in MiB.
+        holdout_classes: Share of the training classes that is held out, as validation classes; for two_views, of the
+            images.
+        holdout_sampling: How --holdout_classes are drawn: all alike (random), or one of each of as many groups of
+            classes of about the same size (stratified).
+        holdout_part: Which of the 1 / --holdout_classes disjoint parts of the training classes is held out, from 1 on;
+            0: any classes. --folds sets it.
+        cache: Keep the decoded images in memory; auto: where they are seen again, and take less than 4 GiB and half of
+            the free memory.
         image_size: Height and width in pixels of the crops that the network sees.
         resize: Pixels to which images are resized before the crop.
         resize_mode: Whether the shorter side becomes --resize; both sides do (squash); or the longer side does and
             --pad_color fills up the square (pad).
-        pad_color: Color around images, for --resize_mode=pad and multi_resolution: black, white, or R,G,B of 0 to 255.
+        pad_color: Color around images: black, white, or R,G,B of 0 to 255.
         augmentation: How training crops are taken.
         min_scale: Smallest share of the image's area that random_resized_crop takes.
-        min_resolution: Smallest longer side in multi_resolution, as a multiple of --image_size.
-        max_resolution: Largest longer side in multi_resolution, as a multiple of --image_size.
         flip: Mirror every second training image.
         policy: What happens to the finished crops, by Keras's layers: e.g. 'rand_augment(factor=0.4) + 0.2 * grayscale'
             (the second on a fifth of the images).
-        sampling: P classes x K images; the same from a few super-classes (hierarchical), or of classes that the
-            embedder confuses (neighbors); all images of random classes up to --batch_size (whole_classes); a plain
-            shuffle; two views of each image, which are a pair, without labels (two_views); or given pairs or triplets,
-            whole (pairs).
-        classes_per_batch: P, for class_balanced, hierarchical and neighbors; 0: 20, or all where there are fewer.
-        images_per_class: K, for class_balanced, hierarchical and neighbors.
-        batch_size: Images per batch, over all replicas, for shuffle, whole_classes and pairs; for two_views, the views:
-            two of each image.
-        short_classes: Classes of fewer than K images: repeat their images, or drop them.
-        super_classes_per_batch: S, for hierarchical: a batch has P / S classes of each of S super-classes.
-        super_class_weights: For hierarchical: super-classes in proportion to their classes, or all equally often
-            (uniform).
-        neighbors_every: For neighbors: embed and search the training images before the first epoch and after every this
-            many.
-        anchor_classes: For neighbors: A of the P classes are drawn in turn, and the others are those that they are most
-            often confused with.
-        skip_top: For neighbors: leave out this many of the nearest images of other classes of each image, which may be
-            of its class in truth.
-        relative_margin: For neighbors: leave out images of other classes whose cosine with an image is above 1 - this
-            times its mean cosine with its own class, e.g. 0.05; -1: leave out none.
+        sampling: What a batch is: P classes x K images; the same from hierarchical(super_classes=1,
+            weights=proportional), or of classes that the embedder confuses: neighbors(every=1, anchor_classes=4,
+            skip_top=0, relative_margin=none); whole_classes; a plain shuffle; two_views of each image, without labels;
+            or given pairs.
+        classes_per_batch: P; 0: 20, or all where there are fewer.
+        images_per_class: K.
+        batch_size: Images per batch, over all replicas, without P and K; for two_views, the views: two of each image.
+        short_classes: Classes of fewer than K images: repeat or drop them.
 
     Raises:
         UserError: A value is out of range, or two do not go together.
@@ -236,58 +259,44 @@ class DataSettings(Settings):
         {'size': 32}
     """
 
-    dataset: str = "glyphs"
+    dataset: str = choice("glyphs", effect=_IMAGES)
     data_dir: str = choice("", effect=either(_WITH_FILES, needs("features")))
     features: str = ""
     dataset_options: str = ""
-    bad_images: str = choice("error", choices=("error", "skip"))
-    final_of: str = ""
+    bad_images: str = choice("error", choices=("error", "skip"), effect=_IMAGES)
     drop: str = ""
-    check_images: str = choice("headers", choices=("headers", "decode"))
     holdout_classes: float = choice(0.0, check=fraction)
     holdout_sampling: str = choice("random", choices=("random", "stratified"), effect=_HELD_OUT)
     holdout_part: int = choice(0, check=not_negative, effect=needs("holdout_classes"))
-    cache: str = choice("auto", choices=("auto", "true", "false"))
-    cache_limit_mb: int = choice(4096, check=positive, effect=needs("cache", "auto"))
+    cache: str = choice("auto", choices=("auto", "true", "false"), effect=_IMAGES)
     # Views
-    image_size: int = choice(224, check=positive)
-    resize: int = choice(256, check=positive)
-    resize_mode: str = choice("shorter", choices=("shorter", "squash", "pad"))
-    pad_color: str = choice("black", effect=either(needs("resize_mode", "pad"), _MULTI_RESOLUTION))
-    augmentation: str = choice("random_crop", choices=KINDS)
-    min_scale: float = choice(0.08, check=lambda v: 0 < v <= 1, effect=needs("augmentation", "random_resized_crop"))
-    min_resolution: float = choice(0.8, check=positive, effect=_MULTI_RESOLUTION)
-    max_resolution: float = choice(1.8, check=positive, effect=_MULTI_RESOLUTION)
-    flip: bool = True
-    policy: str = ""
-    # Batches
-    sampling: str = choice(
-        "class_balanced",
-        choices=("class_balanced", "shuffle", "whole_classes", "hierarchical", "two_views", "pairs", "neighbors"),
+    image_size: int = choice(224, check=positive, effect=_IMAGES)
+    resize: int = choice(256, check=positive, effect=_IMAGES)
+    resize_mode: str = choice("shorter", choices=("shorter", "squash", "pad"), effect=_IMAGES)
+    pad_color: str = choice(
+        "black", effect=both(either(needs("resize_mode", "pad"), needs("augmentation", "multi_resolution")), _IMAGES)
     )
+    augmentation: str = choice("random_crop", choices=KINDS, effect=_IMAGES)
+    min_scale: float = choice(
+        0.08, check=lambda v: 0 < v <= 1, effect=both(needs("augmentation", "random_resized_crop"), _IMAGES)
+    )
+    flip: bool = choice(True, effect=_IMAGES)
+    policy: str = choice("", effect=_IMAGES)
+    # Batches
+    sampling: str = "class_balanced"
     classes_per_batch: int = choice(0, check=not_negative, effect=_BY_CLASS)
     images_per_class: int = choice(5, check=positive, effect=_BY_CLASS)
-    batch_size: int = choice(
-        100, check=positive, effect=needs("sampling", "shuffle", "whole_classes", "two_views", "pairs")
-    )
+    batch_size: int = choice(100, check=positive, effect=_samples("shuffle", "whole_classes", "two_views", "pairs"))
     short_classes: str = choice("repeat", choices=("repeat", "drop"), effect=_BY_CLASS)
-    super_classes_per_batch: int = choice(1, check=positive, effect=_HIERARCHICAL)
-    super_class_weights: str = choice("proportional", choices=("proportional", "uniform"), effect=_HIERARCHICAL)
-    neighbors_every: int = choice(1, check=positive, effect=_NEIGHBORS)
-    anchor_classes: int = choice(4, check=positive, effect=_NEIGHBORS)
-    skip_top: int = choice(0, check=not_negative, effect=_NEIGHBORS)
-    relative_margin: float = choice(-1.0, check=lambda v: v == -1 or 0 <= v < 1, effect=_NEIGHBORS)
 
     def __post_init__(self):
         super().__post_init__()
         if self.resize < self.image_size and self.augmentation not in ("random_resized_crop", "multi_resolution"):
             raise UserError(f"--resize={self.resize} is smaller than --image_size={self.image_size}")
         as_color(self.pad_color)
-        if self.features and (self.policy.strip() or self.sampling == "two_views"):
+        if self.features and (self.policy.strip() or self.sampling_call().name == "two_views"):
             raise UserError("--policy and --sampling=two_views change images, and --features are vectors")
-        if self.min_resolution > self.max_resolution:
-            raise UserError(f"--min_resolution={self.min_resolution:g} is above --max_resolution")
-        self.data_options()
+        self.data_options(), self.sampling_call()
         if self.policy.strip():
             parse_sum(self.policy, "--policy")
 
@@ -300,10 +309,9 @@ class DataSettings(Settings):
         """Return the options of the data set."""
         return parse_arguments(self.dataset_options, "--dataset_options")
 
-
-#: The heads, with the names of their options.
-HEADS: dict[str, tuple[str, ...]] = {"linear": (), "mlp": ("hidden",), "whitened": ("power", "shrinkage")}
-_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+    def sampling_call(self) -> Call:
+        """Return how batches are composed, with all options."""
+        return with_options(self.sampling, "--sampling", SAMPLING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,22 +322,16 @@ class ModelSettings(Settings):
         backbone: Backbone, with its options: e.g. 'mobilenetv2(alpha=0.35)'; or a preset of KerasHub with its weights,
             by name or folder: hub:dinov2_small.
         weights: Backbone weights: none, imagenet, or the path of a .weights.h5 file.
-        head: What projects the pooled features, or --features, to the embedding: linear; mlp, e.g. 'mlp(hidden=512)',
-            with one hidden layer of ReLU; or whitened, linear, at first the PCA whitening of the training images'
-            features, e.g. 'whitened(power=0.5, shrinkage=0.1)'.
-        embedding_dim: Size of the embedding; 0: that of the pooled features, which the untrained embedding then is.
-            Also --dim.
-        projection_bias: Give the projection to the embedding a bias.
+        head: What projects the pooled features, or --features, to the embedding: linear(bias=true); mlp(hidden=512),
+            with a hidden layer of ReLU; whitened(power, shrinkage), which starts as the PCA whitening of the training
+            images; or ensemble(heads=8), an attention ensemble (ABE) that shares --embedding_dim.
+        embedding_dim: Size of the embedding; 0: that of the pooled features, which it then is.
         pooling: Pooling over the positions of the feature map: avg; max; gem, a trained power mean; attention, to a
             trained query; or cls, a transformer's class token.
         dropout: Share of the pooled features that is left out before the projection, in training.
         batch_norm: BatchNorm of the backbone: frozen; statistics (frozen statistics, trained gamma and beta); train.
-        ensemble_heads: Heads of an attention ensemble (ABE), which share --embedding_dim; 0: no ensemble.
-        ensemble_cut: Layers of the backbone that begin and end the attention network, as 'a,b'; empty: the backbone's
-            usual.
         lora_rank: Freeze the backbone but for changes of this rank to its attention layers (LoRA); 0: all of it trains.
         mixed_precision: Dtype policy of the network.
-        jit_compile: Compile the training step by XLA: true, false, or auto, where it is quicker: on one GPU.
         start_from: Start from the weights of an old run, matched by part: a run folder (its newest checkpoint), a
             checkpoint, or a .keras file.
 
@@ -341,30 +343,20 @@ class ModelSettings(Settings):
         Call(name='conv4', arguments={'width': 32})
     """
 
-    backbone: str = "mobilenetv2"
-    weights: str = "none"
+    backbone: str = choice("mobilenetv2", effect=_IMAGES)
+    weights: str = choice("none", effect=_IMAGES)
     head: str = "linear"
     embedding_dim: int = choice(128, check=not_negative)
-    projection_bias: bool = True
-    pooling: str = choice("avg", choices=tuple(POOLINGS))
+    pooling: str = choice("avg", choices=tuple(POOLINGS), effect=_IMAGES)
     dropout: float = choice(0.0, check=fraction)
-    batch_norm: str = choice("frozen", choices=BATCH_NORM_MODES)
-    ensemble_heads: int = choice(0, check=not_negative)
-    ensemble_cut: str = choice("", effect=needs("ensemble_heads"))
-    lora_rank: int = choice(0, check=not_negative)
-    mixed_precision: str = choice("float32", choices=_POLICIES)
-    jit_compile: str = choice("auto", choices=("auto", "true", "false"))
+    batch_norm: str = choice("frozen", choices=BATCH_NORM_MODES, effect=_IMAGES)
+    lora_rank: int = choice(0, check=not_negative, effect=_IMAGES)
+    mixed_precision: str = choice("float32", choices=("float32", "mixed_bfloat16", "mixed_float16"))
     start_from: str = ""
 
     def __post_init__(self):
         super().__post_init__()
-        if self.ensemble_heads and (not self.embedding_dim or self.embedding_dim % self.ensemble_heads):
-            raise UserError(f"--embedding_dim={self.embedding_dim} is no multiple of --ensemble_heads")
-        self.backbone_call()
-        if self.head_call().name == "whitened" and not self.projection_bias:
-            raise UserError(f"--head={self.head}: it has a bias; leave out --projection_bias=false")
-        if self.head_call().name != "linear" and self.ensemble_heads:
-            raise UserError(f"--head={self.head}: the heads of --ensemble_heads are linear; leave one of them out")
+        self.backbone_call(), self.head_call()
 
     def backbone_call(self) -> Call:
         """Return the backbone's name and options."""
@@ -373,26 +365,12 @@ class ModelSettings(Settings):
         return parse_call(self.backbone, "--backbone")
 
     def head_call(self) -> Call:
-        """Return the head's name and options.
-
-        Raises:
-            UserError: There is no such head, or it has no such option.
-        """
-        call = parse_call(self.head, "--head")
-        if call.name not in HEADS:
-            raise UserError(f"--head={self.head}: must be one of {', '.join(HEADS)}")
-        if unknown := call.arguments.keys() - set(HEADS[call.name]):
-            known = ", ".join(HEADS[call.name]) or "none"
-            raise UserError(f"--head={self.head}: there is no option {min(unknown)!r}, only {known}")
-        return call
+        """Return the head's name and options."""
+        return with_options(self.head, "--head", HEADS)
 
 
 def _rate(value) -> bool:
     return value == -1 or value >= 0
-
-
-def _epsilon(value) -> bool:
-    return value == -1 or value > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -402,7 +380,7 @@ class OptimizationSettings(Settings):
     Args:
         objectives: Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'.
         epochs: Number of epochs.
-        steps_per_epoch: Steps per epoch; 0 for one pass over the training images.
+        steps_per_epoch: Steps per epoch; 0: one pass over the training images.
         min_steps: Least steps of the run: where one pass over few images an epoch is less, epochs are longer.
         optimizer: Optimizer.
         optimizer_form: Whose formulas the optimizer follows: those of Keras, TensorFlow and Caffe, or PyTorch's. They
@@ -411,18 +389,14 @@ class OptimizationSettings(Settings):
         backbone_rate: Learning rate of the backbone; -1: the base rate, 0: it does not train.
         projection_rate: Learning rate of the projection; -1: the base rate.
         objective_rate: Learning rate of the objectives' own weights; -1: the base rate.
-        schedule: How the rates fall: in steps, by --drop_epochs, or along half a cosine or a line to --final_rate at
-            the end.
+        schedule: How the rates fall: in steps, by --drop_epochs, or along half a cosine or a line to 0 at the end.
         warm_up_epochs: Epochs, or a part of one, in which the rates rise evenly.
-        final_rate: Which share of the rates is left at the end, with --schedule=cosine or linear.
         drop_epochs: Epochs after which every rate drops, e.g. '8' or '20,40'.
         drop_factor: What each drop multiplies the rates by.
         layer_decay: What the backbone's rate is multiplied by from each of 12 groups of its layers to the one below; 1:
             one rate.
         weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw, lion and muon.
-        epsilon: Adam's, RMSprop's and Muon's epsilon; -1: 1e-7 in keras form and 1e-8 in pytorch form, their defaults
-            (Caffe: 1e-8).
-        momentum: SGD's momentum.
+        epsilon: Adam's, RMSprop's and Muon's epsilon; -1: 1e-7 in keras form and 1e-8 in pytorch form, their defaults.
         clip_norm: Largest norm of the gradient; 0: no clipping.
         ema: Which share of its old value the running average of each weight keeps in a step, e.g. 0.999: the averages
             are evaluated and kept. 0: none.
@@ -444,18 +418,20 @@ class OptimizationSettings(Settings):
     optimizer: str = choice("adam", choices=OPTIMIZERS)
     optimizer_form: str = choice("keras", choices=FORMS)
     learning_rate: float = choice(1e-4, check=positive, effect=_SHARED_RATE)
-    backbone_rate: float = choice(-1.0, check=_rate)
+    backbone_rate: float = choice(-1.0, check=_rate, effect=_IMAGES)
     projection_rate: float = choice(-1.0, check=_rate)
     objective_rate: float = choice(-1.0, check=_rate)
     schedule: str = choice("step", choices=SCHEDULES)
     warm_up_epochs: float = choice(0.0, check=not_negative)
-    final_rate: float = choice(0.0, check=fraction, effect=needs("schedule", "cosine", "linear"))
     drop_epochs: str = choice("", effect=_DROPS_IN_TIME)
     drop_factor: float = choice(0.1, check=positive, effect=both(needs("schedule", "step"), needs("drop_epochs")))
-    layer_decay: float = choice(1.0, check=lambda value: 0 < value <= 1, effect=_TRAINED_BACKBONE)
+    layer_decay: float = choice(1.0, check=lambda value: 0 < value <= 1, effect=both(_TRAINED_BACKBONE, _IMAGES))
     weight_decay: float = choice(0.0, check=not_negative)
-    epsilon: float = choice(-1.0, check=_epsilon, effect=needs("optimizer", "adam", "adamw", "rmsprop", "muon"))
-    momentum: float = choice(0.9, check=fraction, effect=needs("optimizer", "sgd"))
+    epsilon: float = choice(
+        -1.0,
+        check=lambda value: value == -1 or value > 0,
+        effect=needs("optimizer", "adam", "adamw", "rmsprop", "muon"),
+    )
     clip_norm: float = choice(0.0, check=not_negative)
     ema: float = choice(0.0, check=fraction)
     gradient_cache: int = choice(0, check=not_negative, effect=_LARGER_BATCH)
@@ -496,7 +472,6 @@ class OptimizationSettings(Settings):
             round(self.warm_up_epochs * steps_per_epoch),
             self.drop_steps(steps_per_epoch),
             self.drop_factor,
-            self.final_rate,
         )
 
     def learning_rates(self) -> dict[str, float]:
@@ -516,22 +491,13 @@ class EvaluationSettings(Settings):
     Args:
         ks: The K of Recall@K.
         evaluate_every: Evaluate the unseen classes every this many epochs; 0: at the end only.
-        evaluate_train: Measure training classes too, with every evaluation: whole classes, drawn by the seed until they
-            have this many images or, at most 1, this share of the training images; 0: none.
-        generalization_every: Measure lambda, the H-divergence and the density of classes, between the images of
-            --evaluate_train and the test images, before training, every this many epochs and at the end; 0: not.
-        evaluation_batch_size: Images per batch in evaluation.
         selection: Which epoch's embedder is kept: the last; the best on the held-out training classes (validation); the
             best on the test classes (test: the papers' way, which gives too high a number).
-        selection_metric: The metric that selects the epoch. MAP@R depends on all images of a class, and differs between
-            epochs where Recall@1 is saturated. Of given pairs auc, of graded ones spearman, of triplets
+        selection_metric: The metric that selects the epoch; of given pairs auc, of graded ones spearman, of triplets
             triplet_accuracy.
-        moment_embedder: With horde: also write and measure moments.keras, which searches with all orders, reduced by a
+        moment_embedder: Also write and measure moments.keras, which searches with all orders of horde, reduced by a
             PCA.
-        evaluate_orders: With one horde: measure the embedding of each order of moments by itself, and all side by side,
-            on the unseen classes: at the end; with every evaluation (epochs); or never.
         report: Write report/index.html at the end.
-        heat_maps: In the report, show what a few queries have in common with their neighbors.
 
     Raises:
         UserError: A value is out of range, or two do not go together.
@@ -543,17 +509,12 @@ class EvaluationSettings(Settings):
 
     ks: str = "1,2,4,8"
     evaluate_every: int = choice(1, check=not_negative)
-    evaluate_train: float = choice(0.0, check=not_negative)
-    generalization_every: int = choice(0, check=not_negative, effect=needs("evaluate_train"))
-    evaluation_batch_size: int = choice(100, check=positive)
     selection: str = choice("last", choices=("last", "validation", "test"))
     selection_metric: str = choice(
         "map@r", choices=("map@r", "recall@1", *PAIR_METRICS), effect=needs("selection", "validation", "test")
     )
     moment_embedder: bool = choice(False, effect=_HORDE)
-    evaluate_orders: str = choice("end", choices=("end", "epochs", "never"), effect=_HORDE)
     report: bool = True
-    heat_maps: bool = choice(False, effect=needs("report"))
 
     def __post_init__(self):
         super().__post_init__()
@@ -568,8 +529,6 @@ class EvaluationSettings(Settings):
 
 
 _MOST_SEEDS = 1000
-#: What a run is watched for.
-ALARMS = ("collapse", "explosion", "nan")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -584,15 +543,11 @@ class RunSettings(Settings):
         folds: Train a run for each of this many parts of the training classes, with that part held out, in fold_N of
             --run_dir, and report their mean, and what their embeddings side by side reach.
         deterministic: On a CPU, run one operation at a time (each on all cores), so that the same run gives the same
-            bits. Without it training is up to a fifth faster, and runs may differ in the last digits. On JAX a CPU
-            gives the same bits either way.
+            bits. Without it training is up to a fifth faster. On JAX a CPU gives the same bits either way.
         logical_devices: Split the CPU into this many logical devices and train on all; 0: the GPUs there are.
         checkpoint_steps: Checkpoint every this many steps, besides each epoch.
-        keep_checkpoints: Number of checkpoints to keep.
         watch_every: Look at a batch every this many steps: gradients by part and term, how far embeddings spread,
             alarms; 0: never.
-        stop_on: Which alarms end the run, with a checkpoint and status 3: collapse, explosion, with commas. What is
-            not finite (nan) always ends it.
         log_to: Log each epoch by a Keras callback too: the import path of what makes it, such as my_logging.start.
 
     Raises:
@@ -610,9 +565,7 @@ class RunSettings(Settings):
     deterministic: bool = True
     logical_devices: int = choice(0, check=not_negative)
     checkpoint_steps: int = choice(0, check=not_negative)
-    keep_checkpoints: int = choice(2, check=positive)
     watch_every: int = choice(100, check=not_negative)
-    stop_on: str = choice("nan", effect=needs("watch_every"))
     log_to: str = ""
 
     def __post_init__(self):
@@ -620,7 +573,6 @@ class RunSettings(Settings):
         if not self.run_dir:
             raise UserError("--run_dir is missing: name the folder that the run writes, e.g. --run_dir=runs/first")
         self.seed_list()
-        self.stops_on()
         if self.log_to and not re.fullmatch(r"(\w+\.)+\w+", self.log_to):
             raise UserError(f"--log_to={self.log_to}: name what makes a Keras callback, such as my_logging.start")
 
@@ -637,32 +589,14 @@ class RunSettings(Settings):
         if not self.seeds.strip():
             return ()
         try:
-            found = [int(part) for part in self.seeds.split(",")]
+            seeds = [int(part) for part in self.seeds.split(",")]
         except ValueError:
-            found = []
-        if len(found) == 1:
-            found = list(range(self.seed, self.seed + min(found[0], _MOST_SEEDS + 1)))
-        if not 2 <= len(set(found)) == len(found) <= _MOST_SEEDS or min(found) < 0 or max(found) > LARGEST_INTEGER:
+            seeds = []
+        if len(seeds) == 1:
+            seeds = list(range(self.seed, self.seed + min(seeds[0], _MOST_SEEDS + 1)))
+        if not 2 <= len(set(seeds)) == len(seeds) <= _MOST_SEEDS or min(seeds) < 0 or max(seeds) > LARGEST_INTEGER:
             raise UserError(f"--seeds={self.seeds}: write how many (2 to {_MOST_SEEDS}), or which (0,1,2)")
-        return tuple(found)
-
-    def stops_on(self) -> frozenset[str]:
-        """Return the kinds of alarms of `stop_on`.
-
-        Raises:
-            UserError: There is none of that name.
-
-        Example:
-            >>> sorted(RunSettings(run_dir="runs/first", stop_on="collapse, nan").stops_on())
-            ['collapse', 'nan']
-        """
-        kinds = frozenset(part.strip() for part in self.stop_on.split(",") if part.strip())
-        for unknown in sorted(kinds - set(ALARMS)):
-            raise UserError(f"--stop_on={self.stop_on}: there is no alarm {unknown!r}, only {', '.join(ALARMS)}")
-        return kinds
-
-
-_BOOLEANS = {"true": True, "false": False}
+        return tuple(seeds)
 
 
 # The bases stand from last to first: a dataclass has the fields of its last base first.
@@ -680,14 +614,12 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
         >>> experiment = Experiment(run_dir="runs/first", dataset="glyphs", flip=False, epochs=1, **network)
         >>> experiment.backbone, experiment.epochs
         ('conv4', 1)
-        >>> tfdml.training.train(experiment)["dataset"]  # and "metrics", "metrics_before", "intervals", ...
+        >>> tfdml.training.train(experiment).result["dataset"]  # and "metrics", "metrics_before", "intervals", ...
         'glyphs'
     """
 
     def __post_init__(self):
         super().__post_init__()
-        if self.final_of and (self.folds or self.seeds or self.selection != "last" or self.report):
-            raise UserError("--final_of trains one run to its end, of which nothing is measured or reported")
         if self.folds and (self.seeds or self.holdout_classes):
             raise UserError("--folds holds out classes itself, with one seed: leave out --holdout_classes and --seeds")
         if self.selection == "validation" and not (self.holdout_classes or self.folds):
@@ -697,6 +629,12 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
         """Return the settings as a flag file that makes the same run."""
         lines = [f"--{field.name}={as_text(getattr(self, field.name))}" for field in dataclasses.fields(self)]
         return "\n".join(lines) + "\n"
+
+    def differences_to(self, other: Experiment) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the name of each setting that differs in another experiment, with both values."""
+        for name, value in dataclasses.asdict(self).items():
+            if value != getattr(other, name):
+                yield name, value, getattr(other, name)
 
     @classmethod
     def from_flags(cls, text: str, **changes: Any) -> Experiment:
@@ -720,6 +658,9 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
         return cls(**with_recipe(recipe, given))
 
 
+_BOOLEANS = {"true": True, "false": False}
+
+
 def _settings(flags: Mapping[str, str]) -> dict[str, Any]:
     """Return settings from the text of their flags."""
     kinds = typing.get_type_hints(Experiment)
@@ -733,29 +674,15 @@ def _settings(flags: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-_IMAGES = Effect(lambda given: not given["features"], "images, not --features")
-_OF_IMAGES = (
-    *("dataset", "bad_images", "check_images", "cache", "cache_limit_mb", "image_size", "resize", "resize_mode"),
-    *("pad_color", "augmentation", "min_scale", "min_resolution", "max_resolution", "flip", "policy", "backbone"),
-    *("weights", "pooling", "batch_norm", "ensemble_heads", "ensemble_cut", "lora_rank", "backbone_rate"),
-    "layer_decay",
-)
-#: When a setting has an effect, by setting. Those that are not here always have one: see `ALWAYS`.
+#: When a setting has an effect, by setting. Those that are not here always have one.
 EFFECTS: dict[str, Effect] = {
     field.name: field.metadata["effect"] for field in dataclasses.fields(Experiment) if "effect" in field.metadata
 }
-EFFECTS |= {name: both(EFFECTS[name], _IMAGES) if name in EFFECTS else _IMAGES for name in _OF_IMAGES}
-#: The settings that always have an effect, whatever the other settings are.
-ALWAYS = frozenset(field.name for field in dataclasses.fields(Experiment)) - EFFECTS.keys()
 
 #: How to train where nothing is known but the data: the names of the flag files in `configs/recipes`.
 RECIPES = ("finetune", "frozen", "scratch")
 # Where one of these is given, the recipe has a say in none of its group.
-_GROUPS = (
-    frozenset({"epochs", "steps_per_epoch", "min_steps"}),
-    frozenset({"schedule", "drop_epochs"}),
-    frozenset({"head", "ensemble_heads", "projection_bias"}),
-)
+_GROUPS = (frozenset({"epochs", "steps_per_epoch", "min_steps"}), frozenset({"schedule", "drop_epochs"}))
 
 
 def recipe_for(given: Mapping[str, Any]) -> str:
@@ -776,8 +703,8 @@ def with_recipe(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         recipe: One of `RECIPES`; auto: that of `recipe_for`; none: only what is given.
-        given: Settings, by name. With `epochs`, `steps_per_epoch` or `min_steps` the length is not the recipe's, with
-            `drop_epochs` the schedule, and with `ensemble_heads` or `projection_bias` the head.
+        given: Settings, by name. With `epochs`, `steps_per_epoch` or `min_steps` the length is not the recipe's, and
+            with `drop_epochs` the schedule.
 
     Example:
         >>> with_recipe("none", {"epochs": 1})
@@ -788,9 +715,9 @@ def with_recipe(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
     file = shipped(f"configs/recipes/{recipe_for(given) if recipe == 'auto' else recipe}.flags")
     if file is None:
         raise UserError(f"--recipe={recipe}: must be one of {', '.join(RECIPES)}, auto, none")
-    wanted = _settings(parse_flags(file.read_text(encoding="utf-8")))
+    settings = _settings(parse_flags(file.read_text(encoding="utf-8")))
     left_out = given.keys() | {name for group in _GROUPS if given.keys() & group for name in group}
-    wanted = {name: value for name, value in wanted.items() if name not in left_out}
-    together = {field.name: field.default for field in dataclasses.fields(Experiment)} | wanted | dict(given)
-    vain = in_vain(EFFECTS, together, wanted)
-    return {name: value for name, value in wanted.items() if name not in vain} | dict(given)
+    settings = {name: value for name, value in settings.items() if name not in left_out}
+    together = {field.name: field.default for field in dataclasses.fields(Experiment)} | settings | dict(given)
+    vain = in_vain(EFFECTS, together, settings)
+    return {name: value for name, value in settings.items() if name not in vain} | dict(given)

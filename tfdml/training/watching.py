@@ -6,7 +6,6 @@ libraries, Weights & Biases and MLflow, receive the numbers of each epoch.
 
 import dataclasses
 import importlib
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,6 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import read_json, write_json
 from tfdml.models import MetricLearner
 from tfdml.pairs import Pairs
-from tfdml.training import checkpoints
 from tfdml.training.build import Components
 from tfdml.training.checkpoints import RunFolder
 from tfdml.training.settings import Experiment
@@ -245,43 +243,12 @@ POINT = 5e-7
 # A gradient norm this many times the running median of so many samples, once so many are known, has exploded.
 EXPLOSION, MEDIAN_OF, MEDIAN_FROM = 10.0, 20, 3
 
-# `watch.json` and TensorBoard keep about this many looks of a run, however long it is.
-MOST_LOOKS = 2000
-
 ADVICE = {
     "collapse": "lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another mining)",
     "explosion": "lower --learning_rate, add --clip_norm or --warm_up_epochs",
-    "nan": "lower --learning_rate or add --clip_norm",
 }
 
-#: The exit status of a run that an alarm has ended.
-HALTED = 3
-
 Samples = Sequence[Mapping[str, Any]]
-
-
-class Halted(UserError):
-    """An alarm has ended the run, as `stop_on` asked for; a command that is ended by it exits with `status`."""
-
-    status = HALTED
-
-
-def alarm(kind: str, step: int, well: int | None, seen: str) -> dict[str, Any]:
-    """Return an alarm as `watch.json` keeps it.
-
-    Args:
-        kind: One of the settings' `ALARMS`.
-        step: The step at which it was raised.
-        well: The last step at which the same was measured and well; None: it never was.
-        seen: What was measured, in words.
-
-    Example:
-        >>> alarm("nan", 400, 300, "triplet is not finite")["line"]
-        'nan at step 400 (well at step 300): triplet is not finite; lower --learning_rate or add --clip_norm'
-    """
-    since = "at the first look" if well is None else f"well at step {well}"
-    line = f"{kind} at step {step} ({since}): {seen}; {ADVICE[kind]}"
-    return {"kind": kind, "step": step, "well": well, "seen": seen, "advice": ADVICE[kind], "line": line}
 
 
 def collapse(sample: Mapping[str, Any], earlier: Samples) -> str:
@@ -328,13 +295,13 @@ def explosion(sample: Mapping[str, Any], earlier: Samples) -> str:
     last = earlier[-MEDIAN_OF:]
     if len(last) < MEDIAN_FROM:
         return ""
-    found = []
+    parts = []
     for part, norm in sample["gradient_norm"].items():
         norms = [other["gradient_norm"].get(part, norm) for other in last]
         median = float(np.median(norms))
         if norm > EXPLOSION * median and norm > max(norms):
-            found.append(f"the gradient norm of the {part} is {norm:.3g}, {median:.3g} in the median of {len(norms)}")
-    return " and ".join(found)
+            parts.append(f"the gradient norm of the {part} is {norm:.3g}, {median:.3g} in the median of {len(norms)}")
+    return " and ".join(parts)
 
 
 def new_alarms(sample: dict[str, Any], earlier: Samples) -> list[dict[str, Any]]:
@@ -349,31 +316,16 @@ def new_alarms(sample: dict[str, Any], earlier: Samples) -> list[dict[str, Any]]
     seen = {"collapse": collapse(sample, earlier), "explosion": explosion(sample, earlier)}
     sample["alarms"] = [kind for kind, words in seen.items() if words]
     before = earlier[-1] if earlier else {"alarms": [], "step": None}
-    new = [kind for kind in sample["alarms"] if kind not in before["alarms"]]
-    return [alarm(kind, sample["step"], before["step"], seen[kind]) for kind in new]
-
-
-def kept_looks(looks: int) -> int:
-    """Every how many-th look is kept of so many: a power of two, so that at most `MOST_LOOKS` are.
-
-    Example:
-        >>> [kept_looks(looks) for looks in (10, 2000, 2001, 5000)]
-        [1, 1, 2, 4]
-    """
-    return 1 << (max(looks - 1, 0) // MOST_LOOKS).bit_length()
-
-
-def thinned(samples: list[dict[str, Any]], every: int) -> list[dict[str, Any]]:
-    """Return the samples that are kept: evenly apart, and those that alarms compare the next one with.
-
-    Args:
-        samples: In the order of their steps, at least one.
-        every: The steps from one look to the next.
-    """
-    between = every * kept_looks(samples[-1]["step"] // every)
-    best = [max(samples, key=lambda sample: sample[name])["step"] for name in ("variance", "effective_rank")]
-    last = samples[-MEDIAN_OF:][0]["step"]
-    return [one for one in samples if one["step"] % between == 0 or one["step"] >= last or one["step"] in best]
+    since = "at the first look" if before["step"] is None else f"well at step {before['step']}"
+    return [
+        {
+            "kind": kind,
+            "step": sample["step"],
+            "line": f"{kind} at step {sample['step']} ({since}): {seen[kind]}; {ADVICE[kind]}",
+        }
+        for kind in sample["alarms"]
+        if kind not in before["alarms"]
+    ]
 
 
 @dataclasses.dataclass
@@ -381,10 +333,10 @@ class Watcher:
     """What a run is watched by, in the process that writes its folder; it changes nothing of the training.
 
     Args:
-        experiment: The settings: how often it looks, and which alarms end the run.
+        experiment: The settings: how often it looks.
         parts: The objects of the run, its learner built.
         folder: Its folder.
-        samples: What was seen so far, thinned out.
+        samples: What was seen so far.
         alarms: Those that were raised so far.
     """
 
@@ -398,32 +350,26 @@ class Watcher:
     _too_large: bool = False
 
     def resume(self, step: int) -> None:
-        """Take up what was seen before this step."""
-        if not self.folder.watch.is_file():
-            return
-        try:
-            known = read_json(self.folder.watch, {"samples": list, "alarms": list})
-        except UserError as error:
-            logging.warning("%s; watching begins again", error)
-            return
-        # What came of steps that are made again comes again.
-        self.samples = [sample for sample in known["samples"] if sample["step"] <= step]
-        self.alarms = [alarm for alarm in known["alarms"] if alarm["step"] <= step]
+        """Take up what was seen before this step; what came of steps that are made again comes again."""
+        if self.folder.watch.is_file():
+            before = read_json(self.folder.watch, {"samples": list, "alarms": list})
+            self.samples = [sample for sample in before["samples"] if sample["step"] < step]
+            self.alarms = [alarm for alarm in before["alarms"] if alarm["step"] < step]
 
     def is_due(self, step: int) -> bool:
         """Whether the batch of this step, from 0, is to be looked at: never the first."""
         every = self.experiment.watch_every
         return every > 0 and step > 0 and step % every == 0
 
-    def look(self, step: int, writer: Any) -> list[str]:
-        """Look at the batch that the next step will learn from; returns the alarms that are to end the run, in words.
+    def look(self, step: int, writer: Any) -> None:
+        """Look at the batch that the next step will learn from, and print the alarms that it raises.
 
         Args:
             step: How many steps have been made.
             writer: TensorBoard's.
         """
-        if self._too_large or any(sample["step"] == step for sample in self.samples):
-            return []  # of such a step: an alarm ended the run here, and it is resumed
+        if self._too_large:
+            return
         if self._stream is None:
             self._stream = sampled_batches(self.experiment.seed, self.parts, step, self.experiment.watch_every)
         if self._sampler is None:
@@ -436,10 +382,10 @@ class Watcher:
                 raise
             logging.warning("a look at a batch does not fit the memory: the run continues unwatched")
             self._too_large = True
-            return []
+            return
         embeddings = found.embeddings
         if not np.isfinite(embeddings).all():
-            return []  # the step itself will raise, with all of its batch
+            return  # the step itself will raise
         d_pos, d_neg = pair_distances(embeddings, labels, self.parts.learner.positives)
         sample: dict[str, Any] = {
             "step": step,
@@ -452,57 +398,14 @@ class Watcher:
             "d_pos": float(d_pos.mean()) if len(d_pos) else None,
             "d_neg": float(d_neg.mean()) if len(d_neg) else None,
         }
-        raised = new_alarms(sample, self.samples)
-        every = self.experiment.watch_every
-        self.samples = thinned([*self.samples, sample], every)
-        looks = step // every
-        if looks % kept_looks(looks) == 0:
-            self._write_scalars(sample, d_pos, d_neg, writer)
-        ending = [one["line"] for one in raised if one["kind"] in self.experiment.stops_on()]
-        for one in raised:
-            if one["line"] not in ending:  # the error with which the run ends has these
-                logging.warning("%s", one["line"])
-        self.alarms += raised
-        self._write()
-        return ending
-
-    def forget_batches(self) -> None:
-        """Drop the batches that were made ahead."""
-        self._stream = None
-
-    def diverged(self, step: int, what: str, terms: dict[str, str]) -> None:
-        """Write `diverged.json`, and note that the run ends because something stopped being finite.
-
-        A gradient that is not finite shows in the loss one step later. So the file has the `indices` and `images` of
-        the step's batch, those of the batch before as `before`, and as `last_good` the newest checkpoint.
-
-        Args:
-            step: How many steps have been made.
-            what: What is not finite.
-            terms: The values of the step.
-        """
-        about: dict[str, Any] = {"step": step, "what": what, "terms": terms, **self._named(step - 1)}
-        if step > 1:
-            about["before"] = {"step": step - 1, **self._named(step - 2)}
-        known = checkpoints.list_checkpoints(self.folder.checkpoints)
-        if known:
-            about["last_good"] = str(known[-1])
-        write_json(self.folder.diverged, about)
-        if self.experiment.watch_every:
-            well = checkpoints.step_of(known[-1]) if known else None
-            self.alarms.append(alarm("nan", step, well, what))
-            self._write()
-
-    def _named(self, step: int) -> dict[str, Any]:
-        indices = self.parts.sampler.batch(step).tolist()
-        return {"indices": indices, "images": [self.parts.splits.train.images.name(index) for index in indices]}
-
-    def _write(self) -> None:
-        every = self.experiment.watch_every
-        write_json(self.folder.watch, {"every": every, "samples": self.samples, "alarms": self.alarms})
-
-    def _write_scalars(self, sample: dict[str, Any], d_pos: np.ndarray, d_neg: np.ndarray, writer: Any) -> None:
-        with writer.as_default(step=sample["step"]):
+        new = new_alarms(sample, self.samples)
+        for alarm in new:
+            logging.warning("%s", alarm["line"])
+        self.samples.append(sample)
+        self.alarms += new
+        about = {"every": self.experiment.watch_every, "samples": self.samples, "alarms": self.alarms}
+        write_json(self.folder.watch, about)
+        with writer.as_default(step=step):
             for name in ("terms", "gradient_norm", "gradient_share"):
                 for part, value in sample[name].items():
                     tf.summary.scalar(f"watch/{name}/{part}", value)
@@ -512,6 +415,10 @@ class Watcher:
                 if len(values):
                     tf.summary.histogram(f"watch/{name}", values)
             writer.flush()
+
+    def forget_batches(self) -> None:
+        """Drop the batches that were made ahead."""
+        self._stream = None
 
 
 def sampled_batches(
@@ -552,19 +459,3 @@ def logger_of(path: str) -> list[keras.callbacks.Callback]:
     if not isinstance(callback, keras.callbacks.Callback):
         raise UserError(f"--log_to={path} makes a {type(callback).__name__}, not a keras.callbacks.Callback")
     return [callback]
-
-
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the finite numbers of nested mappings, under joined names.
-
-    Example:
-        >>> flat({"step": 7, "test": {"recall@1": 0.5, "protocol": "zero-shot"}})
-        {'step': 7.0, 'test/recall@1': 0.5}
-    """
-    found: dict[str, float] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            found.update(flat(value, f"{prefix}{name}/"))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            found[f"{prefix}{name}"] = float(value)
-    return found

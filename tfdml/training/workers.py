@@ -16,7 +16,6 @@ import functools
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -25,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.workarounds import bound_waiting, forget_layout, multi_worker_strategy
 
 BACKENDS = ("tensorflow", "jax")
@@ -123,17 +122,16 @@ class Processes:
         """
         if self.alone:
             return compute()
-        value, raised = None, None
+        answer: dict[str, Any] = {}
         if self.is_chief:
             try:
-                value = compute()
+                answer["value"] = compute()
             except UserError as error:
-                raised = error
-        told = {"value": value, "error": None if raised is None else str(raised)}
-        told = json.loads(self.bytes_of_chief(lambda: json.dumps(told).encode()))
-        if told["error"] is not None:
-            raise raised or UserError(told["error"])
-        return value if self.is_chief else told["value"]
+                answer["error"] = str(error)
+        received = json.loads(self.bytes_of_chief(lambda: json.dumps(answer).encode()))
+        if "error" in received:
+            raise UserError(received["error"])
+        return answer["value"] if self.is_chief else received["value"]
 
     def distribute(self, batches: Any, batch_size: int) -> Any:
         """Return the batches of this process, as `fit` takes them.
@@ -151,10 +149,6 @@ class Processes:
             variables: Those that are still needed.
         """
         return self
-
-    def is_loss(self, error: Exception) -> bool:
-        """Whether an error means that another process is lost."""
-        return False
 
     @contextlib.contextmanager
     def ending_together(self) -> Iterator[None]:
@@ -194,10 +188,6 @@ class TensorFlowWorkers(Processes):
         per_replica = batches.rebatch(batch_size // self.strategy.num_replicas_in_sync).prefetch(tf.data.AUTOTUNE)
         return self.strategy.distribute_datasets_from_function(lambda _: per_replica)
 
-    def is_loss(self, error: Exception) -> bool:
-        """See `Processes.is_loss`."""
-        return isinstance(error, LOST)
-
     @contextlib.contextmanager
     def ending_together(self) -> Iterator[None]:
         """See `Processes.ending_together`.
@@ -205,24 +195,12 @@ class TensorFlowWorkers(Processes):
         Raises:
             WorkerLost: Another worker has ended, or cannot be reached.
         """
+        own = f"this is worker {self.index} of {self.count}"
+        lost = f"another worker ended or cannot be reached ({REASON}); {own}. Start all of them again, with --resume"
         try:
             yield
         except LOST as error:
-            raise WorkerLost(
-                f"{self._lost(str(error))} ended or cannot be reached: see what is written there; this is worker "
-                f"{self.index} of {self.count}. Start all of them again, with --resume"
-            ) from error
-
-    def _lost(self, message: str) -> str:
-        """Return the workers that an error of a collective operation names, or that it can only mean, and a verb."""
-        named = message.partition("unhealthy")[2] or message
-        tasks = re.findall(r"/job:(chief|worker)/(?:replica:\d+/)?task:(\d+)", named)
-        chiefs = any(job == "chief" for job, _ in tasks)
-        found = {int(task) + (job == "worker" and chiefs) for job, task in tasks} - {self.index}
-        found = {index for index in found if index < self.count}
-        word, verb = (" and ", "have" if len(found) > 1 else "has") if found else (" or ", "has")
-        suspects = found or set(range(self.count)) - {self.index}
-        return word.join(f"worker {index} ({self.addresses[index]})" for index in sorted(suspects)) + f" {verb}"
+            raise WorkerLost(lost.replace(REASON, short_message(error, longest=200))) from error
 
     @classmethod
     def from_environment(cls) -> tuple[int, tuple[str, ...]]:
@@ -413,15 +391,6 @@ def one_operation_at_a_time() -> None:
         logging.warning("TensorFlow runs already: --deterministic has no effect in this process")
 
 
-def on_gpu() -> bool:
-    """Whether training is on a device with a memory of its own."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.default_backend() != "cpu"
-    return bool(tf.config.list_physical_devices("GPU"))
-
-
 class JaxDevices:
     """What training asks of a `tf.distribute.Strategy`, of the devices of JAX.
 
@@ -534,20 +503,3 @@ def check_backend() -> None:
         return
     if os.environ.get("TF_CONFIG"):
         raise UserError("TF_CONFIG is for TensorFlow, and KERAS_BACKEND is jax: name processes as Keras does")
-
-
-def check_same_backend(recorded: str | None) -> None:
-    """Refuse to continue a run on another backend than the one that began it.
-
-    Args:
-        recorded: What the run's folder says; None if it says nothing.
-
-    Raises:
-        UserError: It is another.
-
-    Example:
-        >>> check_same_backend("tensorflow")
-    """
-    backend = keras.backend.backend()
-    if recorded not in (None, backend):
-        raise UserError(f"--resume: the run was started on {recorded}, this is {backend}: set KERAS_BACKEND={recorded}")
