@@ -23,7 +23,6 @@ KINDS = {
     "relation": "relation",
     "kernel": "kernel",
     "backbone": "backbone",
-    "policy_step": "policy step",
     "reader": "data set",
     "metric": "metric",
 }
@@ -117,4 +116,4 @@ def _name_of(kind: str, item: Any) -> str:
 
 
 def _place_of(item: Any) -> str:
-    return f"{item.__module__}.{item.__qualname__}"
+    return f"{item.__module__}.{getattr(item, '__qualname__', repr(item))}"

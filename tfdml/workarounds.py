@@ -264,16 +264,6 @@ def frozen(function: Any) -> Any:
     return convert_variables_to_constants_v2(function)
 
 
-def write_fingerprint(folder: str) -> None:
-    """Write the fingerprint of a SavedModel whose files were changed.
-
-    TensorFlow 2.21: `tf.saved_model.experimental` reads it alone.
-    """
-    from tensorflow.python.saved_model import fingerprinting_utils
-
-    fingerprinting_utils.write_fingerprint(folder)
-
-
 def litert_schema() -> Any:
     """Return the classes of a .tflite file's parts.
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,10 @@ import keras
 from tfdml.arguments import integer, number
 from tfdml.backbones.hub import PREFIX, check_preset, load_preset
 from tfdml.backbones.networks import bn_inception, conv4, googlenet, resnet50_v1_5
-from tfdml.errors import REASON, UserError, check_choice, user_errors
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.expressions import parse_call
 from tfdml.io.files import local_copy
+from tfdml.registry import find, register, registered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,12 @@ def _own(build: Callable[..., keras.Model], scaling: str, *options: str, cut: tu
     return _Entry(lambda input_shape, weights, **chosen: build(input_shape, **chosen), scaling, False, options, cut)
 
 
+def _of_user(build: Callable[..., Any]) -> _Entry:
+    """Return the entry of a registered function `(input_shape, **options)`, which returns a model or a `Backbone`."""
+    _, *options = inspect.signature(build).parameters
+    return _own(build, "tf", *options)
+
+
 _NO_WEIGHTS = (None, "", "none")
 _RESNET_CUT = ("conv4_block1_out", "conv4_block6_out")
 _GOOGLENET_CUT = ("pool3_3x3_s2", "inception_4e")
@@ -86,9 +94,13 @@ _BACKBONES = {
 }
 
 
+for _name, _entry in _BACKBONES.items():
+    register("backbone", name=_name)(_entry)
+
+
 def names() -> tuple[str, ...]:
     """Return the backbones that `resolve` knows, besides the presets of KerasHub."""
-    return tuple(sorted(_BACKBONES))
+    return tuple(registered("backbone"))
 
 
 def check(name: str, weights: str | None = None, **options) -> None:
@@ -108,12 +120,10 @@ def check(name: str, weights: str | None = None, **options) -> None:
         Traceback (most recent call last):
         tfdml.errors.UserError: unknown backbone 'mobilenetv4'; did you mean 'mobilenetv2'? one of bn_inception, ...
     """
-    if name.startswith(PREFIX):
-        _check_hub_options(name, weights, options)
+    if not _is_preset(name, weights, options):
+        _find(name, weights, options)
+    else:
         check_preset(name.removeprefix(PREFIX))
-        return
-    name, options = _with_options(name, options)
-    _find(name, weights, options)
 
 
 def resolve(name: str, image_size: int, weights: str | None = None, **options) -> Backbone:
@@ -121,7 +131,8 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
 
     Args:
         name: One of `names()`, with options of its own or without: `mobilenetv2(alpha=0.35)`; case, `-` and `_` do not
-            matter. Or `hub:` and a preset of KerasHub (the extra `hub`):
+            matter. To add one, register a function `(input_shape, **options)` that returns a network, for pixels from
+            -1 to 1, or a `Backbone`. Or `hub:` and a preset of KerasHub (the extra `hub`):
             its name, such as `hub:dinov2_small`, or the folder that `save_to_preset` wrote. It comes with its weights.
         image_size: Height and width of the images in pixels.
         weights: `None` or `"none"` (random), `"imagenet"` (fetched by keras.applications), or the path of a
@@ -137,55 +148,50 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
         >>> backbone.model.output_shape, backbone.scaling
         ((None, 3, 3, 1280), 'tf')
     """
-    if name.startswith(PREFIX):
-        _check_hub_options(name, weights, options)
+    if _is_preset(name, weights, options):
         return Backbone(*load_preset(name.removeprefix(PREFIX), image_size))
-    name, options = _with_options(name, options)
-    entry = _find(name, weights, options)
+    entry, options = _find(name, weights, options)
     weights = None if weights in _NO_WEIGHTS else local_copy(weights)
     hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
     with user_errors(Exception, f"cannot build backbone {name!r} at {image_size} px: {REASON}{hint}"):
         shape = (image_size, image_size, 3)
-        model = entry.make(shape, "imagenet" if weights == "imagenet" else None, **options)
+        made = entry.make(shape, "imagenet" if weights == "imagenet" else None, **options)
+    backbone = made if isinstance(made, Backbone) else Backbone(made, entry.scaling, entry.ensemble_cut)
     if weights not in (None, "imagenet"):
-        load_weights(model, weights)
-    return Backbone(model, entry.scaling, entry.ensemble_cut)
+        load_weights(backbone.model, weights)
+    return backbone
 
 
-def _check_hub_options(name: str, weights: str | None, options: dict[str, Any]) -> None:
-    if options:
-        raise UserError(f"backbone {name!r} has no option {next(iter(options))!r} (it has none)")
-    if weights not in _NO_WEIGHTS:
-        raise UserError(f"`weights={weights}`: the preset {name!r} comes with its weights: leave it out")
+def _is_preset(name: str, weights: str | None, options: dict[str, Any]) -> bool:
+    """Whether a name is that of a preset of KerasHub, which takes no weights and no options."""
+    if name.startswith(PREFIX) and (options or weights not in _NO_WEIGHTS):
+        raise UserError(f"backbone {name!r} comes with its weights and has no options: leave out weights and options")
+    return name.startswith(PREFIX)
 
 
-def _with_options(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of an expression such as `mobilenetv2(alpha=0.35)`."""
-    if "(" not in name:
-        return name, options
-    call = parse_call(name, "backbone")
-    return call.name, {**call.arguments, **options}
-
-
-def _find(name: str, weights: str | None, options: dict[str, Any]) -> _Entry:
-    spelled = {_plain(known): known for known in _BACKBONES}
-    if _plain(name) not in spelled:
-        check_choice("backbone", name, names())
-    entry = _BACKBONES[spelled[_plain(name)]]
+def _find(name: str, weights: str | None, options: dict[str, Any]) -> tuple[_Entry, dict[str, Any]]:
+    """Return the entry of a name, and the options given with it or in it."""
+    if "(" in name:
+        call = parse_call(name, "backbone")
+        name, options = call.name, {**call.arguments, **options}
+    spelled = {_plain(known): known for known in registered("backbone")}
+    entry = find("backbone", spelled.get(_plain(name), name))
+    entry = entry if isinstance(entry, _Entry) else _of_user(entry)
     for option, value in options.items():
         if option not in entry.options:
             known = f"its options: {', '.join(entry.options)}" if entry.options else "it has none"
             raise UserError(f"backbone {name!r} has no option {option!r} ({known})")
         # MobileNet would build its narrowest network from a negative alpha without a word.
-        with user_errors(ValueError, f"cannot build backbone {name!r}: {REASON}"):
-            integer(option, value, at_least=1) if option == "width" else number(option, value, above=0)
+        if option in ("width", "alpha"):
+            with user_errors(ValueError, f"cannot build backbone {name!r}: {REASON}"):
+                integer(option, value, at_least=1) if option == "width" else number(option, value, above=0)
     if weights in _NO_WEIGHTS:
-        return entry
+        return entry, options
     if weights == "imagenet" and not entry.has_imagenet:
         raise UserError(f"there are no ImageNet weights for {name!r}; use `weights='none'` or a file")
     if weights != "imagenet" and not os.path.isfile(local_copy(weights)):
         raise UserError(f"`weights`: there is no file {weights}")
-    return entry
+    return entry, options
 
 
 def _plain(name: str) -> str:

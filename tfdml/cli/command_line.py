@@ -24,6 +24,7 @@ from tfdml.effects import Effect, in_vain
 from tfdml.errors import UserError, redact_text, short_message, user_errors
 from tfdml.flag_files import read_flag_files
 from tfdml.io.files import as_named, local_copy
+from tfdml.registry import import_modules
 from tfdml.training.callbacks import SIGNALS, Stopped
 from tfdml.training.settings import meanings
 
@@ -160,6 +161,10 @@ class Command:
     sections: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     values: Callable[[Flags], Mapping[str, Any]] = Flags.flag_values_dict
 
+    def __post_init__(self):
+        if "import" not in self.flags:
+            self.flags.define("import", "", "Modules of your own, with commas, that register what flags name.")
+
     def parse(self, words: Sequence[str]) -> None:
         """Set the flags from a command line without the command; refuse flags without an effect.
 
@@ -168,6 +173,7 @@ class Command:
             absl.flags.Error: As `Flags.parse`.
         """
         self.flags.parse(words)
+        import_modules(self.flags["import"].value)
         for flag in (self.flags[name] for name in _COPIED if name in self.flags):
             value: Any = flag.value
             flag.value = list(map(local_copy, value)) if isinstance(value, list) else local_copy(value)

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from absl import logging
+from absl import flags, logging
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cluster.training import ClusterSettings, train_on_cluster
@@ -50,6 +50,7 @@ def given_settings(values: Flags) -> dict[str, Any]:
 
 FLAGS = Flags()
 FLAGS.define_settings(settings.Experiment, settings.EFFECTS)
+flags.DEFINE_alias("import", "imports", flag_values=FLAGS)
 _RECIPE = """The settings that are not given: auto is frozen with --features or --backbone_rate=0, scratch without
 pretrained weights, else finetune. A length in epochs or steps replaces that of the recipe. none: the defaults listed
 here."""

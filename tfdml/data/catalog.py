@@ -3,30 +3,24 @@
 import inspect
 import os
 import typing
-from collections.abc import Callable
 from typing import Any
 
 from tfdml import arguments
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.readers import glyphs, official_archives, own_images
 from tfdml.errors import REASON, UserError, check_choice, user_errors
+from tfdml.registry import find, register, registered
 
 SPLITS = ("train", "test")
 # The two parts of a test split that has roles.
 ROLES = ("query", "gallery")
 
-# To add a data set: a function `read_NAME(data_dir, split, *, option=default, ...)` in one of these modules. A reader
-# that gives `data_dir` a default works without one.
-_READERS: dict[str, Callable[..., ImageDataset]] = {
-    **{
-        name.removeprefix("read_"): reader
-        for name, reader in vars(official_archives).items()
-        if name.startswith("read_")
-    },
-    "folder": own_images.read_folder,
-    "glyphs": glyphs.read,
-    "list": own_images.read_list,
-}
+# A reader is a function `read_NAME(data_dir, split, *, option=default, ...)`. One that gives `data_dir` a default works
+# without one.
+for reader in (own_images.read_folder, own_images.read_list, *vars(official_archives).values()):
+    if inspect.isfunction(reader) and reader.__name__.startswith("read_"):
+        register("reader")(reader)
+register("reader", name="glyphs")(glyphs.read)
 
 
 def names() -> list[str]:
@@ -36,7 +30,7 @@ def names() -> list[str]:
         >>> "glyphs" in names()
         True
     """
-    return sorted(_READERS)
+    return list(registered("reader"))
 
 
 def load(name: str, data_dir: str | os.PathLike | None = None, split: str = "train", **options: Any) -> ImageDataset:
@@ -60,9 +54,8 @@ def load(name: str, data_dir: str | os.PathLike | None = None, split: str = "tra
         >>> len(load("glyphs", split="test", images_per_class=2))
         214
     """
-    check_choice("data set", name, names())
+    reader = find("reader", name)
     check_choice(f"split of {name}", split, (*SPLITS, *ROLES, "all") if name == "folder" else SPLITS + ROLES)
-    reader = _READERS[name]
     parameters = inspect.signature(reader).parameters
     known = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     types = typing.get_type_hints(reader)

@@ -37,6 +37,7 @@ from tfdml.embeddings.model_card import (
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.io.files import in_store, is_remote, local_copy, parse_flags, read_json, sha256_of
 from tfdml.models import AnyEmbedder
+from tfdml.registry import import_modules
 
 
 class EmbeddingBackend(abc.ABC):
@@ -386,6 +387,9 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
     if missing := epochs_missing(path):
         logging.warning("%s has not ended: its embedder is the best of %s", path.parent, missing)
     compare_with_card(path)
+    flags = path.parent / "flags.txt"
+    if flags.is_file():
+        import_modules(parse_flags(flags.read_text(encoding="utf-8")).get("imports", ""))
     # Unknown layers, and whatever else Keras raises on a foreign file.
     with user_errors(Exception, f"{path} cannot be loaded: {REASON}", named=True):
         # Keras looks neither for damage nor for what is no archive, such as a legacy HDF5 model.
@@ -393,7 +397,8 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
             if damaged := archive.testzip():
                 raise ValueError(f"{damaged} in it is damaged")
         # Code in the file, such as that of a Lambda layer, is refused; `safe_mode` is Keras's default.
-        embedder = keras.saving.load_model(path, compile=False, safe_mode=True)
+        with user_errors(TypeError, f"{path}: {REASON} Name the module that registers it with --import.", keep="first"):
+            embedder = keras.saving.load_model(path, compile=False, safe_mode=True)
     if not isinstance(embedder, AnyEmbedder):
         raise UserError(f"{path} holds a {type(embedder).__name__}, not an Embedder")
     return embedder

@@ -20,6 +20,7 @@ from tfdml.expressions import Call, parse_arguments, parse_call, parse_sum
 from tfdml.flag_files import shipped
 from tfdml.io.files import parse_flags
 from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
+from tfdml.registry import import_modules
 from tfdml.training.optimizers import FORMS, OPTIMIZERS, SCHEDULES, check_form, rate_schedule
 
 #: P of a batch of classes where it is not given and the data has as many.
@@ -41,6 +42,7 @@ class Settings:
     """
 
     def __post_init__(self):
+        import_modules(getattr(self, "imports", ""))
         types = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
             with user_errors(ValueError, REASON):
@@ -549,6 +551,7 @@ class RunSettings(Settings):
         watch_every: Look at a batch every this many steps: gradients by part and term, how far embeddings spread,
             alarms; 0: never.
         log_to: Log each epoch by a Keras callback too: the import path of what makes it, such as my_logging.start.
+        imports: Modules of your own, with commas, that register losses, data sets and the like: see `tfdml.register`.
 
     Raises:
         UserError: A value is out of range, or the folder is not named.
@@ -567,6 +570,7 @@ class RunSettings(Settings):
     checkpoint_steps: int = choice(0, check=not_negative)
     watch_every: int = choice(100, check=not_negative)
     log_to: str = ""
+    imports: str = ""
 
     def __post_init__(self):
         super().__post_init__()
@@ -645,6 +649,7 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
         """
         flags = parse_flags(text)
         recipe = flags.pop("recipe", "auto")
+        flags |= {"imports": flags.pop("import")} if "import" in flags else {}
         return cls.of_recipe(recipe, **{**_settings(flags), **changes})
 
     @classmethod
