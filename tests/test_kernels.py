@@ -1,4 +1,3 @@
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -45,7 +44,6 @@ CASES = {
     "exponential": (kernels.Exponential(), lambda x, y=None, tau=None: references.exponential(x, y), None),
 }
 every_kernel = pytest.mark.parametrize(("kernel", "reference", "spread"), CASES.values(), ids=CASES)
-ADAPTIVE = ("gaussian", "laplace")
 
 
 @every_kernel
@@ -102,13 +100,6 @@ def test_features_of_any_scale_are_finite(kernel, reference, spread, scale):
     assert np.all(np.isfinite(gradient))
 
 
-@pytest.mark.parametrize("kernel", [kernels.GaussianMixture(), kernels.Laplace()], ids=ADAPTIVE)
-@pytest.mark.parametrize("scale", [0.01, 100.0])
-def test_adaptive_bandwidth_follows_the_units(kernel, scale):
-    x = random_batch(4, 8, 1, 8)[1]
-    assert_close(kernel(x * np.float32(scale)), kernel(x), 1e-5)
-
-
 @every_kernel
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_factor_and_exponent_make_the_matrix(kernel, reference, spread, scale):
@@ -125,36 +116,6 @@ def test_factor_and_exponent_do_not_overflow_where_the_matrix_does(kernel):
     factor, exponent = kernel.scaled(Pairs.of_batch(x))
     assert np.all(np.isfinite(factor))
     assert np.all(np.isfinite(exponent))
-
-
-@every_kernel
-def test_serialization_restores_the_kernel(kernel, reference, spread):
-    x = random_batch(4, 6, 1, 8)[1]
-    for again in (
-        type(kernel).from_config(kernel.get_config()),
-        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(kernel)),
-    ):
-        assert type(again) is type(kernel)
-        assert again.get_config() == kernel.get_config()
-        np.testing.assert_array_equal(again(x), kernel(x))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: kernels.GaussianMixture(()), "multipliers"),
-        (lambda: kernels.GaussianMixture((1.0, 0.0)), "multipliers"),
-        (lambda: kernels.GaussianMixture(bandwidth=0.0), "bandwidth"),
-        (lambda: kernels.Laplace(multiplier=-1.0), "multiplier"),
-        (lambda: kernels.Polynomial(0), "degree"),
-        (lambda: kernels.Polynomial(1.5), "degree"),
-        (lambda: kernels.GaussianMixture()(np.zeros((2, 3, 4), "float32")), "vectors"),
-        (lambda: kernels.Laplace()(np.zeros((2, 3), "float32"), np.zeros(3, "float32")), "vectors"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 @pytest.mark.slow

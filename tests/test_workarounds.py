@@ -8,47 +8,16 @@ import sys
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests import worker_steps
 from tests.mathematics import assert_close, public_classes
-from tests.models.networks import tiny_embedder
-from tfdml import losses, objectives, workarounds
-from tfdml.models import MetricLearner
+from tfdml import objectives, workarounds
 
 CASES = ("all", "ensemble", "rank_mi", "cached")
 # Three share the cores of a small machine.
 WORKERS = {2: CASES, 3: ("rank_mi",)}
 
 # Where a library has one of these public names now, use it in place of the private one in `tfdml.workarounds`.
-PUBLIC = {
-    "layers_of": (keras.Model, ("flatten_layers", "all_layers")),
-    "loss_tracker": (keras.Model, ("loss_tracker", "loss_metric")),
-    "producer_of": (keras.KerasTensor, ("keras_history", "history", "operation", "node")),
-    "SavesMergedKernel": (keras.layers.EinsumDense, ("get_kernel_with_merged_lora", "merged_kernel")),
-    "accepting_weights": (keras.layers.Layer, ("tracker", "unlock", "unlock_state")),
-    "forget_layout": (keras.Variable, ("layout",)),
-    "trained_by": (keras.optimizers.Optimizer, ("trainable_variables", "trained_variables")),
-    "index_in": (keras.optimizers.Optimizer, ("get_variable_index", "variable_index")),
-    "WholeGradients": (keras.optimizers.Optimizer, ("clip_gradients", "apply_weight_decay")),
-    "bound_waiting": (tf.distribute.experimental.CommunicationOptions, ("register_timeout_seconds",)),
-    "frozen": (tf, ("freeze", "convert_variables_to_constants")),
-    "write_fingerprint": (tf.saved_model.experimental.Fingerprint, ("write",)),
-    "litert_schema": (tf.lite, ("schema", "schema_py_generated")),
-}
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_a_private_part_has_no_public_name_yet(name):
-    owner, names = PUBLIC[name]
-    assert hasattr(workarounds, name)
-    assert not [public for public in names if hasattr(owner, public)]
-
-
-def test_the_layers_of_a_model_do_not_show_those_within_other_layers():
-    model = MetricLearner(tiny_embedder(), losses.ContrastiveLoss())
-    assert model.embedder.dense in workarounds.layers_of(model)
-    assert model.embedder.dense not in model.layers
 
 
 def test_keras_changes_a_kernel_of_several_heads_by_more_than_the_rank():
@@ -57,15 +26,6 @@ def test_keras_changes_a_kernel_of_several_heads_by_more_than_the_rank():
     layer.enable_lora(2)
     assert layer.lora_kernel_a.shape == (5, 4, 2)
     assert layer.kernel is not workarounds.stored_kernel(layer)
-
-
-def test_a_built_layer_takes_no_weights():
-    layer = keras.layers.Dense(2)
-    layer.build((None, 3))
-    with pytest.raises(ValueError, match="cannot add new elements of state"):
-        layer.more = layer.add_weight(shape=(1,), name="more")
-    with workarounds.accepting_weights(layer):
-        layer.more = layer.add_weight(shape=(1,), name="more")
 
 
 def test_keras_decays_by_the_base_rate_and_clips_each_gradient_before_replicas_add_them_up():

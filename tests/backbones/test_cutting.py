@@ -33,14 +33,6 @@ def test_a_model_can_be_cut_again_and_again_and_is_saved_as_before(tmp_path):
     assert_close(keras.saving.load_model(tmp_path / "x.keras")(IMAGES), model(IMAGES), 1e-6)
 
 
-def test_sequential_models_can_be_cut():
-    layers = [keras.Input((6,)), keras.layers.Dense(5, name="a"), keras.layers.Dense(4, name="b")]
-    model = keras.Sequential([*layers, keras.layers.Dense(3, name="c")])
-    x = np.ones((2, 6), "float32")
-    trunk, rest = backbones.cut(model, "b")
-    assert_close(rest(trunk(x)), model(x), 1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "at"),
@@ -57,15 +49,6 @@ def test_backbones_by_name_can_be_cut(name, at):
     trunk, rest = backbones.cut(model, at)
     x = np.random.default_rng(0).uniform(-1, 1, (2, 64, 64, 3)).astype("float32")
     assert_close(rest(trunk(x)), model(x), 1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["googlenet", "googlenet_bn", "bn_inception", "resnet50", "resnet50_v1_5"])
-def test_the_usual_cut_of_an_ensemble_keeps_the_map_s_size(name):
-    backbone = backbones.resolve(name, 64)
-    trunk, rest = backbones.cut(backbone.model, backbone.ensemble_cut[0])
-    attention, _ = backbones.cut(rest, backbone.ensemble_cut[1])
-    assert trunk.output_shape[1:3] == attention.output_shape[1:3] == (4, 4)
 
 
 def two_inputs():

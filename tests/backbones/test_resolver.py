@@ -25,17 +25,6 @@ def assert_one_line(error, *parts):
         assert part in message
 
 
-@pytest.mark.parametrize("name", ["mobilenetv2", "MobileNetV2", "mobilenet_v2", "Mobilenet-V2"])
-def test_spelling_of_a_name_does_not_matter(name):
-    backbone = backbones.resolve(name, 32, alpha=0.35)
-    assert backbone.scaling == "tf"
-    assert backbone.model.output_shape == (None, 1, 1, 1280)
-
-
-def test_width_is_passed_on():
-    assert backbones.resolve("conv4", 64, width=8).model.output_shape == (None, 4, 4, 8)
-
-
 # One of each kind of layer that keeps state: normalization, squeeze and excitation, layer scale, pixel statistics.
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -97,38 +86,11 @@ def test_the_papers_backbones_have_their_published_size(name, scaling, channels,
     assert backbone.ensemble_cut
 
 
-def test_googlenet_has_two_forms():
-    with pytest.raises(ValueError, match="variant must be 'caffe' or 'batch_norm', not 'torch'"):
-        backbones.networks.googlenet(variant="torch")
-
-
-@pytest.mark.parametrize("name", ["resnet-18", "", "vgg"])
-def test_unknown_name_lists_the_known(name):
-    with pytest.raises(UserError) as error:
-        backbones.resolve(name, 64)
-    assert_one_line(error, repr(name), "conv4", "resnet50")
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "parts"),
-    [("mobilenetv2", {"alpha": -1.0}, ("cannot build", "mobilenetv2")), ("conv4", {"width": 0}, ("cannot build",))],
-)
-def test_options_that_do_not_fit_are_refused(name, options, parts):
-    with pytest.raises(UserError) as error:
-        backbones.resolve(name, 64, **options)
-    assert_one_line(error, *parts)
-
-
 @pytest.mark.parametrize(("name", "size"), [("inceptionv3", 32), ("conv4", 8), ("conv4", 0), ("mobilenetv2", -1)])
 def test_image_size_that_the_network_cannot_take_is_refused(name, size):
     with pytest.raises(UserError) as error:
         backbones.resolve(name, size)
     assert_one_line(error, "cannot build", f"{size} px")
-
-
-@pytest.mark.parametrize("weights", [None, "", "none"])
-def test_no_weights_means_random(weights):
-    assert backbones.resolve("conv4", 32, weights=weights, width=4).model.built
 
 
 def wrong_files(folder):
@@ -163,22 +125,6 @@ def test_wrong_weights_file_is_refused_and_changes_nothing(tmp_path, mobilenet):
             np.testing.assert_array_equal(actual, expected, err_msg=name)
 
 
-def test_good_weights_file_comes_back(tmp_path, mobilenet):
-    path = str(tmp_path / "good.weights.h5")
-    mobilenet.save_weights(path)
-    loaded = backbones.resolve("mobilenetv2", 32, weights=path, alpha=0.35).model
-    for actual, expected in zip(weights_of(loaded), weights_of(mobilenet), strict=True):
-        np.testing.assert_array_equal(actual, expected)
-
-
-@pytest.mark.slow
-def test_weights_fit_whatever_the_image_size(tmp_path, mobilenet):
-    path = str(tmp_path / "good.weights.h5")
-    mobilenet.save_weights(path)
-    loaded = backbones.resolve("mobilenetv2", 64, weights=path, alpha=0.35).model
-    np.testing.assert_array_equal(weights_of(loaded)[-1], weights_of(mobilenet)[-1])
-
-
 @pytest.mark.slow
 def test_file_of_a_compiled_model_fits(tmp_path):
     model = backbones.resolve("conv4", 32, width=4).model
@@ -207,13 +153,6 @@ def test_names_are_checked_without_building_as_they_are_with_it(arguments, says,
         with pytest.raises(UserError) as error:
             call(**arguments)
         assert_one_line(error, says)
-
-
-def test_good_names_pass_and_say_where_their_weights_are(tmp_path):
-    (tmp_path / "x.weights.h5").touch()
-    for name in backbones.names():
-        for weights in (None, "none", "", str(tmp_path / "x.weights.h5")):
-            backbones.check(name, weights)
 
 
 def test_a_name_may_have_its_options_with_it():

@@ -1,6 +1,10 @@
 """Parses command lines with the flags of the commands that they call."""
 
+import sys
+import types
+
 from tests.cli.commands import NAMES, load
+from tests.docs.examples import PAGES, blocks
 from tfdml.io import files
 from tfdml.objectives.terms import build_objectives
 
@@ -22,6 +26,11 @@ def parse(lines, monkeypatch):
         {"faults": [(row, what is wrong), ...], "flags": every flag of every command}.
     """
     monkeypatch.setattr(files, "in_store", lambda path: False)
+    if "my_own" not in sys.modules:
+        own = types.ModuleType("my_own")
+        page = next(page for page in PAGES if page.name == "adding_your_own.md")
+        exec(blocks(page)[0].code, vars(own))
+        sys.modules["my_own"] = own
     faults = []
     for row, (name, arguments, whole) in enumerate(lines):
         command = load(name)

@@ -7,35 +7,12 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import mathematics
 from tests import references_moments as slow
 from tests.mathematics import MODES as COMPILATIONS
 from tests.mathematics import assert_close, dtype_policy, finite_differences
 from tests.models.networks import values
 from tfdml.layers import HighOrderMoments, MomentEmbeddings, moments
-from tfdml.layers.moments import MODES, as_orders, scan
-
-
-def totals(x):
-    """Sums of the rows so far, and each row doubled, by a loop."""
-
-    def body(total, i):
-        row = keras.ops.reshape(keras.ops.slice(x, (i, 0), (1, x.shape[1])), (-1,))
-        return total + row, (total + row, 2.0 * row)
-
-    return scan(body, keras.ops.zeros(x.shape[1]), x.shape[0], [x.shape[1:]] * 2)
-
-
-@pytest.mark.parametrize("mode", mathematics.MODES)
-@pytest.mark.parametrize("length", [1, 5])
-def test_carries_a_value_and_stacks_what_each_step_gives(mode, length):
-    x = np.random.default_rng(0).normal(size=(length, 3)).astype("float32")
-    function = totals if mode == "eager" else tf.function(totals, jit_compile=mode == "xla", autograph=False)
-    carry, (sums, doubled) = function(tf.constant(x))
-    np.testing.assert_allclose(carry, x.sum(0), rtol=1e-5)
-    np.testing.assert_allclose(sums, np.cumsum(x, 0), rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(doubled, 2 * x)
-
+from tfdml.layers.moments import MODES, as_orders
 
 every_mode = pytest.mark.parametrize("mode", MODES)
 POLICIES = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
@@ -82,19 +59,6 @@ def test_equals_the_papers_algorithm(mode, batch, height, width, channels, dim, 
     for order, value in expected.items():
         # Products that cancel over positions leave the rounding of their size.
         assert_close(found[order], value, floor=1e-6 * np.abs(x).max() ** order * channels**order)
-
-
-@every_mode
-@pytest.mark.parametrize("shape", [(2, 6, 4), (2, 2, 3, 4), (2, 1, 2, 3, 4)], ids=["set", "map", "heads"])
-def test_any_arrangement_of_positions_gives_the_same(mode, shape):
-    x = maps(0, 2, 2, 3)
-    layer = layer_for(x, 3, 8, mode)
-    for order, value in layer(x).items():
-        assert_close(layer(x.reshape(shape))[order], value, 1e-6)
-    assert {k: tuple(v.shape) for k, v in layer.compute_output_spec(keras.KerasTensor(shape)).items()} == {
-        2: (2, 8),
-        3: (2, 8),
-    }
 
 
 def weighted_sum(layer, features, weights):
@@ -176,25 +140,6 @@ def test_random_projections_are_fixed_signs_made_by_the_seed():
     assert all(np.mean(first[0] == other) < 0.6 for other in [*first[1:], matrices(400)[0]])
 
 
-@pytest.mark.parametrize(("mode", "count"), [("cascaded", 5), ("independent", 14)])
-def test_trained_projections_start_glorot_uniform(mode, count):
-    layer = layer_for(maps(channels=60), 5, 300, mode)
-    bound = np.sqrt(6 / 360)
-    assert len(layer.trainable_variables) == len(layer.projections) == count
-    for matrix in values(layer.projections):
-        assert np.abs(matrix).max() <= bound
-        assert_close(matrix.std(), bound / np.sqrt(3), 0.02)
-    assert len({variable.path for variable in layer.projections}) == count
-
-
-@every_mode
-def test_without_the_factor(mode):
-    x = maps()
-    layer = layer_for(x, 3, 16, mode, scaled=False)
-    for order, value in slow.moments(x, values(layer.projections), (2, 3), mode, scaled=False).items():
-        assert_close(layer(x)[order], value)
-
-
 @every_mode
 @pytest.mark.parametrize("policy", POLICIES)
 def test_products_are_float32_under_a_mixed_policy(mode, policy):
@@ -237,23 +182,6 @@ def test_no_step_holds_a_map_of_products(mode):
     assert {node.attr["parallel_iterations"].i for node in loops} == {1}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"orders": 1}, "K >= 2"),
-        ({"orders": [1, 2]}, "K >= 2"),
-        ({"orders": [3, 2]}, "ascending"),
-        ({"orders": [2, 2]}, "ascending"),
-        ({"orders": []}, "ascending"),
-        ({"dim": 0}, "dim must be a positive integer"),
-        ({"mode": "fixed"}, "mode must be 'cascaded', 'independent' or 'random'"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        HighOrderMoments(**arguments)
-
-
 @pytest.mark.parametrize("reduce_to", [None, 3])
 @pytest.mark.parametrize(("mode", "size"), [("cascaded", 5), ("independent", 5), ("random", None), ("random", 5)])
 def test_embeddings_are_projected_and_of_unit_length(mode, size, reduce_to):
@@ -286,11 +214,3 @@ def test_embedding_of_an_empty_map_is_zero():
         value = sum(tf.reduce_sum(v) for v in found.values())
     np.testing.assert_array_equal(tape.gradient(value, x), np.zeros(x.shape))
     np.testing.assert_array_equal(found[5], np.zeros((2, 4)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"), [({"embedding_dim": 0}, "embedding_dim"), ({"reduce_to": -1}, "reduce_to")]
-)
-def test_embedding_arguments_that_make_no_sense_are_refused(arguments, name):
-    with pytest.raises(ValueError, match=name):
-        MomentEmbeddings(**arguments)

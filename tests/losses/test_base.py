@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.pml_names import NormalizedLoss
 from tests import references
 from tests.losses import cases
 from tests.losses import references as loss_references
@@ -18,7 +17,6 @@ from tests.marks import first_quick
 from tests.mathematics import (
     assert_close,
     degenerate_batches,
-    dtype_policy,
     finite_differences,
     public_classes,
     random_batch,
@@ -26,7 +24,6 @@ from tests.mathematics import (
     value_and_gradients,
 )
 from tests.models.networks import colored_batch, tiny_embedder
-from tests.played_replicas import sum_and_gradient
 from tfdml import losses, models, objectives
 from tfdml.losses.base import PairLoss
 from tfdml.mining import AngularMiner, EasyPositiveMiner, GivenPairs, Jaccard, SameLabel, shares_a_label
@@ -146,26 +143,6 @@ def test_forms_of_labels_agree(make):
     np.testing.assert_array_equal(make()(tf.constant(labels[:, None], tf.int64), x), expected)
 
 
-@every_loss
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_arithmetic_stays_float32_under_a_mixed_policy(make, policy):
-    labels, x = batch()
-    expected = make()(labels, x)
-    with dtype_policy(policy):
-        value = make()(labels, x)
-        half = make()(labels, tf.cast(x, policy.removeprefix("mixed_")))
-    assert value.dtype == half.dtype == tf.float32
-    np.testing.assert_array_equal(value, expected)
-    assert_close(half, expected, 0.1)
-
-
-@every_loss
-def test_a_loss_keeps_its_name_in_its_configuration(make):
-    loss = make(reduction="none", name="mine")
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
-    assert (type(again), again.name, again.get_config()) == (type(loss), "mine", loss.get_config())
-
-
 # What becomes of labels on their way does not depend on the loss: one takes every way quickly.
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", first_quick(PAIR_LOSSES))
@@ -251,25 +228,6 @@ def test_a_batch_without_images_costs_nothing_and_has_no_gradient(name):
         value, (gradient,) = value_and_gradients(lambda x, loss=loss: loss(np.zeros(0, "int64"), x), np.zeros((0, 5)))
         assert value == 0.0, key
         assert gradient.shape == (0, 5), key
-
-
-@pytest.mark.one_quick_case
-@pytest.mark.parametrize(
-    "key", ["TripletLoss hard", "QuadrupletLoss", *(f"NTXentLoss {m}" for m in registered("miner"))]
-)
-def test_a_batch_of_unknown_size_may_turn_out_to_be_empty(key):
-    loss = with_every_mining(key.split()[0])[key]
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 5])], autograph=False)
-    def run(labels, x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            value = loss(labels, x)
-        return value, tape.gradient(value, x)
-
-    value, gradient = run(np.zeros(0, "int64"), np.zeros((0, 5), "float32"))
-    assert value == 0.0
-    assert gradient.shape == (0, 5)
 
 
 @every_name
@@ -412,15 +370,6 @@ def test_miners_choose_among_the_pairs_of_the_relation():
         assert np.isfinite(losses.TripletLoss(mining=miner, positives=shares_a_label)(sets, x))
 
 
-@pytest.mark.parametrize("make", [losses.TripletLoss, losses.NTXentLoss, losses.HistogramLoss])
-def test_replicas_of_unequal_size_have_the_gradient_of_one_device(make):
-    sets, x = label_sets(size=10)
-    loss = make(positives=shares_a_label)
-    expected = sum_and_gradient(loss, (sets, x), [10])[1]
-    assert np.any(expected)
-    assert_close(sum_and_gradient(loss, (sets, x), [7, 3])[1], expected)
-
-
 def test_a_relation_is_saved_with_its_loss():
     sets, x = label_sets()
     for relation in (shares_a_label, SameLabel(column=2)):
@@ -455,14 +404,6 @@ def test_a_learner_trains_on_two_levels_of_a_hierarchy(tmp_path):
     again = keras.models.load_model(tmp_path / "learner.keras")
     assert repr(again.objectives[1].loss) == repr(terms[1].loss)
     assert_close(again.objectives[1]({"embedding": x}, rows), coarse)
-
-
-def test_a_normalized_loss_has_the_relation_of_its_loss():
-    sets, x = label_sets()
-    expected = losses.ContrastiveLoss(positives=shares_a_label)(sets, x)
-    loss = NormalizedLoss(losses.ContrastiveLoss(positives=shares_a_label))
-    again = keras.losses.deserialize(json.loads(json.dumps(keras.losses.serialize(loss))))
-    assert_close([loss(sets, 3.0 * x), again(sets, 3.0 * x)], [expected, expected])
 
 
 def neighbors(a, b):
@@ -571,26 +512,6 @@ def test_complete_pairs_are_class_labels(case):
     value, (gradient,) = value_and_gradients(lambda e: loss(IDS, e), x)
     np.testing.assert_array_equal(value, expected)
     np.testing.assert_array_equal(gradient, expected_gradient)
-
-
-@pytest.mark.slow
-def test_an_update_by_complete_pairs_is_that_by_class_labels():
-    labels, images = colored_batch()
-    ids = np.random.default_rng(0).permutation(len(labels))
-    by_class = [losses.MultiSimilarityLoss(), losses.HistogramLoss()]
-    updated = []
-    for replaced in (False, True):
-        relation = given_pairs(labels, 1, ids)[0]
-        terms = [related(loss, relation) if replaced else loss for loss in by_class]
-        memory = objectives.CrossBatchMemory(terms[0], size=24, name="xbm")
-        keras.utils.set_random_seed(0)
-        learner = models.MetricLearner(tiny_embedder(), [*terms, memory], gradient_cache=5)
-        learner.compile(keras.optimizers.SGD(0.05), run_eagerly=True)
-        for _ in range(2):
-            logs = learner.train_on_batch(images, ids if replaced else labels, return_dict=True)
-        updated.append([*(np.array(weight) for weight in learner.embedder.trainable_variables), *logs.values()])
-    for found, expected in zip(*updated, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_given_similarities_are_targets_and_have_a_threshold():

@@ -202,21 +202,6 @@ def test_a_composed_loss_is_saved_and_loaded(loss, formula, measure, limits):
     np.testing.assert_array_equal(again.loss(y, x), loss(y, x))
 
 
-def test_a_composed_loss_is_shown_with_its_objects():
-    shown = repr(losses.ContrastiveLoss(distance=taxicab, mining=Between(0.1)))
-    assert "distance=taxicab" in shown
-    assert "mining=Between(least=0.1, most=1.1)" in shown
-    assert repr(Between(0.1)) == "Between(least=0.1, most=1.1)"
-
-
-def test_a_name_is_stored_as_it_is_and_what_was_saved_without_a_miner_is_loaded():
-    config = losses.ContrastiveLoss(distance="dot").get_config()
-    assert (config["distance"], config.pop("mining")) == ("dot", "all")
-    assert losses.ContrastiveLoss.from_config(config).mining == "all"
-    config = losses.TripletLoss(mining="hard").get_config()
-    assert (config["distance"], config["mining"]) == ("sqeuclidean", "hard")
-
-
 def test_a_miner_cannot_make_pairs_and_gets_no_gradient():
     seen = []
 

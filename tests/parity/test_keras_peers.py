@@ -127,25 +127,6 @@ def test_anchors_that_lack_a_positive_or_a_negative_cost_nothing_here(peer, name
     assert [float(ours(PEERS[peer].cases[name], batch)[0]) for batch in LACKING] == [0.0] * 3
 
 
-def test_such_anchors_cost_in_similarity(values_of):
-    found = {
-        name: [float(values_of("similarity", name, batch)[0]) for batch in LACKING] for name in ("hard", "soft margin")
-    }
-    np.testing.assert_allclose(found["hard"], [0.0, 0.2, 0.2], atol=1e-5)
-    assert np.all(np.array(found["soft margin"]) > 0.5)
-    assert np.isnan(values_of("similarity", "soft nearest neighbor", "one image")[0])
-
-
-def test_such_anchors_make_addons_nan(values_of):
-    for name in ("semi_hard L2", "lifted"):
-        value, gradient = values_of("addons", name, "no positive")
-        assert np.isnan(value)
-        assert not np.all(np.isfinite(gradient))
-    assert np.isnan(values_of("addons", "lifted", "no negative")[0])
-    assert values_of("addons", "semi_hard L2", "no negative")[0] > 1.0
-    np.testing.assert_allclose(values_of("addons", "hard L2", "no negative")[0], 0.5, rtol=1e-6)
-
-
 # What differs on purpose, by its formula.
 
 
@@ -180,43 +161,6 @@ def test_semi_hard_of_similarity_falls_back_on_the_furthest_negative(values_of):
         np.testing.assert_allclose(float(mine), np.mean(kept), rtol=1e-5)
         seen += [any(fallen)]
     assert set(seen) == {True, False}
-
-
-def test_the_circle_loss_of_similarity_adds_two_softplus(values_of):
-    for batch in ("unit", "two a class", "real"):
-        labels, x = BATCHES[batch]
-        distances, sides = cosine_distances(x), masks(labels)
-        pull = 80 * np.maximum(0.4 + distances, 0) * (distances - 0.4)
-        push = 80 * np.maximum(1.4 - distances, 0) * (0.6 - distances)
-        sums = [np.array([np.logaddexp.reduce(row[mask]) for row, mask in zip(m, side, strict=True)])
-                for m, side in zip((pull, push), sides, strict=True)]  # fmt: skip
-        value = values_of("similarity", "circle", batch)[0]
-        np.testing.assert_allclose(value, np.mean(np.logaddexp(0, sums[0]) + np.logaddexp(0, sums[1])), rtol=1e-5)
-        mine = losses.CircleLoss(0.4, 80)(labels, x)
-        np.testing.assert_allclose(float(mine), np.mean(np.logaddexp(0, sums[0] + sums[1])), rtol=1e-5)
-
-
-def test_the_contrastive_loss_of_addons_squares_the_negatives(values_of):
-    labels, x = BATCHES["pairs"]
-    distances, same = np.linalg.norm(x[:12] - x[12:], axis=1), labels[:12] == labels[12:]
-    cost = np.where(same, distances**2, np.maximum(1.0 - distances, 0) ** 2)
-    assert np.any(cost[~same] > 0)
-    np.testing.assert_allclose(values_of("addons", "pairs", "pairs")[0], np.mean(cost), rtol=1e-5)
-
-
-def test_n_pairs_of_addons_take_one_image_of_each_other_class(values_of):
-    _, x = BATCHES["anchors and positives"]
-    logits = np.asarray(x[:12], "float64") @ x[12:].T
-    expected = np.mean(np.logaddexp.reduce(logits, axis=1) - np.diag(logits))
-    np.testing.assert_allclose(values_of("addons", "n-pairs", "anchors and positives")[0], expected, rtol=1e-5)
-    labels = np.tile(np.arange(12), 2)
-    both = np.asarray(x, "float64") @ x.T
-    positives, negatives = masks(labels)
-    costs = [
-        np.logaddexp(0, np.logaddexp.reduce(both[a][negatives[a]]) - both[a, p])
-        for a, p in zip(*np.nonzero(positives), strict=True)
-    ]
-    np.testing.assert_allclose(float(losses.NPairLoss()(labels, x)), np.mean(costs), rtol=1e-5)
 
 
 def test_the_sampler_of_similarity_trains_our_embedder_and_its_indexer_finds_as_ours(tmp_path):

@@ -168,15 +168,3 @@ def test_miners_keep_the_same_pairs_and_draw_with_the_same_probabilities(theirs)
         drawn = np.all(np.isfinite(expected), axis=1)  # without a near negative there is no draw there
         assert np.any(drawn)
         assert agree(np.asarray(mining.negative_probabilities(Pairs.of_batch(x, labels)))[drawn], expected[drawn])
-
-
-def test_what_is_wrong_there_still_is(theirs):
-    """If one of these fails, docs/parity.md and `from_pml` have to follow."""
-    values = [found(theirs, "instance", batch)["value"] for batch in ("unit", "unit reversed")]
-    assert not np.isclose(*values)  # the order of the images matters
-    weights = found(theirs, "weights of 512 dimensions", "512 dimensions")["weights"]
-    labels, x = BATCHES["512 dimensions"]
-    here = np.asarray(mining.negative_probabilities(Pairs.of_batch(x, labels)))
-    np.testing.assert_allclose(here.sum(1), 1.0, rtol=1e-5)
-    assert not np.all(np.isfinite(weights))  # rows underflow to 0 / 0
-    assert "index" in str(found(theirs, "histogram", "all identical")["error"])
