@@ -12,7 +12,7 @@ import keras
 from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.saving import snake_case
 
-Item = TypeVar("Item", bound=Callable[..., Any])
+Item = TypeVar("Item")
 
 #: What each kind is called in messages. A sum of `--objectives` names losses and objectives alike.
 KINDS = {

@@ -173,7 +173,7 @@ class Command:
             absl.flags.Error: As `Flags.parse`.
         """
         self.flags.parse(words)
-        import_modules(self.flags["import"].value)
+        import_modules(str(self.flags["import"].value))
         for flag in (self.flags[name] for name in _COPIED if name in self.flags):
             value: Any = flag.value
             flag.value = list(map(local_copy, value)) if isinstance(value, list) else local_copy(value)
