@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 import zipfile
 
 import numpy as np
@@ -119,14 +118,6 @@ def test_a_tflite_file_of_one_image_at_a_time(models, sources, tmp_path):
     dataset = models_on_disk.pictures()
     (tmp_path / "model_card.json").write_text(json.dumps({"view": models_on_disk.VIEW}))
     found = LiteRTEmbedder(path).embed(dataset, 4)
-    np.testing.assert_allclose(found, sources["litert"].embed(dataset, 4), atol=TOLERANCE)
-
-
-@pytest.mark.slow
-def test_tensorflows_own_interpreter_is_the_second_choice(models, sources, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
-    dataset = models_on_disk.pictures()
-    found = load_backend(models.litert).embed(dataset, 4)
     np.testing.assert_allclose(found, sources["litert"].embed(dataset, 4), atol=TOLERANCE)
 
 

@@ -1,10 +1,8 @@
-"""An S3 server of this machine (moto's), which can be made slow and faulty."""
+"""An S3 server of this machine (moto's), whose answers can be cut."""
 
 import contextlib
-import re
 import socket
 import threading
-import time
 from wsgiref.util import is_hop_by_hop
 
 import boto3
@@ -21,7 +19,7 @@ KEYS = {
 
 
 class S3Server:
-    """One bucket, and the faults that its answers have.
+    """One bucket.
 
     Attributes:
         address: Its URL.
@@ -44,8 +42,8 @@ class S3Server:
         self._thread.join()
 
     def reset(self):
-        """Make the bucket new and the server well."""
-        self._faults, self.requests = [], []
+        """Make the bucket new."""
+        self._halved, self.requests = None, []
         with contextlib.suppress(self._client.exceptions.NoSuchBucket):
             for key in self.keys():
                 self._client.delete_object(Bucket=BUCKET, Key=key)
@@ -65,58 +63,29 @@ class S3Server:
         return [item["Key"] for page in pages for item in page.get("Contents", []) if not item["Key"].endswith("/")]
 
     @contextlib.contextmanager
-    def fault(self, kind, method="", path="", times=10**9):
-        """Have requests fail in the block.
-
-        Args:
-            kind: A status such as 503; `"reset"` or `"reset after"`, which does what was asked and then resets the
-                connection; `"half"` of an answer; seconds that an answer waits.
-            method: Of which requests; empty: of all.
-            path: A pattern that their paths have.
-            times: How many of them.
-        """
-        fault = [kind, method, path, times]
-        self._faults.append(fault)
+    def halved(self, path):
+        """Have the answers to GET requests of this path end in the middle, in the block."""
+        self._halved = path
         try:
             yield
         finally:
-            self._faults.remove(fault)
+            self._halved = None
 
     def __call__(self, environ, start_response):
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         self.requests.append(f"{method} {path}")
-        for fault in self._faults:
-            kind, asked, pattern, left = fault
-            if left and asked in ("", method) and re.search(pattern, path):
-                fault[3] -= 1
-                break
-        else:
-            kind = None
-        if isinstance(kind, float):
-            time.sleep(kind)
-        if kind == "reset":
-            return self._reset(environ)
-        if isinstance(kind, int):
-            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            start_response(f"{kind} Fault", [("Content-Length", "0")])
-            return [b""]
         answer = {}
 
         def start(status, headers, exc_info=None):
             answer.update(status=status, headers=[(name, value) for name, value in headers if not is_hop_by_hop(name)])
 
         body = b"".join(self._moto(environ, start))
-        if kind == "reset after":
-            return self._reset(environ)
         start_response(answer["status"], answer["headers"])
-        if kind == "half" and method == "GET":
-            return self._halved(environ, body)
+        if self._halved and method == "GET" and self._halved in path:
+            return self._half(environ, body)
         return [body]
 
-    def _halved(self, environ, body):
+    def _half(self, environ, body):
         yield body[: len(body) // 2]
-        yield from self._reset(environ)
-
-    def _reset(self, environ):
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         raise ConnectionResetError

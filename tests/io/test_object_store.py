@@ -98,7 +98,7 @@ def test_a_key_that_leads_out_of_the_folder_is_refused(monkeypatch):
 def test_half_an_answer_is_no_copy(s3):
     s3.put("vectors.npy", b"v" * 10**6)
     with (
-        s3.fault("half", "GET", "vectors"),
+        s3.halved("vectors"),
         pytest.raises(UserError, match=r"^s3://photos/vectors.npy cannot be read: .+"),
     ):
         files.local_copy("s3://photos/vectors.npy")

@@ -143,12 +143,6 @@ def test_zero_vectors_are_at_cosine_distance_one():
     assert distances[1].tolist() == [1.0, 1.0, 2.0]
 
 
-def test_every_neighbor_can_be_asked_for():
-    points = np.random.default_rng(5).normal(size=(9, 2))
-    assert np.sort(nearest_neighbors(points, k=8)[0][0]).tolist() == list(range(1, 9))
-    assert np.sort(nearest_neighbors(points[:2], points, k=9)[0][0]).tolist() == list(range(9))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

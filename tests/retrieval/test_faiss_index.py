@@ -127,24 +127,6 @@ def test_damaged_files_are_refused(gallery, tmp_path):
         load_index(path)
 
 
-def test_a_failed_save_leaves_the_old_file(gallery, tmp_path, monkeypatch):
-    path = tmp_path / "x.index"
-    index = build_index(gallery, lists=4)
-    index.save(path)
-    before = path.read_bytes()
-
-    def full_disk(*_):
-        raise RuntimeError("Error in somewhere: 'fwrite' failed: No space left on device")
-
-    monkeypatch.setattr(faiss, "write_index", full_disk)
-    with pytest.raises(UserError, match="cannot be written: the disk is full"):
-        index.save(path)
-    assert path.read_bytes() == before
-    assert len(list(tmp_path.iterdir())) == 1
-    with pytest.raises(UserError, match="cannot be written"):
-        index.save(tmp_path / "no folder" / "x.index")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gallery_on_disk_is_added_block_by_block(gallery, kind, tmp_path, monkeypatch):
     """The index is that of the array in memory, and no more than a block of the file is read at once."""
@@ -164,22 +146,6 @@ def test_a_gallery_on_disk_is_added_block_by_block(gallery, kind, tmp_path, monk
         faiss.omp_set_num_threads(threads)
     np.testing.assert_array_equal(built.search(gallery, k=4)[0], whole.search(gallery, k=4)[0])
     assert list(index_recall(built, disk, k=4, sample=50)) == list(index_recall(whole, gallery, k=4, sample=50))
-
-
-def centers(index):
-    return index.index.quantizer.reconstruct_n(0, index.lists)
-
-
-def test_the_seed_decides_the_lists(gallery):
-    first, again, other = (centers(build_index(gallery, lists=20, seed=seed)) for seed in (0, 0, 1))
-    np.testing.assert_allclose(first, again, rtol=1e-5, atol=1e-6)
-    assert not np.allclose(first, other, rtol=1e-2)
-
-
-def test_one_image():
-    index = build_index(np.ones((1, 4)))
-    assert index.search(np.zeros((2, 4)), k=1)[0].tolist() == [[0], [0]]
-    assert len(index) == index.lists == 1
 
 
 @pytest.mark.parametrize(
@@ -222,14 +188,6 @@ def test_bad_rows_are_named_with_their_block(gallery, monkeypatch):
 def test_bad_searches_say_what_is_wrong(gallery, arguments, message):
     with pytest.raises(UserError, match=message):
         build_index(gallery, lists=4).search(**arguments)
-
-
-def test_a_graph_in_the_place_of_lists_is_refused(gallery, tmp_path):
-    build_index(gallery, kind="hnsw").save(tmp_path / "graph")
-    data = (tmp_path / "graph").read_bytes()
-    (tmp_path / "graph").write_bytes(data.replace(b'"hnsw"', b'"ivf"'))
-    with pytest.raises(UserError, match="is an index of another kind, IndexHNSWFlat"):
-        load_index(tmp_path / "graph")
 
 
 def test_ivf_and_hnsw_search_what_they_were_built_as_and_no_more(gallery):
@@ -288,19 +246,6 @@ def test_equally_near_images_count_as_found(distance):
     index = build_index(points, kind="hnsw", distance=distance)
     (result,) = index_recall(index, points, points[:20], k=3, efforts=[EVERYTHING], sample=20)
     assert result.recall == 1.0
-
-
-def test_queries_beside_the_gallery(gallery):
-    queries = gallery[:50] + np.float32(0.01)
-    index = build_index(gallery, lists=12)
-    (result,) = index_recall(index, gallery, queries, k=1, sample=20, efforts=[12])
-    assert (result.recall, result.queries) == (1.0, 20)
-
-
-def test_standard_error_of_one_query_is_unknown(gallery):
-    (result,) = index_recall(build_index(gallery, lists=5), gallery, k=1, sample=1)
-    assert np.isnan(result.standard_error)
-    assert result.effort == 1
 
 
 def test_recall_needs_the_gallery_of_the_index(gallery):

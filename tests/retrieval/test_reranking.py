@@ -41,14 +41,6 @@ def test_queries_are_expanded_as_by_hand(count, k, alpha, roles, seed):
     assert found.dtype == np.float32
 
 
-@pytest.mark.parametrize("budget", [1, 500])
-def test_blocks_give_what_the_whole_gives(budget, monkeypatch):
-    points = made(50)
-    whole = expand_queries(points, k=5, alpha=2.0)
-    monkeypatch.setattr(reranking, "_GATHERED_AT_ONCE", budget)
-    np.testing.assert_allclose(expand_queries(points, k=5, alpha=2.0), whole, atol=1e-6)
-
-
 @pytest.mark.parametrize("alpha", [0, 3])
 def test_degenerate_galleries_give_finite_vectors(alpha):
     same = np.ones((6, 3))
@@ -56,15 +48,6 @@ def test_degenerate_galleries_give_finite_vectors(alpha):
     opposite = np.array([[1.0, 0.0], [-1.0, 0.0]])
     assert np.isfinite(expand_queries(opposite, k=3, alpha=alpha)).all()
     assert not expand_queries(np.zeros((4, 2)), k=2, alpha=alpha).any()
-
-
-def test_what_cannot_be_is_refused():
-    with pytest.raises(UserError, match="no other"):
-        search_of(np.ones((1, 2)))
-    with pytest.raises(ValueError, match="k must be a positive integer"):
-        expand_queries(np.eye(3), k=0)
-    with pytest.raises(ValueError, match="alpha must not be negative"):
-        expand_queries(np.eye(3), alpha=-1)
 
 
 @settings(max_examples=12, deadline=None)
