@@ -113,7 +113,7 @@ def test_damaged_files_are_refused(gallery, tmp_path):
     for damaged, message in [
         (b"", "not an index"),
         (b"hello", "not an index"),
-        (whole[:-10], "cannot be read"),
+        (whole[:-10], "is damaged"),
         (whole[: len(whole) // 2], "not an index"),
         (whole[len(whole) // 2 :], "cannot be read"),
         (whole.replace(b'"count": 600', b'"count": 599'), "600 images of 599"),
