@@ -27,7 +27,7 @@ SLOW = {
     "tfdml.export.saved_model",
     "tfdml.models.ensemble",
     "tfdml.models.learner",
-    "tfdml.models.reduced_embedders",
+    "tfdml.models.reduced",
     "tfdml.objectives.mutual_information",
     "tfdml.report.pages",
     "tfdml.training.settings",

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import SIZE, colored_batch, config_of, images, tiny_backbone, tiny_embedder, values
-from tfdml import UserError, backbones, losses
+from tfdml import losses
 from tfdml.models import Embedder, Head, MetricLearner
 from tfdml.objectives import MetricLoss
 
@@ -37,17 +37,6 @@ def test_representations_have_their_documented_names_and_shapes():
     np.testing.assert_array_equal(embedder(images(size=4)), representations["embedding"])
 
 
-def test_each_representation_is_made_from_the_one_before():
-    embedder = tiny_embedder(scaling="tf")
-    x = images(size=3)
-    r = {name: np.asarray(value, "float64") for name, value in embedder.represent(x).items()}
-    assert_close(embedder.backbone(x / 127.5 - 1.0), r["feature_map"])
-    assert_close(r["pooled"], r["feature_map"].mean((1, 2)))
-    kernel, bias = values(embedder.dense.weights)
-    assert_close(r["projection"], r["pooled"] @ kernel + bias)
-    assert_close(r["embedding"], r["projection"] / np.linalg.norm(r["projection"], axis=1, keepdims=True))
-
-
 def test_dropout_leaves_out_pooled_features_before_the_projection_in_training_only():
     embedder, x = tiny_embedder(dim=8, dropout=0.5), images(size=3)
     plain = {name: np.asarray(value) for name, value in embedder.represent(x).items()}
@@ -65,10 +54,6 @@ def test_dropout_leaves_out_pooled_features_before_the_projection_in_training_on
     assert not tiny_embedder().drop
 
 
-def test_an_embedder_without_dropout_has_no_random_state():
-    assert len(tiny_embedder(dropout=0.5).variables) == len(tiny_embedder().variables) + 1
-
-
 @pytest.mark.parametrize("name", ["detached_projection", "detached_embedding"])
 def test_the_gradient_of_detached_representations_ends_at_the_dense_layer(name):
     embedder = tiny_embedder(batch_norm="statistics")
@@ -78,11 +63,6 @@ def test_the_gradient_of_detached_representations_ends_at_the_dense_layer(name):
     gradients = tape.gradient(value, [variable.value for variable in embedder.trainable_variables])
     reached = {id(v) for v, g in zip(embedder.trainable_variables, gradients, strict=True) if g is not None}
     assert reached == {id(variable) for variable in embedder.dense.trainable_variables}
-
-
-def test_max_pooling_takes_the_maximum():
-    r = tiny_embedder(pooling="max").represent(images(size=3))
-    np.testing.assert_array_equal(r["pooled"], np.max(r["feature_map"], axis=(1, 2)))
 
 
 def test_embedding_is_float32_of_unit_length_under_every_policy(policy):
@@ -100,14 +80,6 @@ def test_fractions_of_pixels_survive_a_mixed_policy():
         np.testing.assert_array_equal(embedder.represent(x)["feature_map"], scaled)
         learner = MetricLearner(embedder, losses.ContrastiveLoss())
         np.testing.assert_array_equal(learner(x)["feature_map"], scaled)
-
-
-def test_image_without_any_signal_is_finite():
-    embedder = tiny_embedder(scaling="unit")
-    embedder.build((None, SIZE, SIZE, 3))
-    embedder.dense.bias.assign(np.zeros(5))
-    embedder.dense.kernel.assign(np.zeros((6, 5)))
-    np.testing.assert_array_equal(embedder(np.zeros((2, SIZE, SIZE, 3))), np.zeros((2, 5)))
 
 
 def test_the_projection_may_have_no_bias(tmp_path):
@@ -153,19 +125,6 @@ def test_batch_norm_mode_decides_what_changes(batch_norm, training, moving):
     assert id(embedder.dense.kernel) in trainable
 
 
-@pytest.mark.parametrize("batch_norm", ["frozen", "statistics"])
-def test_batch_norm_in_inference_mode_does_not_see_the_batch(batch_norm):
-    embedder = tiny_embedder(batch_norm=batch_norm)
-    x = images()
-    assert_close(embedder(x, training=True)[:2], embedder(x[:2], training=True), 1e-6)
-    np.testing.assert_array_equal(embedder(x, training=True), embedder(x))
-
-
-def test_trained_batch_norm_sees_the_batch():
-    embedder = tiny_embedder(batch_norm="train")
-    assert np.abs(embedder(images(), training=True) - embedder(images())).max() > 1e-3
-
-
 def test_parts_divide_the_trainable_variables():
     embedder = tiny_embedder()
     embedder.build((None, SIZE, SIZE, 3))
@@ -173,38 +132,6 @@ def test_parts_divide_the_trainable_variables():
     assert set(parts) == {"backbone", "projection"}
     named = [id(variable) for variables in parts.values() for variable in variables]
     assert sorted(named) == sorted(id(variable) for variable in embedder.trainable_variables)
-
-
-def test_backbone_by_name_brings_its_scaling():
-    assert Embedder("conv4", 8, image_size=32).input_scaling.mode == "tf"
-    resolved = backbones.Backbone(tiny_backbone(), "caffe")
-    assert Embedder(resolved, 8).input_scaling.mode == "caffe"
-    assert Embedder(resolved, 8, scaling="unit").input_scaling.mode == "unit"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pooling": "sum"}, "pooling must be"),
-        ({"batch_norm": "off"}, "batch_norm must be 'frozen', 'statistics' or 'train'"),
-        ({"resize_mode": "longer"}, "resize_mode must be"),
-        ({"embedding_dim": -1}, "embedding_dim must be an integer of at least 0"),
-        ({"scaling": "imagenet"}, "mode must be 'none', 'unit', 'tf'"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
-        ({"dropout": -0.1}, "dropout must be at least 0"),
-        ({"pad_color": (0, 0)}, "pad_color must be three whole numbers"),
-        ({"pad_color": (0, 0, 256)}, "pad_color must be three whole numbers"),
-        ({"backbone": 3}, "backbone must be a name"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Embedder(**{"backbone": tiny_backbone(), **options})
-
-
-def test_unknown_backbone_is_the_users_to_mend():
-    with pytest.raises(UserError, match="unknown backbone 'resnet-18'"):
-        Embedder("resnet-18")
 
 
 @pytest.mark.one_quick_case
@@ -231,45 +158,8 @@ def test_saves_and_loads(tmp_path, options, policy):
     assert [v.path for v in again.trainable_variables] == [v.path for v in embedder.trainable_variables]
 
 
-def test_weights_file_round_trip(tmp_path):
-    source, target = tiny_embedder(seed=0), tiny_embedder(seed=1)
-    x = images()
-    assert np.abs(source(x) - target(x)).max() > 1e-3
-    source.save_weights(tmp_path / "x.weights.h5")
-    target.load_weights(tmp_path / "x.weights.h5")
-    np.testing.assert_array_equal(target(x), source(x))
-
-
 def own_head(dim=4):
     return keras.Sequential([keras.layers.Dense(7, activation="relu"), keras.layers.Dense(dim)], name="own_head")
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_detached_representations_run_a_head_as_if_once(compiled):
-    """Dropout draws the same, BatchNorm counts the batch once, and the gradient still reaches the head's weights."""
-    head = keras.Sequential([keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), keras.layers.Dense(4)])
-    twin = keras.Sequential([keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), keras.layers.Dense(4)])
-    embedder, x = tiny_embedder(dim=None, head=head), tf.constant(images(size=6))
-    learner = MetricLearner(embedder, MetricLoss(losses.ContrastiveLoss(), "detached_projection"))
-    pooled = embedder.represent(x)["pooled"]
-    twin(pooled)
-    for one, other in zip(twin.variables, head.variables, strict=True):
-        one.assign(other)
-
-    def step():
-        with tf.GradientTape() as tape:
-            found = learner(x, training=True)
-            value = tf.reduce_sum(found["detached_projection"] ** 3)
-        kernel, convolution = head.layers[-1].kernel, embedder.backbone.layers[1].kernel
-        return found, tape.gradient(value, [kernel.value, convolution.value])
-
-    found, (reached, stopped) = tf.function(step, autograph=False)() if compiled else step()
-    assert_close(found["projection"], twin(pooled, training=True), 1e-5)
-    assert_close(found["detached_projection"], found["projection"], 1e-6)
-    for one, other in zip(head.variables, twin.variables, strict=True):
-        assert_close(one, other, 1e-6)
-    assert np.any(reached)
-    assert stopped is None
 
 
 def test_a_head_takes_the_place_of_the_dense_layer(tmp_path):
@@ -317,24 +207,6 @@ def test_a_backbone_may_give_vectors(tmp_path):
         MetricLearner(embedder, MetricLoss(losses.ContrastiveLoss(), "feature_map"))
 
 
-class WithMore(Embedder):
-    """Has a layer of its own in `project`."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.more = keras.layers.Dense(6)
-
-    def project(self, pooled):
-        return super().project(self.more(pooled))
-
-
-def test_layers_that_a_subclass_adds_belong_to_the_projection():
-    embedder = WithMore(tiny_backbone(), embedding_dim=5, image_size=SIZE)
-    embedder.build((None, SIZE, SIZE, 3))
-    assert {id(v) for v in embedder.more.trainable_variables} <= {id(v) for v in embedder.parts()["projection"]}
-    assert len(embedder.parts()["projection"]) == 4
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -352,14 +224,6 @@ def test_layers_that_a_subclass_adds_belong_to_the_projection():
 def test_heads_and_backbones_that_do_not_fit_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Embedder(**{"backbone": tiny_backbone(), "image_size": SIZE, **options})
-
-
-def test_embedder_works_inside_a_functional_model():
-    embedder = tiny_embedder()
-    inputs = keras.Input((SIZE, SIZE, 3), dtype="uint8")
-    model = keras.Model(inputs, embedder(inputs))
-    assert model.output_shape == (None, 5)
-    assert_close(model(images(dtype="uint8")), embedder(images()))
 
 
 def deep_backbone(layers=11):
@@ -411,12 +275,6 @@ def test_a_head_is_a_dense_layer_and_a_division_by_the_length(tmp_path):
     np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "head.keras")(x), found)
 
 
-@pytest.mark.parametrize("shape", [(2, 5), (2, 6, 6, 3)])
-def test_a_head_refuses_what_are_no_vectors_of_its_size(shape):
-    with pytest.raises(ValueError, match=r"this head takes \(B, 6\), not .*tfdml.models.stack"):
-        Head(6, embedding_dim=4).represent(np.ones(shape, "float32"))
-
-
 def test_a_whitened_projection_has_uncorrelated_components_of_equal_variance():
     rng = np.random.default_rng(0)
     vectors = (rng.normal(size=(200, 6)) @ rng.normal(size=(6, 6)) + 3).astype("float32")
@@ -429,16 +287,6 @@ def test_a_whitened_projection_has_uncorrelated_components_of_equal_variance():
     whole.whiten(vectors, power=0)
     rotated = np.array(whole.represent(vectors)["projection"])
     np.testing.assert_allclose(np.var(rotated, axis=0).sum(), np.var(vectors, axis=0).sum(), rtol=1e-4)
-
-
-def test_what_cannot_be_whitened_is_refused():
-    vectors = np.random.default_rng(0).normal(size=(20, 6)).astype("float32")
-    with pytest.raises(ValueError, match="projection with a bias"):
-        Head(6, embedding_dim=4, projection_bias=False).whiten(vectors)
-    with pytest.raises(ValueError, match="of one dense layer"):
-        Head(6, head=keras.Sequential([keras.layers.Dense(5), keras.layers.Dense(4)])).whiten(vectors)
-    with pytest.raises(ValueError, match="more than 4 vectors"):
-        Head(6, embedding_dim=4).whiten(vectors[:4])
 
 
 @pytest.mark.parametrize("batch_norm", ["frozen", "statistics", "train"])

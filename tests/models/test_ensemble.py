@@ -1,16 +1,12 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.mathematics import assert_close
 from tests.models.ensembles import cuttable_backbone, ensemble_learner, tiny_ensemble
 from tests.models.networks import SIZE, colored_batch, config_of, images, values
-from tfdml import UserError, backbones
-from tfdml.models import AttentionEnsemble, Embedder
-from tfdml.training import Experiment
-from tfdml.training.build import make_embedder
-from tfdml.training.images import make_transforms
+from tfdml import backbones
+from tfdml.models import AttentionEnsemble
 
 
 def numpy(x):
@@ -50,16 +46,6 @@ def test_each_head_is_the_rest_of_the_backbone_on_its_masked_map(cut):
     assert_close(r["detached_projection"], r["projection"])
 
 
-@pytest.mark.parametrize("name", ["detached_projection", "detached_embedding"])
-def test_the_gradient_of_detached_representations_ends_at_the_dense_layer(name):
-    ensemble = tiny_ensemble(batch_norm="statistics")
-    with tf.GradientTape() as tape:
-        value = tf.reduce_sum(ensemble.represent(images(size=3), detached=True)[name] ** 3)
-    gradients = tape.gradient(value, [variable.value for variable in ensemble.trainable_variables])
-    reached = {id(v) for v, g in zip(ensemble.trainable_variables, gradients, strict=True) if g is not None}
-    assert reached == {id(variable) for variable in ensemble.dense.trainable_variables}
-
-
 def test_representations_have_their_documented_names_and_shapes():
     ensemble = tiny_ensemble()
     representations = ensemble.represent(images(size=4), detached=True)
@@ -71,16 +57,6 @@ def test_representations_have_their_documented_names_and_shapes():
     assert ensemble.representation_shapes((4, SIZE, SIZE, 3)) == shapes
     assert set(ensemble.representations) == set(shapes)
     np.testing.assert_array_equal(ensemble(images(size=4)), representations["embedding"])
-
-
-def test_embedding_has_length_one_and_distances_are_the_means_of_the_heads(policy):
-    r = tiny_ensemble().represent(images())
-    assert r["embedding"].dtype == r["heads"].dtype == "float32"
-    embedding, heads = numpy(r["embedding"]).astype("float64"), numpy(r["heads"]).astype("float64")
-    assert_close(np.linalg.norm(embedding, axis=1), np.ones(8), 1e-6)
-    squared = np.sum((embedding[:, None] - embedding[None]) ** 2, axis=-1)
-    assert_close(np.mean(np.sum((heads[:, None] - heads[None]) ** 2, axis=-1), axis=-1), squared, 1e-6)
-    assert_close(embedding @ embedding.T, np.mean(np.einsum("imd,jmd->mij", heads, heads), axis=0), 1e-6)
 
 
 @pytest.mark.slow
@@ -140,45 +116,6 @@ def test_batch_norm_mode_holds_for_the_attention_network_too(batch_norm, trainin
         assert np.array_equal(now[3], variance) != moving
 
 
-def test_one_dense_layer_on_the_embedder_gets_its_masks_at_one_head():
-    ensemble = tiny_ensemble(heads=1, dim=5)
-    x = images()
-    assert ensemble(x).shape == (8, 5)
-    ensemble.attention_heads.convolution.bias.assign(np.full(4, 100.0))
-    plain = Embedder(cuttable_backbone(), 5, image_size=SIZE)
-    plain.build((None, SIZE, SIZE, 3))
-    plain.dense.set_weights(ensemble.dense.get_weights())
-    # Masks of 1 leave the backbone as it is.
-    assert_close(ensemble(x), plain(x))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": 4}, "embedding_dim must be a multiple of heads: 6, 4"),
-        ({"heads": 0}, "heads must be a positive integer"),
-        ({"cut": ()}, "name the layer that ends the trunk"),
-        ({"cut": ("first", "second", "third")}, "one or two layers"),
-        ({"cut": ("frist", "second")}, "no layer 'frist' to cut at; near: first"),
-        ({"cut": ("first", "secnd")}, "no layer 'secnd' to cut at; near: second"),
-        ({"cut": ("second", "first")}, "no layer 'first'"),
-        ({"cut": ("first_conv",)}, "other layers go past it"),
-        ({"cut": ("first", "third")}, "the map is smaller at third than at first"),
-        ({"pooling": "sum"}, "pooling must be"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        tiny_ensemble(**options)
-
-
-def test_a_named_backbone_knows_where_to_cut():
-    resolved = backbones.Backbone(cuttable_backbone(), "caffe", ("first", "second"))
-    ensemble = AttentionEnsemble(resolved, heads=2, embedding_dim=4, image_size=SIZE)
-    assert ensemble.cut == ("first", "second")
-    assert ensemble.input_scaling.mode == "caffe"
-
-
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("cut", [("first", "second"), ("second",)])
 def test_saves_and_loads(tmp_path, cut, policy):
@@ -198,32 +135,3 @@ def test_saves_and_loads(tmp_path, cut, policy):
     assert config_of(again) == config_of(ensemble)
     assert again.dtype_policy.name == policy
     assert [v.path for v in again.trainable_variables] == [v.path for v in ensemble.trainable_variables]
-
-
-FLAGS = {"run_dir": "run", "backbone": "conv4(width=8)", "embedding_dim": 16, "image_size": 32, "resize": 32}
-
-
-def made(**flags):
-    """The embedder of an experiment."""
-    experiment = Experiment(**{**FLAGS, **flags})
-    return make_embedder(experiment, make_transforms(experiment)[1])
-
-
-def test_an_experiment_makes_an_ensemble():
-    ensemble = made(head="ensemble(heads=4, cut=[pool1, relu2])")
-    assert isinstance(ensemble, AttentionEnsemble)
-    assert (ensemble.heads, ensemble.cut, ensemble.embedding_dim) == (4, ("pool1", "relu2"), 16)
-    assert type(made()) is Embedder
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"head": "ensemble(heads=3)"}, "3 heads|multiple|divi"),
-        ({"head": "ensemble(heads=4)"}, "cut: name the layer"),
-        ({"head": "ensemble(heads=4, cut=[pool1, pool9])"}, "has no layer 'pool9'"),
-    ],
-)
-def test_flags_that_make_no_sense_are_refused(flags, message):
-    with pytest.raises(UserError, match=message):
-        made(**flags)

@@ -1,6 +1,5 @@
 """The learner: its terms, its logs, its data, and its step on one device and on several replicas."""
 
-import contextlib
 import pathlib
 import subprocess
 import sys
@@ -14,13 +13,11 @@ from keras import ops
 
 from tests import references
 from tests.fork_server import fork_server
-from tests.marks import first_quick
 from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import SIZE, colored_batch, config_of, images, jrd, tiny_embedder, values
 from tests.objectives import references_classes
 from tests.played_replicas import play
 from tfdml import kernels, losses, objectives, pairwise, replicas
-from tfdml.data import ImageDataset, TrainTransform, class_balanced
 from tfdml.errors import UserError
 from tfdml.losses import ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
@@ -31,7 +28,6 @@ from tfdml.objectives import (
     JointRepresentationSimilarity,
     MetricLoss,
     ProxyLoss,
-    RankMI,
 )
 
 MULTIPLIERS = {"pooled": (0.5, 1.0, 2.0), "embedding": (0.5, 1.0, 2.0), "class": (1.0,)}
@@ -129,15 +125,6 @@ def test_reported_terms_add_up_to_the_reported_loss_over_batches_of_any_size():
     assert_close(logs["am_softmax_loss"], expected_terms(learner, x, labels)["am_softmax_loss"])
 
 
-def test_batch_without_positives_does_not_count_in_their_mean_distance():
-    labels, x = colored_batch(per_class=2)
-    order = [0, 1, 2, 4]
-    learner = compiled(losses.ContrastiveLoss())
-    logs = learner.evaluate(x[order], labels[order], batch_size=2, verbose=0, return_dict=True)
-    first = reported(learner, x[:2], labels[:2])
-    assert_close(logs["d_pos"], first["d_pos"])
-
-
 def test_regularizers_of_layers_count_once():
     labels, x = colored_batch()
     learner = compiled(losses.ContrastiveLoss())
@@ -157,53 +144,11 @@ def test_loss_falls():
     assert history["d_pos"][-1] < history["d_neg"][-1]
 
 
-def test_parts_divide_the_trainable_variables():
-    learner = compiled(jrd())
-    learner.build((None, SIZE, SIZE, 3))
-    parts = learner.parts()
-    assert list(parts) == ["backbone", "projection", "objectives"]
-    named = [id(variable) for variables in parts.values() for variable in variables]
-    assert sorted(named) == sorted(id(variable) for variable in learner.trainable_variables)
-
-
 def test_predict_gives_embeddings():
     learner = compiled(jrd())
     embeddings = learner.predict(images(), verbose=0)
     assert_close(embeddings, learner.embedder(images()))
     assert set(learner(images())) == {"feature_map", "pooled", "projection", "embedding", "class"}
-
-
-@pytest.mark.parametrize("objective", [losses.ContrastiveLoss, lambda: RankMI(1.5, hidden=4, depth=1)])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"loss": losses.ContrastiveLoss()},
-            r"takes no loss: .* MetricLearner\(embedder, \[MetricLoss\(loss",
-        ),
-        ({"loss_weights": [1.0]}, "takes no loss"),
-        ({"metrics": ["accuracy"]}, r"takes no metrics: .*RetrievalEvaluation"),
-        ({"weighted_metrics": ["accuracy"]}, "takes no metrics"),
-    ],
-)
-def test_a_compiled_loss_or_metric_is_refused_with_the_alternative(objective, options, message):
-    learner = MetricLearner(tiny_embedder(), objective())
-    with pytest.raises(ValueError, match=message):
-        learner.compile("sgd", **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", first_quick(["dataset", "column", "float"]))
-def test_labels_of_every_usual_form_train_alike(form):
-    labels, x = colored_batch()
-    learner = compiled(jrd())
-    expected = reported(learner, x, labels)["loss"]
-    if form == "dataset":
-        data = tf.data.Dataset.from_tensor_slices((x, labels.astype("int64"))).batch(len(x))
-        logs = learner.evaluate(data, verbose=0, return_dict=True)
-    else:
-        logs = reported(learner, x, labels[:, None] if form == "column" else labels.astype("float32"))
-    assert_close(logs["loss"], expected, 1e-6)
 
 
 @pytest.mark.one_quick_case
@@ -285,22 +230,6 @@ def test_saves_and_loads_with_its_objectives_and_optimizer(tmp_path):
         np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.slow
-def test_objectives_stay_behind_when_the_embedder_is_saved(tmp_path):
-    labels, x = colored_batch()
-    learner = compiled(jrd())
-    learner.fit(x, labels, batch_size=len(x), verbose=0)
-    learner.embedder.save(tmp_path / "embedder.keras")
-    again = keras.saving.load_model(tmp_path / "embedder.keras")
-    assert not any("proxies" in variable.path for variable in again.variables)
-    np.testing.assert_array_equal(again.predict(x, verbose=0), learner.predict(x, verbose=0))
-
-
-def test_plain_loss_is_wrapped():
-    learner = compiled(losses.BinomialDevianceLoss())
-    assert [type(objective) for objective in learner.objectives] == [MetricLoss]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -329,17 +258,6 @@ def test_objectives_that_do_not_fit_are_refused(make, message):
         MetricLearner(tiny_embedder(), make())
 
 
-def test_something_other_than_an_embedder_is_refused():
-    with pytest.raises(ValueError, match="embedder must be"):
-        MetricLearner(tiny_embedder().backbone, losses.ContrastiveLoss())
-
-
-def test_sample_weights_are_refused():
-    labels, x = colored_batch()
-    with pytest.raises(ValueError, match="without weights of images"):
-        compiled(losses.ContrastiveLoss()).fit(x, labels, sample_weight=np.ones(len(x)), verbose=0)
-
-
 @pytest.mark.slow
 def test_embedder_alone_and_learner_make_the_same_update():
     labels, x = colored_batch()
@@ -350,13 +268,6 @@ def test_embedder_alone_and_learner_make_the_same_update():
     learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
     for alone, learned in zip(values(embedder.variables), values(learner.embedder.variables), strict=True):
         assert_close(learned, alone, 1e-6, floor=1e-12)
-
-
-def test_detached_representations_are_made_only_for_objectives_that_read_them():
-    plain = MetricLearner(tiny_embedder(), [losses.ContrastiveLoss()])
-    assert list(plain(images())) == ["feature_map", "pooled", "projection", "embedding"]
-    read = MetricLearner(tiny_embedder(), [MetricLoss(losses.ContrastiveLoss(), "detached_projection")])(images())
-    np.testing.assert_array_equal(read["detached_projection"], read["projection"])
 
 
 # What `fit` and `predict` are given
@@ -413,19 +324,6 @@ def test_fit_warns_once_of_images_in_the_unit_range(form):
     assert not warned(lambda: made.predict(UNIT, verbose=0))
 
 
-def test_a_largest_pixel_of_one_is_warned_of():
-    assert warned(lambda: check_pixels(small_learner(), np.ones_like(UNIT)))
-    assert not warned(lambda: check_pixels(small_learner(), 2 * np.ones_like(UNIT)))
-
-
-def test_predict_warns_of_them_at_its_caller():
-    (warning,) = warned(lambda: small_learner().predict(UNIT, verbose=0))
-    assert warning.filename == __file__
-    assert "largest pixel of the first images is 0.99" in str(warning.message)
-    (warning,) = warned(lambda: small_learner().embedder.predict(UNIT, verbose=0))
-    assert warning.filename == __file__
-
-
 def check_pixels(made, images, form="arrays"):
     check_images(made.embedder, first_batch(FORMS_OF_DATA[form](images)[0])[0])
 
@@ -436,22 +334,6 @@ def test_other_images_are_no_cause_for_a_warning(form):
     for pixels in (255 * UNIT, (255 * UNIT).astype("uint8"), 0 * UNIT):
         assert not warned(lambda pixels=pixels: check_pixels(made, pixels, form))
     assert warned(lambda: check_pixels(made, UNIT, form))
-
-
-def test_backbones_with_a_range_of_their_own_take_any():
-    for scaling in ("none", {"scale": [1, 1, 1], "offset": [0, 0, 0]}):
-        made = small_learner(scaling)
-        assert not warned(lambda made=made: check_pixels(made, UNIT))
-
-
-def test_batches_of_integers_are_not_made_to_be_looked_at():
-    def fail():
-        raise AssertionError("read")
-        yield
-
-    spec = (tf.TensorSpec((None, 8, 8, 3), tf.uint8), tf.TensorSpec((None,), tf.int64))
-    batches = tf.data.Dataset.from_generator(fail, output_signature=spec)
-    assert first_batch(batches) == spec
 
 
 @pytest.mark.parametrize("form", ["arrays", "tensors", "tf.data"])
@@ -470,13 +352,6 @@ def test_fit_asks_for_steps_of_batches_without_end():
     with pytest.raises(UserError, match=r"never end: give fit steps_per_epoch"):
         small_learner().fit(batches, epochs=1)
     small_learner().fit(batches, epochs=1, steps_per_epoch=1, verbose=0)
-
-
-def test_fit_does_not_warn_of_the_order_of_a_data_set():
-    batches = tf.data.Dataset.from_tensors((255 * UNIT, LABELS))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        small_learner().fit(batches, epochs=1, verbose=0)
 
 
 # What a learner measures on its training set
@@ -537,16 +412,6 @@ def test_fit_after_it_does_not_warn_nor_does_a_learner_that_was_saved(constraint
         fit_once(again)
 
 
-@pytest.mark.one_quick_case
-@pytest.mark.parametrize("arguments", [{"constraint": None}, {"reference_density": [1.0, 2.0, 3.0]}])
-def test_where_nothing_is_to_be_measured_nothing_is_warned_of(arguments):
-    learner = make_learner(**arguments)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*calibrated")
-        fit_once(learner)
-    learner.calibrate([])
-
-
 def test_the_constraint_acts_once_it_is_measured():
     (labels, x), values = colored_batch(), []
     for calibrated in (False, True):
@@ -557,21 +422,6 @@ def test_the_constraint_acts_once_it_is_measured():
         learner.objectives[1].target_density.assign([0.2, 0.5, 0.9])
         values.append(learner.evaluate(x, labels, batch_size=len(x), verbose=0, return_dict=True)["density_adaptivity"])
     assert values[0] < values[1]
-
-
-@pytest.mark.parametrize(
-    ("batches", "says"),
-    [
-        (lambda x, y: tf.data.Dataset.from_tensors((x, y)).repeat(), "never end"),
-        (lambda x, y: [], "no batch"),
-        (lambda x, y: [x], r"must be \(images, labels\)"),
-        (lambda x, y: [(x, y + 7)], "labels must lie in"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(batches, says):
-    labels, x = colored_batch()
-    with pytest.raises(ValueError, match=says):
-        make_learner().calibrate(batches(x, labels))
 
 
 # Several replicas
@@ -724,15 +574,6 @@ def test_a_replica_without_images_is_refused():
         raise ZeroDivisionError
 
 
-def test_fit_explains_a_replica_without_images(monkeypatch):
-    def fail(*arguments, **options):
-        raise tf.errors.InvalidArgumentError(None, None, "a batch has fewer images than there are replicas")
-
-    monkeypatch.setattr(keras.Model, "fit", fail)
-    with pytest.raises(ValueError, match="drop_remainder=True"):
-        learner(losses.ContrastiveLoss()).fit(*reversed(colored_batch()))
-
-
 UNEVEN = """
 import sys
 import keras, numpy as np, tensorflow as tf
@@ -823,22 +664,6 @@ def test_what_is_refused_leaves_a_learner_as_it_was(case):
     assert made.predict(X, verbose=0).shape == (len(X), 4)
 
 
-def test_a_step_that_cannot_be_compiled_is_dropped():
-    def fail_once(labels, embeddings, calls=[]):  # noqa: B006
-        calls.append(1)
-        if len(calls) == 2:
-            raise RuntimeError("not now")
-        return labels_as(embeddings)
-
-    def labels_as(embeddings):
-        return ops.sum(ops.square(embeddings[:, :2]), axis=-1)
-
-    made = fresh_learner(fail_once)
-    with pytest.raises(RuntimeError, match="not now"):
-        made.fit(X, LABELS, verbose=0)
-    assert np.isfinite(made.fit(X, LABELS, verbose=0).history["loss"]).all()
-
-
 def test_a_function_of_labels_and_embeddings_is_a_loss():
     def first_component(labels, embeddings):
         return ops.cast(labels, "float32") * embeddings[:, 0]
@@ -855,23 +680,3 @@ def test_a_function_of_labels_and_embeddings_is_a_loss():
 def test_a_loss_of_two_tensors_of_one_shape_is_refused(loss):
     with pytest.raises(UserError, match=r"does not go with labels \(B,\).*write a function"):
         fresh_learner(loss).fit(X, LABELS, verbose=0)
-
-
-@pytest.mark.parametrize("name", ["a.h5", "a.hdf5", "a", "a.tf"])
-def test_a_format_that_cannot_be_loaded_is_not_written(name, tmp_path):
-    made = fresh_learner()
-    for model in (made, made.embedder):
-        with pytest.raises(UserError, match=r"is saved to a .keras file: write .*a(\.tf)?\.keras"):
-            model.save(tmp_path / name)
-    assert not list(tmp_path.iterdir())
-
-
-def test_batches_of_another_size_than_the_embedders_are_said():
-    data = ImageDataset(images=images(size=4, dtype="uint8"), labels=[0, 0, 1, 1])
-    learner = MetricLearner(tiny_embedder(), ContrastiveLoss())
-    learner.compile("sgd")
-    warned = pytest.warns(UserWarning, match=f"have {2 * SIZE} px.*`image_size` of {SIZE}")
-    for size, said in ((2 * SIZE, warned), (SIZE, contextlib.nullcontext())):
-        view = TrainTransform(resize=size, image_size=size)
-        with said:
-            learner.fit(class_balanced(data, 2, 2, transform=view), steps_per_epoch=1, verbose=0)

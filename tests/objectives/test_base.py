@@ -161,16 +161,6 @@ def test_matryoshka_of_proxies_is_the_sum_over_prefixes_of_both(loss, factors):
         MatryoshkaProxyLoss(loss, 3, [2, 6])({"embedding": x}, labels)
 
 
-@pytest.mark.parametrize("batch", DEGENERATE)
-def test_matryoshka_of_a_degenerate_batch_is_finite(batch):
-    labels, x = degenerate_batches()[batch]
-    value, (gradient,) = value_and_gradients(
-        lambda e: matryoshka([1, x.shape[1]], loss=losses.MultiSimilarityLoss())({"embedding": e}, labels), x
-    )
-    assert np.isfinite(value)
-    assert np.all(np.isfinite(gradient))
-
-
 def test_matryoshka_on_replicas_is_that_of_the_global_batch():
     labels, x = random_batch(2, 9, 3, 5)
     objective = matryoshka([2, 5], loss=losses.MultiSimilarityLoss())
@@ -278,78 +268,6 @@ def test_proxy_loss_of_a_degenerate_batch_is_finite(batch):
     np.testing.assert_array_equal(gradient[np.all(x == 0, axis=1)], 0)
 
 
-def test_proxies_are_created_on_first_use():
-    labels, x = random_batch(5, 7, 3, 4)
-    objective = ProxyLoss(losses.NormSoftmaxLoss(), num_classes=3)
-    assert np.isfinite(objective({"embedding": x}, labels))
-    assert proxies_of(objective).shape == (3, 4)
-
-
-def test_several_proxies_per_class_reach_the_loss_as_they_are():
-    labels, x = random_batch(5, 7, 3, 4)
-
-    @keras.saving.register_keras_serializable("tests")
-    class Nearest(keras.losses.Loss):
-        def call(self, y_true, y_pred):
-            assert y_pred.shape[1:] == (3, 2)
-            return 1.0 - keras.ops.max(y_pred, axis=(1, 2))
-
-    value = ProxyLoss(Nearest(), num_classes=3, proxies_per_class=2)({"embedding": x}, labels)
-    assert 0.0 <= value <= 2.0
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: MetricLoss("contrastive"), "expected a keras.losses.Loss"),
-        (lambda: proxy_loss(drop_highest=1), "drop_highest must be at least 0 and below 1"),
-        (lambda: ProxyLoss(losses.ProxyAnchorLoss(), 3, drop_highest=0.2), "has no value of each image"),
-        (lambda: MetricLoss(losses.ContrastiveLoss(reduction="none")), "needs a loss with a reduction"),
-        (lambda: ProxyLoss(losses.AMSoftmaxLoss(reduction="none"), 3), "needs a loss with a reduction"),
-        (lambda: ProxyLoss(losses.ContrastiveLoss(), 3), "use MetricLoss, not ProxyLoss"),
-        (lambda: ProxyLoss(losses.AMSoftmaxLoss(), 0), "num_classes must be a positive integer"),
-        (lambda: Matryoshka(losses.AMSoftmaxLoss(), [2, 4]), "takes a loss of tfdml over pairs, not AMSoftmaxLoss"),
-        (lambda: Matryoshka(losses.ContrastiveLoss(), [4, 2]), "must be ascending lengths"),
-        (lambda: Matryoshka(losses.ContrastiveLoss(), []), "must be ascending lengths"),
-        (lambda: Matryoshka(losses.ContrastiveLoss(), [0, 2]), "dims must be a positive integer"),
-        (lambda: Matryoshka(losses.ContrastiveLoss(), [2, 4], [1.0]), "one of dim_weights for each of 2 dims; got 1"),
-        (lambda: matryoshka([2, 4])({"embedding": np.eye(3, dtype="float32")}, [0, 0, 1]), "there are 3 dimensions"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("loss", "number"), [(losses.SubCenterArcFaceLoss(), 3), (losses.SoftTripleLoss(), 10), (losses.AMSoftmaxLoss(), 1)]
-)
-def test_a_loss_has_its_own_number_of_proxies(loss, number):
-    labels, x = random_batch(5, 7, 3, 4)
-    objective = ProxyLoss(loss, 3)
-    value = objective({"embedding": x}, labels)
-    assert objective.proxies_per_class == number
-    rows = proxies_of(objective).reshape(3 * number, 4)
-    cosines = references.class_similarities(x, rows).reshape(7, 3, number)
-    assert_close(value, loss(labels, cosines if number > 1 else cosines[:, :, 0]))
-    assert ProxyLoss.from_config(objective.get_config()).proxies_per_class == number
-    assert ProxyLoss(loss, 3, proxies_per_class=2).proxies_per_class == 2
-
-
-def test_missing_representation_is_named_with_those_there_are():
-    objective = MetricLoss(losses.ContrastiveLoss(), representation="pooled")
-    with pytest.raises(ValueError, match="needs the representation 'pooled', but there are only embedding, projection"):
-        objective({"embedding": np.eye(2, dtype="float32"), "projection": np.eye(2, dtype="float32")}, [0, 1])
-
-
-def test_a_loss_on_class_similarities_is_refused_without_proxies():
-    for representation in ("embedding", "pooled"):
-        with pytest.raises(
-            ValueError, match=r"am_softmax_loss takes similarities .* use ProxyLoss\(loss, num_classes\)"
-        ):
-            MetricLoss(losses.AMSoftmaxLoss(), representation)
-
-
 ADVICE = r"labels must be classes 0 \.\. 2.*ProxyLoss\(loss, num_classes\).*RetrievalEvaluation"
 BEYOND, NEGATIVE = np.array([0, 1, 2, 3]), np.array([0, -1, 2, 0])
 
@@ -381,18 +299,6 @@ def test_a_learner_refuses_labels_without_a_proxy_in_the_batches_of_a_data_set(c
         learner.fit(as_dataset(x, BEYOND), verbose=0)
     with pytest.raises(tf.errors.InvalidArgumentError, match=ADVICE):
         learner.fit(as_dataset(x, right), validation_data=as_dataset(x, NEGATIVE), verbose=0)
-
-
-def test_a_model_with_fewer_outputs_than_classes_is_refused():
-    x = random_batch(1, 4, 3, 5)[1]
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
-    model.compile("sgd", loss=losses.AMSoftmaxLoss(), jit_compile=False)
-    model.fit(x, np.array([0, 1, 2, 0]), verbose=0)
-    for wrong in (BEYOND, NEGATIVE):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=ADVICE):
-            model.fit(x, wrong, verbose=0)
-        with pytest.raises(ValueError, match=ADVICE):
-            losses.AMSoftmaxLoss()(wrong, np.zeros((4, 3), "float32"))
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import assert_close, random_batch, value_and_gradients
+from tests.mathematics import assert_close, random_batch
 from tests.objectives import references_classes as references
-from tfdml.objectives.class_statistics import (
-    averaging_matrix,
+from tfdml.objectives.kernel_embedding import averaging_matrix
+from tfdml.objectives.regularizers import (
     class_index,
     class_pairs,
     means_and_spreads,
@@ -54,19 +54,3 @@ def test_values_of_the_own_class_have_a_dense_gradient(dtype):
     gradient = tape.gradient(total, variable)
     assert isinstance(gradient, tf.Tensor)
     np.testing.assert_array_equal(gradient, [1.0, 1.0, 2.0])
-
-
-def test_a_batch_without_images_has_no_classes():
-    index, first = class_index(tf.zeros(0, tf.int64))
-    means, spreads = means_and_spreads(tf.zeros((0, 3)), tf.zeros(0, tf.int64))
-    assert [tuple(x.shape) for x in (index, first, means, spreads)] == [(0,), (0,), (0, 3), (0,)]
-
-
-def test_it_runs_under_xla_with_labels_of_unknown_value():
-    labels, x = random_batch(3, 6, 2, 4)
-
-    def spread(x):
-        return tf.reduce_sum(means_and_spreads(x, tf.constant(labels))[1])
-
-    value, _ = value_and_gradients(spread, x, mode="xla")
-    assert_close(value, spread(x), 1e-6)

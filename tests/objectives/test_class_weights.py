@@ -8,23 +8,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.losses.references import arc_face, cross_entropy, draw_probabilities
+from tests.losses.references import cross_entropy, draw_probabilities
 from tests.mathematics import assert_close, finite_differences, random_batch
-from tests.models.networks import colored_batch, images, tiny_embedder, values
+from tests.models.networks import images, tiny_embedder, values
 from tests.objectives import references_classes as references
 from tests.objectives.checks import (
     check_config,
     check_degenerate,
     check_formula,
-    check_large,
     check_saved_with_its_learner,
-    check_symmetries,
     total_loss,
 )
 from tests.played_replicas import play
-from tests.references import mean, softplus, total
-from tfdml import losses, models
-from tfdml.losses import NormSoftmaxLoss
+from tests.references import mean, softplus
+from tfdml import models
 from tfdml.objectives import CurricularFace, InstanceLoss, LearnedMargin, RegularizedSoftTriple, SphereFace2
 from tfdml.objectives.terms import build_objectives
 
@@ -90,28 +87,6 @@ def test_margin_of_degenerate_batches(mode):
     check_degenerate(on_embedding(margin(nu=0.3)), reference, mode)
 
 
-def test_a_boundary_that_is_not_moved_is_the_margin_loss():
-    labels, x = random_batch(3, 12, 4, 6)
-    value = LearnedMargin(4)({"embedding": x}, labels)
-    assert_close(value, losses.MarginLoss()(labels, x), 1e-6)
-
-
-def test_nu_draws_the_boundaries_inwards():
-    labels, x = np.arange(12) % 4, random_batch(3, 12, 4, 6)[1]
-    objective = margin(BETA[:4], nu=10.0)
-    _, (_, gradient) = value_and_gradients(objective, labels, x, [objective.beta], "eager")
-    assert np.all(np.asarray(gradient) > 0)
-
-
-def test_margin_symmetries():
-    check_symmetries(on_embedding(margin()), relabeling=False)
-
-
-@pytest.mark.slow
-def test_margin_of_a_batch_of_two_thousand():
-    check_large(on_embedding(LearnedMargin(100)), size=2048)
-
-
 @pytest.mark.parametrize("label", [-1, 3, 2**40])
 def test_a_label_without_a_boundary_is_not_a_number(label):
     labels, x = random_batch(3, 6, 3, 4)
@@ -150,65 +125,6 @@ def test_centers_that_coincide_are_finite_and_cost_nothing():
     assert objective.regularizer() == 0.0
     _, (_, gradient) = value_and_gradients(objective, labels, x, [objective.class_proxies.proxies], "eager")
     assert np.all(np.isfinite(gradient))
-
-
-def test_one_center_has_no_regularizer():
-    labels, x = random_batch(5, 7, 4, 4)
-    objective = soft_triple(centers=1)
-    assert objective.regularizer() == 0.0
-    assert np.isfinite(objective({"embedding": x}, labels))
-
-
-@pytest.mark.slow
-def test_learner_trains_boundaries_and_centers_and_is_saved_with_them(tmp_path):
-    labels, x = colored_batch()
-    terms = [LearnedMargin(3, beta=1.0), RegularizedSoftTriple(3, 2)]
-    learner = models.MetricLearner(tiny_embedder(batch_norm="statistics"), terms)
-    learner.build((None, 12, 12, 3))
-    before = values(learner.parts()["objectives"])
-    learner.compile(optimizer=keras.optimizers.Adam(0.01))
-    history = learner.fit(x, labels, batch_size=len(x), epochs=3, verbose=0).history
-    assert np.all(np.isfinite(history["loss"]))
-    after = values(learner.parts()["objectives"])
-    assert [array.shape for array in after] == [(3,), (3, 2, 5)]
-    assert np.any(after[1] != before[1])
-    check_saved_with_its_learner(learner, tmp_path / "learner.keras", lambda m: total_loss(m, labels, x))
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision(dtype):
-    labels, x = random_batch(5, 7, 3, 4)
-    for objective in (margin(), soft_triple()):
-        value = objective({"embedding": keras.ops.cast(x, dtype)}, labels)
-        assert value.dtype == "float32"
-        assert np.isfinite(value)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: LearnedMargin(0), "num_classes must be a positive integer"),
-        (lambda: LearnedMargin(3, alpha=-0.1), "alpha must not be negative"),
-        (lambda: LearnedMargin(3, reduction="max"), "'mean' or 'sum'"),
-        (lambda: RegularizedSoftTriple(3, tau=-1.0), "tau must not be negative"),
-        (lambda: RegularizedSoftTriple(0), "num_classes must be a positive integer"),
-        (lambda: CurricularFace(3, momentum=0), "momentum must be above 0 and at most 1"),
-        (lambda: CurricularFace(3, margin=2), "margin must be at least 0 and at most 1.57"),
-        (lambda: SphereFace2(3, balance=1), "balance must be above 0 and below 1"),
-        (lambda: InstanceLoss(3, reduction="none"), "reduction must be 'mean' or 'sum'"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_command_line_names_them_and_gives_them_the_classes():
-    centers, boundaries = build_objectives("learned_margin(nu=0.1) + regularized_soft_triple(proxies_per_class=2)", 98)
-    assert isinstance(boundaries, LearnedMargin)
-    assert isinstance(centers, RegularizedSoftTriple)
-    assert (boundaries.num_classes, boundaries.nu) == (98, 0.1)
-    assert (centers.class_proxies.num_classes, centers.class_proxies.proxies_per_class) == (98, 2)
 
 
 CLASSES = 4
@@ -366,14 +282,6 @@ def test_t_is_that_of_the_images_of_all_replicas():
         assert_close(value, whole.t)
 
 
-def test_curricular_face_without_hard_negatives_is_arc_face():
-    proxies = np.eye(4, dtype="float32")
-    objective = built(CurricularFace(CLASSES, scale=8.0))
-    objective.class_proxies.proxies.assign(proxies)
-    x = np.float32([[1.0, 0.1, -0.2, 0.0], [0.0, -0.3, 1.0, 0.1]])
-    assert_close(objective({"embedding": x}, [0, 2]), arc_face([0, 2], cosines(x, proxies), 8.0))
-
-
 def test_the_bias_of_sphere_face_2_balances_pull_and_push():
     for classes in (2, 3, 100, 80_000):
         for scale, margin, balance in ((40.0, 0.4, 0.7), (1.0, 0.0, 0.5), (64.0, 1.0, 0.9)):
@@ -383,13 +291,6 @@ def test_the_bias_of_sphere_face_2_balances_pull_and_push():
             push = (1 - balance) * (classes - 1) / (1 + math.exp(-scale * (zero + margin) - b))
             assert math.isclose(pull, push, rel_tol=1e-6)
     assert math.isfinite(SphereFace2(1).balanced_bias())
-
-
-def test_the_instance_loss_of_unit_vectors_is_the_normalized_softmax():
-    labels, x = random_batch(1, 6, CLASSES, 4)
-    head = random_batch(2, CLASSES, CLASSES, 4)[1]
-    objective = built(InstanceLoss(CLASSES), head=20.0 * head)
-    assert_close(objective({"embedding": x}, labels), NormSoftmaxLoss(20.0)(labels, x @ head.T))
 
 
 @pytest.mark.one_quick_case
@@ -413,30 +314,3 @@ def test_a_learner_trains_them_and_keeps_their_state(text, make, state, tmp_path
     learner.fit(x, labels, batch_size=4, epochs=1, verbose=0)
     assert float(getattr(terms[0], state)) != before
     check_saved_with_its_learner(learner, tmp_path / "learner.keras", lambda model: total_loss(model, labels, x))
-
-
-def test_totals_are_sums_over_images():
-    labels, x = random_batch(3, 6, CLASSES, 4)
-    for make in (
-        lambda r: CurricularFace(CLASSES, reduction=r),
-        lambda r: SphereFace2(CLASSES, reduction=r),
-        lambda r: RegularizedSoftTriple(CLASSES, 3, reduction=r),
-    ):
-        objective = built(make("sum"))
-        again = built(make("mean"))
-        again.class_proxies.proxies.assign(objective.class_proxies.proxies)
-        values = [o({"embedding": x}, labels) for o in (objective, again)]
-        assert_close(values[0], total([6.0 * float(values[1])]))
-
-
-@pytest.mark.parametrize("make", [CurricularFace, SphereFace2])
-def test_the_images_of_the_highest_values_may_be_dropped(make):
-    labels, x = random_batch(2, 8, CLASSES, 5)
-    whole, objective = make(CLASSES), make(CLASSES, drop_highest=0.25)
-    whole.build({"embedding": (None, 5)})
-    again = make.from_config(objective.get_config())
-    assert again.drop_highest == 0.25
-    again.build({"embedding": (None, 5)})
-    again.set_weights(whole.get_weights())
-    values = np.asarray(whole.compute(whole.represent({"embedding": x}), tf.constant(labels)))
-    np.testing.assert_allclose(again({"embedding": x}, labels), np.sort(values)[:6].mean(), rtol=1e-5)

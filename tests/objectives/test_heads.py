@@ -2,7 +2,6 @@ import itertools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests import references
 from tests.mathematics import MODES, assert_close, finite_differences, random_batch, value_and_gradients
@@ -64,19 +63,6 @@ def test_divergence_has_the_gradient_of_the_formula(pairs, average, mode):
     assert_close(gradient, expected)
 
 
-def test_margin_on_cosines_is_half_the_hinge_on_squared_distances():
-    labels, x = batch(2, 5, 4)
-    hinges = [
-        max(1.0 - references.squared_distance(x[i, p], x[i, q]), 0.0)
-        for i in range(5)
-        for p in range(4)
-        for q in range(4)
-        if p != q
-    ]
-    value = HeadDivergence(margin=0.5, pairs="image", average="all")({"heads": x}, labels)
-    assert_close(value, references.mean(hinges) / 2)
-
-
 def contrastive_of_heads(labels, x, **options):
     return references.mean([references.contrastive(labels, x[:, m], **options) for m in range(x.shape[1])])
 
@@ -88,12 +74,6 @@ def test_headwise_loss_is_the_mean_of_the_heads_losses(mode):
     assert_close(value, contrastive_of_heads(labels, x, margin=1.3, kind="euclidean"))
     (expected,) = finite_differences(lambda heads: contrastive_of_heads(labels, heads, margin=1.3, kind="euclidean"), x)
     assert_close(gradient, expected)
-
-
-def test_headwise_loss_keeps_the_reduction_of_its_loss():
-    labels, x = batch(4, 7)
-    value = HeadwiseLoss(losses.ContrastiveLoss(reduction="sum"))({"heads": x}, labels)
-    assert_close(value, contrastive_of_heads(labels, x, reduction="sum"))
 
 
 def degenerate():
@@ -126,29 +106,3 @@ def test_degenerate_batches_are_finite(objective, name):
     value, gradient = evaluate(built, labels, x)
     assert_close(value, expected, floor=1e-6)
     assert np.all(np.isfinite(gradient))
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_heads_give_a_float32_value(dtype):
-    labels, x = batch(6)
-    half = tf.cast(x, dtype)
-    exact = tf.cast(half, "float32").numpy()
-    for objective in (HeadDivergence(0.1), HeadwiseLoss(losses.ContrastiveLoss())):
-        value = objective({"heads": half}, labels)
-        assert value.dtype == tf.float32
-        assert_close(value, type(objective).from_config(objective.get_config())({"heads": exact}, labels))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: HeadDivergence(pairs="batch"), "'all' or 'image'"),
-        (lambda: HeadDivergence(average="mean"), "'active' or 'all'"),
-        (lambda: HeadwiseLoss(losses.AMSoftmaxLoss()), "a loss of tfdml over pairs"),
-        (lambda: HeadwiseLoss("contrastive"), "a loss of tfdml over pairs"),
-        (lambda: HeadDivergence()({"embedding": np.eye(3)}, [0, 1, 2]), "needs the representation 'heads'"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

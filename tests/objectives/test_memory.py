@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import assert_close, finite_differences, random_batch, related, value_and_gradients
+from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
 from tests.models.networks import SIZE, colored_batch, config_of, tiny_embedder, values
 from tests.objectives.memories import REFUSED, all_losses, check_replicas, unit
 from tests.objectives.references_memory import (
@@ -225,22 +225,6 @@ def test_equals_the_procedure_image_by_image(of_anchors, noise_rate, window, sta
     assert (dropped > 5) == (noise_rate > 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_a_step_in_a_graph_is_the_eager_one(mode):
-    def run(wrap):
-        objective = Prism(losses.MultiSimilarityLoss(2.0, 10.0), CLASSES, 0.3, size=15)
-        objective.build({"embedding": (None, DIM)})
-        step = wrap(lambda labels, x: objective({"embedding": x}, labels, training=True))
-        found = [step(tf.constant(labels), tf.constant(x)) for labels, x in rounds(2)]
-        return np.array(found), values(objective.variables)
-
-    eager, graph = run(lambda step: step), run(lambda step: tf.function(step, jit_compile=mode == "xla"))
-    assert_close(graph[0], eager[0])
-    for one, other in zip(graph[1], eager[1], strict=True):
-        assert_close(one, other)
-
-
 @pytest.mark.parametrize("name", sorted(set(all_losses()) - REFUSED))
 def test_what_does_not_count_is_as_if_it_were_not_there_whatever_the_loss(name):
     loss = all_losses()[name]
@@ -284,30 +268,6 @@ def test_prism_replicas_share_one_memory_and_make_one_devices_gradient():
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"noise_rate": 1.0}, "noise_rate must be at least 0 and below 1"),
-        ({"noise_rate": -0.1}, "noise_rate must be at least 0"),
-        ({"window": 0}, "window must be a positive integer"),
-        ({"pairs": "all"}, "pairs must be 'memory' or 'batch'"),
-        ({"num_classes": 0}, "num_classes must be a positive integer"),
-        ({"loss": losses.AMSoftmaxLoss()}, "takes a loss of each anchor's own pairs"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Prism(**{"loss": losses.ContrastiveLoss(), "num_classes": 3, **arguments})
-
-
-def test_labels_of_no_class_count():
-    objective = Prism(losses.ContrastiveLoss(), num_classes=2, noise_rate=0.5, size=8)
-    batch = {"embedding": tf.constant(np.eye(4, dtype="float32"))}
-    for labels in ([0, 1, 7, -3], [0, 1, 7, -3], [1, 0, 7, -3]):
-        assert np.isfinite(objective(batch, np.array(labels), training=True))
-    np.testing.assert_array_equal(objective.kept(tf.constant([1, 0, 7, -3]), batch["embedding"])[2:], True)
-
-
 def learner():
     keras.utils.set_random_seed(3)
     model = MetricLearner(tiny_embedder(), [Prism(losses.ContrastiveLoss(1.3), 3, 0.3, size=20, name="clean")])
@@ -346,11 +306,3 @@ def test_a_run_reports_what_counts_and_resumes_bit_for_bit(tmp_path):
     assert config_of(loaded) == config_of(resumed)
     loaded.objectives[0].forget()
     assert not any(np.any(value) for value in values(loaded.objectives[0].variables))
-
-
-def test_label_sets_are_refused():
-    loss = losses.ContrastiveLoss()
-    with pytest.raises(ValueError, match="Prism compares images with the means of classes"):
-        Prism(related(loss, mining.shares_a_label), CLASSES)
-    with pytest.raises(ValueError, match=r"prism takes one label for each image, not \(2, 3\)"):
-        Prism(loss, CLASSES).as_labels(np.zeros((2, 3), "int64"))

@@ -5,14 +5,12 @@ import tensorflow as tf
 
 from tests import references
 from tests import references_moments as slow
-from tests.losses.references import soft_triple
 from tests.marks import first_quick
 from tests.mathematics import DEGENERATE, MODES, assert_close, degenerate_batches, finite_differences, random_batch
-from tests.models.networks import SIZE, colored_batch, config_of, images, tiny_embedder, values
-from tfdml import UserError, losses
+from tests.models.networks import SIZE, colored_batch, config_of, tiny_embedder, values
+from tfdml import losses
 from tfdml.models import MetricLearner
 from tfdml.objectives import HighOrderMomentLoss, MetricLoss
-from tfdml.objectives.terms import build_objectives
 
 SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -179,14 +177,6 @@ def terms(**options):
     return [MetricLoss(base), HighOrderMomentLoss(base, orders=4, dim=300, weight=0.5, name="horde", **options)]
 
 
-def test_embeddings_have_the_size_of_the_embedder_by_default():
-    objective = learner(terms()).objectives[1]
-    assert {v.shape for v in objective.represent({"feature_map": np.ones((2, 6, 6, 6), "float32")}).values()} == {
-        (2, 5)
-    }
-    assert objective.provides == objective.reads == ("horde_2", "horde_3", "horde_4")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options", first_quick([{}, {"mode": "random"}, {"reduce_to": 4, "mode": "independent"}]), ids=str
@@ -201,72 +191,3 @@ def test_learner_is_saved_and_loaded_whole(tmp_path, options):
     expected = model.evaluate(x, labels, batch_size=len(x), verbose=0, return_dict=True)
     for name, value in again.evaluate(x, labels, batch_size=len(x), verbose=0, return_dict=True).items():
         assert value == pytest.approx(expected[name], rel=1e-6), name
-
-
-def test_saved_embedder_has_none_of_its_weights(tmp_path):
-    labels, x = colored_batch()
-    model = learner(terms())
-    model.fit(x, labels, batch_size=len(x), verbose=0)
-    model.embedder.save(tmp_path / "embedder.keras")
-    again = keras.saving.load_model(tmp_path / "embedder.keras")
-    plain = tiny_embedder(batch_norm="train")
-    plain.build((None, SIZE, SIZE, 3))
-    assert [variable.shape for variable in again.variables] == [variable.shape for variable in plain.variables]
-    np.testing.assert_array_equal(again(images()), model.embedder(images()))
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, 10), (2, 2), (1, 1)])
-def test_every_order_has_the_proxies_per_class_asked_for(given, expected):
-    labels, x = batch()
-    loss = losses.SoftTripleLoss(5.0)
-    objective = HighOrderMomentLoss(loss, 3, 6, 4, num_classes=3, proxies_per_class=given)
-    value = objective({"feature_map": x}, labels)
-    total = 0.0
-    for order, term in zip(objective.orders, objective.terms, strict=True):
-        proxies = values([term.class_proxies.proxies])[0].reshape(3, expected, 4)
-        vectors = values([objective.represent({"feature_map": x})[f"high_order_moment_{order}"]])[0]
-        cosines = np.einsum("nd,ckd->nck", vectors, proxies / np.linalg.norm(proxies, axis=2, keepdims=True))
-        total += soft_triple(labels, cosines, scale=5.0)
-    assert_close(value, total)
-
-
-def test_command_line_builds_it_of_a_nested_loss():
-    base, horde = build_objectives("contrastive + 0.5 * horde(loss=contrastive(margin=0.5), orders=[2, 4], dim=64)", 5)
-    if isinstance(base, HighOrderMomentLoss):  # terms that provide representations come first
-        base, horde = horde, base
-    assert (horde.name, horde.weight, horde.orders, horde.loss.margin) == ("horde", 0.5, (2, 4), 0.5)
-    (horde,) = build_objectives("horde(loss=am_softmax, mode=random, orders=3)", 5)
-    assert horde.num_classes == 5
-    with pytest.raises(UserError, match="K >= 2"):
-        build_objectives("horde(loss=contrastive, orders=1)", 5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"loss": "contrastive"}, "keras.losses.Loss"),
-        ({"loss": losses.AMSoftmaxLoss()}, "needs num_classes"),
-        ({"order_weights": [1.0, 1.0]}, "2 order_weights for 4 orders"),
-        ({"order_weights": float("inf")}, "finite"),
-        ({"orders": [2, 7, 3]}, "ascending"),
-        ({"dim": -1}, "dim"),
-        ({"mode": "linear"}, "mode"),
-        ({"reduce_to": 0}, "reduce_to"),
-        ({"embedding_dim": 0}, "embedding_dim"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        HighOrderMomentLoss(**{"loss": losses.ContrastiveLoss(), **arguments})
-
-
-def test_what_it_is_given_is_named_when_it_does_not_fit():
-    labels, x = batch()
-    with pytest.raises(ValueError, match="needs the representation 'maps', and there is only feature_map"):
-        HighOrderMomentLoss(losses.ContrastiveLoss(), embedding_dim=4, representation="maps")(
-            {"feature_map": x}, labels
-        )
-    with pytest.raises(ValueError, match="must be a map"):
-        HighOrderMomentLoss(losses.ContrastiveLoss(), embedding_dim=4)({"feature_map": x[:, 0, 0]}, labels)
-    with pytest.raises(ValueError, match="give embedding_dim"):
-        HighOrderMomentLoss(losses.ContrastiveLoss())({"feature_map": x}, labels)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import references as plain_references
-from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
+from tests.mathematics import assert_close, finite_differences, random_batch
 from tests.models.networks import colored_batch, images, tiny_embedder, values
 from tests.objectives import references_classes as references
 from tests.objectives.checks import (
@@ -18,9 +18,7 @@ from tests.objectives.checks import (
     check_labels,
     check_large,
     check_nothing_to_learn,
-    check_saved_with_its_learner,
     check_symmetries,
-    total_loss,
 )
 from tfdml import losses, models
 from tfdml.objectives import (
@@ -32,7 +30,6 @@ from tfdml.objectives import (
     MetricLoss,
 )
 from tfdml.objectives.regularizers import class_densities
-from tfdml.objectives.terms import build_objectives
 from tfdml.pairs import pairs_by_name
 
 REFERENCE = [4.0, 1.0, 0.25, 9.0, 2.0, 0.0, 1.5, 3.0, 7.0]
@@ -48,11 +45,6 @@ CASES = {
 }
 every_case = pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
 # The paper's: margins of 1, and sums.
-BASES = {
-    "contrastive": lambda: MetricLoss(losses.ContrastiveLoss(1.0, reduction="sum")),
-    "triplet": lambda: MetricLoss(losses.TripletLoss(1.0, reduction="sum")),
-    "n pair": lambda: MetricLoss(losses.NPairLoss(reduction="sum")),
-}
 
 
 def make(reference=REFERENCE, targets=TARGETS, **arguments):
@@ -175,55 +167,6 @@ def test_configuration(arguments):
     check_config(make(**arguments))
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "expected"),
-    [
-        (
-            "10 * density(eta=0.3, constraint=none)",
-            DensityAdaptivity,
-            {"weight": 10.0, "eta": 0.3, "num_classes": 98, "constraint": None},
-        ),
-        (
-            "0.13 * ecaml(form=plain, reduction=sum)",
-            EnergyConfusion,
-            {"weight": 0.13, "form": "plain", "reduction": "sum", "name": "ecaml"},
-        ),
-        ("0.1 * entropy(form=nearest)", EntropySpread, {"form": "nearest", "weight": 0.1}),
-        ("gor", GlobalOrthogonal, {}),
-        ("0.5 * intra_class_penalty(reduction=sum)", IntraClassPenalty, {"weight": 0.5, "reduction": "sum"}),
-    ],
-)
-def test_command_line_names_it(text, kind, expected):
-    (term,) = build_objectives(text, 98)
-    assert type(term) is kind
-    assert {key: getattr(term, key) for key in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("make", "arguments", "message"),
-    [
-        (DensityAdaptivity, {"num_classes": 0}, "num_classes must be a positive integer"),
-        (DensityAdaptivity, {"eta": -1.0}, "eta must not be negative"),
-        (DensityAdaptivity, {"initial_target": 0.0}, "initial_target must be positive"),
-        (DensityAdaptivity, {"constraint": "firm"}, "constraint must be .soft., .hard. or None"),
-        (DensityAdaptivity, {"reduction": "max"}, "'mean' or 'sum'"),
-        (DensityAdaptivity, {"reference_density": [1.0, 2.0]}, r"must be \(3,\)"),
-        (DensityAdaptivity, {"reference_density": [1.0, 2.0, -1.0]}, "finite and not negative"),
-        (DensityAdaptivity, {"reference_density": [1.0, 2.0, float("inf")]}, "finite and not negative"),
-        (EnergyConfusion, {"form": "exp"}, "form must be .log., .plain. or .log_of_mean."),
-        (EnergyConfusion, {"representation": "pooled"}, "'embedding' or 'projection'"),
-        (EnergyConfusion, {"reduction": "max"}, "'mean' or 'sum'"),
-        (EntropySpread, {"form": "kl"}, "form must be .pairs. or .nearest."),
-        (EntropySpread, {"reduction": "max"}, "'mean' or 'sum'"),
-        (IntraClassPenalty, {"reduction": "max"}, "'mean' or 'sum'"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(make, arguments, message):
-    required = {"num_classes": 3} if make is DensityAdaptivity else {}
-    with pytest.raises(ValueError, match=message):
-        make(**{**required, **arguments})
-
-
 # Density adaptivity
 
 
@@ -253,15 +196,6 @@ def test_gradients_of_embeddings_and_targets_equal_finite_differences(arguments,
         assert_close(actual, wanted)
 
 
-def test_the_paper_s_defaults():
-    objective = DensityAdaptivity(3)
-    objective.build({})
-    assert (objective.eta, objective.constraint, objective.reduction) == (0.5, "soft", "mean")
-    np.testing.assert_array_equal(values([objective.target_density])[0], [0.5, 0.5, 0.5])
-    assert [v.path.split("/")[-1] for v in objective.trainable_variables] == ["target_density"]
-    assert objective.calibrates_on == "pooled"
-
-
 def test_the_hard_constraint_holds_exactly():
     objective = make(constraint="hard", eta=0.5)
     targets, given = values([objective.targets()])[0], np.array(REFERENCE)
@@ -269,26 +203,6 @@ def test_the_hard_constraint_holds_exactly():
     assert_close(targets[known] / targets[0], np.sqrt(given[known] / given[0]), 1e-6)
     assert_close(targets[known].mean(), TARGETS[0], 1e-6)
     assert_close(targets[~known], [TARGETS[0]], 1e-6)
-
-
-def test_targets_and_densities_grow():
-    labels, x = np.repeat([0, 1], 5), random_batch(3, 10, 2, 5)[1] * np.float32(0.1)
-    objective = make()
-    with tf.GradientTape() as tape:
-        embeddings = tf.Variable(x)
-        value = objective({"embedding": embeddings}, labels)
-    by_x, by_target = tape.gradient(value, [embeddings, objective.target_density.value])
-    moved = x - 0.01 * by_x.numpy() / np.abs(by_x.numpy()).max()
-    assert references.density(labels, moved, 0) > references.density(labels, x, 0)
-    # Of the two classes in the batch; those outside it stay.
-    np.testing.assert_array_equal(by_target.numpy()[2:], 0.0)
-
-
-def test_fixed_targets_are_not_trained():
-    objective = make(learn_targets=False)
-    assert objective.trainable_variables == []
-    labels, x = random_batch(3, 10, 4, 5)
-    assert_close(objective({"embedding": x}, labels), reference(labels, x))
 
 
 def test_a_normalized_reference_has_no_scale():
@@ -320,71 +234,11 @@ def test_reference_densities_are_those_of_the_classes(labels):
     np.testing.assert_array_equal(class_densities(x[:0], labels[:0], 2), [0.0, 0.0])
 
 
-def test_calibration_is_the_same_as_giving_the_densities():
-    labels, x = random_batch(3, 10, 4, 5)
-    features, of = random_batch(4, 40, 1, 7, unit=False)[1], np.arange(40) % 9
-    objective = make(reference=None)
-    objective.calibrate(features, of)
-    expected = reference(labels, x, given=[references.density(of, features, c) for c in range(9)])
-    assert_close(objective({"embedding": x}, labels), expected)
-
-
 def test_before_calibration_there_is_no_constraint():
     labels, x = random_batch(3, 10, 4, 5)
     assert_close(on_embedding(reference=None)(labels, x), reference(labels, x, constraint=None))
     hard = on_embedding(reference=None, constraint="hard")(labels, x)
     assert_close(hard, reference(labels, x, [TARGETS[0]] * 9, constraint=None))
-
-
-@pytest.mark.parametrize("arguments", [{"reference": REFERENCE}, {"reference": None, "constraint": None}])
-def test_what_needs_no_calibration_ignores_it(arguments):
-    objective = make(**arguments)
-    assert objective.calibrates_on is None
-    before = values(objective.weights)
-    objective.calibrate(np.ones((4, 2)), np.arange(4))
-    for old, new in zip(before, values(objective.weights), strict=True):
-        np.testing.assert_array_equal(old, new)
-
-
-@pytest.mark.parametrize(
-    ("features", "labels", "message"),
-    [
-        (np.ones((4, 2, 2)), np.arange(4), "expected features"),
-        (np.ones((4, 2)), np.arange(3), "expected features"),
-        (np.ones((4, 2)), np.arange(4), "labels must lie in 0 .. 2"),
-        (np.full((3, 2), np.nan), np.arange(3), "finite"),
-    ],
-)
-def test_measurements_that_make_no_sense_are_refused(features, labels, message):
-    with pytest.raises(ValueError, match=message):
-        DensityAdaptivity(3).calibrate(features, labels)
-
-
-def make_learner(base, **options):
-    learner = models.MetricLearner(
-        tiny_embedder(batch_norm="statistics", **options), [BASES[base](), DensityAdaptivity(3, weight=10.0)]
-    )
-    learner.build((None, 12, 12, 3))
-    return learner
-
-
-def test_mixed_precision():
-    labels, x = colored_batch()
-    learner = make_learner("contrastive", dtype="mixed_bfloat16")
-    embeddings = np.asarray(learner(x, training=False)["embedding"])
-    objective = learner.objectives[1]
-    assert_close(objective({"embedding": embeddings}, labels), reference(labels, embeddings, [0.5] * 3, None))
-    assert np.isfinite(total_loss(learner, labels, x))
-    half, _ = value_and_gradients(lambda e: on_embedding()(labels, tf.cast(e, "bfloat16")), embeddings)
-    assert half.dtype == np.float32
-
-
-def test_targets_and_measurements_are_saved_with_the_learner(tmp_path):
-    labels, x = colored_batch()
-    learner = make_learner("contrastive")
-    learner.objectives[1].calibrate(np.random.default_rng(0).normal(size=(30, 6)), np.arange(30) % 3)
-    learner.objectives[1].target_density.assign([0.1, 0.2, 0.3])
-    check_saved_with_its_learner(learner, tmp_path / "learner.keras", lambda m: total_loss(m, labels, x))
 
 
 @pytest.mark.parametrize("constraint", ["soft", "hard", None])
@@ -451,33 +305,6 @@ def test_beside_a_base_loss_the_backbone_sees_the_base_alone(base):
         assert np.any(before)
         assert_close(after, before, 1e-5)
     assert np.any(np.abs(both["projection"][0] - alone["projection"][0]) > 1e-4)
-
-
-def test_two_of_them_share_a_learner_and_a_detached_form_is_read_where_there_is_one():
-    labels, x = colored_batch()
-    learner = energy_learner([EnergyConfusion(), EnergyConfusion("plain", "projection", weight=0.5, name="raw")])
-    given = learner(x, training=False)
-    expected = references.energy_confusion(labels, np.asarray(given["embedding"]))
-    expected += 0.5 * references.energy_confusion(labels, np.asarray(given["projection"]), "plain")
-    assert_close(total_loss(learner, labels, x), expected)
-    # Were the plain form read, its value would count.
-    value = EnergyConfusion()({"embedding": 9.0 * x[:, 0, 0, :], "detached_embedding": given["embedding"]}, labels)
-    assert_close(value, references.energy_confusion(labels, np.asarray(given["embedding"])))
-
-
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_energy_mixed_precision(policy):
-    labels, x = colored_batch()
-    learner = energy_learner([EnergyConfusion()], dtype=policy)
-    parts = gradients(learner, labels, x)
-    assert np.all(np.isfinite(parts["projection"][0]))
-    expected = references.energy_confusion(labels, np.asarray(learner(x, training=False)["embedding"]))
-    assert_close(total_loss(learner, labels, x), expected)
-
-
-def test_missing_representation_is_named():
-    with pytest.raises(ValueError, match="needs the representation 'detached_projection'"):
-        EnergyConfusion(representation="projection")({"embedding": np.eye(2, dtype="float32")}, [0, 1])
 
 
 @every_form

@@ -4,12 +4,12 @@ from tfdml.models.embedder import Embedder as Embedder
 from tfdml.models.embedder import Head as Head
 from tfdml.models.ensemble import AttentionEnsemble as AttentionEnsemble
 from tfdml.models.learner import MetricLearner as MetricLearner
-from tfdml.models.reduced_embedders import MomentEmbedder as MomentEmbedder
-from tfdml.models.reduced_embedders import StackedEmbedder as StackedEmbedder
-from tfdml.models.reduced_embedders import TruncatedEmbedder as TruncatedEmbedder
-from tfdml.models.reduced_embedders import WhitenedEmbedder as WhitenedEmbedder
-from tfdml.models.reduced_embedders import stack as stack
-from tfdml.models.reduced_embedders import with_whitening as with_whitening
+from tfdml.models.reduced import MomentEmbedder as MomentEmbedder
+from tfdml.models.reduced import StackedEmbedder as StackedEmbedder
+from tfdml.models.reduced import TruncatedEmbedder as TruncatedEmbedder
+from tfdml.models.reduced import WhitenedEmbedder as WhitenedEmbedder
+from tfdml.models.reduced import stack as stack
+from tfdml.models.reduced import with_whitening as with_whitening
 from tfdml.workarounds import multi_worker_strategy as multi_worker_strategy
 
 # What embeds images by itself, and is saved, evaluated and exported.

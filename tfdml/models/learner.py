@@ -2,11 +2,8 @@
 
 import contextlib
 import inspect
-import itertools
-import types
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import numpy as np
@@ -258,12 +255,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         """
         options = inspect.signature(super().fit).bind(x, y, *args, **kwargs).arguments
         options.update(x=x, y=self._integers(y))
-        if isinstance(x, types.GeneratorType):
-            batch = next(x, ())
-            options["x"] = (part for part in itertools.chain([batch], x))
-            self._check_data(batch)
-        else:
-            self._check_data(x, y, options.get("sample_weight"), options.get("class_weight"))
+        self._check_data(x, y, options.get("sample_weight"), options.get("class_weight"))
         if options.get("validation_data") is not None:
             validation = options["validation_data"]
             self._check_data(*(validation if isinstance(validation, tuple | list) else (validation,)))
@@ -274,8 +266,13 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             raise UserError("the training batches never end: give fit steps_per_epoch, or the batches num_steps")
         if options["y"] is not None and options["y"].ndim == 1:
             pairwise.require_classes(options["y"], "training")
-        self._warn_of_uncalibrated()
-        self._warn_of_another_size(x)
+        for objective in self.objectives:
+            if not objective.calibrated:
+                warnings.warn(
+                    f"{objective.name} is not calibrated ({objective.without_calibration}): call "
+                    "learner.calibrate(batches), one pass over the training images, before fit",
+                    stacklevel=2,
+                )
         if message := untrained_batch_norm(self.embedder):
             warnings.warn(message, stacklevel=2)
         if y is None and hasattr(x, "cardinality"):
@@ -316,46 +313,19 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         if labels is None:
             raise UserError("MetricLearner learns from integer labels, one for each image: give (images, labels)")
         if not hasattr(labels, "is_compatible_with"):
+            # Before the first step, as a program compiled by XLA or JAX cannot refuse labels.
             self._check_classes(self._integers(labels))
 
     @contextlib.contextmanager
     def _unchanged_by_errors(self) -> Iterator[None]:
-        """Create all variables before a step is compiled; drop a step that could not be."""
+        """Create all variables before a step is compiled; an error leaves their values."""
         with workarounds.scope_of(self):
             if not self.built:
                 self.build((None, *self.embedder.view_shape))
             if self.compiled and not self.optimizer.built:
                 self.optimizer.build(self.trainable_variables)
-        functions = {name: getattr(self, name) for name in ("train_function", "test_function", "predict_function")}
-        try:
-            with workarounds.keeping_values(self):
-                yield
-        except Exception:
-            for name, function in functions.items():
-                setattr(self, name, function)
-            raise
-
-    def _warn_of_another_size(self, batches) -> None:
-        spec: Any = getattr(batches, "element_spec", None)
-        shape = getattr(spec[0], "shape", None) if isinstance(spec, tuple) else None
-        size = shape[1] if shape is not None and shape.rank == 4 else None
-        if size is not None and size != self.embedder.image_size:
-            warnings.warn(
-                f"the training images have {size} px, and the embedder evaluates and exports views of its `image_size` "
-                f"of {self.embedder.image_size}: give the batches transform=TrainTransform(image_size="
-                f"{self.embedder.image_size}), or the embedder image_size={size}",
-                stacklevel=3,
-            )
-
-    def _warn_of_uncalibrated(self) -> None:
-        for objective in self.objectives:
-            if not objective.calibrated:
-                without = f" ({objective.without_calibration})" if objective.without_calibration else ""
-                warnings.warn(
-                    f"{objective.name} is not calibrated and trains without what it should know of the training set"
-                    f"{without}: call learner.calibrate(batches), one pass over the training images, before fit",
-                    stacklevel=3,
-                )
+        with workarounds.keeping_values(self):
+            yield
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
         """As in Keras, of classes that were trained on."""
@@ -371,10 +341,9 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             raise UserError("labels must fit int32 on JAX: np.unique(labels, return_inverse=True)[1] numbers them")
         return labels
 
-    def _check_classes(self, y):
-        # Before the first step, as a program compiled by XLA or JAX cannot refuse labels.
-        for objective in self._with_classes if y is not None else ():
-            refuse_unknown_classes(objective.as_labels(y), objective.num_classes, objective.name)
+    def _check_classes(self, labels) -> None:
+        for objective in self._with_classes:
+            refuse_unknown_classes(objective.as_labels(labels), objective.num_classes, objective.name)
 
     def _with_checked_classes(self, batches):
         """Return the same `tf.data.Dataset`, which refuses labels without a proxy, whatever compiles the steps."""
@@ -384,8 +353,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             return batches
 
         def check(images, labels):
-            for objective in self._with_classes:
-                refuse_unknown_classes(labels, objective.num_classes, objective.name)
+            self._check_classes(labels)
             return images, labels
 
         return batches.map(check)
@@ -397,7 +365,6 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
     def predict(self, x, **kwargs):
         """Return the embeddings of the images, as NumPy (N, d)."""
-        check_images(self.embedder, next(iter(first_batch(x)), None))
         return self.embedder.predict(x, **kwargs)
 
     def predict_on_batch(self, x):

@@ -10,13 +10,13 @@ from tfdml.objectives.class_weights import InstanceLoss as InstanceLoss
 from tfdml.objectives.class_weights import LearnedMargin as LearnedMargin
 from tfdml.objectives.class_weights import RegularizedSoftTriple as RegularizedSoftTriple
 from tfdml.objectives.class_weights import SphereFace2 as SphereFace2
-from tfdml.objectives.heads import HeadDivergence as HeadDivergence
-from tfdml.objectives.heads import HeadwiseLoss as HeadwiseLoss
 from tfdml.objectives.kernel_embedding import JointIntra as JointIntra
 from tfdml.objectives.kernel_embedding import JointMMD as JointMMD
 from tfdml.objectives.kernel_embedding import JointRepresentationSimilarity as JointRepresentationSimilarity
 from tfdml.objectives.memory import CrossBatchMemory as CrossBatchMemory
 from tfdml.objectives.memory import Prism as Prism
+from tfdml.objectives.moments import HeadDivergence as HeadDivergence
+from tfdml.objectives.moments import HeadwiseLoss as HeadwiseLoss
 from tfdml.objectives.moments import HighOrderMomentLoss as HighOrderMomentLoss
 from tfdml.objectives.mutual_information import RankMI as RankMI
 from tfdml.objectives.mutual_information import divergence_loss as divergence_loss

@@ -84,7 +84,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
     provides: tuple[str, ...] = ()
     observes: tuple[str, ...] = ()
     calibrates_on: str | None = None
-    without_calibration = ""
+    without_calibration = "it knows nothing of the training set"
 
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
@@ -365,7 +365,7 @@ class MetricLoss(Objective):
 
     def compute(self, representations, labels):
         """Compute the values of a loss that works image by image, (B,)."""
-        return self.loss.call(labels, ops.cast(representations[self.representation], "float32"))
+        return self.loss.call(labels, representations[self.representation])
 
     def compute_pairs(self, pairs):
         """Compute the value of a loss on pairs."""

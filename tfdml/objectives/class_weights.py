@@ -12,7 +12,7 @@ from tfdml.losses.base import nan_if_any
 from tfdml.losses.classification import refuse_unknown_classes, target_mask
 from tfdml.losses.contrastive import margin_hinges
 from tfdml.objectives.base import ProxyLoss, ReducedObjective
-from tfdml.objectives.class_statistics import of_own_class
+from tfdml.objectives.regularizers import of_own_class
 
 
 class InstanceLoss(ReducedObjective):
@@ -252,7 +252,7 @@ class CurricularFace(ProxyLoss):
 
     def update(self, representations, labels):
         """Move t toward the mean cosine of the images of all replicas to their own proxies."""
-        similarities = ops.stop_gradient(ops.cast(representations["class"], "float32"))
+        similarities = ops.stop_gradient(representations["class"])
         own = target_mask(labels, self.num_classes)
         # Of (sum, count), as replicas may hold unequal numbers of images.
         parts = ops.stack([pairwise.masked_sum(similarities, own), pairwise.masked_count(own)])
@@ -262,7 +262,7 @@ class CurricularFace(ProxyLoss):
 
     def image_values(self, representations, labels):
         """One value per image, with t as it is."""
-        similarities = ops.cast(representations["class"], "float32")
+        similarities = representations["class"]
         mask = target_mask(labels, self.num_classes)
         logits = self.loss.logits(similarities, mask)
         own = ops.clip(pairwise.masked_sum(similarities, mask, axis=1), -1.0, 1.0)
@@ -357,7 +357,7 @@ class SphereFace2(ProxyLoss):
 
     def image_values(self, representations, labels):
         """One value per image."""
-        similarities = ops.clip(ops.cast(representations["class"], "float32"), -1.0, 1.0)
+        similarities = ops.clip(representations["class"], -1.0, 1.0)
         mask = target_mask(labels, self.num_classes)
         # Above 0, so that the power of a half has a finite slope.
         adjusted = 2.0 * ops.power(ops.maximum((similarities + 1.0) / 2.0, 1e-7), self.adjustment) - 1.0

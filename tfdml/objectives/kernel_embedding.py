@@ -6,7 +6,6 @@ from tfdml import pairwise
 from tfdml.arguments import boolean, one_of
 from tfdml.kernels import GaussianMixture, Kernel
 from tfdml.objectives.base import Objective
-from tfdml.objectives.class_statistics import averaging_matrix
 from tfdml.saving import restore
 
 LEVELS = ("pooled", "embedding", "class")
@@ -266,3 +265,14 @@ class JointIntra(_NormObjective):
         """Minus the sum of the two lengths."""
         lengths = squared_norms if self.squared else pairwise.safe_sqrt(squared_norms)
         return -(lengths[:, None] + lengths[None, :])
+
+
+def averaging_matrix(labels):
+    """(B, B) float32: row i is 1/n at the n images of the class of i, and 0 elsewhere.
+
+    Example:
+        >>> np.array(averaging_matrix(keras.ops.array([0, 0, 1]))).tolist()
+        [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
+    """
+    same = ops.cast(labels[:, None] == labels[None, :], "float32")
+    return same / ops.sum(same, axis=1, keepdims=True)

@@ -7,12 +7,11 @@ import tensorflow as tf
 
 from tests.marks import first_quick
 from tests.mathematics import assert_close, public_classes
-from tests.models.networks import SIZE, Taking, colored_batch, config_of, images, tiny_embedder, values
+from tests.models.networks import SIZE, Taking, colored_batch, images, tiny_embedder, values
 from tests.models.test_learner import TERMS, learner
 from tests.training.method_steps import LEARNERS
 from tfdml import losses, objectives
 from tfdml.models import Embedder, MetricLearner
-from tfdml.training.optimizers import build_optimizer
 
 # Of 12 images: a chunk of 8, and 4 that are left.
 CHUNK = 8
@@ -106,31 +105,6 @@ def test_chunks_need_not_divide_the_batch(size, chunk):
     check(lambda: learner(TERMS["pairs"]()), chunk, (labels[rows], x[rows]))
 
 
-NOT_BUILT = {
-    "a plain loss": lambda: [losses.ContrastiveLoss(1.3)],
-    "cross-batch memory": lambda: [objectives.CrossBatchMemory(losses.ContrastiveLoss(1.3), 24)],
-    "rank mi": lambda: [objectives.RankMI(1.5, hidden=8, depth=1, seed=7), losses.ContrastiveLoss(1.3)],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", first_quick(NOT_BUILT))
-def test_a_learner_is_built_by_its_first_step(name):
-    labels, x = colored_batch()
-    made = []
-    for build_first in (True, False):
-        keras.utils.set_random_seed(3)
-        model = MetricLearner(tiny_embedder(), NOT_BUILT[name](), gradient_cache=CHUNK)
-        if build_first:
-            model.build((None, SIZE, SIZE, 3))
-        model.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
-        model.fit(x, labels, batch_size=12, epochs=2, shuffle=False, verbose=0)
-        made.append(model)
-    expected, actual = (values(model.variables) for model in made)
-    for one, other in zip(actual, expected, strict=True):
-        assert_close(one, other, 1e-5, floor=1e-6)
-
-
 def random_learner(few):
     """With all that differs from call to call: dropout, augmentation within the network, BatchNorm in training."""
     keras.utils.set_random_seed(5)
@@ -186,36 +160,6 @@ def test_random_layers_draw_the_same_in_both_passes_and_chunks_are_virtual_batch
     assert sum(not np.array_equal(one, other) for one, other in zip(after, before, strict=True)) == 5
 
 
-def trained(chunk, steps=4, rate=0.05):
-    """A learner with RankMI, rates of parts, decay and clipping, after some steps in a graph."""
-    keras.utils.set_random_seed(3)
-    terms = [
-        objectives.RankMI(1.5, hidden=8, depth=1, seed=7),
-        objectives.MetricLoss(losses.ContrastiveLoss(1.3), "projection"),
-    ]
-    model = MetricLearner(tiny_embedder(batch_norm="statistics"), terms, gradient_cache=chunk)
-    model.build((None, SIZE, SIZE, 3))
-    batches = [colored_batch(seed) for seed in range(steps)]
-    x, y = np.concatenate([x for _, x in batches]), np.concatenate([y for y, _ in batches])
-    rates = {"projection": 0.5 * rate, "objectives": 2 * rate}
-    optimizer = build_optimizer("sgd", model, rate, rates, weight_decay=1e-3, momentum=0.9, clip_norm=0.5)
-    model.compile(optimizer)
-    logs = model.fit(x, y, batch_size=12, shuffle=False, verbose=0).history
-    return model, logs
-
-
-@pytest.mark.slow
-def test_rank_mi_with_all_that_a_runs_optimizer_has():
-    plain, logs = trained(0)
-    cached, cached_logs = trained(CHUNK)
-    assert int(cached.optimizer.iterations) == 4
-    assert set(cached_logs) == set(logs)
-    for name in logs:
-        assert_close(cached_logs[name], logs[name])
-    for one, other in zip(values(cached.variables), values(plain.variables), strict=True):
-        assert_close(one, other, 1e-5, floor=1e-6)
-
-
 @pytest.mark.slow
 def test_mixed_precision_scales_the_loss_and_leaves_out_a_step_that_overflows():
     def made(chunk, scale):
@@ -268,11 +212,3 @@ def test_what_cannot_be_cached_is_refused(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(ValueError, match="works on TensorFlow, not on jax"):
         model.train_step((images(), np.zeros(8)))
-
-
-def test_the_config_keeps_it():
-    model = MetricLearner(tiny_embedder(), losses.ContrastiveLoss(), gradient_cache=7)
-    assert MetricLearner.from_config(config_of(model)).gradient_cache == 7
-    earlier = config_of(model)
-    del earlier["gradient_cache"]
-    assert MetricLearner.from_config(earlier).gradient_cache == 0

@@ -6,9 +6,9 @@ import pytest
 from sklearn.decomposition import PCA
 
 from tests.mathematics import assert_close
-from tests.models.ensembles import ensemble_learner, tiny_ensemble
+from tests.models.ensembles import ensemble_learner
 from tests.models.networks import SIZE, config_of, images, tiny_embedder
-from tfdml import evaluation, layers, losses
+from tfdml import losses
 from tfdml.embeddings.backends import KerasEmbedder, load_backend, load_embedder
 from tfdml.embeddings.compute import truncate
 from tfdml.errors import UserError
@@ -21,7 +21,6 @@ from tfdml.models import (
     MetricLearner,
     MomentEmbedder,
     TruncatedEmbedder,
-    WhitenedEmbedder,
     stack,
     with_whitening,
 )
@@ -69,19 +68,6 @@ def test_features_by_order_are_what_each_order_was_trained_on(mode):
         np.testing.assert_allclose(parts[order], moments[f"horde_{order}"], atol=1e-6)
 
 
-def test_takes_the_moments_of_what_the_objective_takes_them_of():
-    ensemble = tiny_ensemble()
-    moments = HighOrderMomentLoss(losses.ContrastiveLoss(), 3, 8, representation="heads")
-    trained = MetricLearner(ensemble, [moments])
-    trained.build((None, SIZE, SIZE, 3))
-    model = MomentEmbedder.from_learner(trained)
-    assert model.representation == "heads"
-    x = images(size=3)
-    representations = ensemble.represent(x)
-    parts = [representations["embedding"], *moments.represent(representations).values()]
-    np.testing.assert_allclose(model.features(x), np.concatenate(parts, axis=1), atol=1e-6)
-
-
 @pytest.mark.parametrize("whiten", [False, True])
 def test_equals_scikit_learns_components_of_unit_length(whiten):
     model = MomentEmbedder.from_learner(learner("horde"), whiten=whiten)
@@ -97,33 +83,11 @@ def test_equals_scikit_learns_components_of_unit_length(whiten):
     assert found.dtype == np.float32
 
 
-def test_size_may_differ_from_the_embedders():
-    model = MomentEmbedder.from_learner(learner("horde"), embedding_dim=12)
-    model.adapt(np.asarray(model.features(images(1, 40))))
-    assert model(images()).shape == (8, 12)
-    assert model.embedding_dim == 12
-    assert (model.image_size, model.resize, model.resize_mode) == (SIZE, 14, "squash")
-
-
-def test_evaluation_embeds_with_it(model):
-    x = images()
-    np.testing.assert_allclose(evaluation.embed(model, [x[:5], x[5:]]), model(x), atol=1e-6)
-    np.testing.assert_allclose(evaluation.embed(model.features, [x[:5], x[5:]]), model.features(x), atol=1e-6)
-
-
 def test_saved_model_gives_the_same_embeddings(model, tmp_path):
     model.save(tmp_path / "moments.keras")
     again = keras.saving.load_model(tmp_path / "moments.keras")
     assert config_of(again) == config_of(model)
     np.testing.assert_array_equal(again.predict(images(), verbose=0), model.predict(images(), verbose=0))
-
-
-def test_random_moments_need_no_dense_layer():
-    model = MomentEmbedder.from_learner(learner("horde", mode="random"))
-    training = np.asarray(model.features(images(1, 40)))
-    assert training.shape == (40, 5 + 3 * 32)
-    model.adapt(training)
-    assert model(images()).shape == (8, 5)
 
 
 @pytest.mark.slow
@@ -139,33 +103,9 @@ def test_on_an_ensemble(tmp_path):
     np.testing.assert_array_equal(again(images()), model(images()))
 
 
-def test_objective_is_chosen_by_its_name():
-    trained = learner("first", "second")
-    chosen = MomentEmbedder.from_learner(trained, "second")
-    assert chosen.moments is trained.objectives[2].moments
-    for name in (None, "third"):
-        with pytest.raises(ValueError, match=r"first.*second"):
-            MomentEmbedder.from_learner(trained, name)
-
-
-def test_learner_without_moments_is_refused():
-    with pytest.raises(ValueError, match="moment losses"):
-        MomentEmbedder.from_learner(MetricLearner(tiny_embedder(), losses.ContrastiveLoss()))
-
-
 def test_is_refused_before_it_is_adapted():
     with pytest.raises(ValueError, match="adapt"):
         MomentEmbedder.from_learner(learner("horde"))(images())
-
-
-def test_arguments_that_make_no_sense_are_refused():
-    moments = layers.MomentEmbeddings(3, 8, 4)
-    with pytest.raises(ValueError, match="must be an Embedder"):
-        MomentEmbedder(keras.Sequential(), moments)
-    with pytest.raises(ValueError, match="MomentEmbeddings"):
-        MomentEmbedder(tiny_embedder(), layers.L2Normalize())
-    with pytest.raises(ValueError, match="one of feature_map"):
-        MomentEmbedder(tiny_embedder(), moments, "maps")
 
 
 # Whitening
@@ -210,18 +150,6 @@ def test_saves_loads_and_is_exported(made, tmp_path):
         convert_litert(model, "int8", cut)
 
 
-def test_what_cannot_be_is_refused(made):
-    embedder, train, _ = made
-    with pytest.raises(ValueError, match="needs more than 5 vectors"):
-        with_whitening(embedder, train[:5])
-    with pytest.raises(ValueError, match="embedder must be an Embedder"):
-        WhitenedEmbedder(keras.Sequential(), 3)
-    with pytest.raises(ValueError, match="shrinkage must be at least 0 and at most 1"):
-        with_whitening(embedder, train, shrinkage=2)
-    with pytest.raises(ValueError, match="adapt"):
-        WhitenedEmbedder(embedder, 3)(images())
-
-
 def test_a_truncated_embedder_gives_the_first_dimensions_and_is_saved(model, tmp_path):
     x = images()
     for whole in (tiny_embedder(), model, with_whitening(model, np.asarray(model(images(1, 40))), dim=4)):
@@ -261,13 +189,3 @@ def test_a_stack_gives_the_heads_vectors_of_the_embedders_vectors(representation
     loaded = load_embedder(tmp_path / "stacked.keras")
     np.testing.assert_array_equal(loaded(images), expected)
     np.testing.assert_array_equal(KerasEmbedder(tmp_path / "stacked.keras").embedder(images), expected)
-
-
-def test_a_stack_refuses_a_head_of_another_size():
-    embedder = Embedder("conv4", embedding_dim=8, image_size=16)
-    with pytest.raises(ValueError, match="the head takes vectors of size 7, the embedder gives 8"):
-        stack(embedder, Head(7, embedding_dim=3))
-    with pytest.raises(ValueError, match="no representation 'pooling'"):
-        stack(embedder, Head(8, embedding_dim=3), "pooling")
-    with pytest.raises(ValueError, match=r"head must be a tfdml\.models\.Head"):
-        stack(embedder, embedder)
