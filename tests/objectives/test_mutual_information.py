@@ -68,8 +68,7 @@ def test_both_losses_equal_the_paper(size, classes, dim):
         assert_close(of_statistics(objective, labels, x), slow.all_pairs(labels, x, v), floor=1e-6)
 
 
-@pytest.mark.one_quick_case
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first_quick(MODES))
 @pytest.mark.parametrize("size", [7, 8])
 def test_gradient_of_the_embedders_step(mode, size):
     objective = make(2)
@@ -82,8 +81,7 @@ def test_gradient_of_the_embedders_step(mode, size):
     assert_close(gradient, expected)
 
 
-@pytest.mark.one_quick_case
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first_quick(MODES))
 @pytest.mark.parametrize("monotonicity", [0.0, 3.0])
 def test_gradient_of_the_statistics_step(mode, monotonicity):
     objective = make(3, monotonicity=monotonicity)

@@ -14,7 +14,8 @@ from tfdml.saving import SavedByArguments, restore
 class ReducedEmbedder(SavedByArguments, keras.Model):
     """An embedder, a `reduction` of its vectors, and `normalize`.
 
-    Subclasses create `reduction`, and define `features(images)`, what `reduction` takes.
+    Subclasses create `reduction`, and may define `features(images)`, what `reduction` takes: by default the embedder's
+    vectors.
 
     Attributes:
         image_size: The height and width in pixels of its images, as of the embedder.
@@ -34,6 +35,14 @@ class ReducedEmbedder(SavedByArguments, keras.Model):
         for name in views:
             setattr(self, name, getattr(self.embedder, name))
         self.normalize = L2Normalize(name="normalize")
+
+    def build(self, input_shape):
+        """Create the weights that are not there yet."""
+        build_once(self.embedder, input_shape)
+
+    def features(self, images):
+        """(B, H, W, 3) -> (B, D): what is reduced."""
+        return self.embedder(images, training=False)
 
     def call(self, images, training=None):
         """(B, H, W, 3) -> (B, d), unit vectors."""
@@ -190,12 +199,8 @@ class WhitenedEmbedder(ReducedEmbedder):
 
     def build(self, input_shape):
         """Create the weights that are not there yet."""
-        build_once(self.embedder, input_shape)
+        super().build(input_shape)
         build_once(self.reduction, (None, self.embedder.embedding_dim))
-
-    def features(self, images):
-        """(B, H, W, 3) -> (B, D): the embedder's vectors."""
-        return self.embedder(images, training=False)
 
 
 def with_whitening(embedder, embeddings, dim: int = 0, power: float = 1.0, shrinkage: float = 0.0) -> WhitenedEmbedder:
@@ -244,10 +249,6 @@ class TruncatedEmbedder(ReducedEmbedder):
     def __init__(self, embedder, dim, name="truncated_embedder", **kwargs):
         super().__init__(embedder, name, **kwargs)
         self.dim = self.embedding_dim = integer("dim", dim, at_least=1, at_most=self.embedder.embedding_dim)
-
-    def build(self, input_shape):
-        """Create the weights that are not there yet."""
-        build_once(self.embedder, input_shape)
 
     def represent(self, images, training=None):
         """Return the `projection` (B, dim), before it is scaled to length 1."""
@@ -301,7 +302,7 @@ class StackedEmbedder(ReducedEmbedder):
     def features(self, images):
         """(B, H, W, 3) -> (B, D): what the head takes."""
         if self.representation == "embedding":
-            return self.embedder(images, training=False)
+            return super().features(images)
         return self.embedder.represent(images, training=False)[self.representation]
 
 

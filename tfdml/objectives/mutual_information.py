@@ -79,8 +79,6 @@ class RankMI(Objective):
         depth: V's number of square layers.
         negatives: `"distance_weighted"`, drawn without replacement as in `tfdml.mining.negative_probabilities`, or
             `"all"` within the margin.
-        cutoff: Nearer negatives are drawn as if they were at this distance.
-        nonzero_loss_cutoff: Negatives at this distance or beyond are not drawn, unless an image has no nearer one.
         monotonicity: Weight of a soft constraint dV/dd < 0 (eq. 9), 0 for none: the mean of [dV/dd]_+ over 64 even
             steps between the batch's smallest and largest distance. The paper names such a constraint and trains
             without it; its form here is tfdml's own.
@@ -113,8 +111,6 @@ class RankMI(Objective):
         hidden=128,
         depth=2,
         negatives="distance_weighted",
-        cutoff=0.5,
-        nonzero_loss_cutoff=1.4,
         monotonicity=0.0,
         seed=None,
         **kwargs,
@@ -126,12 +122,8 @@ class RankMI(Objective):
         self.learning_rate = number("learning_rate", learning_rate, above=0)
         self.weight_decay = number("weight_decay", weight_decay, at_least=0)
         self.negatives = one_of(f"{self.name}: negatives", negatives, NEGATIVES)
-        self.cutoff = number("cutoff", cutoff, above=0)
-        self.nonzero_loss_cutoff = number("nonzero_loss_cutoff", nonzero_loss_cutoff, above=0)
         self.monotonicity = number("monotonicity", monotonicity, at_least=0)
         self.seed = seed
-        if not self.cutoff < self.nonzero_loss_cutoff < 2:
-            raise ValueError(f"{self.name}: 0 < cutoff < nonzero_loss_cutoff < 2 must hold")
         # Not among what the learner's optimizer trains.
         self.network = StatisticsNetwork(
             hidden, depth, initial_root=self.initial_beta, name="statistics_network", trainable=False
@@ -208,7 +200,7 @@ class RankMI(Objective):
         positives = ops.logical_and(pairs.positives, distances > beta - self.margin)
         negatives = ops.logical_and(pairs.negatives, distances < beta + self.margin)
         if self.negatives == "distance_weighted":
-            near = negative_probabilities(pairs, self.cutoff, self.nonzero_loss_cutoff)
+            near = negative_probabilities(pairs)
             negatives = _draw(ops.where(negatives, near, 0.0), counts, self.seed_generator)
         return ops.cast(positives, "float32"), ops.cast(negatives, "float32")
 

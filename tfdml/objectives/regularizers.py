@@ -83,7 +83,6 @@ class DensityAdaptivity(ReducedObjective):
         reference_density: R, (num_classes,), not negative; None leaves it to `calibrate`.
         constraint: `"soft"`: eq. 8, above; `"hard"`: eq. 7, whose constraint holds exactly, a_c = s R_c^eta with one
             learned s; None: eq. 6, the paper's DML-DA^- (its figure 3).
-        learn_targets: False keeps the targets where they start.
         normalize_reference: Divide R by its mean over the classes; the paper does not.
         representation: The representation whose density it is.
         reduction: `"mean"`, the formula above and the paper's; `"sum"` leaves 1/C and 1/C^2 out.
@@ -112,7 +111,6 @@ class DensityAdaptivity(ReducedObjective):
         initial_target=0.5,
         reference_density=None,
         constraint="soft",
-        learn_targets=True,
         normalize_reference=False,
         **kwargs,
     ):
@@ -124,7 +122,6 @@ class DensityAdaptivity(ReducedObjective):
         self.initial_target = number("initial_target", initial_target, above=0)
         self.reference_density = self._check_reference(reference_density)
         self.constraint = constraint
-        self.learn_targets = boolean("learn_targets", learn_targets)
         self.normalize_reference = boolean("normalize_reference", normalize_reference)
         if constraint and reference_density is None:
             self.calibrates_on = "pooled"
@@ -154,7 +151,6 @@ class DensityAdaptivity(ReducedObjective):
             name="target_density",
             shape=() if self.constraint == "hard" else (self.num_classes,),
             initializer=keras.initializers.Constant(self.initial_target),
-            trainable=self.learn_targets,
         )
         if self.constraint:
             known = 0.0 if self.reference_density is None else self.reference_density

@@ -12,7 +12,7 @@ from tfdml.errors import UserError, check_choice, short_message
 from tfdml.expressions import Call, parse_sum, shortened
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.base import Relation
-from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, Prism, ProxyLoss
+from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, ProxyLoss
 from tfdml.registry import find, registered
 from tfdml.saving import snake_case
 
@@ -82,7 +82,7 @@ def build_objectives(
     """
     built = _each_term(text, lambda weight, call: _build(call, weight, num_classes))
     for objective in built if relation is not None else ():
-        if not objective.takes_label_sets or isinstance(objective, Prism):
+        if not objective.takes_label_sets:
             raise UserError(f"`objectives`: {objective.name} learns from classes: choose losses over pairs instead")
         if objective.positives is None:
             config = objective.loss.get_config()
