@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import assert_close, dtype_policy
+from tests.mathematics import assert_close
 from tests.models.networks import SIZE, colored_batch, config_of, images, tiny_backbone, tiny_embedder, values
 from tfdml import losses
 from tfdml.models import Embedder, Head, MetricLearner
@@ -70,16 +70,6 @@ def test_embedding_is_float32_of_unit_length_under_every_policy(policy):
     assert representations["embedding"].dtype == tf.float32
     assert representations["pooled"].dtype == keras.config.dtype_policy().compute_dtype
     assert_close(np.linalg.norm(representations["embedding"], axis=1), np.ones(8), 1e-6)
-
-
-def test_fractions_of_pixels_survive_a_mixed_policy():
-    with dtype_policy("mixed_bfloat16"):
-        embedder = tiny_embedder(scaling="tf")
-        x = images() * np.float32(0.99)
-        scaled = embedder.backbone(tf.cast(tf.constant(x) / 127.5 - 1.0, "bfloat16"))
-        np.testing.assert_array_equal(embedder.represent(x)["feature_map"], scaled)
-        learner = MetricLearner(embedder, losses.ContrastiveLoss())
-        np.testing.assert_array_equal(learner(x)["feature_map"], scaled)
 
 
 def test_the_projection_may_have_no_bias(tmp_path):
@@ -158,28 +148,6 @@ def test_saves_and_loads(tmp_path, options, policy):
     assert [v.path for v in again.trainable_variables] == [v.path for v in embedder.trainable_variables]
 
 
-def own_head(dim=4):
-    return keras.Sequential([keras.layers.Dense(7, activation="relu"), keras.layers.Dense(dim)], name="own_head")
-
-
-def test_a_head_takes_the_place_of_the_dense_layer(tmp_path):
-    embedder = tiny_embedder(dim=None, head=own_head())
-    assert embedder.embedding_dim == 4
-    embedder.build((None, SIZE, SIZE, 3))
-    r = {name: np.asarray(value, "float64") for name, value in embedder.represent(images(size=3)).items()}
-    first, bias, last, shift = (np.asarray(value, "float64") for value in values(embedder.head.weights))
-    assert_close(r["projection"], np.maximum(r["pooled"] @ first + bias, 0) @ last + shift)
-    # Nothing else is there, and all of it trains with the projection.
-    assert len(embedder.parts()["projection"]) == 4
-    parts = embedder.parts()
-    named = [id(variable) for variables in parts.values() for variable in variables]
-    assert sorted(named) == sorted(id(variable) for variable in embedder.trainable_variables)
-    embedder.save(tmp_path / "embedder.keras")
-    again = keras.saving.load_model(tmp_path / "embedder.keras")
-    np.testing.assert_array_equal(again(images()), embedder(images()))
-    assert again.embedding_dim == 4
-
-
 def vector_backbone():
     """Images to vectors (B, 6)."""
     inner = tiny_backbone()
@@ -248,18 +216,6 @@ def test_fit_warns_of_random_weights_behind_batch_norm_that_is_not_trained(batch
     embedder = Embedder(deep_backbone(), 4, image_size=12, batch_norm=batch_norm)
     (line,) = warnings_of_fit(embedder)
     assert line.startswith(f"batch_norm='{batch_norm}' keeps the BatchNorm statistics of deep")
-
-
-@pytest.mark.slow
-def test_fit_does_not_warn_where_statistics_are_trained_or_loaded_or_the_network_is_shallow():
-    assert warnings_of_fit(Embedder(deep_backbone(), 4, image_size=12, batch_norm="train")) == []
-    assert warnings_of_fit(Embedder(deep_backbone(4), 4, image_size=12)) == []
-    loaded = Embedder(deep_backbone(), 4, image_size=12)
-    loaded.backbone.layers[-1].moving_mean.assign([0.5, -0.5])
-    assert warnings_of_fit(loaded) == []
-    folded = Embedder(deep_backbone(), 4, image_size=12)
-    folded.backbone.layers[-1].beta.assign([0.5, -0.5])
-    assert warnings_of_fit(folded) == []
 
 
 def test_a_head_is_a_dense_layer_and_a_division_by_the_length(tmp_path):

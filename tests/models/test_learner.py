@@ -21,13 +21,13 @@ from tfdml import kernels, losses, objectives, pairwise, replicas
 from tfdml.errors import UserError
 from tfdml.losses import ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
-from tfdml.models.embedder import check_images, first_batch
 from tfdml.objectives import (
     DensityAdaptivity,
     EnergyConfusion,
     JointRepresentationSimilarity,
     MetricLoss,
     ProxyLoss,
+    RankMI,
 )
 
 MULTIPLIERS = {"pooled": (0.5, 1.0, 2.0), "embedding": (0.5, 1.0, 2.0), "class": (1.0,)}
@@ -214,9 +214,17 @@ def test_degenerate_batches_leave_every_weight_finite(policy, batch_norm):
     assert_close(np.linalg.norm(embedding, axis=1), np.ones(8), 1e-6)
 
 
-def test_saves_and_loads_with_its_objectives_and_optimizer(tmp_path):
+# V of RankMI has an optimizer of its own. A file of Keras holds no states of random generators.
+SAVED = {
+    "jrd": lambda: jrd(weight=0.4),
+    "rank mi": lambda: [RankMI(1.5, hidden=8, depth=1, negatives="all"), losses.ContrastiveLoss(1.3)],
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_saves_and_loads_with_its_objectives_and_optimizer(name, tmp_path):
     labels, x = colored_batch()
-    learner = MetricLearner(tiny_embedder(batch_norm="train"), jrd(weight=0.4), name="mine")
+    learner = MetricLearner(tiny_embedder(batch_norm="train"), SAVED[name](), name="mine")
     learner.compile(optimizer=keras.optimizers.Adam(0.01), run_eagerly=True)
     learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
     learner.save(tmp_path / "learner.keras")
@@ -226,7 +234,7 @@ def test_saves_and_loads_with_its_objectives_and_optimizer(tmp_path):
     assert reported(again, x, labels) == reported(learner, x, labels)
     for model in (learner, again):
         model.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
-    for actual, expected in zip(values(again.trainable_variables), values(learner.trainable_variables), strict=True):
+    for actual, expected in zip(values(again.variables), values(learner.variables), strict=True):
         np.testing.assert_array_equal(actual, expected)
 
 
@@ -324,18 +332,6 @@ def test_fit_warns_once_of_images_in_the_unit_range(form):
     assert not warned(lambda: made.predict(UNIT, verbose=0))
 
 
-def check_pixels(made, images, form="arrays"):
-    check_images(made.embedder, first_batch(FORMS_OF_DATA[form](images)[0])[0])
-
-
-@pytest.mark.parametrize("form", FORMS_OF_DATA)
-def test_other_images_are_no_cause_for_a_warning(form):
-    made = small_learner()
-    for pixels in (255 * UNIT, (255 * UNIT).astype("uint8"), 0 * UNIT):
-        assert not warned(lambda pixels=pixels: check_pixels(made, pixels, form))
-    assert warned(lambda: check_pixels(made, UNIT, form))
-
-
 @pytest.mark.parametrize("form", ["arrays", "tensors", "tf.data"])
 @pytest.mark.parametrize(
     ("labels", "message"), [(LABELS + 0.5, "0.5 is not a whole number"), (np.eye(4)[LABELS], "argmax")]
@@ -397,19 +393,6 @@ def test_fit_without_it_warns_of_what_is_missing():
     with pytest.warns(UserWarning, match=r"density_adaptivity is not calibrated .*eq. 6, not eq. 8.*learner.calibrate"):
         fit_once(learner)
     assert not learner.objectives[1].calibrated
-
-
-@pytest.mark.one_quick_case
-@pytest.mark.parametrize("constraint", ["soft", "hard"])
-def test_fit_after_it_does_not_warn_nor_does_a_learner_that_was_saved(constraint, tmp_path):
-    (labels, x), learner = colored_batch(), make_learner(constraint=constraint)
-    learner.calibrate([(x, labels)])
-    learner.save(tmp_path / "learner.keras")
-    again = keras.saving.load_model(tmp_path / "learner.keras")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*calibrated")
-        fit_once(learner)
-        fit_once(again)
 
 
 def test_the_constraint_acts_once_it_is_measured():
@@ -506,19 +489,6 @@ def test_the_gradient_is_that_of_one_device(name):
     total, _, reported = step(model, [6, 6])
     assert_close(total, value)
     assert_close(reported, terms)
-
-
-@pytest.mark.slow
-def test_what_objectives_observe_is_that_of_the_global_batch():
-    terms = [objectives.DensityAdaptivity(3, constraint=None), objectives.EnergyConfusion()]
-    model = learner(terms)
-    step(model, [12])
-    expected = {name: float(tracker.result()) for name, tracker in model.observation_trackers.items()}
-    assert set(expected) == {"density_adaptivity_d_avg", "density_adaptivity_target", "energy_confusion_energy"}
-    step(model, [7, 5])
-    for name, tracker in model.observation_trackers.items():
-        assert_close(tracker.result(), expected[name])
-        assert expected[name] > 0
 
 
 WITHOUT_PAIRS = {"proxy anchor", "moments of classes", "proxies sum"}

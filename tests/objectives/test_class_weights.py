@@ -14,7 +14,6 @@ from tests.models.networks import images, tiny_embedder, values
 from tests.objectives import references_classes as references
 from tests.objectives.checks import (
     check_config,
-    check_degenerate,
     check_formula,
     check_saved_with_its_learner,
     total_loss,
@@ -79,19 +78,6 @@ def test_margin_gradients_equal_finite_differences(arguments, mode):
         # By beta, the gradient of a mean of as many pulls as pushes may vanish; by x it does not.
         assert_close(found, wanted, floor=1e-6)
     assert np.any(expected[0])
-
-
-@pytest.mark.parametrize("mode", ["eager", "xla"])
-def test_margin_of_degenerate_batches(mode):
-    reference = functools.partial(references.learned_margin, beta=BETA, nu=0.3)
-    check_degenerate(on_embedding(margin(nu=0.3)), reference, mode)
-
-
-@pytest.mark.parametrize("label", [-1, 3, 2**40])
-def test_a_label_without_a_boundary_is_not_a_number(label):
-    labels, x = random_batch(3, 6, 3, 4)
-    labels[2] = label
-    assert np.isnan(margin(BETA[:3])({"embedding": x}, labels))
 
 
 def soft_triple(centers=3, tau=0.2):

@@ -157,13 +157,6 @@ def test_one_class_gives_zero_and_teaches_nothing(labels, mode):
         np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
 
 
-def test_default_is_the_papers_design():
-    objective = JointRepresentationSimilarity()
-    assert objective.levels == ("pooled", "embedding", "class")
-    assert {level: kernel.multipliers for level, kernel in objective.kernels.items()} == MULTIPLIERS
-    assert objective.weight == 1.0
-
-
 def bright_features(size=24, products=(159.0, 400.0)):
     """A batch whose pooled features are as those of a network after ReLU and pooling: every product is large."""
     labels, arrays = batch(3, size, 6)
@@ -218,41 +211,6 @@ def test_beyond_seventy_the_gradient_keeps_its_direction(mode):
     expected = finite_differences(lambda *a: references.joint_exponential(labels, a), *arrays)
     for gradient, wanted in zip(gradients, expected, strict=True):
         assert_close(gradient / value, wanted, 1e-3)
-
-
-@pytest.mark.parametrize("name", [None, *KERNELS])
-def test_unit_length_is_the_objective_of_unit_vectors(name):
-    kernel = KERNELS[name][0] if name else None
-    labels, arrays = batch(4, 8, 3)
-    unit = [arrays[0] / np.linalg.norm(arrays[0], axis=1, keepdims=True), *arrays[1:]]
-    expected = evaluate(JointRepresentationSimilarity(kernels=kernel), labels, tuple(DIMS), unit)
-    objective = JointRepresentationSimilarity(kernels=kernel, unit_length="pooled")
-    value, gradients = evaluate(objective, labels, tuple(DIMS), arrays)
-    assert_close(value, expected[0])
-    assert_close(gradients[1], expected[1][1])
-    # The length of the pooled features has no part in it.
-    assert_close(np.sum(gradients[0] * arrays[0], axis=1), np.zeros(8), floor=1e-5 * np.abs(gradients[0]).max())
-    assert objective.get_config()["unit_length"] == ["pooled"]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        [kernels.Laplace(), kernels.Polynomial(3)],
-        {"class": kernels.Polynomial(3), "embedding": kernels.Laplace()},
-        (kernels.Laplace(), kernels.Polynomial(3)),
-    ],
-    ids=["list", "dict", "tuple"],
-)
-def test_kernels_are_matched_with_their_levels(given):
-    objective = JointRepresentationSimilarity(("embedding", "class"), kernels=given)
-    assert isinstance(objective.kernels["embedding"], kernels.Laplace)
-    assert isinstance(objective.kernels["class"], kernels.Polynomial)
-    labels, arrays = batch(3, 6, 3, ("embedding", "class"))
-    expected = references.joint_representation_similarity(
-        labels, [references.laplace(arrays[0]), references.polynomial(arrays[1], degree=3)]
-    )
-    assert_close(objective(dict(zip(("embedding", "class"), arrays, strict=True)), labels), expected)
 
 
 @pytest.mark.parametrize(

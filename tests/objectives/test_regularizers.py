@@ -11,7 +11,6 @@ from tests.mathematics import assert_close, finite_differences, random_batch
 from tests.models.networks import colored_batch, images, tiny_embedder, values
 from tests.objectives import references_classes as references
 from tests.objectives.checks import (
-    check_config,
     check_degenerate,
     check_formula,
     check_gradient,
@@ -162,11 +161,6 @@ def test_batches_that_teach_nothing(names, batches):
         check_nothing_to_learn(of(ALL[name][0]), *batches)
 
 
-@every_case
-def test_configuration(arguments):
-    check_config(make(**arguments))
-
-
 # Density adaptivity
 
 
@@ -232,13 +226,6 @@ def test_reference_densities_are_those_of_the_classes(labels):
     expected = [references.density(labels, x, c) if c in present else 0.0 for c in range(5)]
     assert_close(densities, expected, 1e-6)
     np.testing.assert_array_equal(class_densities(x[:0], labels[:0], 2), [0.0, 0.0])
-
-
-def test_before_calibration_there_is_no_constraint():
-    labels, x = random_batch(3, 10, 4, 5)
-    assert_close(on_embedding(reference=None)(labels, x), reference(labels, x, constraint=None))
-    hard = on_embedding(reference=None, constraint="hard")(labels, x)
-    assert_close(hard, reference(labels, x, [TARGETS[0]] * 9, constraint=None))
 
 
 @pytest.mark.parametrize("constraint", ["soft", "hard", None])
@@ -318,10 +305,3 @@ def test_observes_the_mean_energy_of_pairs_of_classes(form):
 
 
 # Entropy, orthogonality and the intra-class penalty
-
-
-def test_neighbors_at_a_small_distance_keep_their_digits():
-    x = np.eye(4, dtype="float32")
-    x = np.concatenate([x, x + np.float32(1e-3)])
-    expected = references.nearest_entropy(np.arange(8), x.astype("float64"))
-    assert_close(of(EntropySpread("nearest"))(np.arange(8), x), expected)

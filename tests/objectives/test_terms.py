@@ -8,13 +8,14 @@ from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.mining import GivenPairs, shares_a_label
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import JointRepresentationSimilarity, MetricLoss, ProxyLoss
-from tfdml.objectives.terms import build_objectives, check_objectives, known
+from tfdml.objectives.terms import build_objectives, check_objectives
+from tfdml.registry import registered
 
 
 def test_every_public_loss_and_objective_can_be_named():
-    assert {"am_softmax", "norm_softmax", "contrastive", "binomial_deviance"} <= set(known())
-    assert "joint_representation_similarity" in known()
-    assert not {"objective", "metric", "proxy"} & set(known())
+    assert {"am_softmax", "norm_softmax", "contrastive", "binomial_deviance"} <= set(registered("loss"))
+    assert "joint_representation_similarity" in registered("loss")
+    assert not {"objective", "metric", "proxy"} & set(registered("loss"))
 
 
 def test_jrd_as_the_paper_has_it():

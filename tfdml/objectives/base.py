@@ -18,6 +18,7 @@ from tfdml.losses.base import PairLoss, check_rank
 from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes
 from tfdml.losses.proxy import ProxyAnchorLoss
 from tfdml.pairs import Scope, pairs_by_name
+from tfdml.registry import register
 from tfdml.saving import SavedByArguments, restore, snake_case
 
 
@@ -392,6 +393,7 @@ def _check_length(objective, shapes):
         raise ValueError(f"{objective.name}: dims={list(objective.dims)}, and there are {length} dimensions")
 
 
+@register("objective")
 class Matryoshka(MetricLoss):
     """Sums a loss over prefixes of the representation, so that its first dimensions work alone.
 
@@ -541,6 +543,7 @@ class ProxyLoss(Objective):
         return left * (ops.cast(size, "float32") / pairwise.masked_count(every <= highest))
 
 
+@register("objective")
 class MatryoshkaProxyLoss(ProxyLoss):
     """Sums a loss on the cosines to class proxies over prefixes of the representation and of the proxies.
 

@@ -13,8 +13,10 @@ from tfdml.losses.classification import refuse_unknown_classes, target_mask
 from tfdml.losses.contrastive import margin_hinges
 from tfdml.objectives.base import ProxyLoss, ReducedObjective
 from tfdml.objectives.regularizers import of_own_class
+from tfdml.registry import register
 
 
+@register("objective")
 class InstanceLoss(ReducedObjective):
     """Classification by a learned linear head: cross-entropy of W x + b.
 
@@ -71,6 +73,7 @@ class InstanceLoss(ReducedObjective):
         return NormSoftmaxLoss(scale=1.0).call(labels, logits)
 
 
+@register("objective")
 class LearnedMargin(ReducedObjective):
     """Margin loss whose boundary between positives and negatives is learned for each class.
 
@@ -136,6 +139,7 @@ class LearnedMargin(ReducedObjective):
         return {**super().get_config(), "beta": self.initial_beta}
 
 
+@register("objective")
 class RegularizedSoftTriple(ProxyLoss):
     """SoftTriple with its regularizer, which merges the centers of a class that needs fewer than it has.
 
@@ -203,6 +207,7 @@ class RegularizedSoftTriple(ProxyLoss):
         return super().compute(representations, labels) + self.tau * self.regularizer()
 
 
+@register("objective")
 class CurricularFace(ProxyLoss):
     """ArcFace in which hard negatives weigh little at first, and more later in training.
 
@@ -273,6 +278,7 @@ class CurricularFace(ProxyLoss):
         return NormSoftmaxLoss(scale=1.0).call(labels, ops.where(hard, reweighed, logits))
 
 
+@register("objective")
 class SphereFace2(ProxyLoss):
     """A binary classification for each class, "is it of this class", in the place of one among all classes.
 

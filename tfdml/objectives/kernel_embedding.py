@@ -6,6 +6,7 @@ from tfdml import pairwise
 from tfdml.arguments import boolean, one_of
 from tfdml.kernels import GaussianMixture, Kernel
 from tfdml.objectives.base import Objective
+from tfdml.registry import register
 from tfdml.saving import restore
 
 LEVELS = ("pooled", "embedding", "class")
@@ -119,6 +120,7 @@ class JointKernelObjective(Objective):
         """Return the pairs whose joint kernel `between` reads, (b, B) boolean; None for all."""
 
 
+@register("objective", alias="jrs")
 class JointRepresentationSimilarity(JointKernelObjective):
     """The JRS regularizer: similarity between the joint representations of different classes.
 
@@ -190,6 +192,7 @@ class _NormObjective(JointKernelObjective):
         raise TypeError(f"{type(self).__name__} must define of_classes()")
 
 
+@register("objective")
 class JointMMD(_NormObjective):
     """The JMMD regularizer: minus the distance between the joint kernel embeddings of different classes.
 
@@ -232,6 +235,7 @@ class JointMMD(_NormObjective):
         return -gaps if self.squared else -pairwise.safe_sqrt(gaps)
 
 
+@register("objective")
 class JointIntra(_NormObjective):
     """The JIntra regularizer: minus the lengths of the joint kernel embeddings of classes.
 

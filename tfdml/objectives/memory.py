@@ -8,9 +8,11 @@ from tfdml.arguments import integer, number, one_of
 from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import target_mask
 from tfdml.objectives.base import Objective, reduction_of, share_of
+from tfdml.registry import register
 from tfdml.saving import restore
 
 
+@register("objective", alias="xbm")
 class CrossBatchMemory(Objective):
     """A loss over the pairs of the batch's images with those of the batch and of a memory of earlier ones.
 
@@ -139,6 +141,7 @@ class CrossBatchMemory(Objective):
         return labels, ops.concatenate([self.memory, ops.cast(x, "float32")], axis=0)
 
 
+@register("objective")
 class Prism(CrossBatchMemory):
     """A loss over pairs with a memory, without the images whose labels look wrong compared with what the memory holds.
 

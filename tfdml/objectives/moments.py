@@ -12,9 +12,11 @@ from tfdml.layers.moments import as_orders
 from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.objectives.base import MetricLoss, Objective, ProxyLoss
+from tfdml.registry import register
 from tfdml.saving import restore
 
 
+@register("objective", alias="horde")
 class HighOrderMomentLoss(Objective):
     """The HORDE regularizer: a metric loss on embeddings of the moments of each image's deep features.
 
@@ -192,6 +194,7 @@ class HeadsObjective(Objective):
         return [head(m) for m in range(self.heads_shape[0])]
 
 
+@register("objective")
 class HeadwiseLoss(HeadsObjective):
     """A metric loss on each head of an ensemble: (1/M) sum_m loss(labels, head m).
 
@@ -230,6 +233,7 @@ class HeadwiseLoss(HeadsObjective):
         return sum(self.loss.of_pairs(head) for head in heads) / len(heads)
 
 
+@register("objective")
 class HeadDivergence(HeadsObjective):
     """The divergence loss: heads must not give the same vector.
 

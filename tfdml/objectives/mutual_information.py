@@ -11,6 +11,7 @@ from tfdml.layers import StatisticsNetwork
 from tfdml.mining import negative_probabilities, sample_negatives
 from tfdml.objectives.base import Objective
 from tfdml.pairs import pairs_by_name
+from tfdml.registry import register
 
 NEGATIVES = ("distance_weighted", "all")
 # Points between the smallest and the largest distance of a batch at which the slope of V is penalized.
@@ -46,6 +47,7 @@ def _weighted_mean(values, weights):
     return ops.sum(weights * values) / ops.maximum(ops.sum(weights), 1.0)
 
 
+@register("objective", alias="rankmi")
 class RankMI(Objective):
     """The RankMI loss: a statistics network V learns to tell positives from negatives by their distance, and costs it.
 

@@ -10,6 +10,7 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import boolean, integer, number, one_of
 from tfdml.objectives.base import Objective, ReducedObjective
+from tfdml.registry import register
 
 CONSTRAINTS = ("soft", "hard", None)
 
@@ -48,6 +49,7 @@ def class_densities(features, labels, num_classes):
     return densities
 
 
+@register("objective", alias="density")
 class DensityAdaptivity(ReducedObjective):
     """The density regularizer: each class spreads toward a learned target, and the targets grow.
 
@@ -229,6 +231,7 @@ REPRESENTATIONS = ("embedding", "projection")
 _SMALLEST_ENERGY = 1e-12
 
 
+@register("objective", alias="ecaml")
 class EnergyConfusion(ReducedObjective):
     """The energy confusion term: the expected squared distance between images of different classes, to be minimized.
 
@@ -325,6 +328,7 @@ ENTROPY_FORMS = ("pairs", "nearest")
 _SMALLEST_SQUARE = 1e-8
 
 
+@register("objective", alias="entropy")
 class EntropySpread(ReducedObjective):
     """The entropy regularizer: minus an entropy of the embeddings, to be minimized.
 
@@ -385,6 +389,7 @@ class EntropySpread(ReducedObjective):
         return reduce(-0.5 * ops.log(ops.maximum(gaps, _SMALLEST_SQUARE)), ops.any(others, axis=1))
 
 
+@register("objective", alias="gor")
 class GlobalOrthogonal(Objective):
     """The global orthogonal regularizer (GOR): images of different classes as orthogonal as random vectors are.
 
@@ -422,6 +427,7 @@ class GlobalOrthogonal(Objective):
         return ops.square(first) + ops.relu(second - 1.0 / dim)
 
 
+@register("objective")
 class IntraClassPenalty(ReducedObjective):
     """Minus how alike the images of each class are: it draws every class together.
 

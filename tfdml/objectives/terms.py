@@ -7,36 +7,16 @@ from typing import Any
 
 import keras
 
-from tfdml import objectives
 from tfdml.errors import UserError, check_choice, short_message
 from tfdml.expressions import Call, parse_sum, shortened
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.base import Relation
 from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, ProxyLoss
 from tfdml.registry import find, registered
-from tfdml.saving import snake_case
 
-_ALIASES = {
-    "xbm": "cross_batch_memory",
-    "jrs": "joint_representation_similarity",
-    "horde": "high_order_moment",
-    "ecaml": "energy_confusion",
-    "density": "density_adaptivity",
-    "rankmi": "rank_mi",
-    "gor": "global_orthogonal",
-    "entropy": "entropy_spread",
-}
 # Each makes the graph of a training step larger; nobody has weighed so many against each other.
 _MOST_TERMS = 20
 _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
-# What the packages have besides terms.
-_NO_TERMS = _WRAPPERS
-
-
-def known() -> dict[str, type]:
-    """Return the losses and objectives that `--objectives` can name."""
-    classes = [value for value in vars(objectives).values() if inspect.isclass(value) and value not in _NO_TERMS]
-    return {snake_case(cls.__name__).removesuffix("_loss"): cls for cls in classes} | registered("loss")
 
 
 def check_objectives(text: str) -> None:
@@ -113,15 +93,9 @@ def _errors_within(name: str, own_name: str = "") -> Iterator[None]:
         raise UserError(f"{name}: {message}") from error
 
 
-def _look_up(call: Call, classes: dict[str, type], kind: str = "loss or objective") -> type:
-    name = _ALIASES.get(call.name, call.name)
-    check_choice(kind, name, sorted(classes))
-    return classes[name]
-
-
 def _read(call: Call) -> tuple[type, dict]:
     """Return the class that a term names, and its arguments, whose names are those of the class."""
-    cls = _look_up(call, known())
+    cls = find("loss", call.name)
     arguments = {key: _argument(key, value) for key, value in call.arguments.items()}
     with _errors_within(call.name):
         if "num_classes" in arguments:
@@ -185,8 +159,10 @@ def _argument(key: str, value: Any) -> Any:
     if key in _COMPONENTS:
         cls = find(_COMPONENTS[key], value.name)
     else:
-        inner = {name: cls for name, cls in known().items() if issubclass(cls, keras.losses.Loss)}
-        cls = _look_up(value, {**registered("kernel"), **inner}, "kernel or loss")
+        inner = {name: cls for name, cls in registered("loss").items() if issubclass(cls, keras.losses.Loss)}
+        classes = {**registered("kernel"), **inner}
+        check_choice("kernel or loss", value.name, sorted(classes))
+        cls = classes[value.name]
     with _errors_within(value.name):
         arguments = {name: _argument(name, item) for name, item in value.arguments.items()}
         return cls(**arguments) if inspect.isclass(cls) else cls
