@@ -64,8 +64,10 @@ class RankMI(Objective):
 
     The paper's algorithm 1 alternates: of every k + 1 batches, k train V and one trains the embedder. Here each batch
     serves both. At as many updates of the embedder, Recall@1 differed by +0.2 points on Omniglot (95 % interval over 4
-    paired seeds -1.5 to +1.9) and by -0.3 on Cars-196 at small size (3 seeds, -3.5 to +3.0). V, its optimizer's state and beta are weights of the
-    objective that the learner's optimizer does not train. They are saved with it, and the same on every replica.
+    paired seeds -1.5 to +1.9) and by -0.3 on Cars-196 at small size (3 seeds, -3.5 to +3.0).
+
+    V, its optimizer's state and beta are weights of the objective that the learner's optimizer does not train. They are
+    saved with it, and the same on every replica.
 
     Logged by the learner next to the value itself: `<name>_jsd`, the lower bound on the Jensen-Shannon divergence
     between the distances of positives and negatives in nats (ln 2 when they are apart); `<name>_beta`; and
