@@ -234,7 +234,7 @@ def test_saves_and_loads_with_its_objectives_and_optimizer(name, tmp_path):
     assert reported(again, x, labels) == reported(learner, x, labels)
     for model in (learner, again):
         model.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
-    for actual, expected in zip(values(again.variables), values(learner.variables), strict=True):
+    for actual, expected in zip(values(again.weights), values(learner.weights), strict=True):
         np.testing.assert_array_equal(actual, expected)
 
 
