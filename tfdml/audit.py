@@ -94,11 +94,11 @@ def near_duplicates(
     ends = np.sort(np.stack([one, neighbors.ravel()], axis=1), axis=1)
     pairs, first = np.unique(ends, axis=0, return_index=True)
     if picture is None:
-        kept, scores = distances.ravel()[first] <= max_distance, 1 - distances.ravel()[first]
+        alike, scores = distances.ravel()[first] <= max_distance, 1 - distances.ravel()[first]
     else:
         scores = _correlations(pairs, picture, len(neighbors))
-        kept = scores >= min_correlation
-    return pairs[kept], scores[kept]
+        alike = scores >= min_correlation
+    return pairs[alike], scores[alike]
 
 
 def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count: int) -> np.ndarray:
@@ -145,12 +145,12 @@ def _aligned(large: np.ndarray, small: np.ndarray, flipped: bool, window: tuple[
     if np.array_equal(large, small):
         return 1.0
     target = _window(small[:, ::-1] if flipped else small, _WINDOWS[0], _FINE)
-    wanted = _normalized(target[None])[0]
+    reference = _normalized(target[None])[0]
 
     def fit(window: tuple[float, ...]) -> float:
         side, left, top = window
         inside = _SMALLEST_SIDE <= side <= 1 and min(left, top) >= 0 and max(left, top) + side <= 1.000001
-        return float(_normalized(_window(large, window, _FINE)[None])[0] @ wanted) if inside else -1.0
+        return float(_normalized(_window(large, window, _FINE)[None])[0] @ reference) if inside else -1.0
 
     best, step = fit(window), 0.025
     while step > 0.002 and _details(_window(large, window, _FINE), target) < _SURE:
@@ -241,17 +241,17 @@ def label_confidences(embeddings: Any, labels: Any, *, ridge: float = 1.0) -> tu
     sums = np.add.reduceat(x[np.argsort(own, kind="stable")], np.cumsum(counts) - counts)
     weights, priors = inverse @ sums.T, (counts / len(x)).astype(np.float32)
     leverage = np.einsum("nd,nd->n", x @ inverse, x).clip(max=0.999)
-    given, best = np.empty(len(x), np.float32), np.empty(len(x), np.int64)
+    support, best = np.empty(len(x), np.float32), np.empty(len(x), np.int64)
     # A block has the scores of all classes, 128 MB: with priors, and times 1 - leverage.
     for part in row_blocks(len(x), max(1, 2**25 // len(classes))):
         scores = x[part] @ weights + priors
         each = np.arange(len(scores)), own[part]
         scores[each] -= leverage[part]
-        given[part] = scores[each] / (1 - leverage[part]) - priors[own[part]]
+        support[part] = scores[each] / (1 - leverage[part]) - priors[own[part]]
         best[part] = np.where(judged, scores, -np.inf).argmax(axis=1)
-    usual = np.bincount(own, weights=given) / counts
-    usual = np.maximum(usual, max(float(given.mean()) / 4, 1e-6))
-    confidences[rows] = np.where(judged[own], given / usual[own], np.nan)
+    usual = np.bincount(own, weights=support) / counts
+    usual = np.maximum(usual, max(float(support.mean()) / 4, 1e-6))
+    confidences[rows] = np.where(judged[own], support / usual[own], np.nan)
     suggested[rows] = np.where(judged[own], classes[best], labels[rows])
     return confidences, suggested
 

@@ -176,7 +176,7 @@ def test_ends_of_the_scales():
     ("change", "message"),
     [
         ({"unseen_labels": [0, 1]}, "unseen classes: none has two images"),
-        ({"seen": [[0.0], [np.nan]]}, "seen embeddings: 1 of 2 rows hold NaN"),
+        ({"seen": [[0.0], [np.nan]]}, "seen_embeddings: 1 of 2 rows hold NaN"),
         ({"labeled": 1.0}, "labeled must be"),
         ({"repeats": 0}, "`repeats` must be"),
     ],

@@ -64,6 +64,7 @@ def test_the_flag_file_makes_the_same_experiment():
         (OptimizationSettings, {"epochs": True}, "--epochs must be an integer"),
         (EvaluationSettings, {"ks": "0"}, "--ks=0: write integers of 1"),
         (EvaluationSettings, {"ks": "2", "selection": "test", "selection_metric": "recall@1"}, "add 1 to --ks=2"),
+        (EvaluationSettings, {"selection_metric": "map@q"}, "--selection_metric=map@q: unknown metric 'map@q'"),
         (EvaluationSettings, {"moment_embedder": True, "selection": "test"}, "use --selection=last"),
         (RunSettings, {}, "--run_dir is missing"),
         (RunSettings, {"run_dir": "a", "seed": -1}, "--seed=-1: out of range"),
@@ -77,7 +78,7 @@ def test_each_stage_refuses_its_own_mistakes_and_so_does_the_experiment(stage, g
 
 
 def test_what_two_stages_must_agree_on_is_refused_by_the_experiment():
-    assert EvaluationSettings(selection="validation").selection == "validation"
+    assert EvaluationSettings(selection="validation", selection_metric="map@5").selection == "validation"
     with pytest.raises(UserError, match="--selection=validation needs held-out classes"):
         Experiment(run_dir="a", selection="validation")
     assert Experiment(run_dir="a", selection="validation", holdout_classes=0.2).holdout_classes == 0.2

@@ -337,8 +337,7 @@ def _joined(seen: Any, seen_labels: Any, unseen: Any, unseen_labels: Any) -> tup
     sides, classes = [], []
     first_class = 0
     for points, labels, name in ((seen, seen_labels, "seen"), (unseen, unseen_labels, "unseen")):
-        points = check_embeddings(points, f"{name} embeddings")
-        labels = check_labels(labels, len(points), f"{name}_labels")
+        points, labels = _checked(points, labels, name)
         _, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
         if counts.max() < 2:
             raise UserError(f"{name} classes: none has two images, one to be labeled and one to be held out")
@@ -353,12 +352,12 @@ def _joined(seen: Any, seen_labels: Any, unseen: Any, unseen_labels: Any) -> tup
 def _split(classes: np.ndarray, labeled: float, rng: np.random.Generator) -> np.ndarray:
     """(N,) bool, whether each image is labeled; classes are 0 .. C - 1."""
     counts = np.bincount(classes)
-    wanted = np.floor(labeled * counts + 0.5).astype(np.int64)
-    wanted = np.where(counts > 1, np.clip(wanted, 1, np.maximum(counts - 1, 1)), counts)
+    sizes = np.floor(labeled * counts + 0.5).astype(np.int64)
+    sizes = np.where(counts > 1, np.clip(sizes, 1, np.maximum(counts - 1, 1)), counts)
     order = np.lexsort((rng.random(len(classes)), classes))  # class by class, at random within each
     rank = np.empty(len(classes), np.int64)
     rank[order] = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return rank < wanted[classes]
+    return rank < sizes[classes]
 
 
 def evaluate_generalization(
@@ -418,15 +417,15 @@ def evaluate_generalization(
     result: dict[str, float | int] = {}
     for side, (embeddings, labels) in sides.items():
         counts = np.unique(labels, return_counts=True)[1]
-        found: dict[str, float | int] = {}
+        values: dict[str, float | int] = {}
         if len(counts) > 1 and counts.max() > 1:
             if "recall" in measures:
-                found |= _recall(embeddings, labels, int(counts.min()), distance, seed)
+                values |= _recall(embeddings, labels, int(counts.min()), distance, seed)
             if "overlap" in measures:
-                found |= evaluate_overlap(embeddings, labels, distance=distance)
+                values |= evaluate_overlap(embeddings, labels, distance=distance)
             if "density" in measures:
-                found |= class_density(embeddings, labels).summary()
-        result |= {f"{side}_{name}": value for name, value in found.items()}
+                values |= class_density(embeddings, labels).summary()
+        result |= {f"{side}_{name}": value for name, value in values.items()}
     paired = all(np.unique(labels, return_counts=True)[1].max() > 1 for _, labels in sides.values())
     if "divergence" in measures and len(sides) == 2 and paired:
         result |= evaluate_divergence(*sides["seen"], *sides["unseen"], distance=distance, repeats=repeats, seed=seed)

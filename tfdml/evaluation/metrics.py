@@ -109,7 +109,7 @@ def find_metric(name: str, needs: Sequence[str] = NEEDS) -> tuple[Metric, int]:
     key = f"{match[1]}@K" if match else name
     choices = [key for key, value in table.items() if value.needs in needs]
     if key not in choices or (match is None and key.endswith("@K")):
-        check_choice("metric", name, ["recall", *(choice for choice in choices if choice != name)])
+        check_choice("metric", name, [choice for choice in ("recall", *choices) if choice != name])
     return table[key], int(match[2]) if match else 0
 
 
@@ -149,10 +149,10 @@ def metric_names(
         if ks is None and fitting != DEFAULT_KS:
             few = f"a query is compared with {available} images"
             warnings.warn(f"recall@K is measured for K = {', '.join(map(str, fitting))} alone: {few}", stacklevel=3)
-        chosen = np.asarray(fitting if ks is None else ks)
-        if chosen.ndim != 1 or not len(chosen) or chosen.min() < 1:
+        depths = np.asarray(fitting if ks is None else ks)
+        if depths.ndim != 1 or not len(depths) or depths.min() < 1:
             raise UserError(f"ks must be a list of integers of at least 1, such as [1, 10]; got {ks}")
-        names |= {f"recall@{k}" for k in chosen.tolist()}
+        names |= {f"recall@{k}" for k in depths.tolist()}
     order = list(all_metrics())
     pairs = {name: find_metric(name, needs) for name in names}
     return sorted(pairs, key=lambda name: (order.index(pairs[name][0].name), pairs[name][1]))

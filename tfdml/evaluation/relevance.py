@@ -61,14 +61,14 @@ class _Shared:
     @classmethod
     def of_lists(cls, lists: Sequence[Any], what: str) -> _Shared:
         """Each query has a key of its own, and a list of gallery rows under it."""
-        found = [np.zeros(0, np.int64)]
+        parts = [np.zeros(0, np.int64)]
         for query, rows in enumerate(lists):
             array = np.asarray(rows)
             if array.size and (array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0):
                 raise UserError(f"{what} of query {query} must be rows of the gallery, integers of at least 0")
-            found.append(np.unique(array).astype(np.int64))
-        row, own = np.concatenate(found), np.arange(len(lists))
-        key = np.repeat(own, [len(rows) for rows in found[1:]])
+            parts.append(np.unique(array).astype(np.int64))
+        row, own = np.concatenate(parts), np.arange(len(lists))
+        key = np.repeat(own, [len(rows) for rows in parts[1:]])
         size = int(row.max(initial=0)) + 1
         return cls(_ones(own, own, (len(lists), len(lists))), _ones(key, row, (len(lists), size)))
 
@@ -85,11 +85,11 @@ class _Shared:
         return _Shared(self.keys[block], self.images)
 
     def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
-        found = (rows >= 0) & (rows < self.images.shape[1])
-        query, column = np.nonzero(found)
-        shared = self.keys[block][query].multiply(self._of_image[rows[query, column]])
-        found[query, column] = np.diff(shared.tocsr().indptr) > 0
-        return found
+        shared = (rows >= 0) & (rows < self.images.shape[1])
+        query, column = np.nonzero(shared)
+        keys = self.keys[block][query].multiply(self._of_image[rows[query, column]])
+        shared[query, column] = np.diff(keys.tocsr().indptr) > 0
+        return shared
 
     def rows(self, query: int) -> np.ndarray:
         keys = self.keys.indices[slice(*self.keys.indptr[query : query + 2])]
@@ -304,8 +304,8 @@ class Relevance:
 
     def ignored(self, block: Any, rows: np.ndarray) -> np.ndarray:
         """Return whether gallery images are ignored: (B, K) bool, with the arguments of `of`."""
-        found = np.zeros(rows.shape, bool) if self._ignored is None else self._ignored.contains(block, rows)
-        return found | np.isin(rows, self._junk) if len(self._junk) else found
+        ignored = np.zeros(rows.shape, bool) if self._ignored is None else self._ignored.contains(block, rows)
+        return ignored | np.isin(rows, self._junk) if len(self._junk) else ignored
 
     def rows_of(self, query: int) -> np.ndarray:
         """Return the gallery rows that are relevant to a query, ignored ones perhaps among them."""
@@ -502,9 +502,9 @@ def listed_relevance(benchmark: Protocol, setting: str, queries: np.ndarray, gal
     assert benchmark.ids is not None
     assert benchmark.lists is not None
     row_of = {int(image): row for row, image in enumerate(benchmark.ids[gallery])}
-    asked = [int(image) for image in benchmark.ids[queries]]
+    query_ids = [int(image) for image in benchmark.ids[queries]]
     right, ignored = (
-        [[row_of[int(image)] for image in side.get(query, ()) if int(image) in row_of] for query in asked]
+        [[row_of[int(image)] for image in side.get(query, ()) if int(image) in row_of] for query in query_ids]
         for side in benchmark.lists[setting]
     )
     return Relevance.lists(right, ignored)

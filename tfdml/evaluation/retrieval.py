@@ -457,20 +457,20 @@ def recall_by_size(
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
     check_depth(task, ("recall@1",))
     answerable, whole = np.flatnonzero(task.answerable), task.queries.shape[1]
-    asked = np.sort(np.random.default_rng(seed).choice(answerable, min(sample, len(answerable)), replace=False))
-    queries, own = task.queries[asked], None if task.own is None else task.own[asked]
+    sample_rows = np.sort(np.random.default_rng(seed).choice(answerable, min(sample, len(answerable)), replace=False))
+    queries, own = task.queries[sample_rows], None if task.own is None else task.own[sample_rows]
     depth = task.depth_with_ignored(1)
     rows = []
     for dim in dims or [whole >> power for power in range(5) if whole >> power >= 8] or [whole]:
         cut, searched = truncate(queries, dim), truncate(task.searched, dim)
         for precision in ("float32", "int8", "binary"):
             index = build_index(searched, kind="flat", storage=precision)
-            found, _ = index.search(cut, k=min(max(candidates, depth), task.available), own_rows=own)
+            nearest, _ = index.search(cut, k=min(max(candidates, depth), task.available), own_rows=own)
             row: dict[str, Any] = {"dim": dim, "precision": precision, "bytes": int(index.index.code_size)}
-            rescored, _ = rescore(queries, task.searched, found, k=depth, distance="cosine")
-            for name, ranked in (("recall@1", found), ("recall@1_rescored", rescored)):
-                nearest = exact.left_over(ranked, task.relevance.ignored(asked, ranked), 1)
-                row[name] = float((task.relevance.of(asked, nearest) > 0).mean())
+            rescored, _ = rescore(queries, task.searched, nearest, k=depth, distance="cosine")
+            for name, ranked in (("recall@1", nearest), ("recall@1_rescored", rescored)):
+                first = exact.left_over(ranked, task.relevance.ignored(sample_rows, ranked), 1)
+                row[name] = float((task.relevance.of(sample_rows, first) > 0).mean())
             rows.append(row)
     return rows
 

@@ -228,7 +228,7 @@ def verification(
     thresholds, exact = pairs.thresholds(fars, [crossing])
     eer, eer_threshold = exact.equal_error()
     points = pairs.operating_points(thresholds, level, new_classes=False)
-    drawn = _spread(curve.same + curve.different, 2000)
+    places = _spread(curve.same + curve.different, 2000)
     return Verification(
         distance,
         num_same,
@@ -239,9 +239,9 @@ def verification(
         eer_threshold * pairs.scale,
         dict(zip(fars, points, strict=True)),
         {
-            "far": curve.different[drawn] / num_different,
-            "tar": curve.same[drawn] / num_same,
-            "threshold": histogram.edges[drawn + 1],
+            "far": curve.different[places] / num_different,
+            "tar": curve.same[places] / num_same,
+            "threshold": histogram.edges[places + 1],
         },
         histogram.rebinned(256),
     )
@@ -499,17 +499,17 @@ class AllPairs:
 
     def curve(self, bins: Sequence[int] | np.ndarray = ()) -> Curve:
         """Return the pairs accepted by distance, before `scale`: exact within some bins, at the ends of the others."""
-        chosen = np.zeros(_BINS, bool)
-        chosen[np.asarray(bins, int)] = True
+        exactly = np.zeros(_BINS, bool)
+        exactly[np.asarray(bins, int)] = True
         values, alike = [np.zeros(0)], [np.zeros(0, bool)]
         for rows, columns, distances, counted in self.tiles() if len(bins) else ():
             flat = distances[counted].ravel()
-            here = np.flatnonzero(chosen[self._bins_of(flat)])
+            here = np.flatnonzero(exactly[self._bins_of(flat)])
             if len(here):
                 values.append(flat[here].astype(np.float64))
                 alike.append(self._same(rows, columns)[counted].ravel()[here])
         exact = Curve.of(np.concatenate(values), np.concatenate(alike))
-        others, counts = ~chosen, self.histogram
+        others, counts = ~exactly, self.histogram
         starts = np.concatenate([exact.starts, self.edges[:-1][others]])
         order = np.argsort(starts, kind="stable")
         same = np.concatenate([np.diff(exact.same, prepend=0), counts.positive[others]])

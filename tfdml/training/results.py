@@ -27,7 +27,7 @@ from tfdml.training import checkpoints
 from tfdml.training.build import EVALUATION_BATCH, has_orders
 from tfdml.training.checkpoints import RunFolder
 from tfdml.training.images import Splits, load_splits, make_transforms
-from tfdml.training.settings import EvaluationSettings, Experiment
+from tfdml.training.settings import PAIR_METRICS, USUAL_METRICS, EvaluationSettings, Experiment
 from tfdml.training.workers import Processes
 
 #: One mapping per epoch, as in `metrics.jsonl`. The first is before training.
@@ -212,6 +212,8 @@ class Evaluator:
         """Return the metrics of a split's embeddings; see `evaluate_retrieval` for the options."""
         images = getattr(self.splits, name)
         ks = ks_within(self.settings.recall_ks(), images_to_search(images))
+        if self.settings.selection_metric not in USUAL_METRICS + PAIR_METRICS:
+            metrics = (*metrics, self.settings.selection_metric)
         return evaluate_dataset(embeddings, images, ks=ks, metrics=metrics, **options)
 
     def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:

@@ -482,6 +482,8 @@ class OptimizationSettings(Settings):
         return {part: self.learning_rate if rate < 0 else rate for part, rate in rates.items()}
 
 
+#: The metrics of images that are measured anyway.
+USUAL_METRICS = ("map@r", "r_precision", "recall@1")
 #: The metrics of given pairs that may select an epoch.
 PAIR_METRICS = ("auc", "spearman", "triplet_accuracy")
 
@@ -495,8 +497,8 @@ class EvaluationSettings(Settings):
         evaluate_every: Evaluate the unseen classes every this many epochs; 0: at the end only.
         selection: Which epoch's embedder is kept: the last; the best on the held-out training classes (validation); the
             best on the test classes (test: the papers' way, which gives too high a number).
-        selection_metric: The metric that selects the epoch; of given pairs auc, of graded ones spearman, of triplets
-            triplet_accuracy.
+        selection_metric: The metric that selects the epoch, as in tfdml evaluate --metrics; of given pairs auc, of
+            graded ones spearman, of triplets triplet_accuracy.
         moment_embedder: Also write and measure moments.keras, which searches with all orders of horde, reduced by a
             PCA.
         report: Write report/index.html at the end.
@@ -512,9 +514,7 @@ class EvaluationSettings(Settings):
     ks: str = "1,2,4,8"
     evaluate_every: int = choice(1, check=not_negative)
     selection: str = choice("last", choices=("last", "validation", "test"))
-    selection_metric: str = choice(
-        "map@r", choices=("map@r", "recall@1", *PAIR_METRICS), effect=needs("selection", "validation", "test")
-    )
+    selection_metric: str = choice("map@r", effect=needs("selection", "validation", "test"))
     moment_embedder: bool = choice(False, effect=_HORDE)
     report: bool = True
 
@@ -524,6 +524,11 @@ class EvaluationSettings(Settings):
             raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last")
         if 1 not in self.recall_ks() and self.selection != "last" and self.selection_metric == "recall@1":
             raise UserError(f"--selection={self.selection} goes by recall@1: add 1 to --ks={self.ks}")
+        if self.selection_metric not in USUAL_METRICS + PAIR_METRICS:
+            from tfdml.evaluation.metrics import find_metric
+
+            with user_errors(UserError, f"--selection_metric={self.selection_metric}: {REASON}"):
+                find_metric(self.selection_metric)
 
     def recall_ks(self) -> tuple[int, ...]:
         """Return the K of Recall@K."""
