@@ -26,14 +26,14 @@ def needs(flag: str, *values: Any) -> Effect:
         (False, True)
     """
     if not values:
-        return Effect(lambda given: bool(given[flag]), f"--{flag}")
-    return Effect(lambda given: given[flag] in values, f"--{flag}={' or '.join(map(str, values))}")
+        return Effect(lambda flags: bool(flags[flag]), f"--{flag}")
+    return Effect(lambda flags: flags[flag] in values, f"--{flag}={' or '.join(map(str, values))}")
 
 
 def either(*effects: Effect) -> Effect:
     """Return the effect of a flag for which one of several conditions is enough."""
     return Effect(
-        lambda given: any(effect.holds(given) for effect in effects),
+        lambda flags: any(effect.holds(flags) for effect in effects),
         " or ".join(effect.condition for effect in effects),
     )
 
@@ -41,17 +41,17 @@ def either(*effects: Effect) -> Effect:
 def both(*effects: Effect) -> Effect:
     """Return the effect of a flag that needs several conditions."""
     return Effect(
-        lambda given: all(effect.holds(given) for effect in effects),
+        lambda flags: all(effect.holds(flags) for effect in effects),
         " and ".join(effect.condition for effect in effects),
     )
 
 
-def in_vain(table: Mapping[str, Effect], given: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+def in_vain(table: Mapping[str, Effect], values: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """Return what to say of each flag that has no effect, by name.
 
     Args:
         table: The effects of the flags that do not always have one.
-        given: The values of all flags, by name.
+        values: The values of all flags, by name.
         names: The flags to look at.
 
     Example:
@@ -59,10 +59,10 @@ def in_vain(table: Mapping[str, Effect], given: Mapping[str, Any], names: Iterab
         {'drop_factor': '--drop_factor=0.5 has no effect: it needs --drop_epochs; add that, or leave --drop_factor out'}
     """
     return {
-        name: f"--{name}={_text(given[name])} has no effect: it needs {table[name].condition}; add that, or leave "
+        name: f"--{name}={_text(values[name])} has no effect: it needs {table[name].condition}; add that, or leave "
         f"--{name} out"
         for name in names
-        if name in table and not table[name].holds(given)
+        if name in table and not table[name].holds(values)
     }
 
 

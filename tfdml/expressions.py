@@ -118,10 +118,10 @@ def _call(node: ast.expr, text: str, flag: str) -> Call:
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         raise _error(text, flag, f"arguments of {node.func.id} must be written name=value")
     arguments: dict[str, Any] = {}
-    for given in node.keywords:
-        if str(given.arg) in arguments:
-            raise _error(text, flag, f"{given.arg} of {node.func.id} is given twice")
-        arguments[str(given.arg)] = _value(given.value, text, flag)
+    for argument in node.keywords:
+        if str(argument.arg) in arguments:
+            raise _error(text, flag, f"{argument.arg} of {node.func.id} is given twice")
+        arguments[str(argument.arg)] = _value(argument.value, text, flag)
     return Call(node.func.id, arguments)
 
 

@@ -111,7 +111,7 @@ def in_this_process(asked, stop_after=None):
         for number, part in enumerate(folder.pending(-(-len(images) // rows))):
             if number == stop_after:
                 return None
-            worker.embed(part, images.slice(part * rows, rows))
+            worker.embed(part, images.slice(part * rows, rows).to_pydict())
         return folder.finish_bulk(about, asked.dtype, len(images))
 
 
@@ -189,7 +189,7 @@ def test_a_set_of_bad_images_alone_is_an_error(models, tmp_path):
 def test_a_worker_that_does_not_see_the_folder_says_so(models, photos, tmp_path):
     asked = request(models, photos, tmp_path / "unseen")
     with pytest.raises(UserError, match="does not see it; name a folder that every machine"):
-        PartEmbedder(asked).embed(0, images_of(asked.source))
+        PartEmbedder(asked).embed(0, images_of(asked.source).to_pydict())
 
 
 @pytest.mark.slow

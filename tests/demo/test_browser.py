@@ -16,6 +16,7 @@ from tfdml.demo import Demo, application
 from tfdml.evaluation import calibrate
 from tfdml.io.http import address_of, listen, serving
 
+expect.set_options(timeout=60_000)  # of a busy machine
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -36,8 +37,8 @@ def test_upload_and_click(tmp_path):
         page.set_input_files("#file", {"name": EVIL, "mimeType": "image/png", "buffer": encoded((250, 0, 0))})
         expect(page.locator("#results li.same")).to_have_count(8)
         expect(page.locator(".verdict")).to_contain_text("Found: red")
-        shown = "all => all.every((image) => image.complete && image.naturalWidth > 0)"
-        assert page.locator("#results img, #query").evaluate_all(shown)
+        images = "[...document.querySelectorAll('#results img, #query')]"
+        page.wait_for_function(f"{images}.every((image) => image.complete && image.naturalWidth > 0)")
         page.fill("input[name=k]", "3")
         page.click("form button")
         expect(page.locator("#results li")).to_have_count(3)

@@ -43,8 +43,8 @@ OTHERS = {
     "configs": "list the flag files that come with tfdml",
     "doctor": "check this installation",
 }
-# Extras for maintainers of the library.
-_NOT_FOR_USERS = {"dev", "docs", "parity"}
+# Extras for maintainers of the library, and that of GPUs, which the trial finds.
+_NOT_LISTED = {"dev", "docs", "parity", "gpu"}
 # Prints what TensorFlow sees, and trains on noise.
 _TRIAL = """
 import json
@@ -139,16 +139,16 @@ def configs(words: Sequence[str]) -> int:
     if {"--help", "-h"} & set(words):
         print(inspect.getdoc(configs))
         return 0
-    chosen = [name for name in flag_files.names() if not words or any(word in name for word in words)]
-    texts = {name: (flag_files.folder().parent / name).read_text(encoding="utf-8") for name in chosen}
-    width = max(map(len, chosen), default=0)
+    files = [name for name in flag_files.names() if not words or any(word in name for word in words)]
+    texts = {name: (flag_files.folder().parent / name).read_text(encoding="utf-8") for name in files}
+    width = max(map(len, files), default=0)
     for name, text in texts.items():
         print(f"{name:<{width}}  {text.partition(chr(10))[0].lstrip('# ')}")
-    if len(chosen) == 1:
-        print(f"\n{texts[chosen[0]]}", end="")
-    if not chosen:
+    if len(files) == 1:
+        print(f"\n{texts[files[0]]}", end="")
+    if not files:
         print(f"configs: error: no flag file has {' or '.join(words)} in its name", file=sys.stderr)
-    return 0 if chosen else 2
+    return 0 if files else 2
 
 
 def doctor(words: Sequence[str]) -> int:
@@ -167,8 +167,8 @@ def doctor(words: Sequence[str]) -> int:
     )
     faults = []
     extras = importlib.metadata.metadata("tfdml").get_all("Provides-Extra") or []
-    for extra in ["", *(extra for extra in extras if extra not in _NOT_FOR_USERS)]:
-        missing = [part for requirement in _requirements(extra) for part in _missing(requirement)]
+    for extra in ["", *(extra for extra in extras if extra not in _NOT_LISTED)]:
+        missing = [str(requirement) for requirement in _requirements(extra) if _is_missing(requirement)]
         advice = f"pip install 'tfdml[{extra}]'" if extra else f"pip install {' '.join(map(repr, missing))}"
         names = ", ".join(missing[:3]) + (" ..." if missing[3:] else "")
         state = f"missing {names}: {advice}" if missing else "installed"
@@ -180,23 +180,20 @@ def doctor(words: Sequence[str]) -> int:
     return 1 if faults else 0
 
 
-def _requirements(extra: str, package: str = "tfdml") -> Iterator[Requirement]:
-    """Yield what an extra of a package adds; for no extra, what the package always requires."""
+def _requirements(extra: str) -> Iterator[Requirement]:
+    """Yield what an extra adds; for no extra, what the package always requires."""
     from packaging.requirements import Requirement
 
-    for requirement in map(Requirement, importlib.metadata.requires(package) or []):
-        always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if always if not extra else not always and requirement.marker and requirement.marker.evaluate({"extra": extra}):
+    for requirement in map(Requirement, importlib.metadata.requires("tfdml") or []):
+        marker, requirement.marker = requirement.marker, None
+        always = marker is None or marker.evaluate({"extra": ""})
+        if always != bool(extra) and (marker is None or marker.evaluate({"extra": extra})):
             yield requirement
 
 
-def _missing(requirement: Requirement) -> list[str]:
-    """Return the packages that a requirement lacks: its own, or those of its extras, such as `tensorflow[and-cuda]`."""
-    version = installed([requirement.name]).get(requirement.name)
-    if version is None or not requirement.specifier.contains(version, prereleases=True):
-        return [f"{requirement.name}{requirement.specifier}"]
-    parts = [part for extra in requirement.extras for part in _requirements(extra, requirement.name)]
-    return [part.name for part in parts if not installed([part.name])]
+def _is_missing(requirement: Requirement) -> bool:
+    version = installed([requirement.name]).get(requirement.name, "")
+    return not version or not requirement.specifier.contains(version, prereleases=True)
 
 
 def _trial() -> list[str]:

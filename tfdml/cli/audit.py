@@ -44,13 +44,13 @@ from tfdml.report import write_audit
 from tfdml.retrieval import EmbeddingsToIndex
 
 _IMAGES = either(needs("model"), needs("dataset"))
-_EMBEDDED = Effect(lambda given: not given["embeddings"], "images to embed, not --embeddings")
+_EMBEDDED = Effect(lambda values: not values["embeddings"], "images to embed, not --embeddings")
 _PICTURES = Effect(
-    lambda given: bool(given["dataset"] or (given["data_dir"] if given["embeddings"] else not given["features"])),
+    lambda values: bool(values["dataset"] or (values["data_dir"] if values["embeddings"] else not values["features"])),
     "images",
 )
-_VECTORS = Effect(lambda given: not _PICTURES.holds(given), "--features, or --embeddings without --data_dir")
-_NETWORK = Effect(lambda given: not (given["model"] or given["embeddings"]), "no --model and no --embeddings")
+_VECTORS = Effect(lambda values: not _PICTURES.holds(values), "--features, or --embeddings without --data_dir")
+_NETWORK = Effect(lambda values: not (values["model"] or values["embeddings"]), "no --model and no --embeddings")
 
 FLAGS = Flags()
 model_flags.define_model_flags(FLAGS, embeds=_EMBEDDED)
@@ -111,7 +111,7 @@ def _data_of(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | Non
         return _named(stored, values)
     if not values.model:
         values.require("dataset")
-    choice = model_flags.chosen_data(values)
+    choice = model_flags.data_choice(values)
     size, embedder = values.image_size, None
     if not (values.model or stored):
         weights = os.path.expanduser(values.weights or ("none" if values.backbone.startswith(PREFIX) else "imagenet"))
@@ -125,7 +125,7 @@ def _data_of(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | Non
             raise UserError(f"--embeddings={values.embeddings} is not of the training and test images of {choice.name}")
         vectors = stored.stored.embeddings
     elif embedder is None:
-        source = model_flags.chosen_source(values)
+        source = model_flags.load_source(values)
         vectors = np.concatenate([source.embed(split, values.batch_size) for split in splits])
     else:
         view = EvaluationTransform(size, size)

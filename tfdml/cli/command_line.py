@@ -191,13 +191,13 @@ class Command:
 
     def help(self) -> str:
         """Return the usage, and every flag with its default."""
-        listed = {name for names in self.sections.values() for name in names}
+        grouped = {name for names in self.sections.values() for name in names}
         lines = [(self.usage or "").strip(), ""]
         for title, names in self.sections.items():
             lines += [f"{title}:", *(_flag_help(self.flags[name]) for name in names), ""]
         text = "Read flags from a file, one a line; flags after it override it. It may name others, relative to itself."
         lines += ["Other flags:" if self.sections else "Flags:", f"  --flagfile=PATH\n      {text}"]
-        return "\n".join(lines + [_flag_help(self.flags[name]) for name in self.flags if name not in listed])
+        return "\n".join(lines + [_flag_help(self.flags[name]) for name in self.flags if name not in grouped])
 
     def as_flags(self, message: str) -> str:
         """Return a message with the arguments that it names in backticks written as flags.

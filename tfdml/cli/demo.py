@@ -45,12 +45,12 @@ def _kind(gallery: str) -> str:
 
 
 def _for(text: str, *kinds: str) -> Effect:
-    return Effect(lambda given: _kind(os.path.expanduser(given["gallery"])) in kinds, text)
+    return Effect(lambda values: _kind(os.path.expanduser(values["gallery"])) in kinds, text)
 
 
 FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
-_FOLDER = "The folder of the images of a gallery of embeddings. No file of outside is shown."
+_FOLDER = "The folder of the images of a gallery of embeddings. No file of outside is page."
 _EMBEDDINGS = _for("a gallery that is no folder of images", "embeddings", "database", "retriever")
 FLAGS.define("data_dir", "", _FOLDER, effect=_EMBEDDINGS)
 model_flags.define_distance(FLAGS, _for("images or embeddings as --gallery", "images", "embeddings"))
@@ -74,10 +74,10 @@ def demo(values: Flags) -> None:
         retriever = Retriever.load(address)
         items = retriever.gallery()
         gallery = web.Gallery(address, items.ids, items.embeddings, items.classes, folder)
-        shown = web.Demo(gallery, lambda data: retriever.embed(data)[0], str(retriever.path), retriever.calibration)
+        page = web.Demo(gallery, lambda data: retriever.embed(data)[0], str(retriever.path), retriever.calibration)
     else:
         values.require("model")
-        source = model_flags.chosen_source(values, model)
+        source = model_flags.load_source(values, model)
         with contextlib.ExitStack() as opened:
             if kind == "database":
                 gallery = web.database_gallery(opened.enter_context(connect(address)), folder, source.fingerprint())
@@ -85,17 +85,17 @@ def demo(values: Flags) -> None:
                 gallery = web.stored_gallery(address, folder, values.distance, source.fingerprint())
             else:
                 gallery = web.folder_gallery(address, source, values.batch_size, values.distance)
-        shown = web.Demo(gallery, web.embedder_of(source), model)
+        page = web.Demo(gallery, web.embedder_of(source), model)
     # So that the first search does not wait, and a model of another dimension is refused.
-    gallery.search(shown.embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy()), 1)
+    gallery.search(page.embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy()), 1)
     if values.calibration:
-        shown.calibration = calibration_of_file(values.calibration)
+        page.calibration = calibration_of_file(values.calibration)
     elif model and gallery.distance == "euclidean":
-        shown.calibration = _of_card(card_of(served_version(Path(model)) or Path(model)))
-    if shown.calibration:
-        shown.calibration.for_searches(gallery.distance, len(gallery))
+        page.calibration = _of_card(card_of(served_version(Path(model)) or Path(model)))
+    if page.calibration:
+        page.calibration.for_searches(gallery.distance, len(gallery))
     token = "" if values.host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(24)
-    web.serve(shown, values.host, values.port, token)
+    web.serve(page, values.host, values.port, token)
 
 
 def _of_card(card: Path | None) -> Calibration | None:

@@ -26,7 +26,7 @@ from tfdml.embeddings.files import EmbeddingWriter, ImageTable
 from tfdml.errors import UserError
 from tfdml.io.files import as_named
 
-_ONE_PROCESS = Effect(lambda given: not given["cluster"], "a command without --cluster, whose images --input names")
+_ONE_PROCESS = Effect(lambda values: not values["cluster"], "a command without --cluster, whose images --input names")
 
 FLAGS = Flags()
 model_flags.define_model_flags(FLAGS)
@@ -54,8 +54,8 @@ def embed(values: Flags) -> None:
     if values.cluster:
         _embed_in_bulk(values, out)
         return
-    choice = model_flags.chosen_data(values)
-    source = model_flags.chosen_source(values)
+    choice = model_flags.data_choice(values)
+    source = model_flags.load_source(values)
     splits = choice.parts(values.split)
     table = ImageTable.of(splits, os.path.expanduser(choice.directory))
     identity = {

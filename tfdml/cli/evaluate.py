@@ -64,8 +64,8 @@ from tfdml.training.images import split_training_classes
 from tfdml.training.settings import integers
 
 _RETRIEVAL = needs("task", "retrieval")
-_ALONE = Effect(lambda given: not given["compare"], "--model in place of --compare")
-_MODEL = Effect(lambda given: not given["compare"] and not holds_embeddings(given["model"]), "a model as --model")
+_ALONE = Effect(lambda values: not values["compare"], "--model in place of --compare")
+_MODEL = Effect(lambda values: not values["compare"] and not holds_embeddings(values["model"]), "a model as --model")
 _IMAGES = either(needs("dataset"), needs("features"), _MODEL)
 _EMBEDDING = either(_MODEL, both(needs("compare"), either(needs("dataset"), needs("features"))))
 _MEASURED = both(_ALONE, _RETRIEVAL)
@@ -73,7 +73,7 @@ _MEASURED = both(_ALONE, _RETRIEVAL)
 FLAGS = Flags()
 model_flags.define_model_flags(FLAGS, embeds=_EMBEDDING)
 model_flags.define_data_flags(FLAGS, images=_IMAGES)
-FLAGS.effects["features"] = Effect(lambda given: not holds_embeddings(given["model"]), "a head as --model")
+FLAGS.effects["features"] = Effect(lambda values: not holds_embeddings(values["model"]), "a head as --model")
 _SPLIT = either(_ALONE, needs("dataset"), needs("features"))
 FLAGS.define("split", "test", "Which classes to measure on.", ["test", "train"], effect=_SPLIT)
 _METRICS = "Which metrics, see above. Large sets are quicker without nmi, ami and f1."
@@ -128,10 +128,10 @@ def _compared(values: Flags) -> dict[str, Any]:
     """Print how runs compare with the first, and write the page; with a data set, embed its images by each run."""
     dataset, embeddings = None, None
     if values.dataset or values.features:
-        dataset = model_flags.chosen_data(values, "").load(values.split)
+        dataset = model_flags.data_choice(values, "").load(values.split)
         # Of several seeds, the first embeds the images that the page shows.
         models = [str(run.seeds[0].path if run.seeds else run.path) for run in read_runs(values.compare)]
-        embeddings = [model_flags.chosen_source(values, model).embed(dataset, values.batch_size) for model in models]
+        embeddings = [model_flags.load_source(values, model).embed(dataset, values.batch_size) for model in models]
     options = {"dataset": dataset, "embeddings": embeddings, "distance": values.distance}
     differences: list[dict[str, Any]] = []
     for pair in write_comparison(values.report or None, values.compare, **options):
@@ -179,12 +179,12 @@ def _split_of(values: Flags) -> _Split:
         raise UserError("--report shows images: name their --dataset and --data_dir next to the embeddings")
     if values.target:
         evaluation.target_of(values.target, kinds=KINDS[1:] if values.task == "verification" else KINDS[:1])
-    choice = model_flags.chosen_data(values) if values.dataset or stored is None else None
+    choice = model_flags.data_choice(values) if values.dataset or stored is None else None
     dataset = choice.load(values.split) if choice else None
     if stored is None:
         assert choice is not None
         assert dataset is not None
-        source = model_flags.chosen_source(values)
+        source = model_flags.load_source(values)
         ks = _ks(values, dataset)
         name = f"{choice.name}, {values.split}"
         embeddings = source.embed(dataset, values.batch_size)

@@ -47,11 +47,11 @@ from tfdml.export.saved_model import check_backend
 from tfdml.expressions import parse_arguments
 from tfdml.io.files import as_named, require_local
 
-_FROM_RUN = Effect(lambda given: not given["embedder"], "--run_dir in place of --embedder")
+_FROM_RUN = Effect(lambda values: not values["embedder"], "--run_dir in place of --embedder")
 _GALLERY = needs("gallery")
 _OF_DATASET = both(_GALLERY, needs("gallery_dataset"))
 _INTEGERS = Effect(
-    lambda given: bool({"litert_int8", "litert", "all"} & {*given["formats"]}), "--formats with litert_int8"
+    lambda values: bool({"litert_int8", "litert", "all"} & {*values["formats"]}), "--formats with litert_int8"
 )
 _COMPARED = ("images", "max_pixels", "min_cosine", "max_recall_drop")
 

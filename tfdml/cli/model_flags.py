@@ -96,7 +96,7 @@ class DataChoice:
         return check(dataset, self.bad_images, "decode" if self.bad_images == "skip" else "headers")
 
 
-def chosen_data(values: Flags, model: str | None = None) -> DataChoice:
+def data_choice(values: Flags, model: str | None = None) -> DataChoice:
     """Return the data set of the flags, or that of a run folder.
 
     Args:
@@ -139,7 +139,7 @@ def check_ended(run: str, unfinished: bool) -> None:
         )
 
 
-def chosen_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
+def load_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
     """Return the model of the flags, or another one, loaded."""
     model = values.model if model is None else model
     _check_model(model, values.unfinished)

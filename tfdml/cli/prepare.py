@@ -21,7 +21,7 @@ from tfdml.errors import UserError
 from tfdml.expressions import parse_arguments
 
 _READING = either(needs("out"), needs("check_only"))
-_WRITING = Effect(lambda given: not given["check_only"], "a command without --check_only, which writes nothing")
+_WRITING = Effect(lambda values: not values["check_only"], "a command without --check_only, which writes nothing")
 _MEGABYTE = 2**20
 
 FLAGS = Flags()

@@ -47,10 +47,10 @@ from tfdml.io.files import as_named, require_writable
 from tfdml.retrieval import EmbeddingsToIndex, connect
 
 _BY_MODEL = either(
-    Effect(lambda given: kind_of_gallery(given["gallery"]) != "retriever", "a gallery that does not embed images"),
-    Effect(lambda given: not _holds_images(given["queries"]), "stored embeddings as --queries"),
+    Effect(lambda values: kind_of_gallery(values["gallery"]) != "retriever", "a gallery that does not embed images"),
+    Effect(lambda values: not _holds_images(values["queries"]), "stored embeddings as --queries"),
 )
-_STORED = Effect(lambda given: kind_of_gallery(given["gallery"]) == "embeddings", "stored embeddings as --gallery")
+_STORED = Effect(lambda values: kind_of_gallery(values["gallery"]) == "embeddings", "stored embeddings as --gallery")
 
 FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
@@ -137,13 +137,13 @@ def _embedded(values: Flags) -> _Queries:
         vectors, model = np.asarray(read.stored.embeddings), read.model
         if values.model:
             dataset = ImageDataset("queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64))
-            head = model_flags.chosen_source(values)
+            head = model_flags.load_source(values)
             vectors, model = head.embed(dataset, values.batch_size), head.fingerprint()
         return read.names, vectors, read.stored.classes, model
     values.require("model")
     paths = _paths(values)
     dataset = check(ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64)))
-    source = model_flags.chosen_source(values)
+    source = model_flags.load_source(values)
     return paths, source.embed(dataset, values.batch_size), None, source.fingerprint()
 
 

@@ -42,7 +42,7 @@ _STAGES = {
 }
 
 
-def given_settings(values: Flags) -> dict[str, Any]:
+def explicit_settings(values: Flags) -> dict[str, Any]:
     """Return the settings of an experiment that the command line or a flag file sets."""
     names = [field.name for field in dataclasses.fields(settings.Experiment)]
     return {name: values[name].value for name in names if values[name].present}
@@ -61,29 +61,29 @@ _CLUSTER = ("workers", "gpus_per_worker", "max_failures", "storage")
 FLAGS.define_settings(ClusterSettings, dict.fromkeys(_CLUSTER, needs("cluster")))
 
 
-def _values(given: Flags) -> dict[str, Any]:
+def _values(values: Flags) -> dict[str, Any]:
     """Return the values of all flags; of a run that is resumed, those that it was begun with."""
-    values = given.flag_values_dict()
-    if values["resume"] and (folder := RunFolder(str(values["run_dir"]))).flags.is_file():
-        return values | dataclasses.asdict(folder.load_experiment()) | given_settings(given)
-    return values | settings.with_recipe(given.recipe, given_settings(given))
+    explicit = explicit_settings(values)
+    if values.resume and (folder := RunFolder(values.run_dir)).flags.is_file():
+        return values.flag_values_dict() | dataclasses.asdict(folder.load_experiment()) | explicit
+    return values.flag_values_dict() | settings.with_recipe(values.recipe, explicit)
 
 
 def train(values: Flags) -> None:
     """Run the experiment that the flags describe."""
-    given = given_settings(values)
-    folder = RunFolder(str(given.get("run_dir", "")))
+    explicit = explicit_settings(values)
+    folder = RunFolder(str(explicit.get("run_dir", "")))
     # Of several hosts, those that do not write may not see the folder.
     elsewhere = (rank_and_count()[0] > 0 or values.cluster) and not folder.path.exists()
-    if values.resume and not ((folder.is_untouched() or elsewhere) and len(given) > 1):
-        experiment = dataclasses.replace(folder.load_experiment(), **given)
+    if values.resume and not ((folder.is_untouched() or elsewhere) and len(explicit) > 1):
+        experiment = dataclasses.replace(folder.load_experiment(), **explicit)
     else:
-        chosen = settings.with_recipe(values.recipe, given)
-        if added := {name: value for name, value in chosen.items() if name not in given}:
-            recipe = settings.recipe_for(given) if values.recipe == "auto" else values.recipe
+        new = settings.with_recipe(values.recipe, explicit)
+        if added := {name: value for name, value in new.items() if name not in explicit}:
+            recipe = settings.recipe_for(explicit) if values.recipe == "auto" else values.recipe
             written = shlex.join(f"--{name}={settings.as_text(value)}" for name, value in added.items())
             logging.info("recipe %s: %s", recipe, written)
-        experiment = settings.Experiment(**chosen)
+        experiment = settings.Experiment(**new)
     if values.dry_run:
         print(trainer.describe(experiment))
         return

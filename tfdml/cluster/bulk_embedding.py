@@ -159,8 +159,8 @@ class PartEmbedder:
             tf.config.threading.set_inter_op_parallelism_threads(self.threads)
         return load_backend(self.request.model, threads=self.threads, truncate_dim=self.request.truncate_dim)
 
-    def embed(self, part: int, images: pa.Table) -> dict[str, Any]:
-        """Embed one part; see `EmbeddingFolder.write_part`.
+    def embed(self, part: int, images: Mapping[str, list]) -> dict[str, Any]:
+        """Embed one part, of these rows of `images_of`; see `EmbeddingFolder.write_part`.
 
         Raises:
             UserError: This machine does not see the folder.
@@ -168,13 +168,11 @@ class PartEmbedder:
         if not is_file(self.folder.path(PROGRESS)):
             advice = "name a folder that every machine of the cluster has mounted at the same place"
             raise UserError(f"`folder={self.folder.folder}`: a worker on {platform.node()} does not see it; {advice}")
-        listed = images.to_pydict()
-        dataset = ImageDataset(
-            "input", "test", FileImages(tuple(listed["path"])), np.zeros(len(images), np.int64), {0: ""}
-        )
+        count = len(images["path"])
+        dataset = ImageDataset("input", "test", FileImages(tuple(images["path"])), np.zeros(count, np.int64), {0: ""})
         rows, vectors, faults = embed_readable(self.backend, dataset, self.request.batch_size)
-        bad = [[listed["id"][fault.index], listed["path"][fault.index], fault.reason] for fault in faults]
-        readable = {name: [values[row] for row in rows] for name, values in listed.items()}
+        bad = [[images["id"][fault.index], images["path"][fault.index], fault.reason] for fault in faults]
+        readable = {name: [values[row] for row in rows] for name, values in images.items()}
         table = table_of(readable, vectors, self.request.dtype) if len(rows) else None
         return self.folder.write_part(part, table, bad=bad)
 
@@ -294,18 +292,18 @@ def _embed_parts(ray: Any, request: BulkRequest, folder: BulkFolder, images: pa.
     while pending or running:
         while pending and idle:
             part, actor = pending.pop(0), idle.pop()
-            running[actor.embed.remote(part, images.slice(part * rows, rows))] = actor
+            running[actor.embed.remote(part, images.slice(part * rows, rows).to_pydict())] = actor
         ready = first_ready(ray, running, workers.cpus)
         idle.append(running.pop(ready))
         try:
-            known = ray.get(ready)
+            record = ray.get(ready)
         except ray.exceptions.RayTaskError as error:
             raise (as_user_error(error) or error) from None
         except ray.exceptions.RayActorError as error:
             lost = f"a process was lost {_MOST_RETRIES + 1} times with the same images"
             raise UserError(f"{lost}: {short_message(error)}") from error
-        done += known["rows"] + len(known["bad"])
-        bad += len(known["bad"])
+        done += record["rows"] + len(record["bad"])
+        bad += len(record["bad"])
         report(done, bad, len(images))
 
 

@@ -109,16 +109,16 @@ def parse_call(body: bytes, signatures: Mapping[str, Mapping[str, tf.TensorSpec]
         >>> parse_call(b'{"instances": [{"b64": "AAE="}]}', spec, 32).inputs["image_bytes"]
         array([b'\x00\x01'], dtype=object)
     """
-    asked = parse_json(body, "the request")
-    if not isinstance(asked, dict) or ("instances" in asked) == ("inputs" in asked):
+    request = parse_json(body, "the request")
+    if not isinstance(request, dict) or ("instances" in request) == ("inputs" in request):
         raise UserError("the request must be an object with either 'instances' or 'inputs'")
-    name = asked.get("signature_name") or "serving_default"
+    name = request.get("signature_name") or "serving_default"
     if not isinstance(name, str) or name not in signatures:
         raise UserError(f"Serving signature key {json.dumps(name)[:80]} not found; there are {', '.join(signatures)}")
-    specs, by_row = signatures[name], "instances" in asked
-    columns: Any = asked.get("inputs")
+    specs, by_row = signatures[name], "instances" in request
+    columns: Any = request.get("inputs")
     if by_row:
-        rows: Any = asked["instances"]
+        rows: Any = request["instances"]
         if not isinstance(rows, list) or not rows:
             raise UserError("'instances' must be a list of at least one value")
         _check_count(rows, most)
@@ -184,8 +184,8 @@ def _array(name: str, value: Any, spec: tf.TensorSpec) -> np.ndarray:
         if array.size and array.dtype.kind not in {"u": "iu", "i": "iu", "b": "b"}.get(dtype.kind, "iuf"):
             raise UserError(f"{name}: its values must be {spec.dtype.name}")
         with np.errstate(all="ignore"):
-            given, array = array, array.astype(dtype)
-        if dtype.kind in "iu" and (given != array).any():
+            original, array = array, array.astype(dtype)
+        if dtype.kind in "iu" and (original != array).any():
             raise UserError(f"{name}: a value is beyond {spec.dtype.name}")
     if not spec.shape.is_compatible_with(array.shape):
         raise UserError(f"{name}: its shape is {array.shape}, and must be {tuple(spec.shape.as_list())}")

@@ -52,14 +52,12 @@ class Version:
         application: Its name in Ray Serve.
         handle: Sends requests to its replicas.
         signatures: As `Replica.signatures`.
-        begun: Requests that it has begun and not answered.
     """
 
     number: int
     application: str
     handle: Any
     signatures: Mapping[str, Any]
-    begun: int = 0
 
 
 class Versions:
@@ -98,8 +96,8 @@ class Versions:
             if self._load(number):
                 break
             self._broken[number] = there[number]
-        kept = {*there, self.current and self.current.number}
-        self.status = {number: state for number, state in self.status.items() if number in kept}
+        numbers = {*there, self.current and self.current.number}
+        self.status = {number: state for number, state in self.status.items() if number in numbers}
         if before is not None and before is not self.current:
             self._end(before)
 
@@ -122,6 +120,7 @@ class Versions:
             num_replicas=self._settings.replicas,
             max_ongoing_requests=self._settings.max_waiting,
             max_constructor_retry_count=1,
+            graceful_shutdown_timeout_s=2 * self._settings.timeout,
             ray_actor_options={"num_cpus": 0},
         )
         try:
@@ -142,11 +141,8 @@ class Versions:
 
     def _end(self, version: Version) -> None:
         self.status[version.number] = "UNLOADING", ""
-        end = time.monotonic() + 2 * self._settings.timeout
-        time.sleep(0.5)  # a request may have chosen it and not counted yet
-        while version.begun and time.monotonic() < end:
-            time.sleep(0.05)
-        ray_serve.delete(version.application)
+        time.sleep(0.5)  # a request may have chosen it, and not reached it yet
+        ray_serve.delete(version.application)  # once it has answered what it has begun
         self.status[version.number] = "END", ""
         logging.info("version %d of %s has ended", version.number, self.name)
 
@@ -168,7 +164,7 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
     """
     waiting = 0
 
-    def chosen(request: Request) -> Version:
+    def version_of(request: Request) -> Version:
         version, path = versions.current, request.path_params
         if ":" in path["model"]:
             raise HTTPException(400)  # as where no route fits
@@ -196,37 +192,25 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
             _REQUESTS.labels(code).inc()
 
     async def answer(request: Request) -> tuple[int, bytes]:
-        chosen(request)
+        version_of(request)
         body = await read_body(request, int(settings.max_request_mb * 2**20), settings.timeout, _DROPPED)
-        version = chosen(request)
+        version = version_of(request)
 
-        async def predicted() -> tuple[int, bytes]:
-            response = version.handle.predict.remote(body)
-            try:
-                return await response
-            except asyncio.CancelledError:
-                response.cancel()  # drops it, where it waits for a batch
-                raise
-
-        version.begun += 1
         try:
-            status, answer = await asyncio.wait_for(predicted(), settings.timeout)
+            return await asyncio.wait_for(version.handle.predict.remote(body), settings.timeout)
         except TimeoutError:
             raise HTTPException(504, f"the model did not answer within {settings.timeout:g} s") from None
         except (ray.exceptions.RayError, RayServeException) as error:
             logging.error("version %d of %s: %s", version.number, versions.name, short_message(error, "first", True))
             raise HTTPException(503, "the model is starting again: try again", {"Retry-After": "1"}) from None
-        finally:
-            version.begun -= 1
-        return status, answer
 
     async def status(request: Request) -> Response:
-        asked, model = request.path_params.get("version"), request.path_params["model"]
+        version, model = request.path_params.get("version"), request.path_params["model"]
         states = dict(sorted(versions.status.items(), reverse=True)) if model == versions.name else {}
-        if asked is not None:
-            states = {number: state for number, state in states.items() if str(number) == asked}
+        if version is not None:
+            states = {number: state for number, state in states.items() if str(number) == version}
         if not states:
-            chosen(request)
+            version_of(request)
         shown = [
             {"version": str(number), "state": state, "status": {"error_code": code, "error_message": error}}
             for number, (state, error) in states.items()
@@ -235,7 +219,7 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
         return JSONResponse({"model_version_status": shown})
 
     async def metadata(request: Request) -> Response:
-        version = chosen(request)
+        version = version_of(request)
         spec = {"name": versions.name, "signature_name": "", "version": str(version.number)}
         signatures = {"signature_def": {"signature_def": version.signatures}}
         return JSONResponse({"model_spec": spec, "metadata": signatures})

@@ -99,7 +99,7 @@ def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: 
     ray_trainer = TensorflowTrainer(
         _work,
         train_loop_config={"flags": experiment.as_flags(), "run": run},
-        scaling_config=ScalingConfig(settings.workers, use_gpu=gpus > 0, resources_per_worker=resources),
+        scaling_config=ScalingConfig(num_workers=settings.workers, use_gpu=gpus > 0, resources_per_worker=resources),
         run_config=RunConfig(
             name=name,
             storage_path=storage,
@@ -143,9 +143,9 @@ def _work(config: dict[str, Any]) -> None:
 
         experiment = Experiment.from_flags(config["flags"], run_dir=str(path))
         try:
-            run = trainer.train(experiment, before is not None, saved)
-            if run is not None:
-                write_run_report(run)
+            training_run = trainer.train(experiment, before is not None, saved)
+            if training_run is not None:
+                write_run_report(training_run)
         except WorkerLost as lost:
             raise RuntimeError(str(lost)) from lost
         except UserError as refused:

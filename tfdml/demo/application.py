@@ -103,24 +103,24 @@ def application(demo: Demo, token: str = "") -> Starlette:
 
     async def page(request: Request) -> Response:
         """Return the page: the neighbors of a `row`, or of the image that is sent, and the gallery from `first` on."""
-        asked: dict[str, Any] = {"k": 12, "first": 0, "row": None}
+        options: dict[str, Any] = {"k": 12, "first": 0, "row": None}
         neighbors, status, error = [], 200, ""
         try:
             for name, text in request.query_params.items():
-                if name in asked:
+                if name in options:
                     ends = (1, MOST_NEIGHBORS) if name == "k" else (0, len(gallery) - 1)
-                    asked[name] = _integer(name, text, *ends)
-            query = asked["row"]
+                    options[name] = _integer(name, text, *ends)
+            query = options["row"]
             if request.method == "POST":
                 query = await read_body(request, MOST_BYTES, _UPLOAD_SECONDS)
             if query is not None:
-                neighbors = await run_in_threadpool(demo.neighbors, query, asked["k"])
+                neighbors = await run_in_threadpool(demo.neighbors, query, options["k"])
         except HTTPException as refusal:
             status, error = refusal.status_code, refusal.detail
         except UserError as refusal:
             status, error = 400, short_message(refusal)
-        rows = range(asked["first"], min(asked["first"] + _PAGE, len(gallery)))
-        shown = {"demo": demo, "neighbors": neighbors, "error": error, "rows": rows, "page": _PAGE, **asked}
+        rows = range(options["first"], min(options["first"] + _PAGE, len(gallery)))
+        shown = {"demo": demo, "neighbors": neighbors, "error": error, "rows": rows, "page": _PAGE, **options}
         threshold = demo.calibration and f"{demo.calibration.threshold:.4g}"
         return HTMLResponse(_TEMPLATES.get_template("index.html").render(shown, threshold=threshold), status)
 
