@@ -143,29 +143,24 @@ def test_embeddings_of_other_images_than_the_data_set(forms, tmp_path):
     assert {k: v for k, v in same.items() if k != "model"} == {k: v for k, v in bare.items() if k != "model"}
     for page in ("same.html", "run.html"):
         assert "<html" in (tmp_path / page).read_text()[:200]
-    assert "a false accept rate of at most 2 %" in (tmp_path / "run.html").read_text()
+    assert "calibrated to far=0.02" in (tmp_path / "run.html").read_text()
     general = json.loads((tmp_path / "general.json").read_text())
     assert general["generalization"]["unseen_recall@1"] == general["recall@1"]
     assert "seen_recall@1" in general["generalization"]
 
 
 @pytest.mark.slow
-def test_two_runs_on_one_page(finished_run, command, tmp_path):
+def test_two_runs_query_by_query(finished_run, command, tmp_path):
     first, second = tmp_path / "plain", tmp_path / "regularized"
     for folder in (first, second):
         shutil.copytree(finished_run, folder)
-    page = tmp_path / "comparison.html"
-    done = command(
-        "evaluate", f"--compare={first},{second}", f"--report={page}", f"--json={tmp_path / 'c.json'}", *DATA
-    )
+    done = command("evaluate", f"--compare={first},{second}", f"--json={tmp_path / 'c.json'}")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "regularized compared with plain: differences in points, 95 % intervals" in done.stdout.splitlines()
     assert "Recall@1 +0.0 0.0 to 0.0 over classes" in [" ".join(line.split()) for line in done.stdout.splitlines()]
     (difference,) = json.loads((tmp_path / "c.json").read_text())["differences"]
     assert difference["run"] == "regularized"
     assert difference["over_classes"]["recall@8"] == [0, 0, 0, 0]
-    text = page.read_text(encoding="utf-8")
-    assert all(name in text for name in ("plain", "regularized", "Recall@1"))
     assert not list(tmp_path.glob(".partial*"))
 
 

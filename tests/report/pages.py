@@ -2,7 +2,6 @@
 
 import html.parser
 import itertools
-import re
 
 import numpy as np
 
@@ -110,12 +109,7 @@ def check_page(text):
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     ids = [e["id"] for e in page.elements if "id" in e]
     assert len(ids) == len(set(ids))
-    links = [e for e in page.all("a") if "download" not in e]
-    assert {e["href"][1:] for e in links} <= set(ids)
-    saved = [e for e in page.all("a") if "download" in e]
-    assert all(e["href"].startswith("data:text/csv") and re.fullmatch(r"\w+\.csv", e["download"]) for e in saved)
-    # Every plot has its values.
-    assert len(saved) == len(page.all("svg", role="img"))
+    assert {e["href"][1:] for e in page.all("a")} <= set(ids)
     assert {e["aria-labelledby"] for e in page.elements if "aria-labelledby" in e} <= set(ids)
     assert "prefers-color-scheme: dark" in text
     return page

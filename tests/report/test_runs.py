@@ -1,58 +1,90 @@
+"""A run read from its folder, and its metrics in print."""
+
+import json
+
+import numpy as np
 import pytest
 
-from tfdml.report.rendering import render
-from tfdml.report.runs import Run
+from tfdml.errors import UserError
+from tfdml.evaluation.compare import QUERIES_FILE, QueryValues
+from tfdml.report import Run, read_run
+from tfdml.report.runs import metric_change, metric_interval, metric_name, metric_order, metric_value
 
-ORDERS = {
-    "1": {"recall@1": 0.581, "recall@2": 0.7, "num_queries": 9},
-    "2": {"recall@1": 0.559, "recall@2": 0.677},
-    "all": {"recall@1": 0.594, "recall@2": 0.71},
-}
+ORDERS = {"1": {"recall@1": 0.581}, "2": {"recall@1": 0.559}, "all": {"recall@1": 0.594}}
 
 
-def test_figures_of_a_run():
+def test_metrics_of_a_run():
     result = {"metrics": {"recall@1": 0.5, "note": "text", "intervals": {"recall@1": [0.5, 0.4, 0.6, 0.05]}}}
     run = Run("r", result, [{"epoch": 0, "test": {"recall@1": 0.25}, "train": {"loss": 1.0}}, {"epoch": 1}])
-    assert run.metrics == {"recall@1": 0.5}
-    assert run.before is None
-    assert run.intervals == {"recall@1": (0.4, 0.6)}
-    assert run.measured == [{"epoch": 0, "recall@1": 0.25}, {"epoch": 1}]
+    assert (run.metrics, run.before, run.intervals) == ({"recall@1": 0.5}, {}, {"recall@1": (0.4, 0.6)})
+    assert run.records("test") == [{"epoch": 0, "recall@1": 0.25}]
     beside = Run("r", {**result, "intervals": {"nmi": (0.1, 0.2)}, "metrics_before": {"nmi": 0, "note": "text"}})
-    assert beside.before == {"nmi": 0}
-    assert beside.intervals == {"nmi": (0.1, 0.2)}
+    assert (beside.before, beside.intervals) == ({"nmi": 0}, {"nmi": (0.1, 0.2)})
+    for measured in ({"metrics": {"generalization": {"a": 1, "b": "x"}}}, {"metrics": {}, "generalization": {"a": 1}}):
+        assert Run("r", measured).generalization == {"a": 1}
 
 
-def test_orders_have_a_row_each_and_a_column_per_k():
-    html = render("results.html", run=Run("r", {"metrics": {}, "metrics_orders": ORDERS}), interval_name="")
-    for text in ("1, the embedding", "order 2", "all, side by side", "Recall@1", "Recall@2", "58.1", "67.7", "59.4"):
-        assert text in html
-    assert "num_queries" not in html
-    assert "Each order" not in render("results.html", run=Run("r", {"metrics": {"recall@1": 0.5}}), interval_name="")
-
-
-def test_histories_are_those_of_the_orders_beyond_the_embedding():
+def test_curves_are_those_of_seen_classes_orders_and_seeds():
     history = [
-        {"epoch": 0, "test": {"recall@1": 0.4}, "orders": ORDERS},
+        {"epoch": 0, "test": {"recall@1": 0.4}, "seen": {"recall@1": 0.7}, "orders": ORDERS},
         {"epoch": 1},
         {"epoch": 2, "test": {"recall@1": 0.5}, "orders": {**ORDERS, "2": {"recall@1": 0.6}}},
     ]
-    found = Run("r", {"metrics": {}}, history).histories
-    assert list(found) == ["this run", "order 2", "all, side by side"]
-    assert found["this run"] == [{"epoch": 0, "recall@1": 0.4}, {"epoch": 1}, {"epoch": 2, "recall@1": 0.5}]
-    assert [(entry["epoch"], entry["recall@1"]) for entry in found["order 2"]] == [(0, 0.559), (2, 0.6)]
+    curves = Run("r", {"metrics": {}}, history).histories
+    assert list(curves) == ["unseen classes", "seen classes", "order 2", "all, side by side"]
+    assert curves["unseen classes"] == [{"epoch": 0, "recall@1": 0.4}, {"epoch": 2, "recall@1": 0.5}]
+    assert [(entry["epoch"], entry["recall@1"]) for entry in curves["order 2"]] == [(0, 0.559), (2, 0.6)]
+    seeds = [Run(f"seed {seed}", {"metrics": {}}, history[:1]) for seed in range(2)]
+    assert list(Run("r", {"metrics": {}}, seeds=seeds).histories) == ["seed 0", "seed 1"]
 
 
-def test_seen_classes_are_a_history_of_their_own():
-    history = [{"epoch": 0, "test": {"recall@1": 0.4}, "seen": {"recall@1": 0.5}}, {"epoch": 1}]
-    found = Run("r", {"metrics": {}}, history).histories
-    assert found == {
-        "unseen classes": [{"epoch": 0, "recall@1": 0.4}, {"epoch": 1}],
-        "seen classes": [{"epoch": 0, "recall@1": 0.5}],
-    }
+def write_folder(path, **result):
+    path.mkdir(parents=True)
+    (path / "flags.txt").write_text("--dataset=cars196\n--seed=0\n")
+    (path / "environment.json").write_text(json.dumps({"tfdml": "0.1"}))
+    (path / "metrics.jsonl").write_text('{"epoch": 0, "test": {"recall@1": 0.5}}\n\n')
+    (path / "result.json").write_text(json.dumps({"metrics": {"recall@1": 0.5}, **result}))
+    ids, labels = np.arange(4, dtype=np.uint64), np.array([0, 0, 1, 1])
+    QueryValues(ids, labels, "images", {"recall@1": np.full(4, 0.5)}).write(path / QUERIES_FILE)
 
 
-@pytest.mark.parametrize(
-    "result", [{"metrics": {"generalization": {"a": 1, "b": "x"}}}, {"metrics": {}, "generalization": {"a": 1}}]
-)
-def test_measures_of_generalization_are_among_the_metrics_or_beside_them(result):
-    assert Run("r", result).generalization == {"a": 1}
+def test_a_folder_is_read_with_its_seeds(tmp_path):
+    write_folder(tmp_path / "run", runs=[{"run": "seed_0"}, {"run": "seed_1"}])
+    for seed in range(2):
+        write_folder(tmp_path / "run" / f"seed_{seed}")
+    run = read_run(tmp_path / "run")
+    assert (run.name, run.flags["dataset"], run.environment) == ("run", "cars196", {"tfdml": "0.1"})
+    assert run.records("test") == [{"epoch": 0, "recall@1": 0.5}]
+    assert [seed.name for seed in run.seeds] == ["seed 0", "seed 1"]
+    assert [values.values["recall@1"].mean() for values in run.queries()] == [0.5, 0.5]
+    (tmp_path / "run" / "seed_1" / QUERIES_FILE).unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        run.queries()
+
+
+def test_what_is_no_finished_run_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    for content, message in ((None, "no result.json"), ("{", "damaged"), ("{}", "metrics")):
+        if content:
+            (tmp_path / "run" / "result.json").write_text(content)
+        with pytest.raises(UserError, match=message):
+            read_run(tmp_path / "run")
+
+
+def test_metrics_in_print():
+    assert [metric_name(key) for key in ("recall@1", "map@r", "map@5", "nmi", "own")] == [
+        "Recall@1",
+        "MAP@R",
+        "MAP@5",
+        "NMI",
+        "own",
+    ]
+    assert metric_order(["nmi", "recall@10", "num_queries", "recall@2"]) == ["recall@2", "recall@10", "nmi"]
+    assert [metric_value("recall@1", value) for value in (0.5738, -0.0001, -0.2, None)] == ["57.4", "0.0", "−20.0", "–"]
+    assert metric_value("lambda", 1234.5) == "1,234"
+    # Differences are those of the values as printed, so that a row adds up.
+    assert metric_change("recall@1", 0.1234, 0.2) == "+7.7"
+    assert metric_change("recall@1", 0.50049, 0.50051) == "+0.1"
+    assert metric_change("recall@1", 0.2, 0.1) == "−10.0"
+    assert metric_change("recall@1", None, 0.1) == "–"
+    assert (metric_interval("recall@1", (0.5512, 0.5966)), metric_interval("nmi", None)) == ("55.1 – 59.7", "–")

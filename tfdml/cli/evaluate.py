@@ -8,7 +8,7 @@
   tfdml evaluate --model=vectors.npz --distance=cosine
   tfdml evaluate --model=runs/head --features=new.npz
   tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
-  tfdml evaluate --compare=runs/cars_am,runs/cars_jrd --report=comparison.html
+  tfdml evaluate --compare=runs/cars_am,runs/cars_jrd --json=differences.json
   tfdml evaluate --model=runs/cars_jrd --task=verification --target=far=0.001 --json=threshold.json
   tfdml evaluate --model=runs/cars_jrd --task=classification
 
@@ -29,8 +29,7 @@ has the ROC curve; its threshold comes from the held-out classes of a run.
 of the classes, whose images are to be found unknown. With --target=fpir=0.01 it also chooses the threshold for searches
 of all stored images, or of the split: at most 1 % of the queries of unknown classes are accepted.
 
-With --compare, the others are compared with the first run query by query, with 95 % intervals; --report and --json are
-optional. With --dataset too, the page also shows what each run finds for the same queries.
+With --compare, the others are compared with the first run query by query, with 95 % intervals; --json is optional.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.files import StoredEmbeddings, holds_embeddings, read_embeddings
 from tfdml.errors import UserError
 from tfdml.evaluation.classification import KINDS
+from tfdml.evaluation.compare import compare_queries
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within, metric_names
 from tfdml.evaluation.relevance import images_to_search
 from tfdml.io.files import as_named, require_writable, write_json
-from tfdml.report import Run, write_comparison, write_report
-from tfdml.report.metric_text import metric_name
-from tfdml.report.runs import read_runs
+from tfdml.report import Run, read_run, write_report
+from tfdml.report.runs import metric_name, metric_order
 from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder
 from tfdml.training.images import split_training_classes
@@ -67,20 +66,18 @@ _RETRIEVAL = needs("task", "retrieval")
 _ALONE = Effect(lambda values: not values["compare"], "--model in place of --compare")
 _MODEL = Effect(lambda values: not values["compare"] and not holds_embeddings(values["model"]), "a model as --model")
 _IMAGES = either(needs("dataset"), needs("features"), _MODEL)
-_EMBEDDING = either(_MODEL, both(needs("compare"), either(needs("dataset"), needs("features"))))
 _MEASURED = both(_ALONE, _RETRIEVAL)
 
 FLAGS = Flags()
-model_flags.define_model_flags(FLAGS, embeds=_EMBEDDING)
+model_flags.define_model_flags(FLAGS, embeds=_MODEL)
 model_flags.define_data_flags(FLAGS, images=_IMAGES)
 FLAGS.effects["features"] = Effect(lambda values: not holds_embeddings(values["model"]), "a head as --model")
-_SPLIT = either(_ALONE, needs("dataset"), needs("features"))
-FLAGS.define("split", "test", "Which classes to measure on.", ["test", "train"], effect=_SPLIT)
+FLAGS.define("split", "test", "Which classes to measure on.", ["test", "train"], effect=_ALONE)
 _METRICS = "Which metrics, see above. Large sets are quicker without nmi, ami and f1."
 FLAGS.define("metrics", [], _METRICS, effect=_MEASURED)
 _KS = "The K of Recall@K; by default the benchmark's, or those of 1, 2, 4 and 8 that fit the images."
 FLAGS.define("ks", [], _KS, effect=_MEASURED)
-model_flags.define_distance(FLAGS, _SPLIT)
+model_flags.define_distance(FLAGS, _ALONE)
 INTERVALS = ["none", "classes", "queries", "parts"]
 _INTERVALS = "95 % intervals: by bootstrap, or means over ten parts of the images."
 FLAGS.define("intervals", "none", _INTERVALS, INTERVALS, effect=_MEASURED)
@@ -92,9 +89,7 @@ FLAGS.define("neighbors", 5, "How many images vote.", lower_bound=1, effect=need
 _GENERALIZATION = "Also compare the embeddings of the training classes with these."
 FLAGS.define("generalization", False, _GENERALIZATION, effect=_MEASURED)
 FLAGS.define("json", "", "File to write the metrics to, as fractions.")
-FLAGS.define("report", "", "File to write an HTML page to.", effect=needs("task", *TASKS[:2]))
-_HEAT_MAPS = "In the page, show what a few queries have in common with their neighbors."
-FLAGS.define("heat_maps", False, _HEAT_MAPS, effect=both(needs("report"), _MODEL))
+FLAGS.define("report", "", "File to write an HTML page to.", effect=both(_ALONE, needs("task", *TASKS[:2])))
 FLAGS.define("compare", [], "In place of --model: finished runs, compared with the first of them.", kind="paths")
 
 
@@ -125,24 +120,26 @@ def evaluate(values: Flags) -> None:
 
 
 def _compared(values: Flags) -> dict[str, Any]:
-    """Print how runs compare with the first, and write the page; with a data set, embed its images by each run."""
-    dataset, embeddings = None, None
-    if values.dataset or values.features:
-        dataset = model_flags.data_choice(values, "").load(values.split)
-        # Of several seeds, the first embeds the images that the page shows.
-        models = [str(run.seeds[0].path if run.seeds else run.path) for run in read_runs(values.compare)]
-        embeddings = [model_flags.load_source(values, model).embed(dataset, values.batch_size) for model in models]
-    options = {"dataset": dataset, "embeddings": embeddings, "distance": values.distance}
+    """Print how runs compare with the first, query by query, and return the differences for JSON."""
+    if len(values.compare) < 2:
+        raise UserError("--compare: name at least two runs")
+    reference, *others = [read_run(folder) for folder in values.compare]
     differences: list[dict[str, Any]] = []
-    for pair in write_comparison(values.report or None, values.compare, **options):
-        if pair.refused:
-            print(f"{pair.name} and {pair.reference} are not compared query by query: {pair.refused}")
-            differences.append({"run": pair.name, "refused": pair.refused})
+    for run in others:
+        names = f"{run.name} compared with {reference.name}"
+        seeds = all(one.name.startswith("seed ") for one in (*run.seeds, *reference.seeds))
+        try:
+            result = compare_queries(run.queries(), reference.queries(), seeds=seeds)
+        except UserError as error:
+            print(f"{names}: {error}")
+            differences.append({"run": run.name, "refused": str(error)})
             continue
-        print(f"{pair.name} compared with {pair.reference}: differences in points, 95 % intervals")
-        for metric in pair.classes:
-            print(f"  {metric_name(metric):<16}{pair.change(metric):>7}  {', '.join(pair.intervals(metric))}")
-        differences.append({"run": pair.name, "over_classes": pair.classes, "over_seeds": pair.seeds})
+        print(f"{names}: differences in points, 95 % intervals")
+        for name in metric_order(result.classes):
+            kinds = {"classes": result.classes.get(name), "seeds": result.seeds.get(name)}
+            ends = [f"{100 * of.low:.1f} to {100 * of.high:.1f} over {kind}" for kind, of in kinds.items() if of]
+            print(f"  {metric_name(name):<16}{100 * result.classes[name].mean:>+7.1f}  {', '.join(ends)}")
+        differences.append({"run": run.name, "over_classes": result.classes, "over_seeds": result.seeds})
     return {"first": values.compare[0], "differences": differences}
 
 
@@ -331,10 +328,6 @@ def _write_page(values: Flags, split: _Split, result: dict[str, Any]) -> None:
         result = {name: result[name] for name in result if name in ("auc", "intervals") or name.startswith("tar@")}
     if values.target:
         options["target"] = evaluation.target_of(values.target)
-    if values.heat_maps:
-        options["embedder"] = getattr(split.source, "embedder", None)
-        if options["embedder"] is None:
-            raise UserError(f"--heat_maps needs a Keras model, for its gradients; {values.model} is none")
     flags = {name: values[name].value for name in values if values[name].present}
     run = Run(values.model, {"metrics": result}, flags=flags)
     write_report(values.report, run, split.dataset, split.embeddings, **options)

@@ -1,131 +1,123 @@
-"""The pages: the report of a run, or of several that differ in the seed alone; a comparison of runs; and an audit.
+"""The report of a run, or of several that differ in the seed alone, and that of an audit: one HTML file each.
 
-A comparison says whether one run is better than the first, query by query.
+The templates are in `templates/`. All text in them is escaped unless it is markup already.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import base64
+import functools
+import hashlib
+import importlib.resources
+import inspect
+import io
+import math
+import numbers
 import os
+import pathlib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import jinja2
 import numpy as np
 from markupsafe import Markup
 
 from tfdml.audit import Audit, Finding
 from tfdml.errors import UserError
 from tfdml.evaluation.classification import calibrate, identification_rates
-from tfdml.evaluation.compare import QUERIES_FILE, QueryValues, compare_queries
 from tfdml.evaluation.intervals import Interval
 from tfdml.evaluation.relevance import dataset_protocol
-from tfdml.evaluation.retrieval import recall_by_size, retrieval_per_query
-from tfdml.evaluation.verification import PairHistogram, accepted_rates, count_pair_distances, verification
-from tfdml.report import metric_text, plots
-from tfdml.report.embedding_map import map_html
-from tfdml.report.metric_text import metric_order, metric_value, plain_intervals
-from tfdml.report.queries import (
-    class_rows,
-    classes_html,
-    confusions,
-    confusions_html,
-    examples_html,
-    most_confused,
-    rank_queries,
-)
-from tfdml.report.rendering import render, setting_text, write_page
-from tfdml.report.runs import Run, read_run, read_runs
+from tfdml.evaluation.retrieval import recall_by_size
+from tfdml.evaluation.verification import accepted_rates, verification
+from tfdml.io.files import as_named, is_remote, write_whole
+from tfdml.report import figures, runs
+from tfdml.report.queries import choose_examples, class_rows, confusions, most_confused, rank_queries
+from tfdml.report.runs import Run, read_run
 from tfdml.retrieval.exact import check_embeddings
 
-if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
+if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
     from tfdml.training import TrainingRun
 
-
 #: What the threshold is calibrated to.
 TARGET = {"fpir": 0.01}
-_IN_WORDS = {
-    "fpir": "a false positive identification rate of at most {:g} %",
-    "far": "a false accept rate of at most {:g} %",
-    "precision": "a precision of at least {:g} %",
+_GROUPS = {
+    "random": ("Typical", "drawn at random"),
+    "worst": ("Hardest", "fewest neighbors of the query’s own class"),
+    "best": ("Best", "most neighbors of the query’s own class"),
 }
 # The pairs of so many images are counted within seconds.
 _MOST_IMAGES = 10_000
+# Up to this many classes are all listed; of more, the worst and the best.
+_LISTED_CLASSES, _EXTREMES = 300, 50
+# Confusions that are pictured, and listed.
+_PICTURED, _LISTED = 12, 50
 
 
-def verification_html(
-    embeddings: np.ndarray,
-    dataset: ImageDataset,
-    distance: str,
-    held_out: tuple[Any, Any] | None = None,
-    target: Mapping[str, float] = TARGET,
-) -> Markup:
-    """Return the ROC curve, both histograms with the threshold, and the rates as tables.
+def write_page(path: str | os.PathLike, template: str, **values: Any) -> None:
+    """Write a page atomically.
+
+    Its style and its one script are inside it. The page's policy lets that script run and no other, and lets nothing
+    be loaded.
 
     Args:
-        embeddings: (N, d) all images.
-        dataset: The images.
-        distance: As `verification`.
-        held_out: Embeddings and labels of other classes that the embedder was not trained on, for the threshold; None:
-            half of the classes of `dataset`, and only the other half is shown.
-        target: What the threshold is calibrated to, as `calibrate`: `fpir` of searches among as many images, or `far`
-            or `precision` of pairs.
+        path: Where to write; the folder is made if it is missing.
+        template: The name of a file in `templates/` that extends `page.html`.
+        **values: What it shows; text is escaped, `Markup` is taken as it is. Those that it lacks are an error.
+
+    Raises:
+        OSError: The page cannot be written.
     """
-    labels, shown = dataset.labels, np.ones(len(dataset), bool)
-    halved = held_out is None
-    if held_out is None:
-        half = np.isin(labels, drawn_classes(labels)[::2])
-        held_out, shown = (embeddings[half], labels[half]), ~half
-    kept = sampled_images(held_out[1])
-    try:
-        calibration = calibrate(np.asarray(held_out[0])[kept], held_out[1][kept], distance=distance, **target)
-    except UserError:  # there are too few images or pairs, or none reaches the rate
-        calibration, shown = None, np.ones(len(dataset), bool)
-    rows = np.flatnonzero(shown)
-    rows = rows[sampled_images(labels[rows])]
-    points, labels = embeddings[rows], labels[rows]
-    if not 1 < len(np.unique(labels)) < len(labels):
-        return Markup("<p>There are not both pairs of one class and pairs of different classes.</p>")
-    measured = verification(points, labels, distance=distance)
-    threshold = measured.eer_threshold if calibration is None else calibration.threshold
-    accepted = accepted_rates(points, labels, threshold, distance=distance)
-    rates: Mapping[str, Interval] = {name: getattr(accepted, name) for name in ("far", "tar", "precision")}
-    if "fpir" in target:
-        rates = identification_rates(points, labels, threshold, distance=distance)
-    return render(
-        "same_or_different.html",
-        measured=measured,
-        calibration=calibration,
-        halved=halved,
-        target=" and ".join(_IN_WORDS[name].format(100 * rate) for name, rate in target.items()),
-        threshold=threshold,
-        rates=rates,
-        sampled=len(rows) < shown.sum(),
-        roc=plots.roc_curve(measured, accepted),
-        histogram=plots.histogram_html(measured.counts, distance, threshold=threshold),
+    style, script = (_resource(name) for name in ("page.css", "page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    values |= {"style": style, "script": script, "script_hash": f"sha256-{digest}"}
+    if not is_remote(path):
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, as_named(_environment().get_template(template).render(values)).encode("utf-8"))
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tfdml.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    environment.globals.update(inspect.getmembers(runs, inspect.isfunction), class_of=class_of)
+    environment.filters.update(number=_number, thumbnail=thumbnail, setting=runs.setting_text)
+    return environment
 
 
-def drawn_classes(labels: np.ndarray) -> np.ndarray:
-    """Return the classes in a random order, always the same."""
-    return np.random.default_rng(0).permutation(np.unique(labels))
+def _resource(name: str) -> Markup:
+    text = importlib.resources.files("tfdml.report").joinpath(f"templates/{name}").read_text("utf-8")
+    return Markup(text)  # noqa: S704 - a file of ours
 
 
-def sampled_images(labels: np.ndarray) -> np.ndarray:
-    """(N,) bool, the images of classes drawn at random: at least two classes, else no more images than are measured."""
-    classes = drawn_classes(labels)
-    counts = np.unique(labels, return_counts=True)[1]
-    images = np.cumsum(counts[np.searchsorted(np.sort(classes), classes)])
-    return np.isin(labels, classes[: max(2, int(np.searchsorted(images, _MOST_IMAGES, side="right")))])
+def class_of(dataset: Any, index: int) -> str:
+    """Return the name of the class of one image, or its id where it has none."""
+    label = int(dataset.labels[index])
+    return str(dataset.class_names.get(label, label))
 
 
-def pair_histogram(embeddings: np.ndarray, labels: np.ndarray, distance: str) -> PairHistogram | None:
-    """Return the histogram of the pairs of images of `sampled_images`; None where there are not both kinds of pairs."""
-    kept = sampled_images(labels)
-    if not 1 < len(np.unique(labels[kept])) < kept.sum():
-        return None
-    return count_pair_distances(embeddings[kept], labels[kept], distance=distance)
+def _number(value: Any, form: str = ",.0f", factor: float = 1) -> str:
+    """Return a number in print; a dash where there is none."""
+    return "–" if not isinstance(value, numbers.Real) or math.isnan(value) else f"{factor * float(value):{form}}"
+
+
+def thumbnail(image: np.ndarray, size: int) -> str:
+    """Return an image (H, W, 3) uint8 as a JPEG data URI whose longer side is at most `size`."""
+    from PIL import Image
+
+    picture, buffer = Image.fromarray(np.ascontiguousarray(image, np.uint8)), io.BytesIO()
+    picture.thumbnail((size, size), Image.Resampling.LANCZOS)
+    picture.save(buffer, "JPEG", quality=80, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+# The report of a run
 
 
 def write_run_report(run: TrainingRun) -> None:
@@ -160,9 +152,8 @@ def write_report(
     num_queries: int = 10,
     held_out: tuple[Any, Any] | None = None,
     target: Mapping[str, float] = TARGET,
-    embedder: Any = None,
 ) -> None:
-    """Write the report: metrics, curves, retrieval examples, verification, the map, classes, confusions, settings.
+    """Write the report: metrics, curves, retrieval examples, thresholds, the map, classes, confusions, settings.
 
     Of several seeds it has the mean of each metric with its intervals over classes and over seeds, each seed, and the
     curves.
@@ -185,8 +176,6 @@ def write_report(
         held_out: Embeddings and labels of other classes that the embedder was not trained on. They calibrate the
             threshold of the section "Same or different?"; None: half of the classes of `dataset`.
         target: What that threshold is calibrated to, as `calibrate`: `fpir`, `far` or `precision`.
-        embedder: What the embeddings come from. The section "What is found" then has heat maps of what three queries
-            have in common with their nearest hit and miss (`tfdml.explain`); None: it has none.
 
     Raises:
         UserError: Embeddings that do not go with their data set, or an image that cannot be read.
@@ -196,333 +185,148 @@ def write_report(
         >>> run = Run("cars", {"metrics": evaluate_dataset(embeddings, test)})
         >>> write_report("report.html", run, test, embeddings)
     """
-    settings = render("settings.html", groups=[("Flags", run.flags), ("Environment", run.environment)])
-    if run.seeds:
-        histories = {one.name: one.measured for one in run.seeds}
-        # Of more seeds than a figure has styles for, their mean.
-        many = {f"mean of {len(histories)} runs": run.measured}
-        write_page(
-            path,
-            "seeds.html",
-            run=run,
-            keys=metric_order(run.metrics),
-            what=run.seeds[0].name.split()[0],
-            over_seeds=plain_intervals(run.result.get("intervals_runs") or {}, {}),
-            training=plots.training_curves(histories if len(histories) <= plots.STYLES else many),
-            settings=settings,
-        )
-        return
-    if dataset is None:
-        raise UserError("the report of a run needs its test images and their embeddings")
-    embeddings = checked_embeddings(dataset, embeddings)
-    queries, gallery = (dataset, dataset) if dataset.is_query is None else (dataset.queries, dataset.gallery)
-    protocol = dataset_protocol(embeddings, dataset)
-    ranked = rank_queries(**protocol, distance=distance)
-    confused, recall, sizes = [], np.zeros(0), []
-    by_class = confusion = Markup("<p>No query has another image of its class to find.</p>")
-    if ranked is not None:
-        confused, recall = confusions(ranked, queries.labels, gallery.labels), ranked.recall()
-        sizes = recall_by_size(**protocol) if ranked.answerable.any() and dataset.num_classes > 1 else []
-        rows = class_rows(ranked, queries.labels, gallery.labels)
-        by_class = classes_html(rows, dataset.class_names)
-        confusion = confusions_html(confused, ranked, queries, gallery)
-    marked = most_confused(confused, plots.STYLES)
+    images = None
+    if not run.seeds:
+        if dataset is None:
+            raise UserError("the report of a run needs its test images and their embeddings")
+        embeddings = check_embeddings(embeddings)
+        if len(embeddings) != len(dataset):
+            raise UserError(f"{len(embeddings)} embeddings for the {len(dataset)} images of {dataset.name}")
+        images = _images(run, dataset, embeddings, distance, num_queries)
+        images["thresholds"] = thresholds(embeddings, dataset, distance, held_out, target)
     write_page(
         path,
         "report.html",
         run=run,
         interval_name=interval_name,
-        dataset=dataset,
-        queries=queries,
-        gallery=gallery,
-        distance=plots.DISTANCE_NAMES[distance],
-        recall=plots.recall_curves({"after training": recall}, run.before),
-        training=plots.training_curves(run.histories),
-        objectives=plots.objectives_html(run.history),
-        watched=plots.watched_html(run.watch),
-        examples=examples_html({"": ranked}, queries, gallery, num_queries, embedder),
-        map=map_html(embeddings, dataset, marked, distance=distance),
-        verification=verification_html(embeddings, dataset, distance, held_out, target),
-        sizes=sizes,
-        classes=by_class,
-        confusions=confusion,
-        settings=settings,
+        distance=distance,
+        training=figures.training_figure(run),
+        objectives=figures.objective_figures(run),
+        watched=figures.watched_figures(run.watch.get("samples", ())),
+        images=images,
     )
 
 
-def checked_embeddings(dataset: ImageDataset, embeddings: Any, what: str = "embeddings") -> np.ndarray:
-    """(N, d) embeddings, one row per image.
+def _images(run: Run, dataset: ImageDataset, embeddings: np.ndarray, distance: str, num_queries: int) -> dict[str, Any]:
+    """Return what the report shows of the images: what queries find, the map, classes and confusions."""
+    queries, gallery = (dataset, dataset) if dataset.is_query is None else (dataset.queries, dataset.gallery)
+    protocol = dataset_protocol(embeddings, dataset)
+    ranked = rank_queries(**protocol, distance=distance)
+    values: dict[str, Any] = {"dataset": dataset, "queries": queries, "gallery": gallery, "ranked": ranked}
+    values |= dict.fromkeys(("examples", "sizes", "classes", "pairs"), ())
+    if ranked is not None and ranked.answerable.any():
+        rows = class_rows(ranked, queries.labels, gallery.labels)
+        few = len(rows) <= _LISTED_CLASSES
+        pairs = confusions(ranked, queries.labels, gallery.labels)
+        # Without those whose reverse comes before them.
+        one_way = {frozenset((pair.label, pair.taken_for)): pair for pair in reversed(pairs)}
+        examples = choose_examples(ranked, queries.labels, num_queries)
+        values |= {
+            "recall": figures.recall_figure(ranked.recall(), run.before),
+            "examples": [(*_GROUPS[kind], chosen) for kind, chosen in examples.items()],
+            "sizes": recall_by_size(**protocol) if dataset.num_classes > 1 else (),
+            "classes": rows if few else rows[:_EXTREMES] + rows[-_EXTREMES:],
+            "num_classes": len(rows),
+            "pairs": pairs,
+            "pictured": [pair for pair in pairs if pair in one_way.values()][:_PICTURED],
+            "listed": pairs[:_LISTED] if len(pairs) > _PICTURED else [],
+            "names": {**gallery.class_names, **queries.class_names},
+        }
+    marked = most_confused(values["pairs"], figures.STYLES)
+    rows_on_map = dataset.balanced_rows(figures.MAPPED_IMAGES, 0, marked)
+    places, labels = figures.lay_out(embeddings[rows_on_map], distance=distance), dataset.labels[rows_on_map]
+    names = {label: str(dataset.class_names.get(label, label)) for label in marked if label in labels}
+    values["map"] = None if places is None else figures.map_figure(places, labels, names)
+    values["mapped"] = (len(labels), len(np.unique(labels)), list(names.values()))
+    return values
 
-    Raises:
-        UserError: They are empty or not finite, or not as many as images; `what` names them.
-    """
-    embeddings = check_embeddings(embeddings, what)
-    if len(embeddings) != len(dataset):
-        raise UserError(f"{what}: {len(embeddings)} rows for the {len(dataset)} images of {dataset.name}")
-    return embeddings
 
-
-_SELECTION = "ways to select the embedder"
-
-
-def write_comparison(
-    path: str | os.PathLike | None,
-    runs: Sequence[str | os.PathLike],
-    *,
-    names: Sequence[str] | None = None,
-    dataset: ImageDataset | None = None,
-    embeddings: Sequence[Any] | None = None,
-    distance: str = "euclidean",
-    num_queries: int = 6,
-) -> list[Paired]:
-    """Write a report of finished runs side by side: metrics, training curves, distances, flags that differ.
-
-    The first run is what the others are compared with, query by query where both answered the same ones. Only the
-    folders are read (`flags.txt`, `environment.json`, `metrics.jsonl`, `result.json`, `queries.npz`), unless embeddings
-    of the same images under each run are given too: then there are curves of Recall@K, histograms of d+ and d-, and the
-    same queries with what each run finds. Runs whose results do not compare (other images, another protocol) are shown
-    all the same, with a warning on top.
+def thresholds(
+    embeddings: np.ndarray,
+    dataset: ImageDataset,
+    distance: str,
+    held_out: tuple[Any, Any] | None = None,
+    target: Mapping[str, float] = TARGET,
+) -> dict[str, Any] | None:
+    """Return the threshold, the rates at it and at others, the ROC curve and both histograms.
 
     Args:
-        path: Where to write; the folder is made if it is missing. None: nowhere, for what is returned alone.
-        runs: Folders of 2 to 8 finished runs, those of several seeds among them.
-        names: What to call them; default: as their folders.
-        dataset: The images of the embeddings; with query and gallery roles queries are searched in the gallery.
-        embeddings: (N, d) for each run, one row per image of `dataset`; given exactly if `dataset` is. Their number of
-            dimensions may differ.
-        distance: How the embeddings are compared.
-        num_queries: How many queries to show.
+        embeddings: (N, d) all images.
+        dataset: The images.
+        distance: As `verification`.
+        held_out: Embeddings and labels of other classes that the embedder was not trained on, for the threshold; None:
+            half of the classes of `dataset`, and only the other half is shown.
+        target: What the threshold is calibrated to, as `calibrate`: `fpir` of searches among as many images, or `far`
+            or `precision` of pairs.
 
     Returns:
-        How each run but the first compares with the first, query by query.
-
-    Raises:
-        UserError: Fewer than 2 runs or more than 8, a folder that is not that of a finished run, embeddings that do
-            not go with the runs or the data set, an image that cannot be read.
-        OSError: The report cannot be written.
-
-    Example:
-        >>> pairs = write_comparison("comparison.html", ["runs/cars_am", "runs/cars_jrd"])
-        >>> pairs[0].change("recall@1")
-        '+0.0'
+        None where there are not both pairs of one class and pairs of different classes.
     """
-    read = read_runs(runs, names)
-    if (dataset is None) != (embeddings is None):
-        raise UserError("dataset and embeddings go together: give both, or none to compare what the folders hold")
-    checked: dict[str, np.ndarray] = {}
-    if dataset is not None and embeddings is not None:
-        if len(embeddings) != len(read):
-            raise UserError(f"embeddings of {len(embeddings)} runs for {len(read)} runs; give one array each")
-        for number, (run, x) in enumerate(zip(read, embeddings, strict=True), 1):
-            checked[run.name] = checked_embeddings(dataset, x, f"embeddings of run {number}")
-    paired = pairs_with_first(read, dataset, list(checked.values()), distance)
-    if path is None:
-        return paired
-    shown: dict[str, Any] = {}
-    if dataset is not None:
-        queries, gallery = (dataset, dataset) if dataset.is_query is None else (dataset.queries, dataset.gallery)
-        ranked = {name: rank_queries(**dataset_protocol(x, dataset), distance=distance) for name, x in checked.items()}
-        shown["recall"] = plots.recall_curves({name: of.recall() for name, of in ranked.items() if of is not None})
-        shown["histograms"] = {
-            name: plots.histogram_html(pair_histogram(x, dataset.labels, distance), distance, name)
-            for name, x in checked.items()
-        }
-        shown["queries"] = examples_html(ranked, queries, gallery, num_queries)
-    differing_flags, shared_flags = _split([_flat({**run.flags, "run_dir": ""}) for run in read])
-    shared_flags.pop("run_dir")  # where a run lies says nothing about what it did
-    write_page(
-        path,
-        "comparison.html",
-        runs=read,
-        reservations=reservations(read),
-        same_task=same_task(read),
-        metrics=metric_rows(read),
-        paired=paired,
-        training=plots.training_curves({run.name: run.measured for run in read}),
-        shown=shown,
-        differing_flags=differing_flags,
-        shared_flags=shared_flags,
-        differing_environment=_split([_flat(run.environment) for run in read])[0],
-    )
-    return paired
-
-
-# Whether one run is better than another
-
-
-@dataclasses.dataclass(frozen=True)
-class Paired:
-    """A run compared with another, query by query.
-
-    Args:
-        name: Of the run.
-        reference: Of the other one.
-        refused: Why they cannot be compared query by query; empty where they can.
-        classes: Run minus reference by metric, with intervals over classes: see `paired_differences`.
-        seeds: The same with intervals over seeds, where both have several: see `seed_difference`.
-        counts: How many seeds the run and the reference have.
-
-    Example:
-        >>> pair = Paired("jrd", "am", classes={"recall@1": Interval(0.024, 0.011, 0.036, 0.006)})
-        >>> pair.change("recall@1"), pair.intervals("recall@1")
-        ('+2.4', ['1.1 to 3.6 over classes'])
-    """
-
-    name: str
-    reference: str
-    refused: str = ""
-    classes: Mapping[str, Interval] = dataclasses.field(default_factory=dict)
-    seeds: Mapping[str, Interval] = dataclasses.field(default_factory=dict)
-    counts: tuple[int, int] = (1, 1)
-
-    def told_apart(self, metric: str) -> bool:
-        """Whether no interval that is known of the difference holds 0."""
-        known = [of[metric] for of in (self.classes, self.seeds) if metric in of]
-        return all(interval.low > 0 for interval in known) or all(interval.high < 0 for interval in known)
-
-    def change(self, metric: str) -> str:
-        """Return the difference in points, with its sign."""
-        value = metric_value(metric, self.classes[metric].mean)
-        return value if value.startswith("−") else f"+{value}"
-
-    def intervals(self, metric: str) -> list[str]:
-        """Return the 95 % intervals in print: over classes and, where both have several seeds, over seeds."""
-        kinds = (self.classes, "classes"), (self.seeds, "{} and {} seeds".format(*self.counts))
-        values = [(of[metric], kind) for of, kind in kinds if metric in of]
-        return [f"{metric_value(metric, of.low)} to {metric_value(metric, of.high)} over {kind}" for of, kind in values]
-
-
-def pairs_with_first(
-    runs: Sequence[Run], dataset: ImageDataset | None, embeddings: Sequence[np.ndarray], distance: str
-) -> list[Paired]:
-    """Each run but the first compared with the first, query by query.
-
-    Args:
-        runs: What `read_runs` gives.
-        dataset: Images to search, for runs that have not stored what they found; None: there are none.
-        embeddings: (N, d) of them under each run.
-        distance: How the embeddings are compared.
-    """
-    stored = measured = [_stored(run) for run in runs]
-    if dataset is not None and not all(stored):
-        options: dict[str, Any] = {"metrics": ("recall@1", "map@r", "r_precision"), "distance": distance}
-        values = [retrieval_per_query(**dataset_protocol(x, dataset), **options) for x in embeddings]
-        measured = [[QueryValues.of(dataset, of_run)] for of_run in values]
-    pairs = []
-    for number in range(1, len(runs)):
-        found = stored if stored[number] and stored[0] else measured
-        pairs.append(_paired(runs[number], runs[0], found[number], found[0]))
-    return pairs
-
-
-def _stored(run: Run) -> list[QueryValues]:
-    """Return what the seeds of a run have found for each query; empty where one has not stored it."""
-    paths = [one.path / QUERIES_FILE for one in run.seeds or [run] if one.path]
-    return [QueryValues.read(path) for path in paths] if all(path.is_file() for path in paths) else []
-
-
-def _paired(run: Run, reference: Run, first: list[QueryValues], second: list[QueryValues]) -> Paired:
-    if not first or not second:
-        name = (reference if first else run).name
-        refused = f"{name} has no {QUERIES_FILE}; name the data set, and the command embeds the images again"
-        return Paired(run.name, reference.name, refused)
-    of_seeds = all(one.name.startswith("seed ") for one in (*run.seeds, *reference.seeds))
+    labels, shown, halved = dataset.labels, np.ones(len(dataset), bool), held_out is None
+    if held_out is None:
+        half = np.isin(labels, drawn_classes(labels)[::2])
+        held_out, shown = (embeddings[half], labels[half]), ~half
+    chosen = sampled_images(held_out[1])
     try:
-        differences = compare_queries(first, second, seeds=of_seeds)
-    except UserError as error:
-        return Paired(run.name, reference.name, str(error))
-    classes = {name: differences.classes[name] for name in metric_order(differences.classes)}
-    return Paired(run.name, reference.name, "", classes, differences.seeds, (len(first), len(second)))
-
-
-# In what runs differ
-
-
-def reservations(runs: Sequence[Run]) -> dict[str, str]:
-    """Why the results of these runs do not compare: what differs, and what it is in each; empty where nothing does."""
-    conditions: dict[str, list[Any]] = {
-        "data sets": [run.result.get("dataset") for run in runs],
-        "protocols": [run.result.get("protocol") for run in runs],
-        "options of the data set": [run.flags.get("dataset_options") for run in runs],
-        "numbers of images": [_images(run) for run in runs],
-        _SELECTION: [run.result.get("selection") for run in runs],
-    }
+        calibration = calibrate(np.asarray(held_out[0])[chosen], held_out[1][chosen], distance=distance, **target)
+    except UserError:  # there are too few images or pairs, or none reaches the rate
+        calibration, shown = None, np.ones(len(dataset), bool)
+    rows = np.flatnonzero(shown)
+    rows = rows[sampled_images(labels[rows])]
+    points, labels = embeddings[rows], labels[rows]
+    if not 1 < len(np.unique(labels)) < len(labels):
+        return None
+    measured = verification(points, labels, distance=distance)
+    threshold = measured.eer_threshold if calibration is None else calibration.threshold
+    accepted = accepted_rates(points, labels, threshold, distance=distance)
+    rates: Mapping[str, Interval] = {name: getattr(accepted, name) for name in ("far", "tar", "precision")}
+    if "fpir" in target:
+        rates = identification_rates(points, labels, threshold, distance=distance)
     return {
-        what: "; ".join(f"{run.name}: {value or 'not stated'}" for run, value in zip(runs, values, strict=True))
-        for what, values in conditions.items()
-        if len({str(value) for value in values}) > 1
+        "measured": measured,
+        "calibration": calibration,
+        "halved": halved,
+        "threshold": threshold,
+        "rates": rates,
+        "sampled": len(rows) < shown.sum(),
+        "roc": figures.roc_figure(measured, accepted),
+        "histogram": figures.histogram_figure(measured.counts, distance, threshold),
     }
 
 
-def _images(run: Run) -> str:
-    queries, gallery = (f"{run.metrics[key]:,}" if key in run.metrics else "?" for key in metric_text.COUNTS[:2])
-    return f"{queries} queries, each compared with {gallery}"
+def drawn_classes(labels: np.ndarray) -> np.ndarray:
+    """Return the classes in a random order, always the same."""
+    return np.random.default_rng(0).permutation(np.unique(labels))
 
 
-def same_task(runs: Sequence[Run]) -> bool:
-    """Whether all runs were measured on the same images in the same way, so that a difference means something."""
-    return not reservations(runs).keys() - {_SELECTION}
+def sampled_images(labels: np.ndarray) -> np.ndarray:
+    """(N,) bool, the images of classes drawn at random: at least two classes, else no more images than are measured."""
+    classes = drawn_classes(labels)
+    counts = np.unique(labels, return_counts=True)[1]
+    images = np.cumsum(counts[np.searchsorted(np.sort(classes), classes)])
+    return np.isin(labels, classes[: max(2, int(np.searchsorted(images, _MOST_IMAGES, side="right")))])
 
 
-def metric_rows(runs: Sequence[Run]) -> dict[str, list[tuple[str, list[str], bool]]]:
-    """Every metric under every run: in print, notes below it, and whether it is the best.
+# The report of an audit
 
-    The notes are the difference to the first run, on the same task, and the interval, where it is known.
-    """
-    comparable = same_task(runs)
-    rows: dict[str, list[tuple[str, list[str], bool]]] = {}
-    for key in metric_order(dict.fromkeys(key for run in runs for key in run.metrics)):
-        values = [run.metrics.get(key) for run in runs]
-        # The largest as printed, where more is better and not all are the same.
-        printed = [None if value is None else round(100 * value, 1) for value in values]
-        known = {value for value in printed if value is not None}
-        best = max(known) if comparable and metric_text.is_fraction(key) and len(known) > 1 else None
-        rows[key] = []
-        for number, (run, value) in enumerate(zip(runs, values, strict=True)):
-            notes = (
-                [metric_text.metric_change(key, values[0], value)]
-                if comparable and number and value is not None
-                else []
-            )
-            notes += [metric_text.metric_interval(key, run.intervals[key])] if key in run.intervals else []
-            rows[key].append((metric_value(key, value), notes, best is not None and printed[number] == best))
-    return rows
-
-
-def _split(settings: Sequence[Mapping[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return the settings in which runs differ, a value for each run, and those that they share."""
-    names = dict.fromkeys(name for values in settings for name in values)
-    rows = {name: [values.get(name, "–") for values in settings] for name in names}
-    differing = {name: row for name, row in rows.items() if len(set(row)) > 1}
-    return differing, {name: row[0] for name, row in rows.items() if name not in differing}
-
-
-def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    result: dict[str, str] = {}
-    for key, value in values.items():
-        nested = isinstance(value, Mapping)
-        result |= _flat(value, f"{above}{key} ") if nested else {above + str(key): setting_text(value)}
-    return result
-
-
-# How much of each kind the page has; the CSV files have all.
-_GROUPS, _LABELS, _OUTLIERS, _CLASSES, _PICKS = 40, 48, 24, 24, 48
-_IN_A_GROUP, _OF_A_CLASS = 6, 6
+# How much of each kind it has; the CSV files have all.
+_FINDINGS = {"label": 48, "outlier": 24, "pick": 48}
+_DUPLICATES, _CLASSES, _OF_A_CLASS = 40, 24, 6
 
 
 def write_audit(
     path: str | os.PathLike, audit: Audit, name: str, picture: Callable[[int], np.ndarray] | None = None
 ) -> None:
-    """Write the page of an audit.
+    """Write the report of an audit.
 
     Args:
         path: Where to write; the folder is made if it is missing.
-        audit: What was found.
+        audit: The findings.
         name: What the images are called.
-        picture: From a row to its image (H, W, 3) uint8; None: the page has names only.
+        picture: From a row to its image (H, W, 3) uint8; None: the report has names only.
 
     Raises:
-        OSError: The page cannot be written.
+        OSError: The report cannot be written.
         UserError: An image cannot be read.
 
     Example:
@@ -537,14 +341,12 @@ def write_audit(
         title=f"{name}: audit",
         audit=audit,
         dataset=types.SimpleNamespace(images=images, labels=table.labels, class_names={**table.class_names, -1: "–"}),
-        groups=audit.groups()[:_GROUPS],
+        groups=audit.groups()[:_DUPLICATES],
         counts=audit.counts(),
-        in_a_group=_IN_A_GROUP,
-        labels=audit.of("label")[:_LABELS],
-        outliers=audit.of("outlier")[:_OUTLIERS],
+        in_a_group=_OF_A_CLASS,
+        findings={kind: audit.of(kind)[:most] for kind, most in _FINDINGS.items()},
         same=[(finding, _of_class(audit, finding)) for finding in audit.of("same class")[:_CLASSES]],
         scattered=[(finding, _of_class(audit, finding)) for finding in audit.of("scattered class")[:_CLASSES]],
-        picks=audit.of("pick")[:_PICKS],
     )
 
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
 
-import keras
 import numpy as np
-from markupsafe import Markup
 
 from tfdml.evaluation.metrics import average_precision_at_r
 from tfdml.evaluation.relevance import Relevance, retrieval_task
 from tfdml.evaluation.retrieval import nearest_left
-from tfdml.report.rendering import render
-
-if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
-    from tfdml.data.dataset import ImageDataset
 
 # As far as the curve of Recall@K goes. Average precision at R is known for R up to this too.
 _DEPTH = 1000
@@ -24,13 +17,6 @@ _DEPTH = 1000
 _AT_FIRST = 32
 # Neighbors that are kept, to be shown.
 _KEPT = 8
-_GROUPS = {
-    "random": ("Typical", "drawn at random"),
-    "worst": ("Hardest", "fewest neighbors of the query’s own class"),
-    "best": ("Best", "most neighbors of the query’s own class"),
-    "better": ("Better", "another run finds more than {first}"),
-    "worse": ("Worse", "another run finds less than {first}"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,46 +122,33 @@ def _first(marked: np.ndarray) -> np.ndarray:
     return np.where(marked.any(axis=1), marked.argmax(axis=1) + 1, 0)
 
 
-def choose_examples(
-    ranked: Sequence[RankedQueries], labels: np.ndarray, count: int, seed: int = 0
-) -> dict[str, list[int]]:
-    """Which queries to show.
+def choose_examples(ranked: RankedQueries, labels: np.ndarray, count: int, seed: int = 0) -> dict[str, list[int]]:
+    """Which queries to show, of different classes as far as there are enough; all have an image of their class to find.
 
-    Of one run, about two fifths are drawn at random, the rest are the worst and the best in equal parts, by average
-    precision among the neighbors that are kept. Of several, a third each are better than under the first run and worse
-    than under it, by the run that differs most, the others are drawn. All are of different classes as far as there are
-    enough, and have an image of their class to find.
+    About two fifths are drawn at random, the others are the worst and the best in equal parts, by average precision
+    among the neighbors that are shown.
 
     Args:
-        ranked: What each run finds for the same queries.
+        ranked: What the search finds.
         labels: (N,) class ids of the queries.
         count: How many to choose.
         seed: Of the draw.
 
     Returns:
-        Queries by kind: `random`, `worst` and `best`, or `random`, `better` and `worse`.
+        Queries by kind: `random`, `worst` and `best`.
     """
-    drawn = np.random.default_rng(seed).permutation(np.flatnonzero(ranked[0].answerable))
-    matches = np.minimum(ranked[0].matches[drawn], ranked[0].hits.shape[1])
-    scores = [average_precision_at_r(run.hits[drawn], matches) for run in ranked]
-    orders: dict[str, tuple[np.ndarray, int]]
-    if len(ranked) == 1:
-        worst, best = (drawn[np.argsort(sign * scores[0], kind="stable")] for sign in (1, -1))
-        extremes = count * 3 // 10
-        orders = {"random": (drawn, count - 2 * extremes), "worst": (worst, extremes), "best": (best, extremes)}
-    else:
-        gains = np.stack(scores[1:]) - scores[0]
-        orders = {
-            kind: (drawn[order := np.argsort(-gain, kind="stable")][gain[order] > 0], count // 3)
-            for kind, gain in (("better", gains.max(axis=0)), ("worse", -gains.min(axis=0)))
-        }
-        orders["random"] = drawn, count - 2 * (count // 3)
-    chosen: dict[str, list[int]] = {}
-    for kind, (order, most) in orders.items():
-        taken = {query for queries in chosen.values() for query in queries}
-        fresh = [query for query in order.tolist() if query not in taken]
-        chosen[kind] = spread_over_classes(fresh, labels)[:most]
-    return {kind: chosen[kind] for kind in _GROUPS if chosen.get(kind)}
+    drawn = np.random.default_rng(seed).permutation(np.flatnonzero(ranked.answerable))
+    scores = average_precision_at_r(ranked.hits[drawn], np.minimum(ranked.matches[drawn], ranked.hits.shape[1]))
+    worst, best = (drawn[np.argsort(sign * scores, kind="stable")] for sign in (1, -1))
+    extremes, chosen = count * 3 // 10, dict[str, list[int]]()
+    for kind, order, most in (
+        ("random", drawn, count - 2 * extremes),
+        ("worst", worst, extremes),
+        ("best", best, extremes),
+    ):
+        before = {query for queries in chosen.values() for query in queries}
+        chosen[kind] = spread_over_classes([query for query in order.tolist() if query not in before], labels)[:most]
+    return {kind: queries for kind, queries in chosen.items() if queries}
 
 
 def spread_over_classes(rows: Sequence[int], labels: np.ndarray) -> list[int]:
@@ -188,81 +161,6 @@ def spread_over_classes(rows: Sequence[int], labels: np.ndarray) -> list[int]:
     order = np.asarray(rows, np.int64)
     is_first = np.isin(np.arange(len(order)), np.unique(labels[order], return_index=True)[1])
     return [*order[is_first].tolist(), *order[~is_first].tolist()]
-
-
-@dataclasses.dataclass(frozen=True)
-class HeatMap:
-    """What a query has in common with a neighbor.
-
-    Args:
-        hit: Whether the neighbor is of the query's class.
-        similarity: Their cosine similarity, in the view that the embedder takes.
-        pictures: The query and the neighbor with their heat maps, (S, S, 3) uint8.
-    """
-
-    hit: bool
-    similarity: float
-    pictures: tuple[np.ndarray, np.ndarray]
-
-
-def heat_maps(
-    embedder: Any, ranked: RankedQueries, queries: ImageDataset, gallery: ImageDataset, query: int
-) -> list[HeatMap]:
-    """Return the heat maps of a query with its nearest hit and its nearest miss, as far as they are kept."""
-    import tensorflow as tf
-
-    from tfdml.data import EvaluationTransform
-    from tfdml.explain import overlay, similarity
-
-    def view(images: ImageDataset, row: int) -> np.ndarray:
-        return EvaluationTransform.of(embedder)(tf.constant(images.images.picture(row))).numpy()
-
-    first = view(queries, query)
-    nearest: dict[bool, int] = {}
-    for row, _, hit in ranked.neighbors(query):
-        nearest.setdefault(hit, row)
-    result = []
-    for hit, row in sorted(nearest.items(), reverse=True):
-        second = view(gallery, row)
-        maps = similarity(embedder, first, second)
-        one, other = keras.ops.convert_to_numpy(embedder(np.stack([first, second]), training=False))
-        pictures = overlay(first, maps[0]), overlay(second, maps[1])
-        result.append(HeatMap(hit, float(one @ other), pictures))
-    return result
-
-
-def examples_html(
-    runs: Mapping[str, RankedQueries | None],
-    queries: ImageDataset,
-    gallery: ImageDataset,
-    count: int,
-    embedder: Any = None,
-) -> Markup:
-    """Return some queries in groups, each with its neighbors under every run.
-
-    Args:
-        runs: What each run finds, by its name.
-        queries: The images that are searched for.
-        gallery: Those that are searched.
-        count: How many queries.
-        embedder: Of the one run, for heat maps of the first query of each group; None: there are none.
-    """
-    ranked = {name: run for name, run in runs.items() if run is not None}
-    chosen = choose_examples(list(ranked.values()), queries.labels, count) if ranked else {}
-    groups = [(*_GROUPS[kind], rows) for kind, rows in chosen.items()]
-    maps = {}
-    if embedder is not None and len(ranked) == 1:
-        (run,) = ranked.values()
-        maps = {rows[0]: heat_maps(embedder, run, queries, gallery, rows[0]) for rows in chosen.values()}
-    return render("examples.html", groups=groups, ranked=ranked, queries=queries, gallery=gallery, maps=maps)
-
-
-# Up to this many classes are all listed; of more, the worst and the best.
-_LISTED_CLASSES = 300
-_EXTREMES = 50
-# Confusions that are pictured, and listed.
-_PICTURED = 12
-_LISTED = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,12 +213,6 @@ def _means(values: np.ndarray, place: np.ndarray, count: int, keep: np.ndarray) 
     sums = np.bincount(place[keep], weights=values[keep].astype(np.float64), minlength=count)
     with np.errstate(invalid="ignore"):
         return sums / np.bincount(place[keep], minlength=count)
-
-
-def classes_html(rows: list[ClassRow], names: dict[int, str]) -> Markup:
-    """Return the classes as a table that a script lets the reader sort."""
-    shown = rows if len(rows) <= _LISTED_CLASSES else rows[:_EXTREMES] + rows[-_EXTREMES:]
-    return render("classes.html", rows=shown, total=len(rows), extremes=_EXTREMES, names=names)
 
 
 # What is taken for what
@@ -384,23 +276,3 @@ def most_confused(pairs: Sequence[Confusion], count: int) -> list[int]:
             break
         classes += fresh
     return classes
-
-
-def confusions_html(
-    pairs: Sequence[Confusion], ranked: RankedQueries, queries: ImageDataset, gallery: ImageDataset
-) -> Markup:
-    """Render the most frequent confusions with an example each, and more as a table."""
-    # Without those whose reverse comes before them.
-    one_way = {frozenset((pair.label, pair.taken_for)): pair for pair in reversed(pairs)}
-    examples = [pair for pair in pairs if one_way[frozenset((pair.label, pair.taken_for))] is pair]
-    return render(
-        "confusions.html",
-        pairs=pairs,
-        examples=examples[:_PICTURED],
-        listed=pairs[:_LISTED] if len(pairs) > _PICTURED else [],
-        errors=sum(pair.count for pair in pairs),
-        total=int(ranked.answerable.sum()),
-        names={**gallery.class_names, **queries.class_names},
-        queries=queries,
-        gallery=gallery,
-    )

@@ -1,25 +1,32 @@
-"""What a report shows of a run: its result, history, flags and environment; read from its folder without TensorFlow."""
+"""What a report shows of a run, read from its folder without TensorFlow; and how metrics are written for people."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import UserError
+from tfdml.evaluation.compare import QUERIES_FILE, QueryValues
+from tfdml.evaluation.metrics import METRICS
 from tfdml.io.files import fields, parse_flags, parse_json, read_json
-from tfdml.report.metric_text import numbers, order_name, plain_intervals
-from tfdml.report.plots import STYLES
+
+# Numbers of results that count images and measure nothing.
+COUNTS = ("num_queries", "num_gallery", "queries_without_match")
+# Besides those of the table of metrics.
+_TITLES = {"nmi": "NMI", "ami": "AMI", "f1": "Pairwise F1", "auc": "AUC"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A finished run, or whatever else was measured: only `name` and the metrics of `result` need to be known.
+    """A finished run, or whatever else was measured: only `name` and the metrics of `result` need to be there.
 
     Args:
-        name: What a page calls it.
+        name: What a report calls it.
         result: What `result.json` holds: `metrics` as `evaluate_retrieval` gives them, fractions, with `intervals` of
             `confidence_intervals` among them or next to them; if measured, `metrics_before` the training,
             `metrics_moments` of a `MomentEmbedder`, `metrics_orders` by order of HORDE's moments; among the metrics
@@ -55,69 +62,43 @@ class Run:
         return numbers(self.result["metrics"])
 
     @property
-    def before(self) -> dict[str, float] | None:
-        """The metrics before training; None: they were not measured."""
-        measured = self.result.get("metrics_before")
-        return None if measured is None else numbers(measured)
+    def before(self) -> dict[str, float]:
+        """The metrics before training; empty where they were not measured."""
+        return numbers(self.result.get("metrics_before") or {})
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """The ends of the intervals that are known, by metric."""
-        return plain_intervals(self.result.get("intervals"), self.result["metrics"])
+        """The ends of the intervals that were measured, by metric."""
+        return ends_of(self.result.get("intervals") or self.result["metrics"].get("intervals") or {})
 
     @property
     def generalization(self) -> dict[str, float]:
         """The measures of generalization."""
         return numbers(self.result.get("generalization") or self.result["metrics"].get("generalization") or {})
 
-    @property
-    def measured(self) -> list[dict[str, Any]]:
-        """The metrics on the unseen classes after each epoch, with `epoch`."""
-        return [{"epoch": record.get("epoch"), **record.get("test", {})} for record in self.history]
+    def records(self, key: str) -> list[dict[str, Any]]:
+        """Return what was measured after each epoch under a key of `history`, with `epoch`."""
+        return [{"epoch": record["epoch"], **record[key]} for record in self.history if record.get(key)]
+
+    def queries(self) -> list[QueryValues]:
+        """Return the metrics of each query, by each of its seeds.
+
+        Raises:
+            UserError: The run has not stored them.
+        """
+        return [QueryValues.read(Path(one.path or "") / QUERIES_FILE) for one in self.seeds or [self]]
 
     @property
     def histories(self) -> dict[str, list[dict[str, Any]]]:
-        """As `measured`, by name: this run, seen classes if measured, and HORDE's other orders if more than once."""
-        seen = [{"epoch": record.get("epoch"), **record["seen"]} for record in self.history if record.get("seen")]
-        found = {"unseen classes": self.measured, "seen classes": seen} if seen else {"this run": self.measured}
-        records = [record for record in self.history if record.get("orders")]
-        for order in records[-1]["orders"] if len(records) > 1 else ():
-            if order != "1":  # the run itself
-                found[order_name(order)] = [
-                    {"epoch": record["epoch"], **record["orders"].get(order, {})} for record in records
-                ]
-        return found
-
-
-def read_runs(folders: Sequence[str | os.PathLike], names: Sequence[str] | None = None) -> list[Run]:
-    """Read the runs of a comparison.
-
-    Args:
-        folders: Their folders.
-        names: What to call them; None: as their folders, with the folder above where two are called the same.
-
-    Raises:
-        UserError: As `read_run`; fewer than 2 runs or more than 8; a folder twice; not one name per folder, or a name
-            twice.
-    """
-    if not 2 <= len(folders) <= STYLES:
-        raise UserError(f"a comparison needs 2 to {STYLES} runs; got {len(folders)}")
-    paths = [Path(folder) for folder in folders]
-    resolved = [path.resolve() for path in paths]
-    for path, real in zip(paths, resolved, strict=True):
-        if resolved.count(real) > 1:
-            raise UserError(f"{path} is named twice; compare different runs")
-    if names is None:
-        names = [Path(os.path.abspath(path)).name for path in paths]
-        if len(set(names)) < len(names):
-            names = ["/".join(path.parts[-2:]) for path in resolved]
-        if len(set(names)) < len(names):
-            names = [str(path) for path in resolved]
-    if len(names) != len(paths):
-        raise UserError(f"{len(names)} names for {len(paths)} runs; give one each")
-    if len(set(names)) < len(names):
-        raise UserError(f"runs need different names; got {', '.join(names)}")
-    return [read_run(path, name) for path, name in zip(paths, names, strict=True)]
+        """The metrics after each epoch, by the name of a curve: unseen and seen classes, HORDE's orders, or seeds."""
+        if self.seeds:
+            return {seed.name: seed.records("test") for seed in self.seeds}
+        curves = {"unseen classes": self.records("test"), "seen classes": self.records("seen")}
+        orders = self.records("orders")
+        for order in orders[-1] if len(orders) > 1 else ():
+            if order not in ("epoch", "1"):  # the run itself
+                curves[order_name(order)] = [{"epoch": record["epoch"], **record.get(order, {})} for record in orders]
+        return {name: curve for name, curve in curves.items() if curve}
 
 
 def read_run(path: str | os.PathLike, name: str = "") -> Run:
@@ -131,59 +112,125 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
         UserError: There is no such folder, the run in it has not ended, or one of its files is damaged.
     """
     path = Path(path)
-    if not path.is_dir():
-        raise UserError(f"{path} is no folder; name the folder of a finished run")
     if not (path / "result.json").is_file():
-        started = (path / "flags.txt").is_file()
-        raise UserError(
-            f"{path} holds a run that has not ended: there is no result.json; resume it and let it finish"
-            if started
-            else f"{path} is not the folder of a run: there is no result.json in it"
-        )
+        raise UserError(f"{path} is not the folder of a finished run: there is no result.json in it")
     result = read_json(path / "result.json", {"metrics": dict}, "was it written by another program?")
     environment, watch = (
         read_json(file) if (file := path / name).is_file() else {} for name in ("environment.json", "watch.json")
     )
-    seeds = _seeds(path, result)
+    lines = _text(path / "metrics.jsonl").splitlines()
+    folders = [fields(row, {"run": str}, f"{path}/result.json: runs")["run"] for row in result.get("runs", [])]
     return Run(
         name=name or Path(os.path.abspath(path)).name,
         result=result,
-        history=_mean_history(seeds) if seeds else _lines(path / "metrics.jsonl"),
+        history=[parse_json(line, f"{path}/metrics.jsonl") for line in lines if line.strip()],
         flags=parse_flags(_text(path / "flags.txt")),
-        environment=seeds[0].environment if seeds else environment,
+        environment=environment,
         watch=watch,
         path=path,
-        seeds=seeds,
+        seeds=[read_run(path / os.path.basename(folder), folder.replace("_", " ")) for folder in folders],
     )
 
 
-def _seeds(path: Path, result: Mapping[str, Any]) -> list[Run]:
-    """Return the runs of a folder of several seeds or folds."""
-    rows = result.get("runs", [])
-    if not isinstance(rows, list):
-        raise UserError(f"{path / 'result.json'} is damaged: runs must be a list")
-    names = [fields(row, {"run": str}, f"{path / 'result.json'}: runs")["run"] for row in rows]
-    return [read_run(path / os.path.basename(name), name.replace("_", " ")) for name in names]
-
-
-def _mean_history(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the mean of the metrics on the unseen classes after each epoch that all runs have measured."""
-    measured = [{record["epoch"]: numbers(record) for record in run.measured} for run in runs]
-    records = []
-    for epoch in sorted(set.intersection(*(set(of) for of in measured))):
-        names = [name for name in measured[0][epoch] if all(name in of[epoch] for of in measured)]
-        means = {name: sum(of[epoch][name] for of in measured) / len(measured) for name in names if name != "epoch"}
-        records.append({"epoch": epoch, "test": means})
-    return records
-
-
 def _text(path: Path) -> str:
-    """Return what a file holds; empty where there is none."""
-    with user_errors((OSError, UnicodeDecodeError), f"{path} cannot be read: {REASON}"):
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    """Return the text of a file; empty where there is none."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    lines = enumerate(_text(path).splitlines(), 1)
-    records = (parse_json(line, f"{path}, line {number},") for number, line in lines if line.strip())
-    return [record for record in records if isinstance(record, dict)]
+# Metrics in print
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that are numbers: not what else a result may hold, such as intervals."""
+    return {key: value for key, value in metrics.items() if isinstance(value, (int, float))}
+
+
+def ends_of(intervals: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return the ends of intervals by metric: (low, high), or an `Interval` with the mean before its ends.
+
+    Example:
+        >>> ends_of({"recall@1": [0.5, 0.4, 0.6, 0.05]})
+        {'recall@1': (0.4, 0.6)}
+    """
+    return {key: (value[0], value[1]) if len(value) == 2 else (value[1], value[2]) for key, value in intervals.items()}
+
+
+def metric_name(key: str) -> str:
+    """Return what to call a metric in print.
+
+    Example:
+        >>> metric_name("recall@1"), metric_name("map@r")
+        ('Recall@1', 'MAP@R')
+    """
+    family, _, k = key.partition("@")
+    metric = METRICS.get(key) or METRICS.get(f"{family}@K")
+    return metric.title.replace("@K", f"@{k}") if metric else _TITLES.get(key, key)
+
+
+def is_fraction(key: str) -> bool:
+    """Whether a metric is a share, printed in percent, of which more is better."""
+    return key in METRICS or key in _TITLES or "@" in key
+
+
+def metric_order(keys: Iterable[str]) -> list[str]:
+    """Return the keys that name metrics: Recall@K by K, then the others as they come.
+
+    Example:
+        >>> metric_order(["nmi", "recall@10", "num_queries", "recall@2"])
+        ['recall@2', 'recall@10', 'nmi']
+    """
+    keys = [key for key in keys if key not in COUNTS]
+    recalls = sorted((key for key in keys if re.fullmatch(r"recall@\d+", key)), key=lambda key: int(key[7:]))
+    return recalls + [key for key in keys if key not in recalls]
+
+
+def metric_value(key: str, value: float | None) -> str:
+    """Return a value in print, a fraction in percent; a dash where there is none.
+
+    Example:
+        >>> metric_value("recall@1", 0.5738), metric_value("lambda", 3.14159)
+        ('57.4', '3.142')
+    """
+    if value is None:
+        return "–"
+    # The sum takes the sign from a zero that rounding left negative.
+    text = f"{round(100 * value, 1) + 0.0:.1f}" if is_fraction(key) else f"{value:,.4g}"
+    return text.replace("-", "−")
+
+
+def metric_change(key: str, before: float | None, after: float | None) -> str:
+    """Return the difference of two values as printed, so that the row adds up; a dash where one is missing.
+
+    Example:
+        >>> metric_change("recall@1", 0.1234, 0.2), metric_change("recall@1", 0.2, 0.1)
+        ('+7.7', '−10.0')
+    """
+    if before is None or after is None:
+        return "–"
+    text = metric_value(key, round(after, 3) - round(before, 3) if is_fraction(key) else after - before)
+    return text if text.startswith("−") else f"+{text}"
+
+
+def metric_interval(key: str, ends: tuple[float, float] | None) -> str:
+    """Return an interval in print; a dash where there is none.
+
+    Example:
+        >>> metric_interval("recall@1", (0.5512, 0.5966))
+        '55.1 – 59.7'
+    """
+    return "–" if ends is None else " – ".join(metric_value(key, end) for end in ends)
+
+
+def order_name(order: str) -> str:
+    """Return what to call one of HORDE's orders of moments in print.
+
+    Example:
+        >>> order_name("1"), order_name("3"), order_name("all")
+        ('1, the embedding', 'order 3', 'all, side by side')
+    """
+    return {"1": "1, the embedding", "all": "all, side by side"}.get(order, f"order {order}")
+
+
+def setting_text(value: Any) -> str:
+    """Return a setting as text: strings as they are, the rest as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

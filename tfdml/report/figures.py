@@ -1,0 +1,341 @@
+"""Figures of a report, drawn by matplotlib as inline SVG in the style sheet's colors: curves, histograms, the map."""
+
+from __future__ import annotations
+
+import functools
+import io
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from tfdml.errors import UserError
+from tfdml.evaluation.relevance import ids_or_names
+from tfdml.evaluation.verification import OperatingPoint, PairHistogram, Verification
+from tfdml.report.runs import Run
+from tfdml.retrieval.exact import check_embeddings, unit_rows
+
+if TYPE_CHECKING:  # slow to import, so only where something is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Records = Sequence[Mapping[str, Any]]
+
+# Kinds of points and lines, distinguished by color, shape and dashes.
+STYLES = 8
+MARKS = "os^vDPX*"
+_DASHES = ("-", *((0, dash) for dash in ((4, 2), (1, 2), (5, 2, 1, 2), (2, 2), (7, 2), (1, 1, 3, 1), (3, 1, 1, 1))))
+# Colors are drawn as #000001, #000002 ... and become the style sheet's variables of these names, so that a figure is
+# light or dark as the report is.
+_COLORS = ("", "ink", "soft", "line", "card", "dot", *(f"s{style}" for style in range(STYLES)))
+_SIZE = (480, 300)
+# Beyond this many points on a curve, marks on each would run into one another.
+_MARKED_POINTS = 60
+_BINS = 48
+# Images on the map: t-SNE of them takes some ten seconds of one core.
+MAPPED_IMAGES = 2000
+_RANKS = {"effective_rank": "effective rank", "participation_ratio": "participation ratio"}
+_DENSITIES = {"unseen_d_avg_mean": "unseen classes", "seen_d_avg_mean": "seen classes"}
+
+
+def color(name: str) -> str:
+    """Return the placeholder of a variable of the style sheet."""
+    return f"#0000{_COLORS.index(name):02d}"
+
+
+def draw(plot: Callable[[Figure], None], label: str, size: tuple[int, int] = _SIZE) -> Markup:
+    """Draw a figure as an inline `<svg>`.
+
+    Args:
+        plot: Draws it.
+        label: What a screen reader says in its place; no other figure of the report may have the same.
+        size: Width and height, in units of its view box, of which text is 13 high.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    stream = io.StringIO()
+    style = pathlib.Path(__file__).with_name("templates") / "figures.mplstyle"
+    with matplotlib.rc_context({"svg.hashsalt": label}, style):
+        figure = Figure((size[0] / 72, size[1] / 72), layout="constrained")
+        plot(figure)
+        figure.savefig(stream, format="svg", transparent=True)
+    match = re.search(r"<g id=.*(?=</svg>)", stream.getvalue(), re.DOTALL)
+    assert match is not None
+    # Ids that are referred to are hashes of the label; those of groups are counted, alike in all figures.
+    body = re.sub(r' id="[^"]*_\d+"', "", match[0])
+    body = re.sub(r": #0000(\d\d)", lambda number: f": var(--{_COLORS[int(number[1])]})", body)
+    start = Markup('<svg class="figure" viewBox="0 0 {} {}" role="img" aria-label="{}">')
+    return start.format(*size, label) + Markup(body + "</svg>")  # noqa: S704 - matplotlib escapes text
+
+
+def _axes(figure: Figure, x_label: str, y_label: str) -> Axes:
+    axes = figure.subplots()
+    axes.set_xlabel(x_label)
+    axes.set_title(y_label)
+    return axes
+
+
+def curves(
+    title: str,
+    lines: Mapping[str, Mapping[float, float]],
+    x_label: str,
+    y_label: str,
+    *,
+    log_x: bool = False,
+    points: str = "",
+) -> Markup:
+    """Draw curves over one pair of axes, the highest point of each in the label; empty where there is no value.
+
+    Args:
+        title: What is drawn.
+        lines: y by x of each curve, by its name; the order chooses its style.
+        x_label: Under the axis.
+        y_label: Above the axis.
+        log_x: Whether equal steps along the axis are equal ratios of x.
+        points: The name of a curve that is drawn as single points.
+    """
+    shown = {name: (style % STYLES, line) for style, (name, line) in enumerate(lines.items()) if line}
+    if not shown:
+        return Markup()
+
+    def plot(figure: Figure) -> None:
+        axes = _axes(figure, x_label, y_label)
+        for name, (style, line) in shown.items():
+            look: dict[str, Any] = {"color": color(f"s{style}"), "ls": "" if name == points else _DASHES[style]}
+            if len(line) <= _MARKED_POINTS:
+                look["marker"] = MARKS[style]
+            axes.plot(list(line), list(line.values()), label=name[:50], clip_on=False, **look)
+        if all(y >= 0 for _, line in shown.values() for y in line.values()):
+            axes.set_ylim(bottom=0)
+        axes.locator_params(axis="x", integer=True)
+        if log_x:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+        if len(shown) > 1:
+            figure.legend(loc="outside lower left", ncols=1 if max(len(name) for name in shown) > 26 else 2)
+
+    highest = ((name, line, max(line, key=lambda x: line[x])) for name, (_, line) in shown.items())
+    described = (
+        f"{name}: highest {line[x]:.4g} at {x_label} {x:g}, last {line[max(line)]:.4g}" for name, line, x in highest
+    )
+    return draw(plot, f"{title}. {'; '.join(described)}", (_SIZE[0], _SIZE[1] + 20 * (-(-len(shown) // 2) - 1)))
+
+
+def _points(records: Records, along: str, key: str, factor: float = 1) -> dict[float, float]:
+    return {
+        float(record[along]): factor * float(record[key])
+        for record in records
+        if record.get(along) is not None and record.get(key) is not None and np.isfinite(record[key])
+    }
+
+
+def _several(figures: Iterable[tuple[str, str, Records, Mapping[str, str]]], along: str) -> dict[str, Markup]:
+    """Draw figures by title, those of which there are values.
+
+    Args:
+        figures: A title, the unit, the records, and what to call their values by key.
+        along: What of the records is counted.
+    """
+    drawn = {
+        title: curves(
+            f"{title} per {along}", {n: _points(records, along, key) for key, n in names.items()}, along, unit
+        )
+        for title, unit, records, names in figures
+    }
+    return {title: figure for title, figure in drawn.items() if figure}
+
+
+def recall_figure(recall: np.ndarray, before: Mapping[str, float]) -> Markup:
+    """Draw Recall@K against K, K along a logarithmic axis.
+
+    Args:
+        recall: Recall@K for K = 1, 2, ... as fractions.
+        before: Metrics before training, of which only some Recall@K were measured, drawn as single points.
+    """
+    points = {int(key[7:]): 100 * y for key, y in before.items() if re.fullmatch(r"recall@\d+", key)}
+    lines: dict[str, Mapping[float, float]] = {"after training": {k: 100 * y for k, y in enumerate(recall.tolist(), 1)}}
+    lines["before training"] = {k: y for k, y in sorted(points.items()) if k <= len(recall)}
+    return curves("Recall@K", lines, "K", "Recall@K, %", log_x=True, points="before training")
+
+
+def training_figure(run: Run) -> Markup:
+    """Draw Recall@1 after each epoch, of the run or of each of its seeds."""
+    lines = {name: _points(records, "epoch", "recall@1", 100) for name, records in run.histories.items()}
+    return curves("Recall@1 per epoch", lines, "epoch", "Recall@1, %")
+
+
+def objective_figures(run: Run) -> dict[str, Markup]:
+    """Draw values and reports of the objectives, generalization and the rate by epoch.
+
+    What an objective reports next to its value begins with its name, as `density_target`.
+    """
+    train, generalization = run.records("train"), run.records("generalization")
+    reported = dict.fromkeys(key for record in train for key in record)
+    own = [key for key in reported if any(key.startswith(f"{name}_") for name in reported)]
+    values = [key for key in reported if key not in (*own, "epoch", "loss", "d_pos", "d_neg", "violations")]
+    figures: list[tuple[str, str, Records, Mapping[str, str]]] = [
+        ("Values of the objectives", "in training batches", train, {key: key for key in values}),
+        *((key, "in training batches", train, {key: key}) for key in own),
+        ("λ and the H-divergence", "λ up to 2", generalization, {"lambda": "λ", "h_divergence": "H-divergence"}),
+        ("Density of the classes, all images", "mean D", generalization, _DENSITIES),
+    ]
+    if len({record["learning_rate"] for record in run.history if "learning_rate" in record}) > 1:
+        figures.append(("Learning rate", "rate", run.history, {"learning_rate": "learning rate"}))
+    return _several(figures, "epoch")
+
+
+def watched_figures(samples: Records) -> dict[str, Markup]:
+    """Draw curves of what was sampled of batches during the training, `samples` of `watch.json`."""
+    norms, shares = (
+        [{**sample[key], "step": sample["step"]} for sample in samples] for key in ("gradient_norm", "gradient_share")
+    )
+    parts, terms = ({key: key for record in records for key in record if key != "step"} for records in (norms, shares))
+    return _several(
+        [
+            ("Directions of a batch of embeddings", "directions", samples, _RANKS),
+            ("Variance of a batch of embeddings", "of at most 1", samples, {"variance": "variance"}),
+            ("Gradient norms", "before clipping", norms, parts),
+            # That of a single term is 1.
+            ("Terms of the embedder's gradient", "share", shares, terms if len(terms) > 1 else {}),
+        ],
+        "step",
+    )
+
+
+def histogram_figure(histogram: PairHistogram, distance: str, threshold: float) -> Markup:
+    """Draw two histograms of distances over one axis, each in percent of its own pairs, and the threshold."""
+    shown = histogram.rebinned(_BINS)
+
+    def plot(figure: Figure) -> None:
+        axes = _axes(figure, f"{distance} distance", "% of pairs")
+        for counts, name, look in (
+            (shown.negative, "different classes, d⁻", {"fc": "none", "ec": color("s1"), "hatch": "///"}),
+            (shown.positive, "one class, d⁺", {"fc": (color("s0"), 0.38), "ec": color("s0")}),
+        ):
+            axes.stairs(100 * counts / counts.sum(), shown.edges, fill=True, lw=1.5, label=name, **look)
+        axes.axvline(threshold, color=color("ink"), ls="--", lw=2, label=f"threshold {threshold:.3g}")
+        figure.legend(loc="outside lower left", ncols=3)
+
+    means = f"Mean of d+ {histogram.mean_positive:.3g}, mean of d- {histogram.mean_negative:.3g}"
+    return draw(plot, f"Histogram of pair distances. {means}, threshold {threshold:.3g}")
+
+
+def roc_figure(measured: Verification, chosen: OperatingPoint) -> Markup:
+    """Draw the true accept rate by the false accept rate, along a logarithmic axis, with the chosen threshold."""
+
+    def plot(figure: Figure) -> None:
+        axes, shown = _axes(figure, "false accept rate", "true accept rate, %"), measured.roc["far"] > 0
+        far, tar = measured.roc["far"][shown], 100 * measured.roc["tar"][shown]
+        axes.plot(far, tar, color=color("s0"), drawstyle="steps-post", clip_on=False)
+        axes.set(xscale="log", xlim=(max(1 / measured.num_different, 1e-7), 1), ylim=(0, 100))
+        axes.xaxis.set_major_formatter("{x:g}")
+        if chosen.far.mean:
+            at = chosen.far.mean, 100 * chosen.tar.mean
+            axes.plot(*at, "o", ms=9, mec=color("s0"), mfc=color("card"), mew=2.5, clip_on=False)
+            axes.annotate(f"threshold {chosen.threshold:.3g}", at, (-10, 6), "data", "offset points", ha="right")
+
+    points = "; ".join(f"{100 * point.tar.mean:.1f} % at {far:g}" for far, point in measured.points.items())
+    return draw(plot, f"ROC curve: true accept rate by false accept rate. {points}")
+
+
+# The map
+
+
+def lay_out(embeddings: np.ndarray, *, distance: str = "euclidean", seed: int = 0) -> np.ndarray | None:
+    """Places in the plane by t-SNE (van der Maaten and Hinton, 2008); the same arguments give the same places.
+
+    Args:
+        embeddings: (n, d).
+        distance: For `cosine` the embeddings are scaled to length 1 first; else their Euclidean distances count.
+        seed: Of t-SNE.
+
+    Returns:
+        (n, 2) float32; None for fewer than five images or if all are the same.
+    """
+    x = unit_rows(embeddings) if distance == "cosine" else np.asarray(embeddings)
+    if len(x) < 5 or np.ptp(x, axis=0).max() == 0:
+        return None
+    import threadpoolctl
+    from sklearn.manifold import TSNE
+
+    x = x / np.abs(x).max()
+    x = np.pad(x, ((0, 0), (0, max(0, 2 - x.shape[1]))))  # a plane needs two
+    tsne = TSNE(2, perplexity=min(30.0, (len(x) - 1) / 3), init="pca", max_iter=750, random_state=seed)
+    # Its steps are short: on a busy machine, threads that wait for one another at each take many times as long.
+    with threadpoolctl.threadpool_limits(1, user_api="openmp"):
+        return tsne.fit_transform(x)
+
+
+def map(
+    embeddings: Any,
+    labels: Any = None,
+    *,
+    class_names: Mapping[int, str] | None = None,
+    distance: str = "euclidean",
+    seed: int = 0,
+) -> Figure:
+    """Draw embeddings in the plane by t-SNE, of at most 2,000 images; a notebook displays the figure.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) class ids; the eight most frequent classes are marked and named. None: one color.
+        class_names: What the classes are called.
+        distance: As `nearest_neighbors`.
+        seed: Of the choice of images and of t-SNE.
+
+    Raises:
+        UserError: There are fewer than five different embeddings, or not as many labels.
+
+    Example:
+        >>> figure = tfdml.report.map(embeddings, labels)
+        >>> figure.savefig("map.png")
+    """
+    from matplotlib.figure import Figure
+
+    vectors = check_embeddings(embeddings, "embeddings")
+    labels = ids_or_names(np.zeros(len(vectors), np.int64) if labels is None else labels, len(vectors))
+    rows = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:MAPPED_IMAGES])
+    places = lay_out(vectors[rows], distance=distance, seed=seed)
+    if places is None:
+        raise UserError("there are too few different embeddings for a map: at least five")
+    classes, counts = np.unique(labels[rows], return_counts=True)
+    shown = classes[np.argsort(-counts, kind="stable")][:STYLES].tolist()
+    figure = Figure((7.5, 6), layout="constrained")
+    names = {label: str((class_names or {}).get(label, label)) for label in shown}
+    _plot_map(figure, places, labels[rows], names, {"dot": "#cccccc", "card": "white"}.get)
+    # What a notebook displays as a cell's value, whether or not pyplot is imported.
+    vars(figure)["_repr_png_"] = functools.partial(_png, figure)
+    return figure
+
+
+def map_figure(places: np.ndarray, labels: np.ndarray, marked: Mapping[int, str]) -> Markup:
+    """Draw the map of some images.
+
+    Args:
+        places: (n, 2) as `lay_out` returns them.
+        labels: (n,) their classes.
+        marked: Names of at most eight classes that get a color and a shape of their own.
+    """
+    label = f"Map of {len(places)} images." + (f" Marked classes: {', '.join(marked.values())}." if marked else "")
+    return draw(lambda figure: _plot_map(figure, places, labels, marked, color), label, (640, 560))
+
+
+def _plot_map(figure: Figure, places: np.ndarray, labels: np.ndarray, marked: Mapping[Any, str], paint: Any) -> None:
+    axes = figure.add_subplot(aspect="equal")
+    axes.axis("off")
+    axes.plot(*places[~np.isin(labels, list(marked))].T, "o", ms=4, color=paint("dot"), mew=0)
+    for style, (label, name) in enumerate(marked.items()):
+        x, y = places[labels == label].T
+        axes.plot(x, y, MARKS[style], ms=9, color=paint(f"s{style}"), mec=paint("card"), label=name[:50])
+    if len(marked) > 1:
+        figure.legend(loc="outside right upper", frameon=False)
+
+
+def _png(figure: Figure) -> bytes:
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    return stream.getvalue()
