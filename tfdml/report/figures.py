@@ -37,8 +37,6 @@ _MARKED_POINTS = 60
 _BINS = 48
 # Images on the map: t-SNE of them takes some ten seconds of one core.
 MAPPED_IMAGES = 2000
-_RANKS = {"effective_rank": "effective rank", "participation_ratio": "participation ratio"}
-_DENSITIES = {"unseen_d_avg_mean": "unseen classes", "seen_d_avg_mean": "seen classes"}
 
 
 def color(name: str) -> str:
@@ -133,22 +131,6 @@ def _points(records: Records, along: str, key: str, factor: float = 1) -> dict[f
     }
 
 
-def _several(figures: Iterable[tuple[str, str, Records, Mapping[str, str]]], along: str) -> dict[str, Markup]:
-    """Draw figures by title, those of which there are values.
-
-    Args:
-        figures: A title, the unit, the records, and what to call their values by key.
-        along: What of the records is counted.
-    """
-    drawn = {
-        title: curves(
-            f"{title} per {along}", {n: _points(records, along, key) for key, n in names.items()}, along, unit
-        )
-        for title, unit, records, names in figures
-    }
-    return {title: figure for title, figure in drawn.items() if figure}
-
-
 def recall_figure(recall: np.ndarray, before: Mapping[str, float]) -> Markup:
     """Draw Recall@K against K, K along a logarithmic axis.
 
@@ -169,41 +151,13 @@ def training_figure(run: Run) -> Markup:
 
 
 def objective_figures(run: Run) -> dict[str, Markup]:
-    """Draw values and reports of the objectives, generalization and the rate by epoch.
-
-    What an objective reports next to its value begins with its name, as `density_target`.
-    """
-    train, generalization = run.records("train"), run.records("generalization")
-    reported = dict.fromkeys(key for record in train for key in record)
-    own = [key for key in reported if any(key.startswith(f"{name}_") for name in reported)]
-    values = [key for key in reported if key not in (*own, "epoch", "loss", "d_pos", "d_neg", "violations")]
-    figures: list[tuple[str, str, Records, Mapping[str, str]]] = [
-        ("Values of the objectives", "in training batches", train, {key: key for key in values}),
-        *((key, "in training batches", train, {key: key}) for key in own),
-        ("λ and the H-divergence", "λ up to 2", generalization, {"lambda": "λ", "h_divergence": "H-divergence"}),
-        ("Density of the classes, all images", "mean D", generalization, _DENSITIES),
-    ]
-    if len({record["learning_rate"] for record in run.history if "learning_rate" in record}) > 1:
-        figures.append(("Learning rate", "rate", run.history, {"learning_rate": "learning rate"}))
-    return _several(figures, "epoch")
-
-
-def watched_figures(samples: Records) -> dict[str, Markup]:
-    """Draw curves of what was sampled of batches during the training, `samples` of `watch.json`."""
-    norms, shares = (
-        [{**sample[key], "step": sample["step"]} for sample in samples] for key in ("gradient_norm", "gradient_share")
-    )
-    parts, terms = ({key: key for record in records for key in record if key != "step"} for records in (norms, shares))
-    return _several(
-        [
-            ("Directions of a batch of embeddings", "directions", samples, _RANKS),
-            ("Variance of a batch of embeddings", "of at most 1", samples, {"variance": "variance"}),
-            ("Gradient norms", "before clipping", norms, parts),
-            # That of a single term is 1.
-            ("Terms of the embedder's gradient", "share", shares, terms if len(terms) > 1 else {}),
-        ],
-        "step",
-    )
+    """Draw each value that the training has reported by epoch: of the objectives, and what they report besides."""
+    records = run.records("train")
+    names = dict.fromkeys(key for record in records for key in record if key not in ("epoch", "loss"))
+    drawn = {
+        name: curves(name, {name: _points(records, "epoch", name)}, "epoch", "in training batches") for name in names
+    }
+    return {name: figure for name, figure in drawn.items() if figure}
 
 
 def histogram_figure(histogram: PairHistogram, distance: str, threshold: float) -> Markup:

@@ -202,7 +202,6 @@ def write_report(
         distance=distance,
         training=figures.training_figure(run),
         objectives=figures.objective_figures(run),
-        watched=figures.watched_figures(run.watch.get("samples", ())),
         images=images,
     )
 
