@@ -236,9 +236,8 @@ def test_classes_of_one_image_give_a_page_that_says_so(tmp_path):
     write_report(tmp_path / "r.html", Run("t", {"metrics": {"nmi": 1.0}}), made(labels), np.eye(5))
     page = check_page((tmp_path / "r.html").read_text("utf-8"))
     assert "No query has another image of its class" in page.section("retrieval")
-    assert "No query has an image of its class" in page.section("recall")
+    assert "No query has another image of its class" in page.section("recall")
     assert "There are not both pairs" in page.section("same-or-different")
-    assert "class 0" in page.section("classes")
 
 
 @pytest.mark.slow
@@ -280,7 +279,7 @@ def test_parts_that_grow_with_the_data_are_bounded(tmp_path, monkeypatch):
 
 def test_bad_arguments(tmp_path):
     embeddings, labels = embedded()
-    with pytest.raises(UserError, match="41 rows for the 42 images of toys"):
+    with pytest.raises(UserError, match="41 embeddings for the 42 images of toys"):
         write_report(tmp_path / "r.html", Run("t", {"metrics": {}}), made(labels), embeddings[:41])
     assert not list(tmp_path.iterdir())
 
