@@ -509,8 +509,9 @@ def write_warm_up(folder: Path, signatures: Mapping[str, Any]) -> Path:
         The path of the file, a TFRecord of `tensorflow.serving.PredictionLog`.
 
     Example:
-        >>> write_warm_up(pathlib.Path("models/cars/1"), tf.saved_model.load("models/cars/1").signatures)
-        PosixPath('models/cars/1/assets.extra/tf_serving_warmup_requests')
+        >>> path = export_saved_model(embedder, "models/cars")
+        >>> write_warm_up(path, tf.saved_model.load(path).signatures).name
+        'tf_serving_warmup_requests'
     """
     path = folder / WARM_UP
     path.parent.mkdir(parents=True, exist_ok=True)
