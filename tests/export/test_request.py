@@ -77,22 +77,13 @@ def embed(served, images, signature="serving_default"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BAD)
-def test_the_bad_image_of_a_batch_is_named(name, served):
-    bad, says = BAD[name]
-    good = [picture(seed) for seed in range(3)]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[2\] of 4: ") as raised:
-        embed(served, [*good[:2], bad, good[2]])
-    assert says in str(raised.value)
-
-
-@pytest.mark.slow
-def test_the_server_goes_on_after_every_bad_image(served):
+def test_the_bad_image_of_a_batch_is_named_and_the_server_continues(served):
     good = [picture(seed) for seed in range(3)]
     before = embed(served, good)["embedding"].numpy()
-    for bad, _ in BAD.values():
-        with pytest.raises(tf.errors.InvalidArgumentError):
-            embed(served, [good[0], bad])
+    for bad, message in BAD.values():
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[2\] of 4: ") as raised:
+            embed(served, [*good[:2], bad, good[2]])
+        assert message in str(raised.value)
     np.testing.assert_array_equal(embed(served, good)["embedding"], before)
 
 
@@ -144,25 +135,6 @@ def test_an_image_of_one_pixel_has_a_vector_of_length_1(form, served):
 def test_decoded_images_of_no_or_too_many_pixels_are_refused(shape, served):
     with pytest.raises(tf.errors.InvalidArgumentError, match="images: "):
         served.signatures["embed_images"](images=tf.zeros(shape, tf.uint8))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("signature", "wrong"),
-    [
-        ("serving_default", {"image_bytes": np.zeros((2,), np.float32)}),
-        ("serving_default", {"image_bytes": np.array([[b"a"], [b"b"]])}),
-        ("serving_default", {"image_bytes": np.array(b"a")}),
-        ("embed_images", {"images": np.zeros((1, 40, 40, 3), np.float32)}),
-        ("embed_images", {"images": np.zeros((40, 40, 3), np.uint8)}),
-        ("embed_images", {"images": np.zeros((1, 40, 40, 1), np.uint8)}),
-        ("embed_images", {"pictures": np.zeros((1, 40, 40, 3), np.uint8)}),
-    ],
-)
-def test_a_wrong_type_or_rank_is_an_error(signature, wrong, served):
-    name = next(iter(wrong))
-    with pytest.raises((TypeError, ValueError, tf.errors.InvalidArgumentError), match=r"(?s).+"):
-        served.signatures[signature](**{name: tf.constant(wrong[name])})
 
 
 def in_python(data):

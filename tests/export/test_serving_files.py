@@ -141,12 +141,3 @@ def test_probes_ask_for_a_model_that_is_served(compose, container, kubernetes):
         kubernetes["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
     ):
         assert selector == labels
-
-
-def test_the_readme_names_every_file_and_the_ports():
-    readme = (EXPORT / "README.md").read_text()
-    for path in EXPORT.iterdir():
-        if path.is_file() and path.name != "README.md":
-            assert path.name in readme, path.name
-    assert "--port=8500" in readme
-    assert "--rest_api_port=8501" in readme

@@ -172,7 +172,7 @@ def histogram_figure(histogram: PairHistogram, distance: str, threshold: float) 
         ):
             axes.stairs(100 * counts / counts.sum(), shown.edges, fill=True, lw=1.5, label=name, **look)
         axes.axvline(threshold, color=color("ink"), ls="--", lw=2, label=f"threshold {threshold:.3g}")
-        figure.legend(loc="outside lower left", ncols=3)
+        figure.legend(loc="outside lower left", ncols=2)
 
     means = f"Mean of d+ {histogram.mean_positive:.3g}, mean of d- {histogram.mean_negative:.3g}"
     return draw(plot, f"Histogram of pair distances. {means}, threshold {threshold:.3g}")
