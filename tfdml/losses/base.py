@@ -112,11 +112,11 @@ class PairLoss(LabeledLoss):
 
     Example:
         >>> @tfdml.register("loss")
-        ... class NearestNegativeLoss(tfdml.losses.PairLoss):
+        ... class NearestLoss(tfdml.losses.PairLoss):
         ...     def anchor_losses(self, pairs):
         ...         nearest = keras.ops.min(keras.ops.where(pairs.negatives, pairs.distances(), 2.0), axis=1)
         ...         return 2.0 - nearest
-        >>> float(NearestNegativeLoss()([0, 1], [[1.0, 0.0], [0.0, 1.0]]))  # 2 - sqrt(2)
+        >>> float(NearestLoss()([0, 1], [[1.0, 0.0], [0.0, 1.0]]))  # 2 - sqrt(2)
         0.5857864
         >>> model_and_make, by_make = [[0, 0], [1, 0], [2, 1]], tfdml.mining.SameLabel(column=1)
         >>> float(tfdml.losses.TripletLoss(0.1, positives=by_make)(model_and_make, keras.ops.eye(3)))
