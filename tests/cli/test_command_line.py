@@ -76,7 +76,7 @@ IN_VAIN = [
     ("embed", ["--cluster=local", "--split=train"], None),
     ("embed", ["--actors=2"], ["--cluster=local"]),
     ("evaluate", [VECTORS, "--features=y.npz"], ["--model=runs/head"]),
-    ("evaluate", [VECTORS, "--batch_size=10"], ["--model=", COMPARE, "--dataset=sop"]),
+    ("evaluate", [VECTORS, "--batch_size=10"], ["--model=runs/head"]),
     ("evaluate", [VECTORS, "--task=classification", "--report=page.html"], ["--task=retrieval"]),
     ("evaluate", [COMPARE, "--ks=1"], None),
     ("evaluate", [VECTORS, "--target=far=0.1"], ["--task=verification"]),

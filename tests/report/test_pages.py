@@ -270,7 +270,7 @@ def test_parts_that_grow_with_the_data_are_bounded(tmp_path, monkeypatch):
     text = path.read_text("utf-8")
     page = check_page(text)
     assert len(rows_of(text, "Classes, those found worst first")) == 100
-    assert "Of 1,200 classes, the 50 found worst and the 50 found best" in page.section("classes")
+    assert "Of 1,200 classes, the 50 found worst and as many found best" in page.section("classes")
     assert len(rows_of(text, "Confusions, the most frequent first")) == 50
     # Noise is what compresses worst.
     assert path.stat().st_size < 10e6
