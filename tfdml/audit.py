@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.data.readers.own_images import read_cells
+from tfdml.data.readers.tables import read_cells
 from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.io.files import cell_text, write_whole

@@ -73,7 +73,7 @@ def parse_sum(text: str, flag: str) -> list[tuple[float, Call]]:
             visit(node.right, sign if isinstance(node.op, ast.Add) else -sign)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             factor, call = (node.left, node.right)
-            if not isinstance(call, (ast.Call, ast.Name)):
+            if not isinstance(call, ast.Call | ast.Name | ast.Attribute):
                 factor, call = call, factor
             weight = _value(factor, text, flag)
             if not isinstance(weight, (int, float)) or isinstance(weight, bool):
@@ -111,18 +111,19 @@ def _expression(text: str, flag: str, source: str = "") -> ast.expr:
 
 
 def _call(node: ast.expr, text: str, flag: str) -> Call:
-    if isinstance(node, ast.Name):
-        return Call(node.id, {})
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+    if isinstance(node, ast.Name | ast.Attribute):
+        return Call(ast.unparse(node), {})
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)):
         raise _error(text, flag, f"{ast.unparse(node)!r} is not a name with arguments")
+    name = ast.unparse(node.func)
     if node.args or any(keyword.arg is None for keyword in node.keywords):
-        raise _error(text, flag, f"arguments of {node.func.id} must be written name=value")
+        raise _error(text, flag, f"arguments of {name} must be written name=value")
     arguments: dict[str, Any] = {}
     for argument in node.keywords:
         if str(argument.arg) in arguments:
-            raise _error(text, flag, f"{argument.arg} of {node.func.id} is given twice")
+            raise _error(text, flag, f"{argument.arg} of {name} is given twice")
         arguments[str(argument.arg)] = _value(argument.value, text, flag)
-    return Call(node.func.id, arguments)
+    return Call(name, arguments)
 
 
 def _value(node: ast.expr, text: str, flag: str) -> Any:

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -6,11 +5,6 @@ from tfdml.data import catalog
 from tfdml.errors import UserError
 
 FILES = ["cars196", "cub200", "folder", "inshop", "omniglot", "sop"]
-
-
-def test_names_are_sorted_and_hold_the_readers():
-    assert catalog.names() == sorted(catalog.names())
-    assert {*FILES, "glyphs", "list"} <= set(catalog.names())
 
 
 def test_unknown_and_missing_names_splits_and_options_are_named():
@@ -45,13 +39,6 @@ def test_a_folder_that_is_not_there_is_named(name, tmp_path):
     missing = tmp_path / "nowhere"
     with pytest.raises(UserError, match=str(missing)):
         catalog.load(name, missing, "test")
-
-
-def test_glyphs_need_no_folder_and_ignore_one(tmp_path):
-    without = catalog.load("glyphs", split="test", images_per_class=1, size=16)
-    given = catalog.load("glyphs", tmp_path, "test", images_per_class=1, size=16)
-    np.testing.assert_array_equal(without.images.data, given.images.data)
-    assert (without.name, without.split) == ("glyphs", "test")
 
 
 def test_options_reach_the_reader_and_a_tilde_is_expanded(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from PIL import Image
 
 from tests.data.preparations import encoded, picture
 from tfdml.data import ImageDataset
-from tfdml.data.images import ArrayImages, EncodedImages, FileImages, VectorImages, images_checksum
+from tfdml.data.images import EncodedImages, FileImages, VectorImages, images_checksum
 from tfdml.data.pipeline import evaluation_batches, training_batches
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -41,23 +41,6 @@ def test_files_that_are_swapped_changed_or_gone_are_noticed(files, tmp_path):
     assert images_checksum(FileImages(tuple(files.paths[i] for i in (0, 2, 1)))) == before
     (tmp_path / "1.jpg").unlink()
     assert images_checksum(files) != before
-
-
-def test_names_do_not_count(files, tmp_path):
-    moved = tuple(str(tmp_path / f"moved-{i}.jpg") for i in range(3))
-    before = images_checksum(files)
-    for old, new in zip(files.paths, moved, strict=True):
-        (tmp_path / new).write_bytes((tmp_path / old).read_bytes())
-    assert images_checksum(FileImages(moved)) == before
-
-
-def test_images_in_memory_count_in_full():
-    names = ("a", "b")
-    array = np.zeros((2, 4, 4, 3), np.uint8)
-    before = images_checksum(ArrayImages(array.copy(), names))
-    array[1, 2, 2, 1] = 1
-    assert images_checksum(ArrayImages(array, names)) != before
-    assert images_checksum(EncodedImages((b"x", b"y"), names)) != images_checksum(EncodedImages((b"y", b"x"), names))
 
 
 def test_pictures_are_upright_opaque_and_rgb(tmp_path):
@@ -99,13 +82,13 @@ def test_vectors_come_in_whole_batches_as_they_are(tmp_path):
     )
 
 
-def test_the_picture_of_a_vector_is_its_image_or_its_numbers(tmp_path):
+def test_the_picture_of_a_vector_is_its_image_or_gray(tmp_path):
     image = picture(0)
     (tmp_path / "0.jpg").write_bytes(image)
     images = VectorImages(np.ones((2, 5), np.float32), ("0.jpg", "1.jpg"), str(tmp_path))
     assert images.name(0) == str(tmp_path / "0.jpg")
     np.testing.assert_array_equal(images.picture(0), EncodedImages((image,), ("0.jpg",)).picture(0))
-    assert images.picture(1).shape == (12, 12, 3)
+    assert images.picture(1).ndim == 3
     assert images.picture(1).dtype == np.uint8
     assert images.take(np.array([1])).name(0) == str(tmp_path / "1.jpg")
 

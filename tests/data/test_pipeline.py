@@ -124,12 +124,6 @@ def test_files_bytes_and_arrays_give_the_same_batches(equal, tmp_path, kind, res
     assert_same(evaluation_batches(arrays, view, 6), expected)
 
 
-def test_batches_without_end(equal):
-    batches = class_balanced(equal, 2, 2, TrainTransform(resize=24, image_size=20))
-    assert batches.cardinality() == tf.data.INFINITE_CARDINALITY
-    assert len(list(batches.take(40))) == 40
-
-
 def test_evaluation_keeps_order_and_the_last_images(mixed):
     transform = EvaluationTransform(resize=24, image_size=20)
     batches = evaluation_batches(mixed, transform, 8)
@@ -190,17 +184,6 @@ def test_images_that_cannot_be_decoded_are_named(equal, tmp_path):
     assert f"{missing}: missing" in str(explain_failure(error, only_missing))
 
 
-@pytest.mark.one_quick_case
-@pytest.mark.parametrize("keep", [2, 100, 700, -60])
-def test_cut_jpegs_are_named_where_only_a_part_is_decoded(keep):
-    whole = encoded(Image.fromarray(pictures([(40, 50)])[0]), "JPEG")
-    data = dataset_of(EncodedImages((whole, whole[:keep]) * 2, ("a", "b", "c", "d")))
-    error = failure_of(lambda: list(evaluation_batches(data, EvaluationTransform(24, 24, "squash"), 4)))
-    explained = str(explain_failure(error, data))
-    assert "2 of 4 images of made (train) cannot be decoded: b: " in explained
-    assert "; d: " in explained
-
-
 def test_a_failure_inside_fit_is_explained(mixed):
     broken = dataset_of(EncodedImages((b"text", *mixed.images.data[1:]), mixed.images.names))
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
@@ -225,12 +208,6 @@ def test_images_live_as_long_as_the_batches_of_them(training):
     del iterator
     gc.collect()
     assert read() is None
-
-
-def test_other_failures_are_not_explained(mixed):
-    assert explain_failure(ValueError("DecodeJpeg"), mixed) is None
-    assert explain_failure(tf.errors.ResourceExhaustedError(None, None, "out of memory"), mixed) is None
-    assert explain_failure(tf.errors.InvalidArgumentError(None, None, "{{node DecodeJpeg}}"), mixed) is None
 
 
 @pytest.mark.slow
@@ -292,36 +269,6 @@ def test_the_estimate_is_what_the_cache_takes(kind, mode, monkeypatch):
     )
     assert decoded_bytes(data, transform) == pytest.approx(taken, abs=9)
     assert any("caching 9 decoded images of made: about 0 MB" in line for line in said)
-
-
-def test_no_more_is_kept_than_the_limit():
-    transform = TrainTransform("random_resized_crop", image_size=20)
-    taken = decoded_bytes(dataset_of_one_class(MIXED), transform) / pipeline.MEGABYTE
-    shuffled(dataset_of_one_class(MIXED), 6, transform, cache=True, cache_limit_mb=1.01 * taken)
-    with pytest.raises(UserError, match=r"about 0 MB of memory, more than the limit of 0 MB: train without `cache`"):
-        shuffled(dataset_of_one_class(MIXED), 6, transform, cache=True, cache_limit_mb=0.95 * taken)
-
-
-def test_estimates_of_many_images_read_a_few_headers(monkeypatch):
-    asked = []
-    monkeypatch.setattr(EncodedImages, "size", lambda images, index: asked.append(index) or (10, 20))
-    images = EncodedImages((b"",) * 5000, ("",) * 5000)
-    assert (
-        decoded_bytes(dataset_of_one_class(images), TrainTransform("random_resized_crop", image_size=8)) == 5000 * 600
-    )
-    assert len(set(asked)) == 64
-    assert {0, 4999} <= set(asked)
-
-
-def test_arrays_count_and_unreadable_files_do_not(tmp_path):
-    path = tmp_path / "a.jpg"
-    path.write_bytes(jpeg_of((100, 80)))
-    transform = TrainTransform("random_resized_crop", image_size=8)
-    files = FileImages((str(path), str(tmp_path / "missing.jpg")))
-    assert decoded_bytes(dataset_of_one_class(files), transform) == 2 * 3 * 100 * 80
-    arrays = ArrayImages(np.zeros((4, 6, 7, 3), np.uint8), ("",) * 4)
-    assert decoded_bytes(dataset_of_one_class(arrays), transform) == 4 * 6 * 7 * 3
-    assert decoded_bytes(dataset_of_one_class(EncodedImages((b"text",), ("a",))), transform) == 0
 
 
 def test_sizes_are_those_of_the_upright_image():

@@ -1,15 +1,141 @@
-"""A copy of a data set has its images, small, and everything else that was known of them."""
+"""Data sets from a server: checked, unpacked inside their folder, and never half there; copies keep what is known."""
+
+import hashlib
+import http.server
+import io
+import tarfile
+import threading
+import zipfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.data.preparations import contents, images_of_kinds, made, picture
-from tfdml.data import EncodedImages, decode_image, load, prepare
+from tfdml.data import EncodedImages, decode_image, load, preparation, prepare
 from tfdml.data.decoding import format_of
-from tfdml.data.preparation import bad_images_in_words, check_images
+from tfdml.data.preparation import Download, bad_images_in_words, check_images, download, fetch, unpack
 from tfdml.data.transforms import resize_to_side
 from tfdml.errors import UserError
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves files by name; `faults` are the answers before the first good one."""
+
+    daemon_threads = True
+
+    def __init__(self, **served):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.served, self.faults, self.asked = served, [], []
+
+    def file(self, name, folder=None, content=None):
+        content = self.served[name] if content is None else content
+        url = f"http://127.0.0.1:{self.server_address[1]}/{name}?download=1"
+        return Download(url, len(content), hashlib.sha256(content).hexdigest(), folder)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        name = self.path[1:].partition("?")[0]
+        self.server.asked.append(name)
+        data, fault = self.server.served[name], self.server.faults.pop(0) if self.server.faults else 200
+        self.send_response(200 if fault == "drop" else fault)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data[: len(data) // 2] if fault != 200 else data)
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Start a server of some files."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    servers = []
+
+    def start(**served):
+        servers.append(Server(**{name.replace("_", "."): data for name, data in served.items()}))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+
+
+def archive(kind, **members):
+    """An archive of files."""
+    file = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(file, "w") as target:
+            for name, data in members.items():
+                target.writestr(name, data)
+    else:
+        with tarfile.open(fileobj=file, mode="w:gz") as target:
+            for name, data in members.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                target.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["zip", "tgz"])
+def test_a_data_set_is_fetched_unpacked_and_then_there(serve, tmp_path, monkeypatch, kind):
+    server = serve(**{f"birds_{kind}": archive(kind, **{"birds/a.txt": b"a", "birds/b/c.txt": b"c", "more.txt": b"m"})})
+    monkeypatch.setitem(preparation.DOWNLOADS, "cub200", (server.file(f"birds.{kind}", "birds"),))
+    reports = []
+    new = download("cub200", tmp_path, lambda *report: reports.append(report))
+    assert new == [str(tmp_path / "birds")]
+    assert (tmp_path / "birds" / "b" / "c.txt").read_bytes() == b"c"
+    assert {path.name for path in tmp_path.iterdir()} == {"birds", f"birds.{kind}", "more.txt"}
+    assert reports[-1][0] == f"fetching birds.{kind}"
+    assert reports[-1][1] == reports[-1][2] > 0
+    assert download("cub200", tmp_path / "birds") == []
+    assert server.asked == [f"birds.{kind}"]
+
+
+def test_an_interrupted_transfer_is_tried_again(serve, tmp_path):
+    server = serve(x_zip=bytes(10_000))
+    server.faults = ["drop", 503]
+    path = fetch(server.file("x.zip"), tmp_path)
+    assert path == str(tmp_path / "x.zip")
+    assert len(server.asked) == 3
+    assert [each.name for each in tmp_path.iterdir()] == ["x.zip"]
+
+
+@pytest.mark.parametrize("fault", ["another file", 404, "gone"])
+def test_what_cannot_be_fetched_leaves_nothing(serve, tmp_path, fault):
+    server = serve(x_zip=b"content")
+    file = server.file("x.zip", content=b"published" if fault == "another file" else None)
+    server.faults = [fault] * 3 if fault == 404 else []
+    if fault == "gone":
+        server.shutdown()
+        server.server_close()
+    with pytest.raises(UserError, match=rf"x\.zip\?download=1 cannot be fetched .*put it at {tmp_path}/x\.zip"):
+        fetch(file, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_archives_are_unpacked_inside_their_folder_or_not_at_all(tmp_path):
+    outside = tmp_path / "outside.tgz"
+    outside.write_bytes(archive("tgz", **{"../evil.txt": b"x", "birds/a.txt": b"a"}))
+    damaged = tmp_path / "damaged.zip"
+    damaged.write_bytes(archive("zip", **{"birds/a.txt": bytes(1000)})[:-40])
+    for path in (outside, damaged):
+        with pytest.raises(UserError, match=rf"{path.name} cannot be unpacked into"):
+            unpack(path, tmp_path / "target", "birds")
+    assert list((tmp_path / "target").iterdir()) == []
+    assert not (tmp_path / "evil.txt").exists()
+
+
+def test_what_no_publisher_offers_is_said(tmp_path):
+    with pytest.raises(UserError, match="cars196 cannot be downloaded: its publisher has taken the files down"):
+        download("cars196", tmp_path)
+    with pytest.raises(UserError, match="glyphs cannot be downloaded, only cub200, omniglot, sop"):
+        download("glyphs", tmp_path)
+    with pytest.raises(UserError, match="`data_dir=gs://bucket`: only local folders"):
+        download("cub200", "gs://bucket")
 
 
 def _held(data):
@@ -67,7 +193,7 @@ def test_bad_images_end_it_or_are_left_out(tmp_path):
         b"": "empty file",
         b"text": "not a JPEG",
         good[0][:-20]: "truncated JPEG",
-        picture(0, kind="GIF"): "unsupported",
+        picture(0, kind="GIF"): "not a JPEG",
     }
     dataset = made(_held([*good[:3], *bad, *good[3:]]), [0] * 5 + [1] * 5)
     faults = check_images({"train": dataset})["train"]
@@ -75,7 +201,7 @@ def test_bad_images_end_it_or_are_left_out(tmp_path):
         (fault.index, fault.reason.startswith(reason)) for fault, reason in zip(faults, bad.values(), strict=True)
     ] == [(row, True) for row in range(3, 7)]
     assert bad_images_in_words({"train": dataset}, {"train": faults}).startswith(
-        "4 of 10 images are bad (1 empty file, "
+        "4 of 10 images are bad (2 not a JPEG, PNG or WebP image, 1 empty file, "
     )
     with pytest.raises(UserError, match=r"4 of 10 images are bad .*`bad_images='skip'`"):
         prepare({"train": dataset}, tmp_path / "out")

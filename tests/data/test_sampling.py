@@ -73,16 +73,6 @@ def test_a_pass_uses_every_class_at_most_once_and_leaves_out_others_each_time():
     assert left_out == set(labels)
 
 
-@pytest.mark.slow
-def test_images_of_a_class_are_drawn_evenly_and_in_new_company():
-    sampler = ClassBalancedSampler(labels_of_of_class_balanced([6, 6]), 2, 2, seed=0)
-    batches = np.array([sampler.batch(step) for step in range(3000)])
-    share = np.bincount(batches.reshape(-1), minlength=12) / len(batches)
-    np.testing.assert_allclose(share, 1 / 3, atol=0.04)
-    companies = {tuple(sorted(batch[:2])) for batch in batches.tolist()}
-    assert len(companies) == 2 * 15
-
-
 def test_a_short_class_comes_in_a_new_order_each_time():
     """Three images in three turns: one order for all of them would be seen in every step, by chance in one of 36."""
     sampler = ClassBalancedSampler(labels_of_of_class_balanced([3, 3]), 2, 9, seed=0)
@@ -117,11 +107,6 @@ def test_shuffle_visits_distinct_images_in_an_epoch(num_images, batch_size, epoc
     assert len(set(seen.tolist())) == steps * batch_size
     assert seen.min() >= 0
     assert seen.max() < num_images
-
-
-def test_pairs_come_in_their_order_where_they_are_not_shuffled():
-    sampler = PairSampler([[4, 1], [0, 2], [3, 5]], batch_size=2, shuffle=False)
-    assert [sampler.batch(step).tolist() for step in range(4)] == [[4, 1], [0, 2], [3, 5], [4, 1]]
 
 
 @pytest.mark.parametrize("width", [2, 3])
@@ -202,21 +187,6 @@ def test_in_proportion_the_sizes_of_super_classes_need_not_fit(classes_per_kind,
         rest = np.where(expected == expected.max(), 0, expected)
         expected = np.where(rest > 0, (1 - largest) * rest / rest.sum(), largest)
     np.testing.assert_allclose(share, expected, atol=0.02)
-
-
-@pytest.mark.slow
-def test_uniformly_every_super_class_comes_equally_often_and_in_all_company():
-    labels, kinds = data_of([4, 6, 8, 12, 10])
-    sampler = HierarchicalSampler(labels, kinds, 4, 2, 2, seed=1, weights="uniform")
-    batches = [sampler.batch(step) for step in range(2000)]
-    pairs = Counter(tuple(sorted(set(kinds[batch].tolist()))) for batch in batches)
-    assert set(pairs) == set(itertools.combinations(sorted(set(kinds.tolist())), 2))
-    share = np.array(list(pairs.values())) / 2000
-    np.testing.assert_allclose(share, 0.1, atol=0.03)
-    # Within a super-class, all classes come equally often too.
-    small = Counter(labels[np.concatenate(batches)].tolist())
-    of_smallest = np.array([small[c] for c in set(labels[kinds == -4].tolist())])
-    assert of_smallest.min() > 0.85 * of_smallest.max()
 
 
 def test_a_dominant_super_class_is_in_every_batch_and_no_more():
@@ -338,12 +308,6 @@ def test_images_are_drawn_evenly_over_passes():
     assert share.max() < expected + 0.12
 
 
-def test_the_images_that_are_cut_are_random():
-    sampler = WholeClassSampler(np.repeat([1, 2], 6), 8, seed=0)
-    lasts = [set(sampler.batch(step)[-2:].tolist()) for step in range(300)]
-    assert set().union(*lasts) == set(range(12))
-
-
 def test_a_class_beyond_the_batch_gives_no_more_than_a_batch(caplog):
     labels = np.repeat([1, 2, 3], [50, 3, 3])
     with caplog.at_level("WARNING", logger="absl"):
@@ -427,22 +391,6 @@ def test_a_batch_that_does_not_divide_is_refused():
         check_divides(10, 4, "replicas")
     with pytest.raises(UserError, match="worker 2 of 2: workers are numbered from 0 to 1"):
         Share(ShuffleSampler(100, 10), 2, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cache", [False, True])
-def test_a_worker_makes_its_rows_bit_by_bit(cache):
-    """With the augmentation that they have in the whole batch."""
-    data = made()
-    for sampler, transform in zip(samplers(data).values(), TRANSFORMS, strict=True):
-        whole = training_batches(data, sampler, transform, 3, FIRST_STEP, STEPS)
-        parts = [
-            training_batches(data, Share(sampler, index, 2), transform, 3, FIRST_STEP, STEPS, cache) for index in (0, 1)
-        ]
-        assert parts[0].element_spec[0].shape == (BATCH // 2, 10, 10, 3)
-        for together, *apart in zip(*(batches.as_numpy_iterator() for batches in (whole, *parts)), strict=True):
-            for rows, *others in zip(together, *apart, strict=True):
-                np.testing.assert_array_equal(np.concatenate(others), rows)
 
 
 def expected():
@@ -575,19 +523,6 @@ def test_neighbor_batches_hold_the_classes_of_the_table_after_their_anchors(shor
     resumed = NeighborSampler(labels, 5, 2, seed=3, short_classes=short_classes, anchor_classes=2)
     resumed.update(table, first_step=4)
     assert all((resumed.batch(step) == sampler.batch(step)).all() for step in range(4, 12))
-
-
-def test_neighbor_batches_of_two_classes_and_of_classes_of_one_image():
-    two = NeighborSampler([4, 4, 9], 2, 2, anchor_classes=1)
-    one_each = NeighborSampler([1, 2, 3, 4], 3, 2, anchor_classes=1)
-    for sampler, table in ((two, [[1], [0]]), (one_each, [[1], [2], [3], [0]]), (one_each, np.full((4, 2), -1))):
-        sampler.update(table)
-        for step in range(8):
-            assert len(set(np.asarray([4, 4, 9] if sampler is two else [1, 2, 3, 4])[sampler.batch(step)])) in (2, 3)
-    with pytest.raises(UserError, match="one row for each of 4 classes, not"):
-        one_each.update([[1], [0]])
-    with pytest.raises(UserError, match="`anchor_classes=3` is above `classes_per_batch=2`"):
-        NeighborSampler([4, 4, 9], 2, 2, anchor_classes=3)
 
 
 FORMS = {

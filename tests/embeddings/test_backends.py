@@ -17,7 +17,7 @@ from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError
 
 FORMS = ("keras", "saved_model", "litert")
-# Vectors of length 1 in float32: decoding whole images or parts of them is the same bit by bit, arithmetic is not.
+# Vectors of length 1 in float32: decoding is the same bit by bit, arithmetic is not.
 TOLERANCE = 1e-5
 
 
@@ -236,10 +236,6 @@ def test_crops_are_cut_from_the_resized_image(mode):
         expected = resized[top : top + 13, left : left + 13]
         expected = expected[:, ::-1] if number % 2 else expected
         np.testing.assert_array_equal(view(image), expected)
-        size = tf.constant([31, 47])
-        window = view.window(size)
-        y, x, h, w = window.numpy()
-        np.testing.assert_array_equal(view.finish(image[y : y + h, x : x + w], window, size), expected)
 
 
 @pytest.mark.slow

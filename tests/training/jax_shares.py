@@ -62,18 +62,15 @@ def _terms():
         objective.build_from({k: v for k, v in shapes.items() if k not in objective.provides})
         objective.built = True
 
-        # V, which the objective trains itself.
-        trained = objective.network.weights if name == "rank mi statistics" else objective.trainable_variables
-
-        def run(weights, x, labels, objective=objective, name=name, trained=trained):
+        def run(weights, x, labels, objective=objective, name=name):
             given = {k: v for k, v in x.items() if k not in objective.provides}
-            scope = list(zip(trained, weights, strict=True))
+            scope = list(zip(objective.trainable_variables, weights, strict=True))
             with keras.StatelessScope(scope):
                 if name == "rank mi statistics":
                     return objective.statistics_loss(pairs_by_name({"embedding": given["embedding"]}, labels))
                 return objective(given, labels)
 
-        terms[name] = (run, [variable.value for variable in trained])
+        terms[name] = (run, [variable.value for variable in objective.trainable_variables])
     for name in LOSSES:
         loss = getattr(losses, name)()
         terms[name] = (lambda weights, x, labels, loss=loss: loss(labels, x["embedding"]), [])

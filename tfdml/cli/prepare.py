@@ -13,7 +13,7 @@ import time
 
 from tfdml import data
 from tfdml.cli.command_line import Command, Flags, Progress
-from tfdml.data import download, preparation
+from tfdml.data import preparation
 from tfdml.data.catalog import SPLITS
 from tfdml.data.decoding import DECODER_LIMIT
 from tfdml.effects import Effect, both, either, needs
@@ -35,7 +35,7 @@ _BAD = "End if an image is bad, or leave the bad ones out."
 FLAGS.define("bad_images", "error", _BAD, ["error", "skip"], effect=_READING)
 _PIXELS = "An image whose header states more is bad, and is not decoded."
 FLAGS.define("max_pixels", DECODER_LIMIT, _PIXELS, effect=_READING)
-FLAGS.define("download", False, "First download what is missing, with resume and checksum.")
+FLAGS.define("download", False, "First download what is missing, and check it.")
 FLAGS.define("check_only", False, "Check the images; write nothing.")
 FLAGS.define("dry_run", False, "Say what would be done; read no image, write nothing.")
 
@@ -54,8 +54,7 @@ def prepare(values: Flags) -> None:
     splits = {name: data.load(values.dataset, values.data_dir or None, name, **options) for name in SPLITS}
     if values.dry_run:
         for split, dataset in splits.items():
-            size = sum(stamp[0] for stamp in dataset.images.stamps())
-            print(f"{split}: {len(dataset):,} images of {dataset.num_classes:,} classes, {size / _MEGABYTE:,.1f} MB")
+            print(f"{split}: {len(dataset):,} images of {dataset.num_classes:,} classes")
         print("nothing was written (--dry_run)")
         return
     out = os.path.expanduser(values.out)
@@ -86,11 +85,11 @@ def _download(values: Flags) -> None:
     values.require("data_dir")
     name, data_dir = values.dataset, values.data_dir
     if values.dry_run:
-        for file in download.DOWNLOADS.get(name, ()):
+        for file in preparation.DOWNLOADS.get(name, ()):
             print(f"would fetch {file.url} ({file.size / _MEGABYTE:,.0f} MB) to {data_dir}, unless it is there")
         return
     with Progress() as progress:
-        new = download.download(name, data_dir, progress.bytes)
+        new = preparation.download(name, data_dir, progress.bytes)
     print(f"downloaded {', '.join(new)}" if new else f"{name}: all is in {data_dir} already")
 
 

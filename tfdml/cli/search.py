@@ -36,7 +36,7 @@ from tfdml.cli.model_flags import kind_of_gallery
 from tfdml.data import ImageDataset
 from tfdml.data.dataset import check
 from tfdml.data.images import FileImages, VectorImages
-from tfdml.data.readers.label_files import images_named
+from tfdml.data.readers.tables import images_named
 from tfdml.effects import Effect, either, needs
 from tfdml.embeddings.files import check_same_model, holds_embeddings
 from tfdml.errors import REASON, UserError, user_errors

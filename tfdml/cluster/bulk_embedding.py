@@ -20,8 +20,8 @@ from tfdml.cluster.ray_session import as_user_error, first_ready, ray_session
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import FileImages
 from tfdml.data.preparation import Progress
-from tfdml.data.readers.label_files import images_named
-from tfdml.data.readers.own_images import LIST_EXTENSIONS, class_ids, read_rows
+from tfdml.data.readers.own_images import class_ids, read_rows
+from tfdml.data.readers.tables import LIST_EXTENSIONS, images_named
 from tfdml.embeddings.backends import embed_readable, load_backend
 from tfdml.embeddings.files import DTYPES, PROGRESS, EmbeddingFolder, require_utf8, table_of
 from tfdml.errors import UserError, check_choice, check_not_negative, check_positive, short_message
@@ -41,7 +41,7 @@ def images_of(source: str | Sequence[str]) -> pa.Table:
 
     Args:
         source: Files, folders and patterns of paths or of URLs, see
-            `tfdml.data.readers.label_files.images_named`; or one list, see
+            `tfdml.data.readers.tables.images_named`; or one list, see
             `tfdml.data.readers.own_images.read_list`, of which only `path` is required.
 
     Returns:

@@ -17,7 +17,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from PIL import Image
 
 from tfdml.data.decoding import (
     DECODER_LIMIT,
@@ -27,15 +26,19 @@ from tfdml.data.decoding import (
     Format,
     decode_whole,
     format_of,
-    kind_of,
     narrow_fault,
 )
 from tfdml.data.images import ArrayImages, Images, in_threads, join_images, read_header
 from tfdml.errors import UserError, short_message
 from tfdml.pairwise import image_rows, integer_labels
 
-#: What a data set may have of each image besides its class.
-_COLUMNS = {"super_labels": np.int64, "is_query": np.bool_, "groups": np.int64, "label_rows": np.int64}
+#: What a data set may have of each image besides its class, and how it is read.
+_COLUMNS: dict[str, Callable[[Any], np.ndarray]] = {
+    "super_labels": lambda values: integer_labels(values, "super_labels"),
+    "is_query": lambda values: np.asarray(values, np.bool_),
+    "groups": lambda values: integer_labels(values, "groups"),
+    "label_rows": lambda values: integer_labels(values, "label_rows", rows=True).reshape(len(values), -1),
+}
 # With fewer images of a class, nobody sees whether it keeps together.
 _BALANCED_PER_CLASS = 10
 
@@ -113,11 +116,11 @@ class PairList:
         """(P, 3) float64: of each pair, once, the two rows in ascending order, and the similarity."""
         if self.similarities is None:
             pairs = [np.insert(self.rows[:, [0, end]].astype(np.float64), 2, 2 - end, axis=1) for end in (1, 2)]
-            found = np.concatenate(pairs)
+            scored = np.concatenate(pairs)
         else:
-            found = np.column_stack([self.rows, self.similarities])
-        found[:, :2].sort(axis=1)
-        return np.unique(found, axis=0)
+            scored = np.column_stack([self.rows, self.similarities])
+        scored[:, :2].sort(axis=1)
+        return np.unique(scored, axis=0)
 
     def similar(self) -> np.ndarray:
         """(P, 2) the rows of each similar pair."""
@@ -192,17 +195,10 @@ class ImageDataset:
         values: dict[str, Any] = {"images": images, "labels": labels}
         if self.class_names is None:
             values["class_names"] = {int(label): str(label) for label in np.unique(labels)}
-        for field, kind in _COLUMNS.items():
+        for field, read in _COLUMNS.items():
             if getattr(self, field) is not None:
-                value = getattr(self, field)
-                if kind is np.bool_:
-                    value = np.asarray(value, kind)
-                elif field == "label_rows":
-                    value = integer_labels(value, field, rows=True).reshape(len(value), -1)
-                else:
-                    value = integer_labels(value, field)
-                values[field] = value
-                if values[field].shape[: 1 if field == "label_rows" else None] != labels.shape:
+                values[field] = read(getattr(self, field))
+                if len(values[field]) != len(labels):
                     raise UserError(f"{self.name}: {len(labels)} images but {field} of shape {values[field].shape}")
         if self.pairs is not None:
             image_rows(self.pairs.rows, f"{self.name}: pairs", len(images))
@@ -286,21 +282,17 @@ class ImageDataset:
         """
         if any(side.pairs is not None or side.label_rows is not None for side in (self, other)):
             raise UserError(f"{self.name}: splits with given pairs, label sets or levels cannot be joined")
-        names = list(
-            dict.fromkeys(side.class_names[label] for side in (self, other) for label in side.classes.tolist())
-        )
+        sides = (self, other)
+        names = dict.fromkeys(side.class_names[label] for side in sides for label in side.classes.tolist())
         ids = {name: number for number, name in enumerate(names)}
-        labels = []
-        for side in (self, other):
-            classes, rows = np.unique(side.labels, return_inverse=True)
-            labels.append(np.array([ids[side.class_names[label]] for label in classes.tolist()])[rows])
-        coarse = [side.super_labels for side in (self, other) if side.super_labels is not None]
+        labels = [ids[side.class_names[label]] for side in sides for label in side.labels.tolist()]
+        coarse = [side.super_labels for side in sides if side.super_labels is not None]
         return ImageDataset(
             self.name,
             "all",
             join_images(self.images, other.images),
-            np.concatenate(labels),
-            {number: name for name, number in ids.items()},
+            labels,
+            dict(enumerate(names)),
             super_labels=np.concatenate(coarse) if len(coarse) == 2 else None,
         )
 
@@ -461,7 +453,7 @@ def find_faults(
     chosen = range(len(images)) if indices is None else [int(index) for index in indices]
     threads = {"threads": os.cpu_count() or 1} if decode else {}
     reasons = zip(chosen, in_threads(fault, chosen, **threads), strict=True)
-    return [ImageError(index, images.place(index), reason) for index, reason in reasons if reason]
+    return [ImageError(index, images.name(index), reason) for index, reason in reasons if reason]
 
 
 def decoding_fault(data: bytes, decode: Callable[[tf.Tensor], object], max_pixels: int = DECODER_LIMIT) -> str | None:
@@ -552,15 +544,11 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
         return "empty file"
     kind = format_of(head)
     if kind is None:
-        foreign = f"unsupported type: {kind_of(head)}; convert it to JPEG or PNG"
-        return foreign if kind_of(head) else f"{FOREIGN}: it begins with {head!r}"
-    ended = _end_fault(file, kind, head)
-    if ended:
-        return ended
+        return f"{FOREIGN}: it begins with {head!r}; convert it"
+    if fault := _end_fault(file, kind, head):
+        return fault
     try:
         image = read_header(file, kind)
-    except Image.DecompressionBombError as error:
-        return f"too large: {error}"
     except Exception as error:  # Pillow raises many types on damaged data
         return f"damaged or unsupported {kind.name} ({short_message(error)})"
     width, height = image.size
@@ -568,11 +556,9 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
         return f"damaged {kind.name} (no size in its header)"
     if width * height > max_pixels:
         return f"too large: {width:,} x {height:,} pixels, more than {max_pixels:,}; shrink it"
-    if fault := narrow_fault(height, width):
-        return fault
     if getattr(image, "n_frames", 1) > 1 and kind is WEBP:
         return "unsupported type: animated WebP; save one frame of it"
-    return None
+    return narrow_fault(height, width) or None
 
 
 def _end_fault(file: BinaryIO, kind: Format, head: bytes) -> str | None:

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import hashlib
 import io
-import math
 import os
 import threading
 import time
@@ -23,36 +22,28 @@ from typing import Any, BinaryIO, ClassVar, TypeVar
 
 import numpy as np
 import tensorflow as tf
-from PIL import ExifTags, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import ExifTags, Image
 
 from tfdml.data.decoding import (
-    DECODER_LIMIT,
-    JPEG,
-    PNG,
-    WEBP,
     Format,
-    chosen_part,
     decode_image,
-    decode_part,
     format_of,
-    kind_of,
     narrow_fault,
 )
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io import files
 
 _Made = TypeVar("_Made")
-_HEADERS: dict[Format, Callable] = {
-    JPEG: JpegImagePlugin.JpegImageFile,
-    PNG: PngImagePlugin.PngImageFile,
-    WEBP: WebPImagePlugin.WebPImageFile,
-}
 
 
 def read_header(file: BinaryIO, kind: Format) -> Image.Image:
-    """Return an image of which only the header is read, without Pillow's own limit of pixels."""
+    """Return an image of which only the header is read.
+
+    Raises:
+        PIL.Image.DecompressionBombError: It states more pixels than `tfdml.data.decoding.DECODER_LIMIT`.
+    """
     file.seek(0)
-    return _HEADERS[kind](file)
+    return Image.open(file, formats=(kind.name,))
 
 
 class Images(abc.ABC):
@@ -76,10 +67,6 @@ class Images(abc.ABC):
     def name(self, index: int) -> str:
         """Return the name of one image in messages and reports."""
         return self.names[index]
-
-    def place(self, index: int) -> str:
-        """Where one image lies, for messages on what is wrong with it."""
-        return self.name(index)
 
     @abc.abstractmethod
     def take(self, indices: np.ndarray) -> Images:
@@ -115,10 +102,6 @@ class Images(abc.ABC):
         """Return the images themselves, of a kind whose images are `decoded`."""
         raise TypeError(f"{type(self).__name__} holds no decoded images")
 
-    def stamps(self) -> list[tuple[int, int]]:
-        """Size in bytes and time of change in nanoseconds of every image, as far as they have such; else 0."""
-        return [(self.pixels()[0].nbytes, 0)] * len(self)
-
     def open(self, index: int) -> BinaryIO:
         """One image as a file, for those who need only its beginning or its end."""
         return io.BytesIO(self.encoded(index))
@@ -132,10 +115,6 @@ class Images(abc.ABC):
                     return None
                 image = read_header(file, kind)
                 width, height = image.size
-                if (
-                    width * height > DECODER_LIMIT
-                ):  # refused by its header; of some PNGs Pillow decodes all for the EXIF
-                    return height, width
                 turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
                 return (width, height) if turned else (height, width)
         except Exception:  # a file system's own errors, and a dozen types that Pillow raises on damaged headers
@@ -147,11 +126,11 @@ def join_images(first: Images, second: Images) -> Images:
     assert dataclasses.is_dataclass(first)
     assert type(first) is type(second)
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(first):
-        one, other = getattr(first, field.name), getattr(second, field.name)
-        values[field.name] = np.concatenate([one, other]) if isinstance(one, np.ndarray) else one
-        if isinstance(one, tuple):
-            values[field.name] = one + other
+    for name in (field.name for field in dataclasses.fields(first)):
+        one, other = getattr(first, name), getattr(second, name)
+        values[name] = one + other if isinstance(one, tuple) else one
+        if isinstance(one, np.ndarray):
+            values[name] = np.concatenate([one, other])
     return dataclasses.replace(first, **values)
 
 
@@ -188,10 +167,6 @@ class FileImages(Images):
         """Return the bytes of one file."""
         return files.read_bytes(self.paths[index])
 
-    def stamps(self) -> list[tuple[int, int]]:
-        """See `Images.stamps`; (0, 0) for a file that is not there."""
-        return list(reading_threads().map(files.stamp_of, self.paths))
-
     def lookup(self) -> Source:
         """See `Images.lookup`."""
         if any(map(files.is_remote, self.paths)):
@@ -199,51 +174,18 @@ class FileImages(Images):
         return source_of_encoded(lambda indices: (os.fsencode(self.paths[i]) for i in indices), tf.io.read_file)
 
 
-@functools.cache
-def reading_threads() -> concurrent.futures.ThreadPoolExecutor:
-    """Return threads that mostly wait for a disk or the network."""
-    return concurrent.futures.ThreadPoolExecutor(_THREADS, "images")
-
-
-def in_threads(function: Callable[[int], _Made], indices: Sequence[int], threads: int = _THREADS) -> Iterator[_Made]:
+def in_threads(
+    function: Callable[[int], _Made], indices: Sequence[int], threads: int = _THREADS, per_task: int = _PER_TASK
+) -> Iterator[_Made]:
     """Yield what a function returns for each of (n,) indices, in their order."""
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        parts = (indices[start : start + _PER_TASK] for start in range(0, len(indices), _PER_TASK))
+        parts = (indices[start : start + per_task] for start in range(0, len(indices), per_task))
         for made in pool.map(lambda part: list(map(function, part)), parts):
             yield from made
 
 
-def kinds_of(paths: Sequence[str]) -> list[str]:
-    """Return what kind of image each file is by its content, see `tfdml.data.decoding.kind_of`; empty for no image.
-
-    Reads the first 32 bytes of every file, in threads: 100,000 local files take seconds, remote ones a request each.
-    Where most names have one of `tfdml.data.decoding.EXTENSIONS`, ask for the others alone: a wrong extension is found
-    when the images are checked.
-
-    Args:
-        paths: Files, local or on any file system that `fsspec` knows.
-
-    Returns:
-        (N,) `"JPEG"`, `"PNG"` or `"WebP"`, which are read; another name, such as `"GIF"`, of an image that is not; or
-        `""` for any other file, and for one that cannot be read.
-
-    Example:
-        >>> kinds_of(["photos/bus/0.jpg", "README.md"])
-        ['JPEG', '']
-    """
-
-    def kind(index: int) -> str:
-        try:
-            with files.open_file(paths[index], buffering=0) as file:
-                return kind_of(file.read(32))
-        except Exception:  # a file system's own errors
-            return ""
-
-    return list(in_threads(kind, range(len(paths))))
-
-
 def _source_read_here(images: Images) -> Source:
-    """Return images that TensorFlow cannot read itself: most of them at once, as the time goes to waiting."""
+    """Return images that TensorFlow cannot read itself."""
 
     def bytes_or_none(index: int) -> bytes:
         try:
@@ -253,7 +195,7 @@ def _source_read_here(images: Images) -> Source:
         except Exception:  # clients of file systems have their own error types; no decoder takes an empty file
             return b""
 
-    return source_of_encoded(lambda indices: reading_threads().map(bytes_or_none, indices))
+    return source_of_encoded(lambda indices: in_threads(bytes_or_none, indices.tolist(), per_task=1))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -275,10 +217,6 @@ class EncodedImages(Images):
     def encoded(self, index: int) -> bytes:
         """Return the bytes of one image."""
         return self.data[index]
-
-    def stamps(self) -> list[tuple[int, int]]:
-        """See `Images.stamps`."""
-        return [(len(data), 0) for data in self.data]
 
     def lookup(self) -> Source:
         """See `Images.lookup`."""
@@ -380,9 +318,10 @@ class VectorImages(Images):
         if not self.names:
             return str(index)
         name = self.names[index]
-        return (
-            name if self.folder and name.startswith(f"{self.folder.rstrip('/')}/") else os.path.join(self.folder, name)
-        )
+        return name if self._is_inside(name) else os.path.join(self.folder, name)
+
+    def _is_inside(self, name: str) -> bool:
+        return bool(self.folder) and name.startswith(f"{self.folder.rstrip('/')}/")
 
     def take(self, indices: np.ndarray) -> VectorImages:
         """Return the vectors at `indices`, in that order."""
@@ -391,20 +330,16 @@ class VectorImages(Images):
     def encoded(self, index: int) -> bytes:
         """Return the bytes of the image that a vector is of; of addresses, those below the folder alone."""
         path = self.name(index)
-        if files.is_remote(path) and not path.startswith(f"{self.folder.rstrip('/')}/" if self.folder else "\0"):
+        if files.is_remote(path) and not self._is_inside(path):
             raise OSError(f"{path} is an address, and not below the folder of the images")
         return files.read_bytes(path)
 
     def picture(self, index: int) -> np.ndarray:
-        """See `Images.picture`; where the image is not there, the vector as a square of gray levels."""
+        """See `Images.picture`; a gray square where the image is not there."""
         try:
             return super().picture(index)
         except UserError:
-            vector = np.asarray(self.vectors[index], np.float32)
-            side = math.ceil(math.sqrt(len(vector)))
-            gray = 255 * (vector - vector.min()) / max(float(np.ptp(vector)), 1e-12)
-            square = np.resize(gray.astype(np.uint8), side * side).reshape(side, side)
-            return np.kron(np.repeat(square[..., None], 3, axis=2), np.ones((4, 4, 1), np.uint8))
+            return np.full((64, 64, 3), 160, np.uint8)
 
     def pixels(self) -> np.ndarray:
         """Return the vectors."""
@@ -430,30 +365,23 @@ class Source:
 
     columns: Callable[[np.ndarray], list[np.ndarray]]  # of (n,) indices: arrays of n rows
     dtypes: tuple[tf.DType, ...]  # of these arrays
-    # Of a choice and one row of each: see `decode_part`; None for vectors.
-    read_part: Any = None
+    read: Any = None  # from one row of each to the image (H, W, 3) uint8; None for vectors
     size: tuple[int, int] | None = None  # (H, W) where the single column is the (n, H, W, 3) images themselves
     dimension: int = 0  # D where the single column is (n, D) vectors, of which there are no views
 
 
 def source_of_encoded(
-    read: Callable[[np.ndarray], Iterable[bytes]], load: Callable[[tf.Tensor], tf.Tensor] = lambda encoded: encoded
+    read: Callable[[np.ndarray], Iterable[bytes]], load: Callable[[tf.Tensor], tf.Tensor] = tf.identity
 ) -> Source:
     """Return encoded images. `read` returns for (n,) indices their bytes, or the texts that `load` reads them from."""
-    return Source(
-        lambda indices: [strings(read(indices))], (tf.string,), lambda choose, row: decode_part(load(row), choose)
-    )
+    return Source(lambda indices: [strings(read(indices))], (tf.string,), lambda row: decode_image(load(row)))
 
 
 def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
     """Images held decoded, each (H, W, 3) uint8."""
     if isinstance(arrays, np.ndarray) or len({array.shape for array in arrays}) == 1:
-        return Source(
-            lambda indices: [np.stack([arrays[i] for i in indices])],
-            (tf.uint8,),
-            lambda choose, image: chosen_part(tf.ensure_shape(image, arrays[0].shape), choose),
-            arrays[0].shape[:2],
-        )
+        columns = lambda indices: [np.stack([arrays[i] for i in indices])]  # noqa: E731
+        return Source(columns, (tf.uint8,), tf.identity, arrays[0].shape[:2])
     # Only strings may differ in length within a batch.
     return Source(
         lambda indices: [
@@ -461,7 +389,7 @@ def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
             np.array([arrays[i].shape for i in indices], np.int32),
         ],
         (tf.string, tf.int32),
-        lambda choose, pixels, shape: chosen_part(tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape), choose),
+        lambda pixels, shape: tf.ensure_shape(tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape), (None, None, 3)),
     )
 
 
@@ -474,15 +402,11 @@ def look_up(
         indices = indices_of(int(step))
         return [labels[indices], *source.columns(indices)]
 
-    found = _python_calls().call(rows, [step], [tf.int64, *source.dtypes])
-    shapes: list[tuple[int | None, ...]] = [(batch_size, *labels.shape[1:]), *[(batch_size,)] * (len(found) - 1)]
-    if source.size is not None:
-        shapes[1] = (batch_size, *source.size, 3)
-    elif source.dimension:
-        shapes[1] = (batch_size, source.dimension)
-    elif len(found) == 3:
-        shapes[2] = (batch_size, 3)  # the shape of a decoded image
-    return tuple(tf.ensure_shape(tensor, shape) for tensor, shape in zip(found, shapes, strict=True))
+    columns = _python_calls().call(rows, [step], [tf.int64, *source.dtypes])
+    # Without the batch; of what is no image itself, the bytes and the shape.
+    image = (*source.size, 3) if source.size is not None else (source.dimension,) if source.dimension else ()
+    shapes = (labels.shape[1:], image, (3,))
+    return tuple(tf.ensure_shape(c, (batch_size, *shape)) for c, shape in zip(columns, shapes, strict=False))
 
 
 class _PythonCalls:
@@ -554,8 +478,7 @@ _SAMPLE = 4096
 def images_checksum(images: Images) -> str:
     """SHA-256 of the length, the first and the last 4 KiB of each image, in their order, as `"sha256:..."`.
 
-    Pixels in memory count in full.
-    Names do not count. An image that cannot be read counts as empty.
+    Pixels in memory count in full. Names do not count. An image that cannot be read counts as empty.
 
     Args:
         images: The images.

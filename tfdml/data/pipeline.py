@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset, explain_failure
-from tfdml.data.decoding import decode_part, whole
+from tfdml.data.decoding import decode_image
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
 from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share, require_images
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -85,12 +85,9 @@ def training_batches(
             return labels, *columns
         return labels, transform.draw(seed, step, part.whole.batch_size)[part.rows], *columns
 
-    def views_of(images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        return transform.vary_batch(transform.prepare(images), draws)
-
     last = np.iinfo(np.int64).max if num_steps is None else first_step + num_steps * every
     steps = tf.data.Dataset.range(first_step, last, every)
-    at_once = views_of if source.size is not None and transform.works_on_batches else None
+    at_once = source.size is not None and transform.works_on_batches
     batches = _batches(steps, rows_of, source, transform, at_once, batch_size)
     return _finished(batches, tf.data.INFINITE_CARDINALITY if num_steps is None else num_steps)
 
@@ -122,8 +119,8 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         return look_up(dataset.labels, source, _in_order(len(dataset), batch_size), step, None)
 
     steps = tf.data.Dataset.range(num_batches)
-    at_once = transform if source.size is not None else None
-    return _finished(_batches(steps, rows_of, source, transform, at_once, batch_size, False), num_batches)
+    batches = _batches(steps, rows_of, source, transform, source.size is not None, batch_size, drop_remainder=False)
+    return _finished(batches, num_batches)
 
 
 def _in_order(count: int, size: int) -> Callable[[int], np.ndarray]:
@@ -135,7 +132,7 @@ def _batches(
     rows_of: Callable[[tf.Tensor], tuple[tf.Tensor, ...]],
     source: Source,
     transform: Any,
-    views_of: Callable[..., tf.Tensor] | None,
+    at_once: bool,
     batch_size: int,
     drop_remainder: bool = True,
 ) -> tf.data.Dataset:
@@ -145,8 +142,8 @@ def _batches(
         steps: The steps.
         rows_of: Gives for a step labels, what `transform` needs besides, and the columns of `source`.
         source: The images.
-        transform: Makes the view of one image.
-        views_of: Makes those of a batch of images of one size; None where it cannot, and for vectors.
+        transform: Makes the view of one image, or the views of a batch of images of one size.
+        at_once: Whether it does the second.
         batch_size: B.
         drop_remainder: Whether all batches have B images.
     """
@@ -155,15 +152,14 @@ def _batches(
     def whole_batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         labels, *draws, images = rows_of(step)
         # Vectors have one view.
-        return images if views_of is None else views_of(images, *draws), labels
+        return images if source.dimension else transform.batch(images, *draws), labels
 
     @as_written
     def one_image(label: tf.Tensor, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         draws, columns = row[: -len(source.dtypes)], row[-len(source.dtypes) :]
-        part, window, size = source.read_part(lambda size: transform.window(size, *draws), *columns)
-        return transform.finish(part, window, size, *draws), label
+        return transform(source.read(*columns), *draws), label
 
-    if source.dimension or views_of is not None:
+    if source.dimension or at_once:
         return steps.map(whole_batch, num_parallel_calls=tf.data.AUTOTUNE)
     images = steps.map(as_written(rows_of)).unbatch().map(one_image, num_parallel_calls=tf.data.AUTOTUNE)
     return images.batch(batch_size, drop_remainder=drop_remainder)
@@ -306,7 +302,7 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
     indices_of = _in_order(len(dataset), _PER_TASK)
     columns_of = as_written(lambda step: look_up(dataset.labels, source, indices_of, step, None)[1:])
     images = tf.data.Dataset.range(-(-len(dataset) // _PER_TASK)).map(columns_of).unbatch()
-    prepare = as_written(lambda *row: transform.prepare(source.read_part(whole, *row)[0]))
+    prepare = as_written(lambda *row: transform.prepare(source.read(*row)))
     images = images.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
     try:
         for image in images.as_numpy_iterator():
@@ -385,18 +381,15 @@ def readable_batches(
         coming = begin(0)
         for start in range(0, len(images), batch_size):
             batch, coming = coming, begin(start + batch_size)
-            found = {start + place: future.result() for place, future in enumerate(batch)}
-            kept = {row: value for row, value in found.items() if value is not None}
-            if kept:
-                yield np.array(list(kept)), list(kept.values())
+            values = {start + place: future.result() for place, future in enumerate(batch)}
+            readable = {row: value for row, value in values.items() if value is not None}
+            if readable:
+                yield np.array(list(readable)), list(readable.values())
 
 
 @functools.lru_cache(maxsize=8)
 def _viewer(transform: EvaluationTransform) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return the function from the bytes of an image to its view."""
 
-    def view(encoded: tf.Tensor) -> tf.Tensor:
-        part, window, size = decode_part(encoded, transform.window)
-        return transform.finish(part, window, size)
-
+    view = lambda encoded: transform(decode_image(encoded))  # noqa: E731
     return tf.function(view, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)

@@ -1,4 +1,4 @@
-"""Augmentation policies by name: Keras's image preprocessing layers, applied to the finished crops.
+"""Augmentation policies for finished crops: Keras's image preprocessing layers by name, any layer by its import path.
 
 The layers draw from generators that keep a state, so that an image's augmentation would depend on the order of the
 threads. Here all of them draw from one stateless generator, keyed by the image's own draws and numbered in the order in
@@ -13,20 +13,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.expressions import parse_sum
 
 # Layer and defaults by name; a layer's factor is written as in Keras.
 _LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
-    "aug_mix": (keras.layers.AugMix, {}),
-    "auto_contrast": (keras.layers.AutoContrast, {}),
     "blur": (keras.layers.RandomGaussianBlur, {"factor": (1.0, 1.0), "kernel_size": 9, "sigma": (0.1, 2.0)}),
     # Factors of 0.6 to 1.4 of the saturation, and a tenth of the color circle at most.
     "color_jitter": (
@@ -38,23 +38,12 @@ _LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
             "hue_factor": (0.0, 0.1),
         },
     ),
-    "equalize": (keras.layers.Equalization, {}),
     "erasing": (keras.layers.RandomErasing, {"factor": (1.0, 1.0), "scale": (0.02, 0.2)}),
     "grayscale": (keras.layers.RandomGrayscale, {"factor": 1.0}),
-    "invert": (keras.layers.RandomInvert, {"factor": (1.0, 1.0)}),
-    "perspective": (keras.layers.RandomPerspective, {"factor": (1.0, 1.0), "scale": 0.3}),
-    "posterize": (keras.layers.RandomPosterization, {"factor": (4, 4)}),
     "rand_augment": (keras.layers.RandAugment, {}),
     "rotation": (keras.layers.RandomRotation, {"factor": 0.04}),
-    "sharpness": (keras.layers.RandomSharpness, {"factor": 0.5}),
-    "shear": (keras.layers.RandomShear, {"x_factor": 0.2, "y_factor": 0.2}),
-    "solarize": (keras.layers.Solarization, {"threshold_factor": (0.5, 1.0)}),
-    "translation": (keras.layers.RandomTranslation, {"height_factor": 0.1, "width_factor": 0.1}),
-    "zoom": (keras.layers.RandomZoom, {"height_factor": 0.2}),
 }
 _TRIAL_SIZE = 64  # pixels of the image with which a policy is tried
-# Arguments that have no place here: the pipeline's seed and dtype hold, and pixels are 0-255.
-_RESERVED = ("seed", "kwargs", "value_range", "data_format", "name", "dtype")
 
 
 def names() -> list[str]:
@@ -72,12 +61,17 @@ class Step:
     """One step of a policy.
 
     Args:
-        name: One of `names()`.
+        name: One of `names()`, or the import path of a Keras layer, such as `"keras.layers.RandomRotation"`. The layer
+            gets a float32 image (H, W, 3) of 0 to 255 and keeps its size.
         arguments: Arguments of the layer, as numbers, texts and lists.
         rate: The share of the images to which it happens.
 
     Raises:
         UserError: The name is unknown, or the rate is no share.
+
+    Example:
+        >>> str(Step("keras.layers.RandomRotation", {"factor": 0.1}, rate=0.5))
+        '0.5 * keras.layers.RandomRotation(factor=0.1)'
     """
 
     name: str
@@ -85,7 +79,8 @@ class Step:
     rate: float = 1.0
 
     def __post_init__(self):
-        check_choice("`policy`", self.name, names())
+        if "." not in self.name:
+            check_choice("`policy`", self.name, names())
         if not 0 <= self.rate <= 1:
             raise UserError(f"`policy`: the factor of {self.name} is its share of the images, 0 to 1, not {self.rate}")
 
@@ -160,8 +155,14 @@ class Policy:
                     values = _on_share(layer, values, step.rate, draws)
                 return tf.cast(tf.clip_by_value(values, 0, 255) + 0.5, tf.uint8)
 
-            specs = tf.TensorSpec((_TRIAL_SIZE, _TRIAL_SIZE, 3), tf.uint8), tf.TensorSpec((2,), tf.int64)
-            apply.get_concrete_function(*specs)
+            shape, key = (_TRIAL_SIZE, _TRIAL_SIZE, 3), tf.constant([1, 2], tf.int64)
+            with user_errors((TypeError, ValueError), f"`policy`: {self} cannot be applied to an image: {REASON}"):
+                apply.get_concrete_function(tf.TensorSpec(shape, tf.uint8), tf.TensorSpec((2,), tf.int64))
+            if any("." in step.name for step in self.steps):
+                image = tf.constant(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+                if len({apply(image, key).numpy().tobytes() for _ in range(4)}) > 1:
+                    text = "`policy`: %s draws without Keras's seeds: a resumed run gets other images"
+                    logging.warning(text, self)
             return apply
 
 
@@ -182,16 +183,27 @@ class _KeyedDraws(keras.random.SeedGenerator):
 
 def _layer(step: Step, draws: _KeyedDraws) -> Callable[[tf.Tensor], tf.Tensor]:
     refused = f"`policy`: {step.name} does not take {step.arguments}: {REASON}"
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in step.arguments.items()}
+    if "seed" in values:
+        raise UserError(f"`policy`: {step.name} takes no seed: that of the run decides")
     with user_errors((TypeError, ValueError), refused), contextlib.ExitStack() as stack:
         stack.callback(keras.config.set_dtype_policy, keras.config.dtype_policy())
         keras.config.set_dtype_policy("float32")  # of the layers within a layer, too
-        kind, defaults = _LAYERS[step.name]
-        layer = kind(**_arguments(step, kind, defaults))
-    parts = [part for part in vars(layer).values() if isinstance(part, keras.layers.Layer)]
-    for part in (layer, *parts):
-        # Where Keras has another backend, its layers have a second generator for TensorFlow's graphs.
-        part.generator, part._backend_generators = draws, {"tensorflow": draws}
+        kind, defaults = (_imported(step.name), {}) if "." in step.name else _LAYERS[step.name]
+        layer = kind(**{**defaults, **values})
+    for part in layer._flatten_layers():
+        # Where Keras has another backend, its layers have a second generator for TensorFlow's graphs. Past Keras's
+        # tracking of attributes, which is closed where a layer has no weights.
+        vars(part)["_backend_generators"] = {"tensorflow": draws}
+        for name, value in list(vars(part).items()):
+            if isinstance(value, keras.random.SeedGenerator):
+                vars(part)[name] = draws
+    if "." in step.name:
+        draws.begin(tf.constant([1, 2], tf.int64))
+        with user_errors((TypeError, ValueError), refused):  # outside of the graph, where a layer may make weights
+            layer(tf.zeros((_TRIAL_SIZE, _TRIAL_SIZE, 3)))
     if step.name == "rand_augment":
+        parts = [part for part in vars(layer).values() if isinstance(part, keras.layers.Layer)]
         return functools.partial(_rand_augment, parts, layer.num_ops, draws)
     return functools.partial(layer, training=True)
 
@@ -208,14 +220,13 @@ def _applied(layer: Callable[..., tf.Tensor], image: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.cast(layer(image), tf.float32), image.shape)
 
 
-def _arguments(step: Step, kind: type, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return the defaults, and the step's arguments in their place."""
-    parameters = inspect.signature(kind).parameters
-    known = [name for name in parameters if name not in _RESERVED]
-    for argument in step.arguments:
-        if argument not in known:
-            raise UserError(f"`policy`: {step.name} has no argument {argument!r}; it takes: {', '.join(known)}")
-    return {**defaults, **{key: tuple(v) if isinstance(v, list) else v for key, v in step.arguments.items()}}
+def _imported(path: str) -> type[keras.layers.Layer]:
+    module, _, name = path.rpartition(".")
+    with user_errors((ImportError, AttributeError), f"`policy`: {path} cannot be imported: {REASON}"):
+        kind = getattr(importlib.import_module(module), name)
+    if not (isinstance(kind, type) and issubclass(kind, keras.layers.Layer)):
+        raise UserError(f"`policy`: {path} is no Keras layer")
+    return kind
 
 
 def _on_share(layer: Callable[..., tf.Tensor], values: tf.Tensor, rate: float, draws: _KeyedDraws) -> tf.Tensor:

@@ -1,10 +1,17 @@
-"""The check of every image of a data set, and a copy of it with small images: a folder of JPEGs and a list of them."""
+"""Download of published data sets, the check of every image, and a copy with small images: a folder and a list."""
 
 import collections
 import csv
+import dataclasses
 import functools
 import os
+import posixpath
 import re
+import shutil
+import tarfile
+import urllib.parse
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,16 +23,191 @@ from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, decode_image, format_of
 from tfdml.data.images import Images, in_threads
 from tfdml.data.readers.own_images import COLUMNS
 from tfdml.data.transforms import resize_to_side
-from tfdml.errors import UserError, check_choice, check_not_negative, check_positive
+from tfdml.errors import REASON, UserError, check_choice, check_not_negative, check_positive, user_errors
 from tfdml.io import files
 
 LIST = "images.csv"
 _JPEG_QUALITY = 95
 _NAMED_IN_MESSAGES = 5
 _BLOCK = 1024  # images that are checked between two reports of progress
+_ATTEMPTS, _TIMEOUT = 3, 60.0  # of a download; seconds without a byte
 
 Progress = Callable[[int, int, int], None]  # images done, of how many, bad ones among them
 Faults = Mapping[str, list[ImageError]]  # by split
+
+
+@dataclasses.dataclass(frozen=True)
+class Download:
+    """A file that a publisher offers, and what it unpacks to.
+
+    Args:
+        url: Where it is; http or https.
+        size: Its length in bytes, for `--dry_run`.
+        sha256: Its checksum, in hexadecimal.
+        folder: The folder that unpacking it makes; None for an archive that is read as it is.
+    """
+
+    url: str
+    size: int
+    sha256: str
+    folder: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return posixpath.basename(urllib.parse.urlsplit(self.url).path)
+
+
+# Sizes and checksums as TensorFlow Datasets and other projects independently record them.
+DOWNLOADS: dict[str, tuple[Download, ...]] = {
+    "cub200": (
+        Download(
+            "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1",
+            1_150_585_339,
+            "0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
+            "CUB_200_2011",
+        ),
+    ),
+    "omniglot": (
+        Download(
+            "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/images_background.zip",
+            9_464_212,
+            "ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640",
+        ),
+        Download(
+            "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/images_evaluation.zip",
+            6_462_886,
+            "1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee",
+        ),
+    ),
+    "sop": (
+        Download(
+            "http://ftp.cs.stanford.edu/cs/cvgl/Stanford_Online_Products.zip",
+            3_083_860_082,
+            "b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
+            "Stanford_Online_Products",
+        ),
+    ),
+}
+# What to do where a publisher offers nothing that could be fetched.
+BY_HAND = {
+    "cars196": (
+        "its publisher has taken the files down (they were at ai.stanford.edu/~jkrause/cars); copies of the images are "
+        "on Kaggle (jessicali9530/stanford-cars-dataset), and https://github.com/pytorch/vision/issues/7545 says "
+        "where to find the devkit with the labels of the test images; data_dir must hold cars_train/, cars_test/, "
+        "devkit/cars_train_annos.mat and devkit/cars_test_annos_withlabels.mat, or car_ims/ and cars_annos.mat"
+    ),
+    "inshop": (
+        "its publisher asks for an agreement: follow "
+        "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html, then put Eval/list_eval_partition.txt "
+        "and the unpacked img/ into data_dir"
+    ),
+}
+
+
+def download(
+    name: str, data_dir: str | os.PathLike, progress: Callable[[str, int, int], None] = lambda *_: None
+) -> list[str]:
+    """Download and unpack the files of a data set that are not there yet.
+
+    Their SHA-256 is checked. Files and unpacked folders appear when they are complete.
+
+    Args:
+        name: The catalog's name of the data set.
+        data_dir: The folder to put it in, on a local disk.
+        progress: Called now and then with the name of a file, the bytes that have arrived, and all of them.
+
+    Returns:
+        The paths of the new files and folders; empty if all were there.
+
+    Raises:
+        UserError: The publisher offers no file (the message says where to get it), or the download failed.
+
+    Example:
+        >>> download("cub200", "data")  # data/CUB_200_2011 is there
+        []
+    """
+    if name in BY_HAND:
+        raise UserError(f"{name} cannot be downloaded: {BY_HAND[name]}")
+    if name not in DOWNLOADS:
+        raise UserError(f"{name} cannot be downloaded, only {', '.join(sorted(DOWNLOADS))}")
+    files.require_local(data_dir, "data_dir")
+    folder = os.path.abspath(os.path.expanduser(os.fspath(data_dir)))
+    # The readers take the unpacked folder itself as data_dir as well.
+    if os.path.basename(folder) in [file.folder for file in DOWNLOADS[name]]:
+        folder = os.path.dirname(folder)
+    new = []
+    for file in DOWNLOADS[name]:
+        target = os.path.join(folder, file.folder or file.name)
+        if not os.path.exists(target):
+            archive = fetch(file, folder, functools.partial(progress, f"fetching {file.name}"))
+            if file.folder:
+                unpack(archive, folder, file.folder)
+            new.append(target)
+    return new
+
+
+class _Bar:
+    """A progress bar as Pooch wants it, which calls a function."""
+
+    def __init__(self, progress: Callable[[int, int], None]):
+        self._progress, self._done, self.total = progress, 0, 0
+
+    def update(self, size: int) -> None:
+        self._done += size
+        self._progress(self._done, self.total)
+
+    def reset(self) -> None:
+        self._done = 0
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def fetch(file: Download, folder: str | os.PathLike, progress: Callable[[int, int], None] = lambda *_: None) -> str:
+    """Download a file into a folder, unless it is there already; return its path.
+
+    Args:
+        file: The file.
+        folder: A local folder.
+        progress: Called with the bytes that have arrived, and all of them.
+
+    Raises:
+        UserError: The server refuses, cannot be reached or sends another file, or the file cannot be written.
+    """
+    import pooch  # takes a while to import
+
+    urls, registry = {file.name: file.url}, {file.name: f"sha256:{file.sha256}"}
+    fetcher = pooch.create(folder, base_url="", registry=registry, urls=urls, retry_if_failed=_ATTEMPTS - 1)
+    advice = f"run the command again, or fetch it by hand and put it at {os.path.join(folder, file.name)}"
+    # Errors of requests are OSErrors; Pooch raises ValueError where the checksum differs.
+    with user_errors((OSError, ValueError), f"{file.url} cannot be fetched ({REASON}); {advice}"):
+        return fetcher.fetch(file.name, downloader=pooch.HTTPDownloader(_Bar(progress), timeout=_TIMEOUT))
+
+
+def unpack(archive: str | os.PathLike, folder: str | os.PathLike, last: str) -> None:
+    """Unpack a zip or tar archive into a local folder, never outside it.
+
+    Args:
+        archive: The archive.
+        folder: Where its content goes.
+        last: The top-level entry to move into place after all others, so that its presence shows that all is there.
+
+    Raises:
+        UserError: The archive is damaged, leads outside the folder, or cannot be written. Nothing is left behind.
+
+    Example:
+        >>> unpack("CUB_200_2011.tgz", "unpacked", last="CUB_200_2011")
+    """
+    kinds = (OSError, shutil.ReadError, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
+    with user_errors(kinds, f"{archive} cannot be unpacked into {folder} ({REASON})"):
+        os.makedirs(folder, exist_ok=True)
+        files.sweep(folder)
+        with files.partial_folder(folder) as hidden:
+            options = {} if os.fspath(archive).endswith(".zip") else {"filter": "data"}
+            shutil.unpack_archive(archive, hidden, **options)  # type: ignore[arg-type]
+            for name in sorted(os.listdir(hidden), key=lambda name: (name == last, name)):
+                os.rename(hidden / name, os.path.join(folder, name))
 
 
 def check_images(
@@ -153,7 +335,7 @@ def _write(
         for index, (data, fault) in enumerate(in_threads(examine, range(len(dataset)), os.cpu_count() or 1)):
             label, kind, done = int(dataset.labels[index]), format_of(data), done + 1
             if fault or kind is None:
-                faults[split].append(ImageError(index, dataset.images.place(index), fault or FOREIGN))
+                faults[split].append(ImageError(index, dataset.images.name(index), fault or FOREIGN))
             else:
                 path = f"{split}/{folders[label]}/{index:07d}{kind.extensions[0]}"
                 (folder / path).write_bytes(data)

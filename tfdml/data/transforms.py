@@ -1,9 +1,6 @@
 """The views of images: augmentation in training, the one view of evaluation and serving, and their resizing.
 
-Resizing is bilinear with antialiasing, as Pillow's, of whole images or of the part that a crop needs. TensorFlow's
-kernel spends most of its time on single pixels in its horizontal pass. Both passes are therefore run as vertical ones
-over long rows, the image transposed in between: the same sums in the same order, and so the same bits, in a quarter of
-the time.
+Resizing is bilinear with antialiasing, as Pillow's.
 """
 
 from __future__ import annotations
@@ -14,13 +11,11 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfdml.data.decoding import cut, whole
 from tfdml.data.policies import Policy
 from tfdml.errors import UserError, check_choice
 
 Edge: TypeAlias = "int | tf.Tensor"
 Size: TypeAlias = "tuple[Edge, Edge]"  # height and width
-Window: TypeAlias = "tuple[Edge, ...]"  # top, left, height and width
 Color: TypeAlias = "tuple[int, int, int]"
 MODES = ("pad", "shorter", "squash")
 BLACK = (0, 0, 0)
@@ -41,36 +36,37 @@ def resize(images: tf.Tensor, size: Size) -> tf.Tensor:
         TensorShape([120, 160, 3])
     """
 
-    def resized() -> tf.Tensor:
-        return _resampled(images, _edges(images), (0, 0), (0, 0, *size), size)
-
     if images.shape[-3:-1].is_fully_defined() and all(isinstance(edge, int) for edge in size):
-        return images if tuple(images.shape[-3:-1]) == tuple(size) else resized()
+        return images if tuple(images.shape[-3:-1]) == tuple(size) else _resampled(images, size)
     same = tf.reduce_all(tf.shape(images)[-3:-1] == tf.stack(size))
-    return _static(tf.cond(same, lambda: images, resized), size)
+    return _static(tf.cond(same, lambda: images, lambda: _resampled(images, size)), size)
 
 
-def resize_crop(crop: tf.Tensor, side: int) -> tf.Tensor:
-    """Resize a crop of any size to a square, as `resize` but for the last bit, faster where the crop is enlarged.
+def _resampled(images: tf.Tensor, size: Size) -> tf.Tensor:
+    # The bits of tf.image.resize(antialias=True), which takes 1.7 times as long from 500 x 375 to 256 pixels:
+    # its horizontal pass works on single pixels. Here both passes are vertical, the image transposed in between.
+    height, width = size
+    part_height, part_width = _edges(images)
+    rows = _resampled_rows(tf.reshape(images, tf.stack([-1, part_height, part_width * 3])), height)
+    columns = tf.reshape(tf.linalg.matrix_transpose(rows), tf.stack([-1, part_width, 3 * height]))
+    # Weighted means of 0 .. 255 need no clipping, and cutting off after adding a half rounds them.
+    values = tf.reshape(tf.cast(_resampled_rows(columns, width) + 0.5, tf.uint8), tf.stack([-1, width * 3, height]))
+    shape = tf.concat([tf.shape(images)[:-3], tf.stack([height, width, 3])], 0)
+    return _static(tf.reshape(tf.linalg.matrix_transpose(values), shape), size)
 
-    Antialiasing changes nothing where no edge shrinks, and TensorFlow's plain bilinear kernel has the same weights.
 
-    Args:
-        crop: (h, w, 3) uint8.
-        side: Height and width of the result.
-
-    Returns:
-        (side, side, 3) uint8.
-    """
-
-    def enlarged() -> tf.Tensor:
-        resized = tf.raw_ops.ResizeBilinear(images=crop[None], size=(side, side), half_pixel_centers=True)
-        return tf.cast(resized[0] + 0.5, tf.uint8)
-
-    def shrunk() -> tf.Tensor:
-        return _resampled(crop, _edges(crop), (0, 0), (0, 0, side, side), (side, side))
-
-    return _static(tf.cond(tf.reduce_all(tf.shape(crop)[:2] <= side), enlarged, shrunk), (side, side))
+def _resampled_rows(rows: tf.Tensor, count: Edge) -> tf.Tensor:
+    """(B, n, m) to (B, count, m) float32."""
+    scale = tf.cast(count, tf.float32) / tf.cast(tf.shape(rows)[1], tf.float32)
+    resized = tf.raw_ops.ScaleAndTranslate(
+        images=rows[:, :, None, :],
+        size=tf.stack([count, 1]),
+        scale=tf.stack([scale, 1.0]),
+        translation=[0.0, 0.0],
+        kernel_type="triangle",
+        antialias=True,
+    )
+    return resized[:, :, 0, :]
 
 
 def target_size(size: Size, side: int, mode: str) -> Size:
@@ -142,97 +138,6 @@ def pad_to_square(images: tf.Tensor, side: int, color: Color = BLACK) -> tf.Tens
     return _static(padded, (side, side))
 
 
-def source_window(size: tuple[tf.Tensor, tf.Tensor], target: Size, window: Window) -> tf.Tensor:
-    """Return the part of an image that a window of its resized version is computed from.
-
-    It begins at the image's first row: rows above the window are cheaper decoded than passed over.
-
-    Args:
-        size: Height and width of the image.
-        target: Height and width to which the image is resized.
-        window: Top, left, height and width of the part wanted of the resized image.
-
-    Returns:
-        (4,) int32: top, left, height and width of the part needed of the image.
-    """
-    # A long panorama enlarged overflows 32 bits.
-    height, width, *_ = edges = [tf.cast(edge, tf.int64) for edge in (*size, *target, *window)]
-    goals, (top, left, rows, columns) = edges[2:4], edges[4:]
-    # The kernel reaches max(1, scale) pixels to either side of a sampling position; the rest is for rounding.
-    down, across = (edge // goal + 4 for edge, goal in zip((height, width), goals, strict=True))
-    bottom = tf.minimum(height, (top + rows) * height // goals[0] + down)
-    right = tf.minimum(width, (left + columns) * width // goals[1] + across)
-    first = tf.maximum(tf.constant(0, tf.int64), left * width // goals[1] - across)
-    return tf.cast(tf.stack([tf.zeros_like(first), first, bottom, right - first]), tf.int32)
-
-
-def resize_window(part: tf.Tensor, origin: Size, size: Size, target: Size, window: Window) -> tf.Tensor:
-    """Return a window of a resized image from the part of the image that it needs, bit-equal to resizing the whole.
-
-    Args:
-        part: (h, w, 3) uint8, at least what `source_window` asks for.
-        origin: Row and column of the image at which the part begins.
-        size: Height and width of the image.
-        target: Height and width to which the image is resized.
-        window: Top, left, height and width of the part wanted of the resized image.
-
-    Returns:
-        (height, width, 3) uint8.
-    """
-    top, left, height, width = window
-    same = (size[0] == target[0]) & (size[1] == target[1])
-    return tf.cond(
-        same,
-        lambda: tf.slice(part, tf.stack([top - origin[0], left - origin[1], 0]), tf.stack([height, width, 3])),
-        lambda: _resampled(part, size, origin, window, target),
-    )
-
-
-def _resampled(images: tf.Tensor, size: Size, origin: Size, window: Window, target: Size) -> tf.Tensor:
-    """Return the window of the images resized from `size` to `target`, of which the images are the part at `origin`."""
-    top, left, height, width = window
-    batch = tf.shape(images)[:-3]
-    part_height, part_width = _edges(images)
-    # Within a row, columns and channels are alike to the vertical pass; the same holds for the transposed image, where
-    # channels and rows are. So each transposition is one of a matrix, the kind that TensorFlow is fastest at.
-    rows = tf.reshape(images, tf.stack([-1, part_height, part_width * 3]))
-    rows = _from(_shrunk_rows(_behind(rows, origin[0]), size[0], target[0], top + height), top)
-    columns = tf.reshape(tf.linalg.matrix_transpose(rows), tf.stack([-1, part_width, 3 * height]))
-    columns = _from(_shrunk_rows(_behind(columns, origin[1]), size[1], target[1], left + width), left)
-    # Weighted means of 0 .. 255 need no clipping, and cutting off after adding a half rounds them.
-    values = tf.reshape(tf.cast(columns + 0.5, tf.uint8), tf.stack([-1, width * 3, height]))
-    values = tf.linalg.matrix_transpose(values)
-    return _static(tf.reshape(values, tf.concat([batch, tf.stack([height, width, 3])], 0)), (height, width))
-
-
-def _shrunk_rows(rows: tf.Tensor, length: Edge, target: Edge, count: Edge) -> tf.Tensor:
-    """(B, n, m) to (B, count, m) float32: the first rows of `length` rows resized to `target`.
-
-    The rows beyond the n given are not needed for them.
-    """
-    scale = tf.cast(target, tf.float32) / tf.cast(length, tf.float32)
-    resized = tf.raw_ops.ScaleAndTranslate(
-        images=rows[:, :, None, :],
-        size=tf.stack([count, 1]),
-        scale=tf.stack([scale, 1.0]),
-        translation=[0.0, 0.0],
-        kernel_type="triangle",
-        antialias=True,
-    )
-    return resized[:, :, 0, :]
-
-
-def _behind(rows: tf.Tensor, offset: Edge) -> tf.Tensor:
-    """(B, n, m) to (B, offset + n, m), zeros first: positions must be those in the whole image to the last bit."""
-    if isinstance(offset, int) and offset == 0:
-        return rows
-    return tf.pad(rows, tf.stack([[0, 0], tf.stack([offset, 0]), [0, 0]]))
-
-
-def _from(rows: tf.Tensor, start: Edge) -> tf.Tensor:
-    return rows if isinstance(start, int) and start == 0 else rows[:, start:]
-
-
 def _edges(images: tf.Tensor) -> Size:
     """Height and width, as numbers where they are known."""
     shape = tf.shape(images)
@@ -298,35 +203,6 @@ class EvaluationTransform:
         """
         return cls(embedder.resize, embedder.image_size, embedder.resize_mode, embedder.pad_color)
 
-    def window(self, size: tf.Tensor) -> tf.Tensor:
-        """Return the part of an image that the view is made from; the rest need not be decoded.
-
-        Args:
-            size: (2,) int32, height and width of the image.
-
-        Returns:
-            (4,) int32: top, left, height and width.
-        """
-        if self.resize_mode == "pad":
-            return whole(size)
-        return source_window(tf.unstack(size), *self._geometry(size))
-
-    def finish(self, part: tf.Tensor, window: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        """Return the view, from the part of an image that `window` named; bit by bit that of the whole image.
-
-        Args:
-            part: (h, w, 3) uint8.
-            window: (4,) int32, what `window` returned.
-            size: (2,) int32, height and width of the whole image.
-
-        Returns:
-            (S, S, 3) uint8.
-        """
-        if self.resize_mode == "pad":
-            return self(part)
-        view = resize_window(part, tf.unstack(window[:2]), tf.unstack(size), *self._geometry(size))
-        return tf.ensure_shape(view, (self.image_size, self.image_size, 3))
-
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         """Transform one image or a batch of equally sized ones.
 
@@ -342,6 +218,10 @@ class EvaluationTransform:
         views = resized[..., top : top + self.image_size, left : left + self.image_size, :]
         return tf.ensure_shape(views, (*resized.shape[:-3], self.image_size, self.image_size, 3))
 
+    def batch(self, images: tf.Tensor) -> tf.Tensor:
+        """Transform equally sized images at once."""
+        return self(images)
+
     def place(self, size: tuple) -> list:
         """Return the top and left edge of the crop in a resized image of this height and width."""
         return [(edge - self.image_size) // 2 for edge in size]
@@ -350,11 +230,6 @@ class EvaluationTransform:
         """Return the arguments, as plain values that JSON can hold; `pad_color` where it is not black."""
         config = {**dataclasses.asdict(self), "pad_color": list(self.pad_color)}
         return config if self.pad_color != BLACK else {key: config[key] for key in config if key != "pad_color"}
-
-    def _geometry(self, size: tf.Tensor) -> tuple[tuple, tuple]:
-        """Return the size to which an image is resized, and the top and left edge of the crop."""
-        target = target_size(tf.unstack(size), self.resize, self.resize_mode)
-        return target, (*self.place(target), self.image_size, self.image_size)
 
 
 def as_color(value: Any) -> Color:
@@ -397,9 +272,7 @@ class TrainTransform:
     """Augmentation by crop, mirror image and, if asked for, a policy.
 
     All randomness comes from outside, as `draws`: a transform called twice with the same draws gives the same bits.
-    There are two ways through. `prepare` is the same for every epoch, so that its result can be kept in memory, and
-    `vary` uses the draws. `window` says which part of an image the view needs, so that only that part is decoded, and
-    `finish` makes the view from it. Both ways lead to the same bits.
+    `prepare` is the same for every epoch, so that its result can be kept in memory, and `vary` uses the draws.
 
     Args:
         augmentation: `"random_crop"`: resize to `resize` as in evaluation, then a crop at a random place.
@@ -464,7 +337,7 @@ class TrainTransform:
 
     @property
     def works_on_batches(self) -> bool:
-        """Whether `vary_batch` will do; else images are varied one by one."""
+        """Whether `batch` will do; else images are varied one by one."""
         return not self.varies_size and self.policy is None
 
     def draw(self, seed: int, step: int | tf.Tensor, batch_size: int) -> tf.Tensor:
@@ -516,15 +389,30 @@ class TrainTransform:
         Returns:
             (S, S, 3) uint8.
         """
-        if self.varies_size:
-            size = tf.shape(image)[:2]
-            window = self.window(size, draws)
-            return self.finish(cut(image, window), window, size, draws)
-        top, left = self._offsets(tf.shape(image)[:2], draws)
-        return self._flip_and_augment(tf.slice(image, [top, left, 0], [self.image_size, self.image_size, 3]), draws)
+        size = tf.shape(image)[:2]
+        if self.augmentation == "random_resized_crop":
+            top, left, height, width = tf.unstack(random_part(size, draws[1:], self.scale, self.ratio))
+            view = resize(image[top : top + height, left : left + width], (self.image_size, self.image_size))
+        elif self.augmentation == "multi_resolution":
+            target = multi_resolution(tf.unstack(size), draws[3], self.image_size, self.resolutions)
+            height, width = (tf.minimum(edge, self.image_size) for edge in target)
+            top, left = random_offset(draws[1], target[0] - height), random_offset(draws[2], target[1] - width)
+            view = resize(image, target)[top : top + height, left : left + width]
+            view = pad_to_square(view, self.image_size, self.pad_color)
+        else:
+            top, left = self._offsets(size, draws)
+            view = image[top : top + self.image_size, left : left + self.image_size]
+        if self.flip:
+            view = tf.raw_ops.Reverse(tensor=view, dims=tf.stack([False, draws[0] < 0.5, False]))
+        view = tf.ensure_shape(view, (self.image_size, self.image_size, 3))
+        if self.policy is None:
+            return view
+        assert isinstance(self.policy, Policy)
+        digits = tf.cast(draws[-_KEY_DRAWS:] * 2.0**_DRAW_BITS, tf.int64)
+        return self.policy(view, digits[::2] * 2**_DRAW_BITS + digits[1::2])
 
-    def vary_batch(self, images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        """`vary` for equally sized images at once, bit by bit the same; only where `works_on_batches`.
+    def batch(self, images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        """Transform equally sized images at once, bit by bit the same; only where `works_on_batches`.
 
         Args:
             images: (B, H, W, 3) uint8.
@@ -533,10 +421,9 @@ class TrainTransform:
         Returns:
             (B, S, S, 3) uint8.
         """
-        if not self.works_on_batches:
-            raise ValueError("crops that vary in size, and policies, are made one by one: use vary")
-        size = tf.shape(images)[1:3]
-        top, left = self._offsets(size, draws)
+        assert self.works_on_batches
+        images = self.prepare(images)
+        top, left = self._offsets(tf.shape(images)[1:3], draws)
         within = tf.range(self.image_size)
         rows, columns = top[..., None] + within, left[..., None] + within
         if self.flip:
@@ -544,43 +431,6 @@ class TrainTransform:
         # Rows first: whole rows are copied fast, and the slow copy of single pixels has fewer left to do.
         images = tf.gather(images, tf.broadcast_to(rows, (tf.shape(draws)[0], self.image_size)), batch_dims=1, axis=1)
         return tf.gather(images, tf.broadcast_to(columns, (tf.shape(draws)[0], self.image_size)), batch_dims=1, axis=2)
-
-    def window(self, size: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        """Return the part of an image that the view is made from; the rest need not be decoded.
-
-        Args:
-            size: (2,) int32, height and width of the image.
-            draws: (D,) float32, a row of `draw`.
-
-        Returns:
-            (4,) int32: top, left, height and width.
-        """
-        if self.augmentation == "random_resized_crop":
-            return random_part(size, draws[1:], self.scale, self.ratio)
-        if self.resize_mode == "pad" and self.augmentation != "multi_resolution":
-            return whole(size)
-        return source_window(tf.unstack(size), *self._geometry(size, draws))
-
-    def finish(self, part: tf.Tensor, window: tf.Tensor, size: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        """Return the view, from the part of an image that `window` named; bit by bit that of the whole image.
-
-        Args:
-            part: (h, w, 3) uint8.
-            window: (4,) int32, what `window` returned.
-            size: (2,) int32, height and width of the whole image.
-            draws: (D,) float32, a row of `draw`.
-
-        Returns:
-            (S, S, 3) uint8.
-        """
-        if self.augmentation == "random_resized_crop":
-            return self._flip_and_augment(resize_crop(part, self.image_size), draws)
-        if self.resize_mode == "pad" and self.augmentation != "multi_resolution":
-            return self.vary(self.prepare(part), draws)
-        view = resize_window(part, tf.unstack(window[:2]), tf.unstack(size), *self._geometry(size, draws))
-        if self.augmentation == "multi_resolution":
-            view = pad_to_square(view, self.image_size, self.pad_color)
-        return self._flip_and_augment(view, draws)
 
     def __call__(self, image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
         """Transform one image.
@@ -604,33 +454,12 @@ class TrainTransform:
         values = ", ".join(f"{name}={getattr(self, name)}" for name in (*names, "flip"))
         return f"{self.augmentation}({values})" + (f", then {self.policy}" if self.policy else "")
 
-    def _geometry(self, size: tf.Tensor, draws: tf.Tensor) -> tuple[tuple, tuple]:
-        """Return the size to which an image is resized, and the window of the result that the view shows."""
-        if self.augmentation == "multi_resolution":
-            target = multi_resolution(tf.unstack(size), draws[3], self.image_size, self.resolutions)
-            shown = [tf.minimum(edge, self.image_size) for edge in target]
-            top_left = (random_offset(draws[1 + axis], target[axis] - shown[axis]) for axis in (0, 1))
-            return target, (*top_left, *shown)
-        target = target_size(tf.unstack(size), self.resize, self.resize_mode)
-        return target, (*self._offsets(tf.stack(target), draws), self.image_size, self.image_size)
-
     def _offsets(self, size: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Top and left edge of the crop: at random, or central for `"none"`."""
         room = size - self.image_size
         if self.augmentation == "none":
             return room[0] // 2, room[1] // 2
         return random_offset(draws[..., 1], room[0]), random_offset(draws[..., 2], room[1])
-
-    def _flip_and_augment(self, view: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        """Return a crop mirrored or not, then through the policy."""
-        if self.flip:
-            view = tf.raw_ops.Reverse(tensor=view, dims=tf.stack([False, draws[0] < 0.5, False]))
-        view = tf.ensure_shape(view, (self.image_size, self.image_size, 3))
-        if self.policy is None:
-            return view
-        assert isinstance(self.policy, Policy)
-        digits = tf.cast(draws[-_KEY_DRAWS:] * 2.0**_DRAW_BITS, tf.int64)
-        return self.policy(view, digits[::2] * 2**_DRAW_BITS + digits[1::2])
 
 
 # A random resized crop that has not fitted after this many tries is the largest central one.
@@ -658,13 +487,13 @@ def random_part(size: tf.Tensor, draws: tf.Tensor, scale: tuple[float, float], r
     # Where no try fits: the largest central part with a permitted ratio.
     fallback_height = tf.minimum(height, tf.maximum(1.0, tf.round(width / low)))
     fallback_width = tf.minimum(width, tf.maximum(1.0, tf.round(height * high)))
-    found = tf.reduce_any(fits)
+    any_fits = tf.reduce_any(fits)
     first = tf.argmax(tf.cast(fits, tf.int32))
-    part_height = tf.cast(tf.where(found, heights[first], fallback_height), tf.int32)
-    part_width = tf.cast(tf.where(found, widths[first], fallback_width), tf.int32)
-    part = tf.stack([part_height, part_width])
+    part_height = tf.where(any_fits, heights[first], fallback_height)
+    part_width = tf.where(any_fits, widths[first], fallback_width)
+    part = tf.cast(tf.stack([part_height, part_width]), tf.int32)
     room = size - part
-    return tf.concat([tf.where(found, random_offset(draws[:2], room), room // 2), part], 0)
+    return tf.concat([tf.where(any_fits, random_offset(draws[:2], room), room // 2), part], 0)
 
 
 def multi_resolution(

@@ -148,7 +148,7 @@ def encoded_image(images: Images, index: int) -> bytes:
     try:
         return images.encoded(index)
     except (OSError, tf.errors.OpError) as error:
-        raise UserError(f"{images.place(index)} cannot be read: {access_fault(error)}") from error
+        raise UserError(f"{images.name(index)} cannot be read: {access_fault(error)}") from error
 
 
 def checksum_of(path: Path) -> str:
@@ -194,7 +194,7 @@ def embed_readable(
     left_out = np.setdiff1d(np.arange(len(dataset)), rows)
     reasons = {fault.index: fault for fault in find_faults(dataset.images, left_out)}
     # One may be readable again by now.
-    faults = [reasons.get(i) or ImageError(i, dataset.images.place(i), "cannot be decoded") for i in left_out.tolist()]
+    faults = [reasons.get(i) or ImageError(i, dataset.images.name(i), "cannot be decoded") for i in left_out.tolist()]
     return rows, vectors, faults
 
 
@@ -225,13 +225,6 @@ class ViewTransform(EvaluationTransform):
         return [
             (edge - self.image_size) * halves // 2 for edge, halves in zip(size, (self.top, self.left), strict=True)
         ]
-
-    def finish(self, part: tf.Tensor, window: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        """See `EvaluationTransform.finish`."""
-        if self.resize_mode == "pad":
-            return self(part)
-        view = super().finish(part, window, size)
-        return tf.reverse(view, [-2]) if self.mirrored else view
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         """See `EvaluationTransform.__call__`."""
@@ -439,7 +432,7 @@ class SavedModelEmbedder(EmbeddingBackend):
             vectors, reasons = self._request(batch)
             if any(reasons):
                 row = next(row for row, reason in enumerate(reasons) if reason)
-                raise UserError(f"{self.address} refuses {images.place(start + row)}: {reasons[row]}")
+                raise UserError(f"{self.address} refuses {images.name(start + row)}: {reasons[row]}")
             yield vectors
 
     def _stream_readable(self, images: Images, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

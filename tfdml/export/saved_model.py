@@ -27,7 +27,7 @@ from tfdml.data.decoding import (
     FORMATS,
     NARROWEST,
     SERVING_LIMIT,
-    decode_part,
+    decode_image,
     header_size,
     only,
     starts_with,
@@ -446,7 +446,7 @@ class RequestPreprocessor:
             fault = self.fault(encoded)
 
             def view() -> tf.Tensor:
-                return self.transform.finish(*decode_part(encoded, self.transform.window))
+                return self.transform(decode_image(encoded))
 
             return tf.cond(fault == "", view, self._no_view), fault
 

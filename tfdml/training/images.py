@@ -16,8 +16,8 @@ from tfdml.data.dataset import ImageDataset, check
 from tfdml.data.images import VectorImages, images_checksum
 from tfdml.data.pipeline import CACHE_LIMIT_MB, MEGABYTE, decoded_bytes, memory_to_spare
 from tfdml.data.policies import Policy
-from tfdml.data.readers.label_files import Table, composed, near_miss, split_classes, warn_shared_classes
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
+from tfdml.data.readers.tables import Table, composed, split_classes, warn_shared_classes
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
 from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings, read_names
 from tfdml.errors import REASON, UserError, check_share, user_errors
@@ -127,7 +127,7 @@ def leave_out(
     if unknown := sorted(named.difference(names, others)):
         raise UserError(
             f"`drop={drop}` names {len(unknown):,} images that {train.name} does not have, such as {unknown[0]!r}: "
-            f"correct the names, or take out the rows{near_miss(unknown[0], names)}"
+            f"correct the names, or take out the rows"
         )
     kept = [row for row, name in enumerate(names) if name not in named]
     if not kept:

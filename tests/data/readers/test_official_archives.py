@@ -17,8 +17,7 @@ from PIL import Image
 from tests.data.preparations import encoded
 from tests.data.trees import annotations, touch
 from tfdml.data import catalog
-from tfdml.data.readers import label_files as files
-from tfdml.data.readers import official_archives
+from tfdml.data.readers import official_archives, tables
 from tfdml.errors import UserError
 from tfdml.io.files import remove, write_whole
 
@@ -69,47 +68,6 @@ def test_merged_table_with_its_relative_paths(tmp_path, folder):
     assert official_archives.read_cars196(tmp_path, "test", check_counts=False).labels.tolist() == [98]
 
 
-def test_the_image_folder_decides_between_the_forms(two_tables):
-    annotations(two_tables / "devkit" / "cars_annos.mat", ["car_ims/000001.jpg"], np.uint8([1]), "relative_im_path")
-    assert len(official_archives.read_cars196(two_tables, "train", check_counts=False)) == 5
-    touch(two_tables, "car_ims/000001.jpg")
-    assert len(official_archives.read_cars196(two_tables, "train", check_counts=False)) == 1
-
-
-def test_wrong_count_says_what_was_expected_and_found(two_tables):
-    with pytest.raises(UserError, match=r"expected 8,131 test images in .*, found 4; unpack"):
-        official_archives.read_cars196(two_tables, "test")
-
-
-def test_missing_images_are_counted_and_the_first_named(two_tables):
-    (two_tables / "cars_train" / "00002.jpg").unlink()
-    (two_tables / "cars_test" / "00003.jpg").unlink()
-    with pytest.raises(UserError, match=r"2 of 5 images are missing, first \S*cars_train/00002\.jpg"):
-        official_archives.read_cars196(two_tables, "train", check_counts=False)
-
-
-def test_missing_table_is_named_of_cars196(two_tables):
-    (two_tables / "devkit" / "cars_test_annos_withlabels.mat").unlink()
-    with pytest.raises(UserError, match=r"found no cars_test_annos_withlabels\.mat"):
-        official_archives.read_cars196(two_tables)
-
-
-def test_damaged_table_is_named(two_tables):
-    path = two_tables / "devkit" / "cars_train_annos.mat"
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(UserError, match=r"cars_train_annos\.mat is no MATLAB file"):
-        official_archives.read_cars196(two_tables)
-
-
-def test_table_without_labels_is_refused(two_tables):
-    path = two_tables / "devkit" / "cars_test_annos_withlabels.mat"
-    table = np.zeros((1, 1), dtype=[("fname", object)])
-    table["fname"][0, 0] = "00001.jpg"
-    scipy.io.savemat(path, {"annotations": table})
-    with pytest.raises(UserError, match=r"has no annotations\.class; .*with labels"):
-        official_archives.read_cars196(two_tables)
-
-
 @pytest.mark.slow
 def test_the_real_data_set_of_cars196(shared_data):
     train = official_archives.read_cars196(shared_data / "data" / "cars196", "train")
@@ -126,18 +84,14 @@ def test_the_real_data_set_of_cars196(shared_data):
 @pytest.mark.parametrize(
     ("names", "classes", "message"),
     [
-        (["a.jpg", "b.jpg"], [1, 2.5], r"row 2: class is .*2\.5\)?; expected a whole number from 1 to 196"),
-        (["a.jpg", "b.jpg"], [1, float("nan")], r"row 2: class is .*nan"),
-        (["a.jpg", "b.jpg"], [1, "two"], r"row 2: class is .*'two'"),
-        (["a.jpg", "b.jpg"], [0, 2], r"row 1: class is 0;"),
-        (["a.jpg", "b.jpg"], [1, 197], r"cars_train_annos\.mat, row 2: class is 197;"),
-        (["a.jpg", "b.jpg"], [2**40, 2], r"row 1: class is 1099511627776;"),
-        (["a.jpg", "b.jpg"], [1, [1, 2]], r"row 2: class is array"),
-        (["a.jpg", ""], [1, 2], r"row 2: fname is .*; expected a file name"),
-        (["a.jpg", 7], [1, 2], r"row 2: fname is 7; expected a file name"),
-        (["a.jpg", "b\n.jpg"], [1, 2], r"row 2: fname is .*'b\\n\.jpg'"),
-        (["a.jpg", "b.jpg", "a.jpg"], [1, 2, 1], r"row 3: fname .*'a\.jpg'.* comes twice, first in row 1"),
-        (["a.jpg", "b.jpg", "a.jpg"], [1, 2, 3], r"row 3: fname .*'a\.jpg'.* comes twice, first in row 1"),
+        (["a.jpg", "b.jpg"], [1, 2.5], r"row 2: class must be a whole number of 1 to 196, it is '2\.5'"),
+        (["a.jpg", "b.jpg"], [1, "two"], r"row 2: class must be"),
+        (["a.jpg", "b.jpg"], [0, 2], r"row 1: class must be"),
+        (["a.jpg", "b.jpg"], [1, 197], r"cars_train_annos\.mat, row 2: class must be"),
+        (["a.jpg", "b.jpg"], [1, [1, 2]], r"row 2: class must be"),
+        (["a.jpg", "b\n.jpg"], [1, 2], r"row 2: fname must be text without control characters"),
+        (["a.jpg", "b.jpg", "a.jpg"], [1, 2, 3], r"row 1 and row 3: fname 'a\.jpg' comes twice"),
+        (["a.jpg", ""], [1, 2], r"images are missing"),
     ],
 )
 def test_a_faulty_row_is_named(two_tables, names, classes, message):
@@ -145,16 +99,22 @@ def test_a_faulty_row_is_named(two_tables, names, classes, message):
     annotations(path, names, classes)
     with pytest.raises(UserError, match=message) as raised:
         official_archives.read_cars196(two_tables, check_counts=False)
-    assert str(path) in str(raised.value)
     assert str(raised.value).isprintable()
 
 
-def test_spaces_and_other_scripts_in_names(two_tables):
-    names = ["röd bil.jpg", "車.jpg"]
-    annotations(two_tables / "devkit" / "cars_train_annos.mat", names, [1, 2])
-    touch(two_tables / "cars_train", *names)
-    train = official_archives.read_cars196(two_tables, check_counts=False)
-    assert [Path(path).name for path in train.images.paths[:2]] == names
+def test_tables_that_are_missing_or_not_the_official_ones_are_refused(two_tables):
+    path = two_tables / "devkit" / "cars_test_annos_withlabels.mat"
+    table = np.zeros((1, 1), dtype=[("fname", object)])
+    table["fname"][0, 0] = "00001.jpg"
+    scipy.io.savemat(path, {"annotations": table})
+    with pytest.raises(UserError, match=r"has no annotations\.fname and class; .*with labels"):
+        official_archives.read_cars196(two_tables)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"cars_test_annos_withlabels\.mat is no MATLAB file"):
+        official_archives.read_cars196(two_tables)
+    path.unlink()
+    with pytest.raises(UserError, match=r"found no cars_test_annos_withlabels\.mat"):
+        official_archives.read_cars196(two_tables)
 
 
 @settings(max_examples=80, deadline=None)
@@ -218,19 +178,6 @@ def test_line_ends_blanks_and_order_change_nothing(tmp_path, birds, end):
     assert found.class_names == expected.class_names
 
 
-def test_byte_order_mark_is_no_part_of_the_first_id(birds):
-    path = birds / "images.txt"
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert len(official_archives.read_cub200(birds, check_counts=False)) == 2
-
-
-def test_the_folder_above_will_do(birds):
-    inner = catalog.load("cub200", birds, check_counts=False)
-    outer = catalog.load("cub200", birds.parent, check_counts=False)
-    assert outer.name == "cub200"
-    assert outer.images.paths == inner.images.paths
-
-
 def test_remote_file_system(birds):
     for file in filter(Path.is_file, birds.rglob("*")):
         target = f"memory://cub-test/{file.relative_to(birds.parent)}"
@@ -240,13 +187,6 @@ def test_remote_file_system(birds):
     remove("memory://cub-test/CUB_200_2011/images/001.Albatross/a.jpg")
     with pytest.raises(UserError, match=r"1 of 2 images are missing, first memory://\S*a\.jpg"):
         official_archives.read_cub200("memory://cub-test", "train", check_counts=False)
-
-
-def test_wrong_count_says_expected_and_found_and_what_to_do(birds):
-    with pytest.raises(
-        UserError, match=r"expected 5,864 train images in \S*labels\.txt, found 2; .*check_counts=False"
-    ):
-        official_archives.read_cub200(birds)
 
 
 @pytest.mark.parametrize(
@@ -262,37 +202,37 @@ def test_missing_tables_are_named_with_the_places_searched(tmp_path, read, messa
         read(tmp_path)
 
 
-def test_a_table_that_lacks_is_named(birds):
-    (birds / "image_class_labels.txt").unlink()
-    with pytest.raises(UserError, match=r"image_class_labels\.txt is missing"):
-        official_archives.read_cub200(birds)
-
-
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
+        ("images.txt", None, r"images\.txt"),
+        ("image_class_labels.txt", None, r"image_class_labels\.txt is missing"),
         ("images.txt", "1 a.jpg\n2\n", r"images\.txt, line 2: expected 2 columns, found 1"),
         ("images.txt", "\n \n", r"images\.txt has no row"),
-        ("images.txt", "x a.jpg\n", r"images\.txt, line 1: image_id is 'x', no whole number"),
-        ("images.txt", "2 a.jpg\n4 b.jpg\n2 c.jpg\n", r"lines 1 and 3: image_id '2' comes twice"),
-        ("images.txt", "2 a\n4 b\n7 c\n9 d\n", r"image 9 is in \S*images\.txt but not in \S*image_class_labels\.txt"),
-        ("images.txt", "2 a.jpg\n\n4 b.jpg\n7 a.jpg\n", r"images\.txt, lines 1 and 4: path 'a\.jpg' comes twice"),
-        ("images.txt", "2 a.jpg\n4 b.j", r"images\.txt but not|image 7 is in \S*labels\.txt but not in \S*images\.txt"),
-        ("images.txt", "2 a.jpg\n4\0 b.jpg\n7 d.jpg\n", r"images\.txt, line 2: a NUL byte"),
-        ("image_class_labels.txt", "2 1\n4 1.5\n7 3\n", r"labels\.txt, line 2: class is '1\.5'"),
+        ("images.txt", "x a.jpg\n", r"images\.txt, line 1: id must be a whole number"),
+        ("images.txt", "2 a.jpg\n4 b.jpg\n2 c.jpg\n", r"line 1 and line 3: id '2' comes twice"),
+        (
+            "images.txt",
+            "2 a\n4 b\n7 c\n9 d\n",
+            r"images\.txt, line 4: id must be in \S*image_class_labels\.txt, it is '9'",
+        ),
+        ("images.txt", "2 a.jpg\n\n4 b.jpg\n7 a.jpg\n", r"line 1 and line 4: path 'a\.jpg' comes twice"),
+        ("images.txt", "2 a.jpg\n4 b.jpg", r"image_class_labels\.txt, line 3: id must be in \S*images\.txt, it is '7'"),
         (
             "image_class_labels.txt",
             "2 1\n4 201\n7 3\n",
-            r"labels\.txt, line 2: class is '201', no whole number of 1 to 200",
+            r"line 2: class must be a whole number of 1 to 200, it is '201'",
         ),
-        ("image_class_labels.txt", "2 1\n4 0\n7 3\n", r"labels\.txt, line 2: class is '0'"),
-        ("image_class_labels.txt", "2 1\n4 1_0\n7 3\n", r"labels\.txt, line 2: class is '1_0'"),
-        ("image_class_labels.txt", "2 1\n4 ٣\n7 3\n", r"labels\.txt, line 2: class is '٣'"),
-        ("image_class_labels.txt", f"2 1\n4 {'9' * 5000}\n7 3\n", r"line 2: class is '999\d+\.\.\.,"),
+        ("image_class_labels.txt", "2 1\n4 1_0\n7 3\n", r"line 2: class must be"),
+        ("image_class_labels.txt", "2 1\n4 \u0663\n7 3\n", r"line 2: class must be"),
+        ("image_class_labels.txt", f"2 1\n4 {'9' * 5000}\n7 3\n", r"line 2: class must be"),
     ],
 )
 def test_a_faulty_table_is_named(birds, file, text, message):
-    (birds / file).write_text(text)
+    if text is None:
+        (birds / file).unlink()
+    else:
+        (birds / file).write_text(text)
     with pytest.raises(UserError, match=message):
         official_archives.read_cub200(birds, check_counts=False)
 
@@ -302,7 +242,7 @@ def test_the_real_tables(shared_data, tmp_path, monkeypatch):
     shutil.copytree(shared_data / "data" / "annotations" / "CUB_200_2011", root)
     with pytest.raises(UserError, match=r"5864 of 5864 images are missing, first \S*Albatross_0046_18\.jpg"):
         official_archives.read_cub200(tmp_path)
-    monkeypatch.setattr(files, "require_files", lambda name, paths, advice: tuple(paths))
+    monkeypatch.setattr(tables, "require_files", lambda name, paths, advice: tuple(paths))
     train, test = (official_archives.read_cub200(tmp_path, split) for split in ("train", "test"))
     assert (len(train), len(test)) == (5_864, 5_924)
     np.testing.assert_array_equal(train.classes, np.arange(100))
@@ -359,22 +299,14 @@ def test_both_splits_wherever_the_parts_lie(tmp_path, images, partition):
     assert test.is_query.tolist() == [True, False, False, True]
 
 
-def test_queries_and_gallery_by_name(shop):
-    queries = catalog.load("inshop", shop, "query", check_counts=False)
-    gallery = catalog.load("inshop", shop, "gallery", check_counts=False)
-    assert queries.labels.tolist() == [7, 80]
-    assert gallery.labels.tolist() == [80, 7]
-    assert (queries.split, gallery.split) == ("query", "gallery")
-    assert queries.is_query is None
-    assert [path[len(str(shop)) + 1 :] for path in queries.images.paths] == [INSHOP_ROWS[1][0], INSHOP_ROWS[5][0]]
-
-
 def test_roles_follow_the_images(shop):
     test = official_archives.read_inshop(shop, "test", check_counts=False)
     assert test.take([3, 1]).is_query.tolist() == [True, False]
     assert test.select_classes([80]).is_query.tolist() == [False, True]
     assert test.contiguous().is_query.tolist() == [True, False, False, True]
-    assert test.contiguous().queries.labels.tolist() == [0, 1]
+    queries, gallery = (catalog.load("inshop", shop, split, check_counts=False) for split in ("query", "gallery"))
+    assert (queries.labels.tolist(), gallery.labels.tolist()) == ([7, 80], [80, 7])
+    assert (queries.split, gallery.split, queries.is_query) == ("query", "gallery", None)
 
 
 def test_a_role_that_is_not_there_is_named(shop, tmp_path):
@@ -403,24 +335,20 @@ def test_counts_of_every_part_are_checked(shop, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"line 2: no header 'image_name item_id evaluation_status' but ''"),
-        (f"{INSHOP_HEADER}\n{' '.join(INSHOP_ROWS[0])}\n", r"line 2: no header"),
+        ("", r"has no header 'image_name item_id evaluation_status' in line 2"),
+        (f"{INSHOP_HEADER}\n{' '.join(INSHOP_ROWS[0])}\n", r"has no header"),
         (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001\n", r"line 3: expected 3 columns, found 2"),
         (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001 val\n", r"must be train, query or gallery, it is 'val'"),
-        (f"1\n{INSHOP_HEADER}\nimg/a.jpg 1 train\n", r"line 3: item_id must be the like of id_00000002, it is '1'"),
-        (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_-0000001 train\n", r"item_id must be .*, it is 'id_-0000001'"),
-        (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_{'9' * 19} train\n", r"item_id must be .*, it is 'id_9{19}'"),
-        (f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\n\nimg/a.jpg id_1 train\n", r"lines 3 and 5: .* comes twice"),
+        (
+            f"1\n{INSHOP_HEADER}\nimg/a.jpg id_-0000001 train\n",
+            r"line 3: item_id must be the like of id_00000002, it is",
+        ),
+        (f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\n\nimg/a.jpg id_1 train\n", r"line 3 and line 5: .* comes twice"),
         (
             f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\nimg/b.jpg id_1 query\nimg/c.jpg id_1 gallery\n",
-            r"lines 3 and 4: item 1 has split train and test",
+            r"line 3 and line 4: item 1 has split train and test",
         ),
-        (
-            f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n",
-            r"no query has its class in the gallery \(the first: line 3, id_1\)",
-        ),
-        (f"3\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\nimg/b.jpg id_1 train\n", r"expected '3' rows, found 2"),
-        ("1\n" + "\0".join(INSHOP_HEADER), r"line 2: a NUL byte"),
+        (f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n", r"line 3: no query has its class"),
     ],
 )
 def test_a_faulty_list_is_named_of_inshop(shop, text, message):
@@ -438,7 +366,7 @@ def test_the_real_split(shared_data, tmp_path, monkeypatch):
             rows.append((name, name.split("/")[3], status))
             class_of[str(tmp_path / name)] = int(number)
     (tmp_path / "list_eval_partition.txt").write_text(_text(rows))
-    monkeypatch.setattr(files, "require_files", lambda name, paths, advice: tuple(paths))
+    monkeypatch.setattr(tables, "require_files", lambda name, paths, advice: tuple(paths))
     train, test = (official_archives.read_inshop(tmp_path, split) for split in ("train", "test"))
     assert (len(train), len(test.queries), len(test.gallery)) == (25_882, 14_218, 12_612)
     assert (train.num_classes, test.num_classes) == (3_997, 3_985)
@@ -449,30 +377,6 @@ def test_the_real_split(shared_data, tmp_path, monkeypatch):
         pairs = {(label, class_of[path]) for label, path in zip(dataset.labels, dataset.images.paths, strict=True)}
         assert len(pairs) == len({number for _, number in pairs}) == dataset.num_classes
     np.testing.assert_array_equal(train.labels[:2], [2, 2])
-
-
-def test_queries_that_the_gallery_cannot_answer_are_counted(shop, caplog):
-    rows = [*INSHOP_ROWS, ("img/MEN/Denim/id_00000081/01_1_front.jpg", "id_00000081", "query")]
-    (shop / "Eval" / "list_eval_partition.txt").write_text(_text(rows))
-    with caplog.at_level("WARNING", logger="absl"):
-        official_archives.read_inshop(shop, check_counts=False)
-    assert "the classes of 1 of 3 queries of" in caplog.text
-    assert "(the first: line 9, id_00000081)" in caplog.text
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.permutations(INSHOP_ROWS))
-def test_shuffled_rows_give_the_same_ids_of_inshop(rows):
-    with tempfile.TemporaryDirectory() as folder:
-        root = _write_of_inshop(Path(folder))
-        expected = official_archives.read_inshop(root, "test", check_counts=False)
-        (root / "Eval" / "list_eval_partition.txt").write_text(_text(rows))
-        found = official_archives.read_inshop(root, "test", check_counts=False)
-    as_rows = [
-        sorted(zip(d.images.paths, d.labels.tolist(), d.is_query.tolist(), strict=True)) for d in (expected, found)
-    ]
-    assert as_rows[0] == as_rows[1]
-    assert found.class_names == expected.class_names
 
 
 # Out of order on purpose: ids must follow the names.
@@ -509,12 +413,6 @@ def test_ids_follow_the_sorted_names(archives):
     assert pixel == OMNIGLOT_CLASSES.index("Arcadian/character09")
 
 
-def test_evaluation_ids_start_at_964(archives):
-    test = official_archives.read_omniglot(archives, "test", check_counts=False)
-    assert test.labels.tolist() == [964] * 3
-    assert test.class_names == {964: "Tifinagh/character01"}
-
-
 def test_unpacked_folders_give_the_same_labels(archives):
     expected = official_archives.read_omniglot(archives, "train", check_counts=False)
     with zipfile.ZipFile(archives / "images_background.zip") as archive:
@@ -526,45 +424,21 @@ def test_unpacked_folders_give_the_same_labels(archives):
     assert unpacked.images.paths == tuple(str(archives / name) for name in expected.images.names)
 
 
-def test_counts_are_checked(archives):
-    with pytest.raises(UserError, match=r"expected 964 classes in \S*images_background\.zip, found 4"):
-        official_archives.read_omniglot(archives, "train")
-
-
-def test_images_per_class_are_checked(tmp_path, monkeypatch):
-    monkeypatch.setitem(official_archives.NUM_CLASSES["omniglot"], "train", 2)
-    _write_zip(tmp_path / "images_background.zip", "images_background", OMNIGLOT_CLASSES[:2], per_class=19)
-    with pytest.raises(UserError, match=r"expected 20 images of Arcadian/character10 in .*, found 19"):
-        official_archives.read_omniglot(tmp_path, "train")
-
-
-def test_missing_archive(tmp_path):
-    with pytest.raises(UserError, match=r"found neither \S*images_evaluation\.zip"):
-        official_archives.read_omniglot(tmp_path, "test")
-
-
-def test_truncated_archive(archives):
-    path = archives / "images_background.zip"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(UserError, match=r"images_background\.zip is no whole zip archive .*get it again"):
-        official_archives.read_omniglot(archives, "train")
-
-
 def test_damaged_member(archives):
     path = archives / "images_background.zip"
     data = bytearray(path.read_bytes())
     start = data.index(b"character01/0002_01.png") + len("character01/0002_01.png")
     data[start + 10 : start + 30] = bytes(20)
     path.write_bytes(data)
-    with pytest.raises(UserError, match="is no whole zip archive"):
+    with pytest.raises(UserError, match=r"is no whole zip archive .*get it again"):
         official_archives.read_omniglot(archives, "train", check_counts=False)
-
-
-def test_archive_of_something_else(tmp_path):
-    with zipfile.ZipFile(tmp_path / "images_background.zip", "w") as archive:
+    path.unlink()
+    with pytest.raises(UserError, match=r"found neither \S*images_background\.zip"):
+        official_archives.read_omniglot(archives)
+    with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("readme.txt", "hello")
-    with pytest.raises(UserError, match="holds no images_background/<alphabet>/<character>"):
-        official_archives.read_omniglot(tmp_path, "train")
+    with pytest.raises(UserError, match="no image"):
+        official_archives.read_omniglot(archives, check_counts=False)
 
 
 def test_the_real_data_set_of_omniglot(shared_data):
@@ -575,38 +449,6 @@ def test_the_real_data_set_of_omniglot(shared_data):
     np.testing.assert_array_equal(test.classes, np.arange(964, 964 + 659))
     assert train.class_names[0] == "Alphabet_of_the_Magi/character01"
     assert Image.open(io.BytesIO(test.images.data[-1])).size == (105, 105)
-
-
-def test_a_member_that_is_there_twice_is_named(tmp_path):
-    with zipfile.ZipFile(tmp_path / "images_background.zip", "w") as archive:
-        for _ in range(2):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                archive.writestr("images_background/Greek/character01/0001_01.png", _png(1))
-    with pytest.raises(UserError, match=r"holds 'images_background/Greek/character01/0001_01\.png' twice"):
-        official_archives.read_omniglot(tmp_path, "train", check_counts=False)
-
-
-@settings(max_examples=80, deadline=None)
-@given(data=st.data())
-def test_any_damage_is_read_or_refused_in_one_line_of_omniglot(data):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "images_background.zip")
-        _write_zip(path, "images_background", OMNIGLOT_CLASSES[:2], per_class=1)
-        content = bytearray(path.read_bytes())
-        for _ in range(data.draw(st.integers(1, 4))):
-            place = data.draw(st.integers(0, len(content) - 1))
-            content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
-        path.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
-        try:
-            dataset = official_archives.read_omniglot(folder, "train", check_counts=False)
-        except UserError as error:
-            message = str(error)
-        else:
-            assert set(dataset.class_names) == set(dataset.labels.tolist())
-            return
-    assert len(message.splitlines()) == 1
-    assert message.startswith("omniglot: ")
 
 
 SOP_HEADER = "image_id class_id super_class_id path"
@@ -639,19 +481,6 @@ def test_official_split_with_its_super_classes(products):
     assert test.is_query is None
 
 
-def test_super_classes_follow_the_images(products):
-    train = official_archives.read_sop(products, check_counts=False)
-    assert train.take([2, 0]).super_labels.tolist() == [11, 0]
-    assert train.select_classes([0]).super_labels.tolist() == [11]
-    contiguous = train.take([0, 1]).contiguous()
-    assert contiguous.labels.tolist() == [0, 0]
-    assert contiguous.super_labels.tolist() == [0, 0]
-
-
-def test_parent_folder_will_do(products):
-    assert len(catalog.load("sop", products.parent, "test", check_counts=False)) == 1
-
-
 def test_image_and_class_counts_are_checked(products, monkeypatch):
     with pytest.raises(UserError, match=r"expected 59,551 train images in \S*Ebay_train\.txt, found 3; .*again"):
         official_archives.read_sop(products)
@@ -663,17 +492,14 @@ def test_image_and_class_counts_are_checked(products, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"line 1: no header 'image_id .* path' but ''"),
-        ("1 1 1 a.JPG\n", r"line 1: no header .* but '1 1 1 a\.JPG'"),
+        ("1 1 1 a.JPG\n", r"has no header 'image_id .* path' in line 1"),
         (f"{SOP_HEADER}\n", r"Ebay_train\.txt has no row"),
         (f"{SOP_HEADER}\n1 1 1 a.JPG\n2 1 1 b c.JPG\n", r"line 3: expected 4 columns, found 5"),
-        (f"{SOP_HEADER}\n1 0 1 a.JPG\n", r"line 2: class_id is '0'"),
-        (f"{SOP_HEADER}\n1 -5 1 a.JPG\n", r"line 2: class_id is '-5'"),
-        (f"{SOP_HEADER}\n1 5 13 a.JPG\n", r"line 2: super_class_id is '13', no whole number of 1 to 12"),
-        (f"{SOP_HEADER}\n1 {2**63} 1 a.JPG\n", r"line 2: class_id is '9223372036854775808', no whole number"),
-        (f"{SOP_HEADER}\n1 5 2 a.JPG\n\n2 5 2 a.JPG\n", r"lines 2 and 4: path 'a\.JPG' comes twice"),
-        (f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n", r"lines 2 and 3: class_id 5 has super_class_id 2 and 3"),
-        (f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5", r"line 3: expected 4 columns, found 2"),
+        (f"{SOP_HEADER}\n1 0 1 a.JPG\n", r"line 2: class_id must be a whole number"),
+        (f"{SOP_HEADER}\n1 5 13 a.JPG\n", r"line 2: super_class_id must be a whole number of 1 to 12"),
+        (f"{SOP_HEADER}\n1 {2**63} 1 a.JPG\n", r"line 2: class_id must be a whole number"),
+        (f"{SOP_HEADER}\n1 5 2 a.JPG\n\n2 5 2 a.JPG\n", r"line 2 and line 4: path 'a\.JPG' comes twice"),
+        (f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n", r"line 2 and line 3: class_id 5 has super_class_id 2 and 3"),
     ],
 )
 def test_a_faulty_list_is_named_of_sop(products, text, message):

@@ -1,1 +1,1 @@
-"""The data sets, one a file: each reads one official layout into an `ImageDataset`."""
+"""Readers of data sets."""

@@ -7,7 +7,6 @@
 - Stanford Online Products (Song et al., 2016)
 """
 
-import itertools
 import os
 import pathlib
 import re
@@ -18,9 +17,10 @@ import scipy.io
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import EncodedImages, FileImages, Images
-from tfdml.data.readers import label_files as files
+from tfdml.data.readers import tables
+from tfdml.data.readers.tables import Table, first_of, images_in_files
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.files import is_file, is_folder
+from tfdml.io.files import is_file
 
 # Published numbers, by data set.
 NUM_IMAGES = {
@@ -73,15 +73,13 @@ def read_cars196(data_dir: str | os.PathLike, split: str = "train", *, check_cou
         98
     """
     root = pathlib.Path(data_dir)
-    if not root.is_dir():
-        raise UserError(f"cars196: there is no folder {root}; {_CARS_LAYOUT}")
     paths, classes = _cars_rows(root)
     rows = np.flatnonzero((classes <= NUM_CLASSES["cars196"]["train"]) == (split == "train"))
-    files.check_count(check_counts, "cars196", f"{split} images", NUM_IMAGES["cars196"][split], len(rows), str(root))
-    labels, known = classes[rows] - 1, _car_names(root)
-    class_names = {int(c): known.get(int(c), f"class {c + 1}") for c in np.unique(labels)}
+    _check_count(check_counts, "cars196", f"{split} images", NUM_IMAGES["cars196"][split], len(rows), root)
+    labels, names = classes[rows] - 1, _car_names(root)
+    class_names = {int(c): names.get(int(c), f"class {c + 1}") for c in np.unique(labels)}
     advice = "unpack the image archives again next to devkit/"
-    return files.images_in_files("cars196", split, [paths[row] for row in rows], labels, class_names, advice)
+    return images_in_files("cars196", split, [paths[row] for row in rows], labels, class_names, advice)
 
 
 def _cars_rows(root: pathlib.Path) -> tuple[list[str], np.ndarray]:
@@ -91,13 +89,13 @@ def _cars_rows(root: pathlib.Path) -> tuple[list[str], np.ndarray]:
     test = _find_table(root, "cars_test_annos_withlabels.mat")
     # The two forms number the images differently, so the image folder decides which table is the right one.
     if merged and ((root / "car_ims").is_dir() or not (train or test)):
-        tables = [(merged, "", "relative_im_path")]
+        forms = [(merged, "", "relative_im_path")]
     elif train and test:
-        tables = [(train, "cars_train", "fname"), (test, "cars_test", "fname")]
+        forms = [(train, "cars_train", "fname"), (test, "cars_test", "fname")]
     else:
         lacking = "cars_test_annos_withlabels.mat" if train else "cars_train_annos.mat"
         raise UserError(f"cars196: found no {lacking} in {root} or {root / 'devkit'}; {_CARS_LAYOUT}")
-    paths, classes = zip(*(_cars_table(root, *table) for table in tables), strict=True)
+    paths, classes = zip(*(_cars_table(root, *form) for form in forms), strict=True)
     return [path for part in paths for path in part], np.concatenate(classes)
 
 
@@ -105,40 +103,30 @@ def _find_table(root: pathlib.Path, name: str) -> pathlib.Path | None:
     return next((path for path in (root / "devkit" / name, root / name) if path.is_file()), None)
 
 
-def _load_mat(path: pathlib.Path) -> dict:
+def _load_mat(path: pathlib.Path, field: str) -> np.ndarray:
     # scipy raises a dozen types on a damaged file.
     with user_errors(Exception, f"cars196: {path} is no MATLAB file ({REASON}); unpack it again"):
-        return scipy.io.loadmat(path, squeeze_me=True)
+        return np.ravel(scipy.io.loadmat(path, squeeze_me=True).get(field, np.zeros(0)))
 
 
 def _cars_table(root: pathlib.Path, file: pathlib.Path, folder: str, field: str) -> tuple[list[str], np.ndarray]:
     """Return the path and the class (1-196) of every row of a table."""
-    table = np.ravel(_load_mat(file).get("annotations", np.zeros(0)))
-    for needed in (field, "class"):
-        if needed not in (table.dtype.names or ()):
-            raise UserError(f"cars196: {file} has no annotations.{needed}; is it the official file, with labels?")
-    first: dict[str, int] = {}
-    for row, (name, number) in enumerate(zip(table[field], table["class"], strict=True), 1):
-        where = f"cars196: {file}, row {row}"
-        if not isinstance(name, str) or not name.strip() or files.CONTROL.search(name):
-            raise UserError(f"{where}: {field} is {files.quoted(name)}; expected a file name")
-        if first.setdefault(name, row) != row:
-            raise UserError(f"{where}: {field} {files.quoted(name)} comes twice, first in row {first[name]}")
-        if not (isinstance(number, int | float | np.number) and number in range(1, 197)):
-            raise UserError(f"{where}: class is {files.quoted(number)}; expected a whole number from 1 to 196")
-    paths = [os.path.join(root, folder, *name.split("/")) for name in table[field]]
-    return paths, np.array([int(number) for number in table["class"]], np.int64)
+    records = _load_mat(file, "annotations")
+    if not {field, "class"} <= {*(records.dtype.names or ())}:
+        raise UserError(f"cars196: {file} has no annotations.{field} and class; is it the official file, with labels?")
+    cells = {column: list(map(str, records[column])) for column in (field, "class")}
+    table = Table("cars196", str(file), [f"row {row}" for row in range(1, len(records) + 1)], cells)
+    tables.check_composed(table, field)
+    table.check_distinct(field)
+    return [os.path.join(root, folder, *name.split("/")) for name in cells[field]], table.integers("class", 1, 196)
 
 
 def _car_names(root: pathlib.Path) -> dict[int, str]:
     """Names by label, from the meta file or, without it, from the merged table, which repeats them."""
-    for file in ("cars_meta.mat", "cars_annos.mat"):
-        path = _find_table(root, file)
-        if path:
-            found = np.ravel(_load_mat(path).get("class_names", np.zeros(0)))
-            if len(found):
-                return {label: str(name) for label, name in enumerate(found)}
-    return {}
+    paths = filter(None, (_find_table(root, file) for file in ("cars_meta.mat", "cars_annos.mat")))
+    return next(
+        (dict(enumerate(map(str, names))) for path in paths if len(names := _load_mat(path, "class_names"))), {}
+    )
 
 
 def read_cub200(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
@@ -160,32 +148,47 @@ def read_cub200(data_dir: str | os.PathLike, split: str = "train", *, check_coun
         >>> read_cub200("data/CUB_200_2011", "test").num_classes
         100
     """
-    root = files.official_root("cub200", data_dir, "CUB_200_2011", "images.txt")
-    images_file, labels_file = (os.path.join(root, file) for file in ("images.txt", "image_class_labels.txt"))
-    images, paths_of = _cub_table(images_file, ("image_id", "path"))
+    root = _official_root("cub200", data_dir, "CUB_200_2011", "images.txt")
+    images, labels, names = (
+        _cub_table(os.path.join(root, file), column)
+        for file, column in (("images.txt", "path"), ("image_class_labels.txt", "class"), ("classes.txt", "name"))
+    )
     images.check_distinct("path")
-    table, ids = _cub_table(labels_file, ("image_id", "class"))
-    class_of = dict(zip(ids, table.integers("class", 1, 200).tolist(), strict=True))
-    if paths_of.keys() != class_of.keys():
-        image = min(paths_of.keys() ^ class_of.keys())
-        there, lacking = (images_file, labels_file) if image in paths_of else (labels_file, images_file)
-        raise UserError(f"cub200: image {image} is in {there} but not in {lacking}; unpack the archive again")
-    image_ids = sorted(paths_of)
-    classes = np.array([class_of[image] for image in image_ids])
+    class_of = dict(zip(labels.columns["id"], labels.integers("class", 1, 200).tolist(), strict=True))
+    images.check_cells("id", class_of.__contains__, f"in {labels.path}")
+    labels.check_cells("id", {*images.columns["id"]}.__contains__, f"in {images.path}")
+    order = np.argsort(images.integers("id"))
+    classes = np.array([class_of[image] for image in images.columns["id"]])[order]
     rows = np.flatnonzero((classes <= NUM_CLASSES["cub200"]["train"]) == (split == "train"))
-    files.check_count(check_counts, "cub200", f"{split} images", NUM_IMAGES["cub200"][split], len(rows), labels_file)
-    paths = [os.path.join(root, "images", paths_of[image_ids[row]]) for row in rows]
-    _, known = _cub_table(os.path.join(root, "classes.txt"), ("class", "name"))
-    class_names = {int(c) - 1: known.get(int(c), f"class {c}") for c in np.unique(classes[rows])}
-    return files.images_in_files("cub200", split, paths, classes[rows] - 1, class_names)
+    _check_count(check_counts, "cub200", f"{split} images", NUM_IMAGES["cub200"][split], len(rows), labels.path)
+    paths = [os.path.join(root, "images", images.columns["path"][row]) for row in order[rows]]
+    name_of = dict(zip(names.columns["id"], names.columns["name"], strict=True))
+    class_names = {int(c) - 1: name_of.get(str(c), f"class {c}") for c in np.unique(classes[rows])}
+    return images_in_files("cub200", split, paths, classes[rows] - 1, class_names)
 
 
-def _cub_table(path: str, columns: tuple[str, str]) -> tuple[files.Table, dict[int, str]]:
-    """Return a table whose first column has distinct ids, and by them the cells of the second."""
-    table = files.read_table("cub200", path, columns)
-    ids = table.integers(columns[0]).tolist()
-    table.check_distinct(columns[0], list(map(str, ids)))
-    return table, dict(zip(ids, table.columns[columns[1]], strict=True))
+def _cub_table(path: str, column: str) -> Table:
+    """Return a table whose first column has distinct ids."""
+    table = tables.read_table("cub200", path, ("id", column))
+    table.columns["id"] = list(map(str, table.integers("id").tolist()))
+    table.check_distinct("id")
+    return table
+
+
+def _official_root(name: str, data_dir: str | os.PathLike, folder: str, marker: str) -> str:
+    """Return the folder of an official archive: `data_dir` itself, or `folder` in it, by a file that lies in it."""
+    path = first_of(data_dir, marker, os.path.join(folder, marker))
+    if not is_file(path):
+        inner = os.path.join(data_dir, folder)
+        raise UserError(f"{name}: found no {marker} in {data_dir} or {inner}; unpack the official {folder} there")
+    return os.path.dirname(path)
+
+
+def _check_count(is_checked: bool, name: str, what: str, expected: int, count: int, source: object) -> None:
+    """Compare a number with the published one."""
+    if is_checked and count != expected:
+        advice = "unpack or download the official archive again, or pass check_counts=False for a part of the data set"
+        raise UserError(f"{name}: expected {expected:,} {what} in {source}, found {count:,}; {advice}")
 
 
 def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
@@ -209,11 +212,11 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
         3985
     """
     root = os.fspath(data_dir)
-    source = files.one_of(root, *(os.path.join(folder, _INSHOP_PARTITION) for folder in ("Eval", "Anno", "")))
+    source = first_of(root, *(os.path.join(folder, _INSHOP_PARTITION) for folder in ("Eval", "Anno", "")))
     if not is_file(source):
         raise UserError(f"inshop: found no {_INSHOP_PARTITION} in {root} or its Eval/ or Anno/; unpack it there")
     # The first line is the number of rows.
-    table = files.read_table("inshop", source, _INSHOP_COLUMNS, first_line=2, header=True)
+    table = tables.read_table("inshop", source, _INSHOP_COLUMNS, first_line=2, header=True)
     names, items, statuses = table.columns.values()
     table.check_cells("evaluation_status", NUM_IMAGES["inshop"].__contains__, "train, query or gallery")
     table.check_cells("item_id", _INSHOP_ITEM.fullmatch, "the like of id_00000002")
@@ -222,24 +225,20 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     all_labels = np.array([int(item[3:]) for item in items], np.int64)
     in_training = status == "train"
     table.check_one_to_one(("item", "split"), all_labels, np.where(in_training, "train", "test"))
-    table.check_queries(all_labels, status == "query", status == "gallery", items.__getitem__)
+    table.check_queries(all_labels, status == "query", status == "gallery")
     rows = np.flatnonzero(in_training == (split == "train"))
     labels = all_labels[rows]
-    if check_counts:
-        promised = files.read_text("inshop", source).split("\n", 1)[0].strip()
-        if promised != str(len(names)):
-            raise UserError(f"inshop: {source}, line 1: expected {files.quoted(promised)} rows, found {len(names)}")
-        for part in ("train",) if split == "train" else ("query", "gallery"):
-            count = int((status == part).sum())
-            files.check_count(True, "inshop", f"{part} images", NUM_IMAGES["inshop"][part], count, source)
-        items_found = len(np.unique(labels))
-        files.check_count(True, "inshop", f"{split} items", NUM_CLASSES["inshop"][split], items_found, source)
-    images = os.path.join(root, "Img") if is_folder(os.path.join(root, "Img", "img")) else root
+    for part in ("train",) if split == "train" else ("query", "gallery"):
+        count = int((status == part).sum())
+        _check_count(check_counts, "inshop", f"{part} images", NUM_IMAGES["inshop"][part], count, source)
+    classes = len(np.unique(labels))
+    _check_count(check_counts, "inshop", f"{split} items", NUM_CLASSES["inshop"][split], classes, source)
+    images = os.path.dirname(first_of(root, os.path.join("Img", "img"), "img"))
     paths = [os.path.join(images, names[row]) for row in rows]
     class_names = {int(label): items[row] for row, label in zip(rows, labels, strict=True)}
     advice = "unpack img.zip so that its folder img/ lies in data_dir or in its Img/"
     is_query = None if split == "train" else status[rows] == "query"
-    return files.images_in_files("inshop", split, paths, labels, class_names, advice, is_query=is_query)
+    return images_in_files("inshop", split, paths, labels, class_names, advice, is_query=is_query)
 
 
 def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
@@ -267,16 +266,13 @@ def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_co
         raise UserError(f"omniglot: found neither {archive} nor {folder}/; data_dir must hold the official {stem}.zip")
     source = archive if archive.is_file() else folder
     images = _omniglot_zip(archive, stem) if archive.is_file() else _omniglot_folder(folder)
-    if not len(images):
-        inner = f"{stem}/" if source == archive else ""
-        raise UserError(f"omniglot: {source} holds no {inner}<alphabet>/<character>/<image>.png")
     # Names read .../<alphabet>/<character>/<image>.png
     classes = ["/".join(images.name(i).replace(os.sep, "/").split("/")[-3:-1]) for i in range(len(images))]
     class_names, labels = np.unique(classes, return_inverse=True)
     expected = NUM_CLASSES["omniglot"][split]
-    files.check_count(check_counts, "omniglot", "classes", expected, len(class_names), str(source))
+    _check_count(check_counts, "omniglot", "classes", expected, len(class_names), source)
     for name, count in zip(class_names, np.bincount(labels).tolist(), strict=True):
-        files.check_count(check_counts, "omniglot", f"images of {name}", OMNIGLOT_IMAGES_PER_CLASS, count, str(source))
+        _check_count(check_counts, "omniglot", f"images of {name}", OMNIGLOT_IMAGES_PER_CLASS, count, source)
     first = 0 if split == "train" else NUM_CLASSES["omniglot"]["train"]
     return ImageDataset("omniglot", split, images, labels + first, dict(enumerate(map(str, class_names), first)))
 
@@ -286,19 +282,18 @@ def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
     damaged = user_errors(Exception, f"omniglot: {archive} is no whole zip archive ({REASON}); get it again")
     with damaged, zipfile.ZipFile(archive) as file:
         inside = re.compile(rf"{stem}/[^/]+/[^/]+/[^./][^/]*\.png")
-        members = sorted(filter(inside.fullmatch, file.namelist()))
-        twice = next((name for name, following in itertools.pairwise(members) if name == following), None)
-        if twice is not None:
-            raise UserError(f"omniglot: {archive} holds {files.quoted(twice)} twice; download it again")
-        others = (name for name in {*file.namelist()}.difference(members) if name[-1] != "/")
-        if count := sum(files.is_visible(os.path.basename(name)) for name in others):
-            files.warn(f"omniglot: {archive}: left out {count} files that are no image of a character")
+        names = [name for name in file.namelist() if name[-1] != "/" and tables.is_visible(os.path.basename(name))]
+        members = sorted({*filter(inside.fullmatch, names)})
+        if len(members) < len(names):
+            tables.warn(
+                f"omniglot: {archive}: left out {len(names) - len(members)} files that are no image of a character"
+            )
         return EncodedImages(tuple(file.read(name) for name in members), tuple(members))
 
 
 def _omniglot_folder(folder: pathlib.Path) -> Images:
-    left_out = files.LeftOut("omniglot", str(folder))
-    paths = files.images_below(str(folder), left_out)
+    left_out = tables.LeftOut("omniglot", str(folder))
+    paths = tables.images_below(str(folder), left_out)
     inside = [path for path in paths if len(pathlib.Path(path).relative_to(folder).parts) == 3]
     left_out.kinds["image in no folder of a character"] += len(paths) - len(inside)
     left_out.report()
@@ -326,17 +321,17 @@ def read_sop(data_dir: str | os.PathLike, split: str = "train", *, check_counts:
         11316
     """
     file = f"Ebay_{split}.txt"
-    root = files.official_root("sop", data_dir, "Stanford_Online_Products", file)
+    root = _official_root("sop", data_dir, "Stanford_Online_Products", file)
     source = os.path.join(root, file)
-    table = files.read_table("sop", source, _SOP_COLUMNS, header=True)
+    table = tables.read_table("sop", source, _SOP_COLUMNS, header=True)
     labels = table.integers("class_id", 1) - 1
     super_labels = table.integers("super_class_id", 1, len(SOP_SUPER_CLASSES)) - 1
     table.check_distinct("path")
     table.check_one_to_one(("class_id", "super_class_id"), labels + 1, super_labels + 1)
     classes, first = np.unique(labels, return_index=True)
-    files.check_count(check_counts, "sop", f"{split} images", NUM_IMAGES["sop"][split], len(labels), source)
-    files.check_count(check_counts, "sop", f"{split} classes", NUM_CLASSES["sop"][split], len(classes), source)
+    _check_count(check_counts, "sop", f"{split} images", NUM_IMAGES["sop"][split], len(labels), source)
+    _check_count(check_counts, "sop", f"{split} classes", NUM_CLASSES["sop"][split], len(classes), source)
     paths = [os.path.join(root, name) for name in table.columns["path"]]
     kinds = zip(classes, super_labels[first], strict=True)
     class_names = {int(c): f"{SOP_SUPER_CLASSES[kind]} {c + 1}" for c, kind in kinds}
-    return files.images_in_files("sop", split, paths, labels, class_names, super_labels=super_labels)
+    return images_in_files("sop", split, paths, labels, class_names, super_labels=super_labels)

@@ -1,13 +1,10 @@
 """Your own images as a data set: class folders, or a list in CSV, JSON lines or Parquet."""
 
 import collections
-import csv
 import dataclasses
-import io
-import json
 import os
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +13,36 @@ import scipy.sparse
 from tfdml import arguments
 from tfdml.data.dataset import ImageDataset, PairList, Protocol
 from tfdml.data.images import FileImages
-from tfdml.data.readers import label_files
-from tfdml.data.readers.label_files import CONTROL, LeftOut, Table, composed, images_below, quoted
-from tfdml.errors import REASON, UserError, check_share, user_errors
-from tfdml.io.files import is_remote, open_file, walk
+from tfdml.data.readers import tables
+from tfdml.data.readers.tables import BETWEEN, LeftOut, Table, composed, images_below, quoted, warn
+from tfdml.errors import UserError, check_share, user_errors
+from tfdml.io.files import is_folder, is_remote
+
+COLUMNS = ("path", "label", "split", "role", "super_label", "group", "labels", "id")
+PAIR_COLUMNS = (("a", "b", "similar"), ("a", "b", "similarity"), ("anchor", "positive", "negative"))
+_MEASURED = ("recall", "map@r", "r_precision")
+_REQUIRED = COLUMNS[:2]
+_VALUES = {
+    "split": ("train", "test", "validation", "query", "gallery"),
+    "role": ("", "train", "query", "gallery", "junk"),
+    "similar": ("0", "1", "false", "true", "junk"),
+}
+# What folders and cells are called that name a part of the data, in lower case.
+_PARTS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing", "holdout", "hold_out", "heldout", "held_out", "eval", "evaluation"), "test"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("query", "queries"), "query"),
+    "gallery": "gallery",
+}
+# 007 and 7 are two names, not one number.
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+_INT64 = np.iinfo(np.int64)
+
+
+def _part_of(name: str) -> str:
+    """Return which part of the data a folder or a cell of this name is; empty where it is no usual name of one."""
+    return _PARTS.get(name.lower().replace("-", "_"), "")
 
 
 def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
@@ -31,9 +54,8 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
     own, for training without labels.
 
     Images are JPEG, PNG and WebP files by their content, whatever their names, at any depth below their class folder.
-    A warning counts all other files by kind. Hidden files and folders and those of operating systems, such as
-    `Thumbs.db` and `@eaDir`, are no images and no classes. Labels follow the sorted class names of all splits, so they
-    depend on the names alone. Links are followed, to each folder of a class once.
+    A warning counts all other files by kind. Hidden files and folders are no images and no classes. Labels follow the
+    sorted names of the classes of all splits. Links are followed, to each folder once.
 
     Args:
         data_dir: The tree, on a local disk or on any file system that `fsspec` knows.
@@ -42,8 +64,8 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
             split; each split gets at least one class.
 
     Raises:
-        UserError: There is no folder or no image, a class folder has no image, there is one class only (but
-            for `"all"`), folders look like splits among classes, or the fraction is not between 0 and 1.
+        UserError: There is no folder or no image, there is one class only (but for `"all"`), folders look like splits
+            among classes, or the fraction is not between 0 and 1.
 
     Example:
         >>> read_folder("photos", "test", test_fraction=0.25).num_classes
@@ -51,192 +73,80 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
         >>> read_folder("photos", "all")
         ImageDataset('folder', 'all', images=12, classes=4)
     """
-    root = os.fspath(data_dir)
     check_share(test_fraction=test_fraction)
-    members = _with_classes(root, folder_members(root))
-    if any(member.part for member in members):
-        members = _of_split(root, members, split)
-        labels_of = _labels_of(members)
-        classes = {part: {m.name for m in members if m.split == part} for part in ("train", "test")}
-        label_files.warn_shared_classes("folder", root, sorted(classes["train"] & classes["test"]))
-    else:
-        labels_of = _labels_of(members)
-        if split != "all":
-            advice = "both train/ and test/"
-            if len(labels_of) == 1 and members[0].is_folder and _list(members[0].path)[0]:
-                advice = f"name the folder of the classes, `data_dir={members[0].path}`"
-            sides = label_files.split_classes("folder", root, list(labels_of), test_fraction, advice)
-            split_of = {name: part for part, names in sides.items() for name in names}
-            members = [dataclasses.replace(member, split=split_of[member.name]) for member in members]
-    chosen = [member for member in members if split in (member.split, "all")]
-    if not chosen:
-        parts = sorted({member.part for member in members})
-        raise UserError(f"folder: {root} has no images of the {split} split, only of {', '.join(parts)}")
-    left_out = LeftOut("folder", f"{root} ({split})")
-    paths, labels, is_query = [], [], []
-    for member in chosen:
-        images = images_below(member.path, left_out) if member.is_folder else [member.path]
-        if not images:
-            reason = f"; {left_out}" if left_out.kinds.total() else ""
-            raise UserError(f"folder: the class folder {member.path} has no image; add some or remove it{reason}")
-        if unfit := [path for path in images if CONTROL.search(path) and member.is_folder]:
-            raise UserError(f"folder: {len(unfit)} names have control characters or no UTF-8, first {quoted(unfit[0])}")
-        paths += images
-        labels += [labels_of[member.name]] * len(images)
-        is_query += [member.part == "query"] * len(images)
-    left_out.report()
-    class_names = {labels_of[member.name]: member.name for member in chosen}
-    roles = split == "test" and {member.part for member in chosen} == {"query", "gallery"}
-    if roles:
-        asked, searched = ({m.name for m in chosen if m.part == part} for part in ("query", "gallery"))
-        if not asked & searched:
-            raise UserError(f"folder: {root}: no query has its class in the gallery; name class folders alike in both")
-        if lacking := sorted(asked - searched):
-            text = (
-                f"{len(lacking)} of {len(asked)} classes of queries are not in the gallery (the first is {lacking[0]})"
-            )
-            label_files.warn(f"folder: {root}: {text}.")
-    elif all(member.is_folder for member in chosen):
-        label_files.warn_singleton_classes("folder", split, np.array(labels, np.int64), class_names)
-    columns = {"is_query": is_query} if roles else {}
-    return ImageDataset("folder", split, FileImages(tuple(paths)), labels, class_names, **columns)  # type: ignore[arg-type]
+    table = folder_table("folder", os.fspath(data_dir))
+    labels, parts = table.columns["label"], table.columns.get("split", ["all"] * len(table))
+    labeled = {"", *(part for part, label in zip(parts, labels, strict=True) if label)}
+    rows = [row for row, label in enumerate(labels) if label or parts[row] not in labeled]
+    if len(rows) < len(table):
+        warn(f"folder: ignoring {len(table) - len(rows)} images outside the class folders of {table.path}.")
+    table = table.take(rows)
+    alone = [row for row, label in enumerate(table.columns["label"]) if not label]
+    if alone:
+        warn(f"folder: {table.path}: each of {len(alone)} images outside class folders is a class of its own.")
+    for row in alone:
+        table.columns["label"][row] = composed(os.path.relpath(table.columns["path"][row], table.path))
+    return _dataset_of(_with_parts(table, split), split, test_fraction, is_name=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """A class folder, or an image that is a class of its own.
+def folder_table(name: str, root: str) -> Table:
+    """Return the images below a folder of class folders, or of splits with class folders.
 
     Args:
-        name: The class, in the composed Unicode form.
-        path: The folder or the image.
-        is_folder: Whether it is a folder; an image may lie next to class folders.
-        part: Which part of the data its parent folder names: `train`, `test`, `validation`, `query`, `gallery`; empty
-            where folders are no splits.
-        split: `train` or `test`, once that is known.
-    """
+        name: What reads it, for messages.
+        root: The folder, local or on any file system that `fsspec` knows.
 
-    name: str
-    path: str
-    is_folder: bool
-    part: str = ""
-    split: str = ""
-
-
-def folder_members(root: str, part: str = "") -> list[Member]:
-    """Return the class folders of a folder or of its splits, and the images that lie next to these.
-
-    Args:
-        root: The folder.
-        part: Which split it is, of a folder that has splits.
+    Returns:
+        The columns `path`, `label`, the name of the class folder or nothing outside of these, and where there are
+        splits `split`.
 
     Raises:
-        UserError: It cannot be read, or some of its folders look like splits and others do not.
+        UserError: There is no folder, it cannot be read, it has no image, or some of its folders look like splits and
+            others do not.
+
+    Example:
+        >>> sorted({*folder_table("folder", "photos").columns["label"]})
+        ['bus', 'coupe', 'truck', 'van']
     """
-    folders, images, left_out = _list(root)
-    if not folders:
-        left_out.report()
-    loose = [Member(os.path.basename(path), path, False, part) for path in images]
-    splits = {name: label_files.part_of(name) for name in folders if label_files.part_of(name)}
-    others = [name for name in folders if name not in splits]
-    nested = [name for name in splits if others and _list(os.path.join(root, name))[0]]
-    if splits and others and (len(splits) > 1 or nested):
-        empty = LeftOut("folder", root)
-        others = [name for name in others if images_below(os.path.join(root, name), empty)]
-        empty.report()
-        if others:
-            mixed = f"{', '.join(f'{name}/' for name in splits)} next to {others[0]}/"
-            advice = "give splits a folder without others, or rename classes that are called like splits"
-            raise UserError(f"folder: {root} has {mixed}: they look like splits among classes; {advice}")
-    if splits and not others:
-        alike = [name for name in splits if list(splits.values()).count(splits[name]) > 1]
-        if alike:
-            raise UserError(f"folder: {root} has folders that name one split: {', '.join(alike)}; make them one")
-        if part and not (part == "test" and {*splits.values()} <= {"query", "gallery"}):
-            raise UserError(f"folder: {root} is a split and has splits, {', '.join(splits)}; name one as `data_dir`")
-        order = sorted(splits.items(), key=lambda item: (item[1] != "train", item[1] == "gallery", item[0]))
-        parts = (folder_members(os.path.join(root, name), inner or "") for name, inner in order)
-        return [member for members in parts for member in members] + loose
-    for name in splits:
-        label_files.warn(f"folder: {root}/{name} is taken for a class, as it lies among classes and holds images.")
-    names = [label_files.composed(name) for name in folders]
-    for name in (name for name, count in collections.Counter(names).items() if count > 1):
-        label_files.warn(f"folder: {root} has two folders {name}, in two Unicode forms: they are one class.")
-    paths = (os.path.join(root, name) for name in folders)
-    return [Member(name, path, True, part) for name, path in zip(names, paths, strict=True)] + loose
-
-
-def _with_classes(root: str, members: list[Member]) -> list[Member]:
-    """Return the members without the images next to class folders; images alone are classes of their own."""
-    split_tree, parents = any(m.part for m in members), {os.path.dirname(m.path) for m in members if m.is_folder}
-    loose = [m for m in members if not m.is_folder]
-    ignored = [m for m in loose if os.path.dirname(m.path) in parents or (split_tree and not m.part)]
-    if ignored:
-        label_files.warn(f"folder: ignoring {len(ignored)} images outside the class folders of {root}.")
-    if len(ignored) < len(loose):
-        text = f"each of its {len(loose) - len(ignored)} images is a class of its own"
-        label_files.warn(f"folder: no class folder in {os.path.dirname(loose[0].path)}: {text}.")
-    left_out = {member.path for member in ignored}
-    members = [member for member in members if member.path not in left_out]
-    if not members:
-        expected = os.path.join(root, "<class>", "<image>.jpg")
-        raise UserError(f"folder: found no class folder in {root}; expected {expected}")
-    return members
-
-
-def _of_split(root: str, members: list[Member], split: str) -> list[Member]:
-    """Return the members of all parts with their splits; validation images are those to test, or are left out."""
-    parts = {member.part for member in members}
-    if "test" in parts and not parts.isdisjoint(("query", "gallery")):
-        raise UserError(f"folder: {root} has a test split and query or gallery; leave out one of them")
-    if len(parts & {"query", "gallery"}) == 1:
-        raise UserError(f"folder: {root} has one of query and gallery; add the other")
-    spare = not parts.isdisjoint(("test", "query"))
-    if "validation" in parts and spare and split != "all":
-        left_out = LeftOut("folder", root)
-        count = sum(
-            len(images_below(m.path, left_out)) if m.is_folder else 1 for m in members if m.part == "validation"
+    if not is_folder(root):
+        raise UserError(f"{name}: there is no folder {root}, or it may not be read; check data_dir")
+    left_out = LeftOut(name, root)
+    paths = images_below(root, left_out)
+    left_out.report()
+    if not paths:
+        reason = f"; {left_out}" if left_out.kinds.total() else ""
+        raise UserError(
+            f"{name}: found no image in {root}; expected {os.path.join(root, '<class>', '<image>.jpg')}{reason}"
         )
-        text = f"{count} images of the validation folder of {root} are left out, as there are others to test"
-        label_files.warn(f"folder: {text}; training holds out classes of its own.")
-    of_part = {"train": "train", "validation": "validation" if spare else "test"}
-    return [dataclasses.replace(member, split=of_part.get(member.part, "test")) for member in members]
-
-
-def _labels_of(members: list[Member]) -> dict[str, int]:
-    return {name: label for label, name in enumerate(sorted({member.name for member in members}))}
-
-
-def _list(folder: str) -> tuple[list[str], list[str], LeftOut]:
-    """Return the visible folders right inside `folder`, the paths of the images there, sorted, and other files."""
-    first = next(walk(folder), None)
-    if first is None:
-        raise UserError(f"folder: there is no folder {folder}, or it may not be read; check data_dir")
-    _, folders, names = first
-    left_out = LeftOut("folder", folder)
-    paths = [os.path.join(folder, name.rstrip("/")) for name in sorted(left_out.visible(names))]
-    return sorted(name.rstrip("/") for name in left_out.visible(folders)), left_out.images(paths), left_out
-
-
-# CSV and JSON are not read by pyarrow, so that messages name lines. 120,000 rows take a second.
-COLUMNS = ("path", "label", "split", "role", "super_label", "group", "labels", "id")
-PAIR_COLUMNS = (("a", "b", "similar"), ("a", "b", "similarity"), ("anchor", "positive", "negative"))
-_MEASURED = ("recall", "map@r", "r_precision")
-_BETWEEN = "|"  # the labels of one image
-_JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
-LIST_EXTENSIONS = (".csv", ".parquet", *_JSON_EXTENSIONS)
-
-_REQUIRED = COLUMNS[:2]
-_VALUES = {
-    "split": ("train", "test", "validation", "query", "gallery"),
-    "role": ("", "train", "query", "gallery", "junk"),
-    "similar": ("0", "1", "false", "true", "junk"),
-}
-_DELIMITERS = ",;\t"
-# By which a spreadsheet names the delimiter, in the first line.
-_SEPARATOR = re.compile(r'"?sep=(.)"?\n')
-# 007 and 7 are two names, not one number.
-_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
-_INT64 = np.iinfo(np.int64)
+    places = [path[len(root.rstrip("/")) + 1 :].split("/") for path in paths]
+    folders = sorted({place[0] for place in places if len(place) > 1})
+    splits = {folder: _part_of(folder) for folder in folders if _part_of(folder)}
+    others = [folder for folder in folders if folder not in splits]
+    table = Table(name, root, [quoted("/".join(place)) for place in places], {"path": paths})
+    if others or not splits:
+        nested = any(len(place) > 2 and place[0] in splits for place in places)
+        if nested or len(splits) > 1:
+            mixed = f"{', '.join(f'{folder}/' for folder in splits)} next to {others[0]}/"
+            advice = "give splits a folder without others, or rename classes that are called like splits"
+            raise UserError(f"{name}: {root} has {mixed}: they look like splits among classes; {advice}")
+        for folder in splits:
+            warn(f"{name}: {root}/{folder} is taken for a class, as it lies among classes and holds images.")
+    else:
+        if len({*splits.values()}) < len(splits):
+            raise UserError(f"{name}: {root} has folders that name one split, of {', '.join(splits)}; make them one")
+        table.columns["split"] = parts = [splits.get(place[0], "") if len(place) > 1 else "" for place in places]
+        places = [place[len(place) > 1 :] for place in places]
+        roles = {
+            _part_of(place[0]) for place, part in zip(places, parts, strict=True) if part == "test" and len(place) > 1
+        }
+        if roles and roles <= {"query", "gallery"}:
+            for row, place in enumerate(places):
+                if parts[row] == "test" and len(place) > 1:
+                    parts[row], places[row] = _part_of(place[0]), place[1:]
+    table.columns["label"] = [place[0] if len(place) > 1 else "" for place in places]
+    tables.check_composed(table, "path")
+    tables.check_composed(table, "label")
+    return table
 
 
 def read_list(
@@ -294,60 +204,73 @@ def read_list(
     check_share(test_fraction=test_fraction)
     table = _without_duplicates(read_rows(file, ("path",) if pairs else _REQUIRED))
     label_rows = _levels(table) if levels else _label_sets(table) if "labels" in table.columns else None
-    given, junk = None, np.zeros((0, 2), np.int64)
+    columns: dict[str, Any] = {"label_rows": label_rows}
+    columns["protocol"] = Protocol(_MEASURED, levels=label_rows) if levels else None
     if pairs:
-        given, junk = read_pairs(os.path.join(os.path.dirname(file), pairs), table, similar_from)
-    linked = given is not None and "label" not in table.columns
-    if given is not None and linked:
-        table.columns["label"] = list(map(str, linked_classes(given, len(table.lines))))
-    elif len(junk):
-        raise UserError(f"list: {pairs} has junk, which a list with the column label cannot use; leave out the column")
-    labels, class_names = class_ids(table, "label")
-    super_labels, groups = (
-        class_ids(table, column)[0] if column in table.columns else None for column in ("super_label", "group")
-    )
+        columns["pairs"], junk = read_pairs(os.path.join(os.path.dirname(file), pairs), table, similar_from)
+        if "label" not in table.columns:
+            table.columns["label"] = list(map(str, linked_classes(columns["pairs"], len(table))))
+            columns["protocol"] = similar_images(columns["pairs"], len(table), junk)
+        elif len(junk):
+            advice = "leave out the column"
+            raise UserError(f"list: {pairs} has junk, which a list with the column label cannot use; {advice}")
+    for column, field in (("super_label", "super_labels"), ("group", "groups")):
+        columns[field] = class_ids(table, column)[0] if column in table.columns else None
+    dataset = _dataset_of(table, split, test_fraction, **columns)
+    advice = f"correct the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}"
+    paths = tables.require_files("list", dataset.images.paths, advice)
+    return dataclasses.replace(dataset, images=FileImages(paths))
+
+
+def _dataset_of(table: Table, split: str, test_fraction: float, is_name: bool = False, **columns: Any) -> ImageDataset:
+    """Return a split of a table.
+
+    Args:
+        table: With `path`, `label` and, where there are splits and roles, `split`.
+        split: `"train"`, `"test"` or `"all"`.
+        test_fraction: See `read_list`.
+        is_name: Whether labels are names even if they look like integers.
+        **columns: Of `ImageDataset`, for all rows.
+    """
+    labels, class_names = class_ids(table, "label", is_name)
+    if split == "all":
+        return ImageDataset(table.name, split, FileImages(tuple(table.columns["path"])), labels, class_names, **columns)
     is_test = _test_rows(table, labels, class_names, test_fraction)
     is_query = _query_rows(table, labels)
     rows = np.flatnonzero(is_test == (split == "test"))
     if not len(rows):
-        raise UserError(f"list: {file} has no row of the {split} split")
-    protocol = Protocol(_MEASURED, levels=label_rows) if levels else None
-    if given is not None:
-        across = np.ptp(is_test[given.rows].astype(int), axis=1)
+        raise UserError(f"{table.name}: {table.path} has no row of the {split} split")
+    if (pairs := columns.get("pairs")) is not None:
+        across = np.ptp(is_test[pairs.rows].astype(int), axis=1)
         if across.any():
-            label_files.warn(f"list: {across.sum()} of {len(across)} pairs of {pairs} join both splits: left out")
-        protocol = similar_images(given, len(labels), junk) if linked else protocol
-    paths = table.columns["path"]
-    advice = f"correct the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}"
-    origins = [f"line {table.lines[row]}" for row in rows.tolist()]
-    there = label_files.require_files("list", [paths[row] for row in rows], advice, origins)
-    if split == "train" or is_query is None:
-        label_files.warn_singleton_classes("list", split, labels[rows], class_names)
-    columns: dict[str, Any] = {"super_labels": super_labels, "groups": groups, "label_rows": label_rows}
-    columns |= {"is_query": None if split == "train" else is_query, "protocol": protocol, "pairs": given}
-    dataset = ImageDataset("list", split, FileImages(tuple(paths)), labels, class_names, **columns).take(rows)
-    return dataclasses.replace(dataset, images=FileImages(there))
+            warn(f"{table.name}: {across.sum()} of {len(across)} pairs join both splits: left out")
+    columns["is_query"] = None if split == "train" else is_query
+    images = FileImages(tuple(table.columns["path"]))
+    dataset = ImageDataset(table.name, split, images, labels, class_names, **columns).take(rows)
+    if dataset.is_query is None:
+        tables.warn_singleton_classes(dataset)
+    return dataset
 
 
 def _split_labels(table: Table) -> list[list[str]]:
-    return [[name.strip() for name in cell.split(_BETWEEN) if name.strip()] for cell in table.columns["labels"]]
+    return [[name.strip() for name in cell.split(BETWEEN) if name.strip()] for cell in table.columns["labels"]]
 
 
 def _levels(table: Table) -> np.ndarray:
     """Return the class ids on each level, (N, L), of the column labels, which gives the others, or of these."""
     if "labels" in table.columns:
-        found = _split_labels(table)
-        for row, names in enumerate(found):
-            if len(names) < 2 or len(names) != len(found[0]):
-                counts = f"{len(names)} levels and {len(found[0])} in the first line"
+        names = _split_labels(table)
+        for row, levels in enumerate(names):
+            if len(levels) < 2 or len(levels) != len(names[0]):
+                counts = f"{len(levels)} levels and {len(names[0])} in the first line"
                 raise UserError(f"{table.where(row)}: labels has {counts}; name as many, at least 2, of every image")
-        levels = [list(names) for names in zip(*found, strict=True)]
-        table.columns.update(label=levels[0], super_label=levels[1])
+        columns = [list(column) for column in zip(*names, strict=True)]
+        table.columns.update(label=columns[0], super_label=columns[1])
     elif "super_label" in table.columns:
-        levels = [table.columns["label"], table.columns["super_label"]]
+        columns = [table.columns["label"], table.columns["super_label"]]
     else:
         raise UserError(f"list: levels=true needs a column labels or super_label, and {table.path} has neither")
-    alone = (dataclasses.replace(table, columns={"labels": names}) for names in levels)
+    alone = (dataclasses.replace(table, columns={"labels": column}) for column in columns)
     return np.stack([class_ids(level, "labels")[0] for level in alone], axis=1)
 
 
@@ -355,9 +278,9 @@ def _label_sets(table: Table) -> np.ndarray:
     """Return the label sets as rows of 0 and 1, (N, L); the first label becomes the class where there is none."""
     from sklearn.preprocessing import MultiLabelBinarizer  # takes a while to import
 
-    found = _split_labels(table)
-    table.columns.setdefault("label", [names[0] if names else "" for names in found])
-    return MultiLabelBinarizer().fit_transform(found).astype(np.int64)
+    sets = _split_labels(table)
+    table.columns.setdefault("label", [names[0] if names else "" for names in sets])
+    return MultiLabelBinarizer().fit_transform(sets).astype(np.int64)
 
 
 def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> tuple[PairList, np.ndarray]:
@@ -381,39 +304,35 @@ def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> tuple[Pai
     table = read_rows(file, (), sum(PAIR_COLUMNS, ()))
     columns = next((columns for columns in PAIR_COLUMNS if {*columns} == {*table.columns}), None)
     if columns is None:
-        known = " or ".join(map(",".join, PAIR_COLUMNS))
-        raise UserError(f"list: {file} must have the columns {known}; it has {','.join(table.columns)}")
+        choices = " or ".join(map(",".join, PAIR_COLUMNS))
+        raise UserError(f"list: {file} must have the columns {choices}; it has {','.join(table.columns)}")
     row_of = {composed(os.path.normpath(path)): row for row, path in enumerate(images.columns["path"])}
     if "id" in images.columns:
         images.check_distinct("id")
         row_of |= {name: row for row, name in enumerate(images.columns["id"])}
     folder, ends = composed(os.path.dirname(file)), columns[: 2 if "a" in columns else 3]
-    rows = np.empty((len(table.lines), len(ends)), np.int64)
-    for column, name in enumerate(ends):
-        for line, cell in enumerate(table.columns[name]):
-            beside = cell if is_remote(cell) else os.path.normpath(os.path.join(folder, cell))
-            row = row_of.get(cell, row_of.get(beside, row_of.get(os.path.normpath(cell))))
-            if row is None:
-                hint = label_files.near_miss(beside, row_of)
-                raise UserError(f"{table.where(line)}: {name} {quoted(cell)} is no image of {images.path}{hint}")
-            rows[line, column] = row
-    similarities, junk = None, np.zeros((0, 2), np.int64)
-    if len(ends) == 2:
-        values = []
-        for line, cell in enumerate(table.columns[columns[2]]):
-            where = table.where(line)
-            with user_errors(ValueError, f"{where}: similarity must be a number, it is {quoted(cell)}"):
-                value = {"true": "1", "false": "0"}.get(cell, cell)
-                values.append(np.nan if cell == "junk" else arguments.number("similarity", float(value)))
-        ignored = np.isnan(values)
-        rows, junk, similarities = rows[~ignored], rows[ignored], np.array(values)[~ignored]
-    pair_list = PairList(rows, similarities, similar_from)
+
+    def row(cell: str) -> int | None:
+        inside = cell if is_remote(cell) else os.path.normpath(os.path.join(folder, cell))
+        return row_of.get(cell, row_of.get(inside, row_of.get(os.path.normpath(cell))))
+
+    for name in ends:
+        table.check_cells(name, lambda cell: row(cell) is not None, f"an image of {images.path}")
+    rows = np.array([[row(cell) for cell in table.columns[name]] for name in ends], np.int64).T
+    if len(ends) == 3:
+        return PairList(rows, None, similar_from), np.zeros((0, 2), np.int64)
+    values = []
+    for line, cell in enumerate(table.columns[columns[2]]):
+        with user_errors(ValueError, f"{table.where(line)}: similarity must be a number, it is {quoted(cell)}"):
+            value = {"true": "1", "false": "0"}.get(cell, cell)
+            values.append(np.nan if cell == "junk" else arguments.number("similarity", float(value)))
+    is_junk = np.isnan(values)
+    pair_list = PairList(rows[~is_junk], np.array(values)[~is_junk], similar_from)
     scored = pair_list.scored()
-    same = np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))
-    if len(same):
-        names = " and ".join(label_files.quoted(images.columns["path"][row]) for row in scored[same[0], :2].astype(int))
+    for twice in np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))[:1]:
+        names = " and ".join(quoted(images.columns["path"][row]) for row in scored[twice, :2].astype(int))
         raise UserError(f"list: {file}: {names} have two similarities; leave out one of the lines")
-    return pair_list, junk
+    return pair_list, rows[is_junk]
 
 
 def linked_classes(pairs: PairList, size: int) -> np.ndarray:
@@ -431,13 +350,13 @@ def similar_images(pairs: PairList, size: int, junk: np.ndarray) -> Protocol:
         size: How many images there are.
         junk: (J, 2) rows; either of a pair is ignored for the other.
     """
-    right: dict[int, list[int]] = {}
-    ignored: dict[int, list[int]] = {}
+    right: dict[int, list[int]] = collections.defaultdict(list)
+    ignored: dict[int, list[int]] = collections.defaultdict(list)
     for lists, rows in ((right, pairs.similar()), (ignored, junk)):
         for a, b in rows.tolist():
-            lists.setdefault(a, []).append(b)
-            lists.setdefault(b, []).append(a)
-    return Protocol(_MEASURED, ids=np.arange(size), lists={"": (right, ignored)})
+            lists[a].append(b)
+            lists[b].append(a)
+    return Protocol(_MEASURED, ids=np.arange(size), lists={"": (dict(right), dict(ignored))})
 
 
 def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[str] = COLUMNS) -> Table:
@@ -459,203 +378,41 @@ def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[st
         >>> read_rows("photos/list.csv").columns["label"][0]
         'bus'
     """
-    table = read_cells("list", file, required, known)
+    table = tables.read_cells("list", file, required, known)
     for column, values in table.columns.items():
         # Only training images may lack a value, and only that one.
-        if column not in ("role", "labels") and "" in values:
-            raise UserError(f"{table.where(values.index(''))}: no {column}")
+        if column not in ("role", "labels"):
+            table.check_cells(column, bool, "there")
         if column in _VALUES:
-            values[:] = [label_files.part_of(value) or value.lower() for value in values]
-            allowed = _VALUES[column]
-            table.check_cells(column, allowed.__contains__, " or ".join(filter(None, allowed)))
-        together = "".join(values)
-        if CONTROL.search(together):
-            row = next(row for row, value in enumerate(values) if CONTROL.search(value))
-            raise UserError(f"{table.where(row)}: the {column} has control characters: {quoted(values[row])}")
-        # One word in two Unicode forms looks like one, and is.
-        if column != "path" and not together.isascii():
-            forms = len({*values})
-            values[:] = map(composed, values)
-            if merged := forms - len({*values}):
-                text = f"{merged} values of {column} differ from others in their Unicode form alone: merged"
-                label_files.warn(f"list: {file}: {text}")
-    folder = os.path.dirname(file)
+            values[:] = [_part_of(value) or value.lower() for value in values]
+            table.check_cells(column, _VALUES[column].__contains__, " or ".join(filter(None, _VALUES[column])))
+        tables.check_composed(table, column)
     if "path" in table.columns:
-        table.columns["path"] = [
-            path if is_remote(path) else os.path.join(folder, path) for path in table.columns["path"]
-        ]
+        paths, folder = table.columns["path"], os.path.dirname(file)
+        paths[:] = [path if is_remote(path) else os.path.join(folder, path) for path in paths]
     return _with_parts(table)
 
 
-def read_cells(name: str, file: str, required: Sequence[str], known: Sequence[str]) -> Table:
-    """Read the columns of a table that are known, as text: CSV, JSON lines or Parquet.
-
-    Args:
-        name: What the table is, for messages.
-        file: The file: `*.parquet`, `*.jsonl`, `*.ndjson` or `*.json`; any other name for CSV or JSON lines.
-        required: The columns that it must have; `labels` may stand for `label`.
-        known: The columns that are read. A warning names the others.
-
-    Raises:
-        UserError: It cannot be read, or a column is missing.
-
-    Example:
-        >>> read_cells("list", "photos/list.csv", ("path",), ("path",)).columns["path"][0]
-        'bus/0.jpg'
-    """
-    if file.lower().endswith(".parquet"):
-        lines, columns, others = _parquet_columns(name, file, known)
-    else:
-        text = label_files.read_text(name, file)
-        if not text.strip():
-            raise UserError(f"{name}: {file} is empty; expected a CSV header with {', '.join(required)}, or JSON lines")
-        is_json = file.lower().endswith(_JSON_EXTENSIONS) or text.lstrip().startswith("{")
-        lines, columns, others = (_json_columns if is_json else _csv_columns)(name, file, text, known)
-    lacking = [column for column in _needed(required, columns) if column not in columns]
-    if lacking:
-        has = ", ".join(map(quoted, [*columns, *others]))
-        raise UserError(f"{name}: {file} has no column {lacking[0]}; it has {has}")
-    if not lines:
-        raise UserError(f"{name}: {file} has no row")
-    if others:
-        named = ", ".join(quoted(other) if other else "one without a name" for other in others)
-        label_files.warn(f"{name}: {file}: other columns than {', '.join(known)} are ignored: {named}")
-    return Table(name, file, lines, columns)
-
-
-def _with_parts(table: Table) -> Table:
-    """Return the table with its roles in `split`, without the rows that are in neither split."""
+def _with_parts(table: Table, split: str = "") -> Table:
+    """Return the table with its roles in `split`, without the rows that are in neither split, unless all are wanted."""
     splits, roles = table.columns.pop("split", None), table.columns.pop("role", None)
-    if splits is None and not any(roles or ()):
+    if split == "all" or (splits is None and not any(roles or ())):
         return table
     parts = []
-    for row in range(len(table.lines)):
-        split, role = splits[row] if splits else "", roles[row] if roles else ""
-        if split == "train" and role in ("query", "gallery"):
-            raise UserError(f"{table.where(row)}: a training image has the role {role}; only test images have one")
-        if role == "train" and split not in ("", "train"):
-            raise UserError(f"{table.where(row)}: an image of the split {split} has the role train")
-        parts.append(role or split or "train")
+    for row in range(len(table)):
+        part, role = splits[row] if splits else "", roles[row] if roles else ""
+        if (part == "train" and role in ("query", "gallery")) or (role == "train" and part not in ("", "train")):
+            raise UserError(f"{table.where(row)}: an image of the split {part} has the role {role}")
+        parts.append(role or part or "train")
     left_out = {"junk"}
     if not {"test", "query", "gallery"}.isdisjoint(parts):
         left_out.add("validation")
-    rows = [row for row, part in enumerate(parts) if part not in left_out]
-    if len(rows) < len(parts):
-        counts = collections.Counter(part for part in parts if part in left_out)
+    counts = collections.Counter(part for part in parts if part in left_out)
+    if counts:
         text = ", ".join(f"{count} of {part}" for part, count in counts.items())
-        label_files.warn(f"list: {table.path}: rows are left out: {text}")
-    table.columns["split"] = ["test" if part == "validation" else part for part in parts]
-    return table.take(rows)
-
-
-def _needed(required: Sequence[str], there: Container[str]) -> list[str]:
-    """Return the columns that are required where some are there."""
-    return [column for column in required if column != "label" or "labels" not in there]
-
-
-_Columns = tuple[Sequence[int], dict[str, list[str]], list[str]]
-
-
-def _known_columns(name: str, file: str, header: Sequence[str], known: Sequence[str]) -> tuple[dict[str, int], list]:
-    """Return the place of each column that is known, and the names of the others."""
-    places: dict[str, int] = {}
-    others = []
-    for place, column in enumerate(header):
-        plain = column.strip().lower().replace(" ", "_")
-        if plain not in known:
-            others.append(column)
-        elif places.setdefault(plain, place) != place:
-            raise UserError(f"{name}: {file}: column {quoted(plain)} is twice in {quoted(', '.join(header))}")
-    return {column: places[column] for column in known if column in places}, others
-
-
-def _parquet_columns(name: str, file: str, known: Sequence[str]) -> _Columns:
-    """Return the numbers of the rows, the columns as text, and the names of other columns."""
-    import pyarrow as pa  # takes a while to import
-    import pyarrow.parquet
-
-    with user_errors((OSError, pa.ArrowException), f"{name}: {file} cannot be read as Parquet: {REASON}", keep="first"):
-        with open_file(file) as opened:
-            parquet = pa.parquet.ParquetFile(opened)
-            header = parquet.schema_arrow.names
-            places, others = _known_columns(name, file, header, known)
-            table = parquet.read(columns=[header[place] for place in places.values()])
-        columns = {column: _as_text(table[header[place]], column == "labels") for column, place in places.items()}
-    return range(1, table.num_rows + 1), columns, others
-
-
-def _as_text(column: Any, of_sets: bool) -> list[str]:
-    """Return a column of Parquet as text; a column of sets may hold lists."""
-    import pyarrow as pa
-
-    if of_sets and (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        return [_BETWEEN.join(map(str, value or ())) for value in column.to_pylist()]
-    return column.cast("string").fill_null("").to_pylist()
-
-
-def _csv_columns(name: str, file: str, text: str, known: Sequence[str]) -> _Columns:
-    """Return the line of every row, the columns, and the names of other columns."""
-    separator = _SEPARATOR.match(text)
-    text = "\n" + text[separator.end() :] if separator else text
-    head = next((line for line in text.split("\n") if line.strip(_DELIMITERS + ' "')), "")
-
-    def count_known(delimiter: str) -> int:
-        header = next(csv.reader([head], delimiter=delimiter, skipinitialspace=True), [])
-        return len(_known_columns(name, file, list(dict.fromkeys(header)), known)[0])
-
-    delimiter = separator[1] if separator else max(_DELIMITERS, key=count_known)
-    reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
-    rows, line = [], 1
-    try:
-        for cells in reader:
-            rows.append((line, [cell.strip() for cell in cells]))
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise UserError(f"{name}: {file}, line {line}: not CSV ({error})") from None
-    (line, header), *rows = [(line, row) for line, row in rows if any(row)] or [(1, [])]
-    places, others = _known_columns(name, f"{file}, line {line}", header, known)
-    for line, row in rows:
-        if len(row) < len(header) or any(row[len(header) :]):
-            expected = f"expected {len(header)} cells as in the header, found {len(row)}"
-            raise UserError(f"{name}: {file}, line {line}: {expected}")
-    columns = {column: [row[place] for _, row in rows] for column, place in places.items()}
-    return [line for line, _ in rows], columns, others
-
-
-def _json_columns(name: str, file: str, text: str, known: Sequence[str]) -> _Columns:
-    """Return the line of every object, their values as text, and other keys."""
-    lines, rows = [], []
-    others: dict[str, None] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{name}: {file}, line {number}"
-        try:
-            cells = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "unreadable"
-            raise UserError(f"{where}: not JSON ({reason}); expected one JSON object a line") from None
-        if not isinstance(cells, dict):
-            raise UserError(f'{where}: expected an object such as {{"path": "a.jpg"}}, found {quoted(cells)}')
-        keys, values = list(cells), list(cells.values())
-        places, unknown = _known_columns(name, f"{file}, line {number}", keys, known)
-        others |= dict.fromkeys(unknown)
-        rows.append({key: _json_text(where, key, values[place]) for key, place in places.items()})
-        lines.append(number)
-    used = set().union(*rows)
-    return lines, {key: [row.get(key, "") for row in rows] for key in known if key in used}, list(others)
-
-
-def _json_text(where: str, key: str, value: Any) -> str:
-    is_label = key.endswith("label")
-    if key == "labels" and isinstance(value, list):
-        value = _BETWEEN.join(map(str, value))
-    elif key.startswith("similar") and isinstance(value, (bool, int, float)):
-        value = str(value).lower()
-    if not (value is None or isinstance(value, str) or (is_label and type(value) is int)):
-        kind = "a string or an integer" if is_label else "a string"
-        raise UserError(f"{where}: the {key} must be {kind}, it is {quoted(value)}")
-    return "" if value is None else str(value)
+        warn(f"{table.name}: {table.path}: images are left out: {text}")
+    table.columns["split"] = ["test" if part == "validation" and not counts[part] else part for part in parts]
+    return table.take([row for row, part in enumerate(parts) if part not in left_out])
 
 
 def _without_duplicates(table: Table) -> Table:
@@ -664,38 +421,38 @@ def _without_duplicates(table: Table) -> Table:
     Raises:
         UserError: Two rows of an image differ.
     """
-    paths = table.columns["path"]
     first_row: dict[str, int] = {}
-    for row, path in enumerate(paths):
+    for row, path in enumerate(table.columns["path"]):
         first = first_row.setdefault(composed(os.path.normpath(path)), row)
-        if first == row:
-            continue
         for column, values in table.columns.items():
             if column != "path" and values[row] != values[first]:
-                raise UserError(f"{table.where(row)}: {quoted(path)} has another {column} on line {table.lines[first]}")
-    kept = list(first_row.values())
-    if len(kept) < len(paths):
-        label_files.warn(f"list: dropped {len(paths) - len(kept)} rows of {table.path} that repeat another")
-    return table.take(kept)
+                raise UserError(f"{table.where(first, row)}: {quoted(path)} has two values of {column}")
+    rows = list(first_row.values())
+    if len(rows) < len(table):
+        warn(f"list: dropped {len(table) - len(rows)} rows of {table.path} that repeat another")
+    return table.take(rows)
 
 
-def class_ids(table: Table, column: str) -> tuple[np.ndarray, dict[int, str]]:
+def class_ids(table: Table, column: str, is_name: bool = False) -> tuple[np.ndarray, dict[int, str]]:
     """Return the id of every row, and the name of every id: integers are ids, names get theirs in sorted order.
+
+    Args:
+        table: The table.
+        column: The name of its column.
+        is_name: Whether cells are names even if all are integers.
 
     Raises:
         UserError: An integer does not fit in 64 bits.
     """
     values = table.columns[column]
     unique = sorted({*values})
-    if not all(map(_INTEGER.fullmatch, unique)):
+    if is_name or not all(map(_INTEGER.fullmatch, unique)):
         id_of = {name: i for i, name in enumerate(unique)}
     else:
         # Lengths first: Python refuses to read thousands of digits.
-        wrong = {v for v in unique if len(v) > 20 or not _INT64.min <= int(v) <= _INT64.max}
-        if wrong:
-            row = next(row for row, value in enumerate(values) if value in wrong)
-            raise UserError(f"{table.where(row)}: the {column} {quoted(values[row])} does not fit in 64 bits")
-        id_of = {v: int(v) for v in unique}
+        fits = lambda cell: len(cell) <= 20 and _INT64.min <= int(cell) <= _INT64.max  # noqa: E731
+        table.check_cells(column, fits, "an integer of 64 bits")
+        id_of = {cell: int(cell) for cell in unique}
     return np.array([id_of[value] for value in values], np.int64), {i: name for name, i in id_of.items()}
 
 
@@ -703,11 +460,11 @@ def _test_rows(table: Table, labels: np.ndarray, class_names: dict[int, str], te
     """Which rows are the test split, (N,) bool."""
     if "split" not in table.columns:
         classes = [class_names[label] for label in np.unique(labels).tolist()]
-        unseen = {*label_files.split_classes("list", table.path, classes, test_fraction, "a column split")["test"]}
-        return np.isin(labels, [label for label, name in class_names.items() if name in unseen])
+        names = tables.split_classes(table.name, table.path, classes, test_fraction, "name the splits")["test"]
+        return np.isin(table.columns["label"], names)
     is_test = np.array([part != "train" for part in table.columns["split"]])
     shared = np.intersect1d(labels[is_test], labels[~is_test]).tolist()
-    label_files.warn_shared_classes("list", table.path, [class_names[label] for label in shared])
+    tables.warn_shared_classes(table.name, table.path, [class_names[label] for label in shared])
     return is_test
 
 
@@ -717,11 +474,9 @@ def _query_rows(table: Table, labels: np.ndarray) -> np.ndarray | None:
     is_query, is_gallery = parts == "query", parts == "gallery"
     if not (is_query.any() or is_gallery.any()):
         return None
-    if (parts == "test").any():
-        row = int(np.flatnonzero(parts == "test")[0])
+    for row in np.flatnonzero(parts == "test")[:1]:
         raise UserError(f"{table.where(row)}: a test image has no role, where others have one")
-    for role, rows in (("query", is_query), ("gallery", is_gallery)):
-        if not rows.any():
-            raise UserError(f"list: {table.path} has roles, but no test image with the role {role}")
-    table.check_queries(labels, is_query, is_gallery, lambda row: f"label {quoted(table.columns['label'][row])}")
+    if not (is_query.any() and is_gallery.any()):
+        raise UserError(f"{table.name}: {table.path} has one of query and gallery; add the other")
+    table.check_queries(labels, is_query, is_gallery)
     return is_query

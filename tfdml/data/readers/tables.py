@@ -1,0 +1,594 @@
+"""Tables of images, checked strictly: text files, CSV, JSON lines, Parquet; and the image files that they name."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import csv
+import dataclasses
+import functools
+import io
+import json
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from tfdml.data.dataset import ImageDataset, access_fault
+from tfdml.data.decoding import EXTENSIONS, format_of
+from tfdml.data.images import FileImages, in_threads
+from tfdml.errors import REASON, UserError, user_errors
+from tfdml.io import files
+
+# Characters that no valid path has, and that break a file system, a log or a report; the last are what Python
+# makes of a name that is no UTF-8.
+CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
+LIST_EXTENSIONS = (".csv", ".parquet", *JSON_EXTENSIONS)
+BETWEEN = "|"  # the labels of one image
+
+_LONGEST_QUOTE = 120
+_UNPACK = "unpack the official image archive again"
+_DELIMITERS = ",;\t"
+# By which a spreadsheet names the delimiter, in the first line.
+_SEPARATOR = re.compile(r'"?sep=(.)"?\n')
+# 18 digits always fit in 64 bits.
+_MOST_DIGITS = 18
+
+
+def composed(text: str) -> str:
+    """Return text in the composed Unicode form (NFC): file systems and lists spell an accent in one or two characters.
+
+    Example:
+        >>> composed("cafe\u0301") == "caf\u00e9"
+        True
+    """
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+@functools.lru_cache(maxsize=1024)
+def warn(text: str) -> None:
+    """Log a warning, once: both splits of a data set are read from the same files."""
+    logging.warning("%s", text)
+
+
+def quoted(value: object) -> str:
+    """Return a value from a file for an error message: on one line, printable, not too long.
+
+    Example:
+        >>> quoted("a.jpg")
+        "'a.jpg'"
+    """
+    text = repr(value)
+    return text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of images, as text, with checks whose messages name the lines.
+
+    Args:
+        name: The data set, for messages.
+        path: The file or the folder.
+        lines: The line of every row, from 1; or what else names it.
+        columns: The cells of each column, in the order of the file.
+    """
+
+    name: str
+    path: str
+    lines: Sequence[int | str]
+    columns: dict[str, list[str]]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def where(self, *rows: int) -> str:
+        """Return the data set, the file, and the lines of some rows, for messages."""
+        lines = (self.lines[row] for row in rows)
+        places = " and ".join(f"line {line}" if isinstance(line, int) else str(line) for line in lines)
+        return f"{self.name}: {self.path}, {places}"
+
+    def take(self, rows: Sequence[int]) -> Table:
+        """Return the table of these rows, in that order."""
+        columns = {column: [values[row] for row in rows] for column, values in self.columns.items()}
+        return Table(self.name, self.path, [self.lines[row] for row in rows], columns)
+
+    def check_cells(self, column: str, is_right: Callable[[str], Any], expected: str) -> None:
+        """Refuses a column with a cell that is not as it should be.
+
+        Args:
+            column: The name of the column.
+            is_right: Whether a cell is.
+            expected: What it must be, for the message.
+
+        Raises:
+            UserError: One is not; the message names its line.
+        """
+        cells = self.columns[column]
+        wrong = next((row for row, cell in enumerate(cells) if not is_right(cell)), None)
+        if wrong is not None:
+            raise UserError(f"{self.where(wrong)}: {column} must be {expected}, it is {quoted(cells[wrong])}")
+
+    def integers(self, column: str, low: int = 0, high: int = 10**18) -> np.ndarray:
+        """Return a column of whole numbers as (N,) int64.
+
+        Args:
+            column: The name of the column.
+            low: The smallest permitted number, not negative.
+            high: The largest.
+
+        Raises:
+            UserError: A cell is no whole number from `low` to `high`; the message names its line.
+
+        Example:
+            >>> read_table("cub200", "data/CUB_200_2011/classes.txt", ("id", "name")).integers("id", 1, 200)[-2:]
+            array([199, 200])
+        """
+
+        def is_right(cell: str) -> bool:
+            # int() alone would take 1_0, or the digits of other scripts.
+            return cell.isdigit() and cell.isascii() and len(cell) <= _MOST_DIGITS and low <= int(cell) <= high
+
+        self.check_cells(column, is_right, f"a whole number of {low:,} to {high:,}")
+        return np.array(list(map(int, self.columns[column])), np.int64)
+
+    def check_distinct(self, column: str) -> None:
+        """Refuses a column in which a value comes twice, whatever the rest of the rows says.
+
+        Raises:
+            UserError: A value comes twice; the message names both lines.
+        """
+        first: dict[str, int] = {}
+        for row, value in enumerate(self.columns[column]):
+            if first.setdefault(value, row) != row:
+                raise UserError(f"{self.where(first[value], row)}: {column} {quoted(value)} comes twice")
+
+    def check_one_to_one(self, columns: tuple[str, str], keys: np.ndarray, values: np.ndarray) -> None:
+        """Refuses a table in which rows of one key have different values, such as a class in two super-classes.
+
+        Args:
+            columns: What keys and values are called.
+            keys: (N,) the key of every row.
+            values: (N,) its value.
+
+        Raises:
+            UserError: A key has two values; the message names both lines.
+        """
+        _, first, of = np.unique(keys, return_index=True, return_inverse=True)
+        for row in np.flatnonzero(values != values[first][of])[:1]:
+            other = first[of[row]]
+            where = self.where(other, row)
+            raise UserError(f"{where}: {columns[0]} {keys[row]} has {columns[1]} {values[other]} and {values[row]}")
+
+    def check_queries(self, labels: np.ndarray, is_query: np.ndarray, is_gallery: np.ndarray) -> None:
+        """Refuses queries none of which the gallery can answer; counts, in a warning, those that it cannot.
+
+        Args:
+            labels: (N,) class ids.
+            is_query: (N,) bool.
+            is_gallery: (N,) bool.
+
+        Raises:
+            UserError: Queries and gallery have no class in common.
+        """
+        hopeless = np.flatnonzero(is_query & ~np.isin(labels, labels[is_gallery]))
+        if not len(hopeless):
+            return
+        first = self.where(hopeless[0])
+        if len(hopeless) == is_query.sum():
+            raise UserError(f"{first}: no query has its class in the gallery")
+        warn(f"{first}: the classes of {len(hopeless)} of {is_query.sum()} queries are not in the gallery.")
+
+
+def read_text(name: str, path: str) -> str:
+    """Read a text file in UTF-8, with or without a byte order mark; every line end becomes a line feed.
+
+    Args:
+        name: The data set, for messages.
+        path: A file on a local disk or on any file system that `fsspec` knows.
+
+    Raises:
+        UserError: The file is missing, may not be read, or is not UTF-8.
+
+    Example:
+        >>> len(read_text("cub200", "data/CUB_200_2011/classes.txt").splitlines())
+        200
+    """
+    try:
+        data = files.read_bytes(path)
+    except Exception as error:  # remote file systems have their own error types
+        raise UserError(f"{name}: {path} is {access_fault(error)}; check data_dir") from error
+    with user_errors(UnicodeDecodeError, f"{name}: {path} is not UTF-8 text; save the file as UTF-8"):
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int = 1, header: bool = False) -> Table:
+    """Read a table whose columns are separated by white space, as the official label files are.
+
+    Args:
+        name: The data set, for messages.
+        path: The file.
+        columns: What its columns are called.
+        first_line: The line at which the table begins, from 1.
+        header: Whether its first line repeats the names of the columns.
+
+    Returns:
+        The table; blank lines are left out.
+
+    Raises:
+        UserError: The file cannot be read, the header is another, a line has another number of columns, or there
+            is no row.
+
+    Example:
+        >>> classes = read_table("cub200", "data/CUB_200_2011/classes.txt", ("id", "name"))
+        >>> classes.columns["id"][-1], classes.lines[-1]
+        ('200', 200)
+    """
+    rows = [(line, text.split()) for line, text in enumerate(read_text(name, path).split("\n"), 1)]
+    rows = [(line, row) for line, row in rows[first_line - 1 :] if row]
+    if header and (not rows or rows.pop(0)[1] != list(columns)):
+        raise UserError(f"{name}: {path} has no header {' '.join(columns)!r} in line {first_line}")
+    for line, row in rows:
+        if len(row) != len(columns):
+            raise UserError(f"{name}: {path}, line {line}: expected {len(columns)} columns, found {len(row)}")
+    if not rows:
+        raise UserError(f"{name}: {path} has no row; download it again")
+    lines, cells = zip(*rows, strict=True)
+    return Table(name, path, lines, dict(zip(columns, map(list, zip(*cells, strict=True)), strict=True)))
+
+
+def read_cells(name: str, file: str, required: Sequence[str], known: Sequence[str]) -> Table:
+    """Read the columns of a table that are known, as text: CSV, JSON lines or Parquet.
+
+    Args:
+        name: What the table is, for messages.
+        file: The file: `*.parquet`, `*.jsonl`, `*.ndjson` or `*.json`; any other name for CSV or JSON lines.
+        required: The columns that it must have; `labels` may stand for `label`.
+        known: The columns that are read. A warning names the others.
+
+    Raises:
+        UserError: It cannot be read, or a column is missing.
+
+    Example:
+        >>> read_cells("list", "photos/list.csv", ("path",), ("path",)).columns["path"][0]
+        'bus/0.jpg'
+    """
+    if file.lower().endswith(".parquet"):
+        header, rows = _parquet_rows(name, file, known)
+    else:
+        text = read_text(name, file)
+        is_json = file.lower().endswith(JSON_EXTENSIONS) or text.lstrip().startswith("{")
+        header, rows = (_json_rows if is_json else _csv_rows)(name, file, text)
+    keys: dict[str, str] = {}
+    for key in header:
+        if _plain(key) in keys:
+            raise UserError(f"{name}: {file}: column {quoted(_plain(key))} is twice in {quoted(', '.join(header))}")
+        if _plain(key) in known:
+            keys[_plain(key)] = key
+    for column in required:
+        if column not in keys and not (column == "label" and "labels" in keys):
+            raise UserError(f"{name}: {file} has no column {column}; it has {', '.join(map(quoted, header))}")
+    if not rows:
+        raise UserError(f"{name}: {file} has no row")
+    if others := [quoted(key) for key in header if _plain(key) not in known]:
+        warn(f"{name}: {file}: other columns than {', '.join(known)} are ignored: {', '.join(others)}")
+    table = Table(name, file, [line for line, _ in rows], {})
+    for column in filter(keys.__contains__, known):
+        values = (row.get(keys[column]) for _, row in rows)
+        table.columns[column] = [_as_text(table, column, place, value) for place, value in enumerate(values)]
+    return table
+
+
+def _plain(column: str) -> str:
+    return column.strip().lower().replace(" ", "_")
+
+
+_Rows = tuple[Sequence[str], list[tuple[int, dict[str, Any]]]]  # the header; of each row its line and its cells
+
+
+def _parquet_rows(name: str, file: str, known: Sequence[str]) -> _Rows:
+    import pyarrow as pa  # takes a while to import
+    import pyarrow.parquet
+
+    damaged = user_errors(
+        (OSError, pa.ArrowException), f"{name}: {file} cannot be read as Parquet: {REASON}", keep="first"
+    )
+    with damaged, files.open_file(file) as opened:
+        parquet = pa.parquet.ParquetFile(opened)
+        header = parquet.schema_arrow.names
+        rows = parquet.read(columns=[key for key in header if _plain(key) in known]).to_pylist()
+    return header, list(enumerate(rows, 1))
+
+
+def _csv_rows(name: str, file: str, text: str) -> _Rows:
+    separator = _SEPARATOR.match(text)
+    text = "\n" + text[separator.end() :] if separator else text
+    head = next((line for line in text.split("\n") if line.strip(_DELIMITERS + ' "')), "")
+    delimiter = separator[1] if separator else max(_DELIMITERS, key=head.count)
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
+    lines: list[tuple[int, list[str]]] = []
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            lines += [(reader.line_num, cells)] if any(cells) else []
+    except csv.Error as error:
+        raise UserError(f"{name}: {file}, line {reader.line_num}: not CSV ({error})") from None
+    (_, header), *rows = lines or [(1, [])]
+    for line, row in rows:
+        if len(row) != len(header):
+            raise UserError(
+                f"{name}: {file}, line {line}: expected {len(header)} cells as in the header, found {len(row)}"
+            )
+    return header, [(line, dict(zip(header, row, strict=True))) for line, row in rows]
+
+
+def _json_rows(name: str, file: str, text: str) -> _Rows:
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                cells = json.loads(line)
+            except (ValueError, RecursionError):
+                cells = None
+            if not isinstance(cells, dict):
+                expected = 'expected one JSON object, such as {"path": "a.jpg"}'
+                raise UserError(f"{name}: {file}, line {number}: {expected}, found {quoted(line)}")
+            rows.append((number, cells))
+    return list(dict.fromkeys(key for _, cells in rows for key in cells)), rows
+
+
+def _as_text(table: Table, column: str, row: int, value: Any) -> str:
+    """Return a cell as text; a label may be an integer, a similarity any number, and only labels a list."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if column == "labels" and isinstance(value, list):
+        return BETWEEN.join(map(str, value))
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if (is_integer and column != "path") or (column.startswith("similar") and isinstance(value, bool | float)):
+        return str(value).lower()
+    raise UserError(f"{table.where(row)}: {column} must be a text or an integer, it is {quoted(value)}")
+
+
+def is_visible(name: str) -> bool:
+    """Whether a file or folder may be an image or a class: no dot or tilde leads its name, no system has made it.
+
+    Example:
+        >>> is_visible("bus"), is_visible("@eaDir"), is_visible("~bus.tmp")
+        (True, False, False)
+    """
+    return not name.startswith((".", "~")) and name not in ("@eaDir", "__MACOSX")
+
+
+class LeftOut:
+    """Counts, by kind, the files that a reader does not take.
+
+    Args:
+        name: The data set, for messages.
+        source: Where the files are.
+    """
+
+    def __init__(self, name: str, source: str):
+        self.name, self.source, self.kinds = name, source, collections.Counter[str]()
+
+    def images(self, paths: Sequence[str]) -> list[str]:
+        """Return the paths of images, by their content where the extension is none of an image's; count the others."""
+        unusual = [path for path in paths if not path.lower().endswith(EXTENSIONS)]
+        is_image = in_threads(lambda index: _is_image(unusual[index]), range(len(unusual)))
+        others = {path for path, known in zip(unusual, is_image, strict=True) if not known}
+        self.kinds.update(os.path.splitext(path)[1].lower() or "without an extension" for path in others)
+        return [path for path in paths if path not in others]
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {kind}" for kind, count in self.kinds.most_common() if count)
+        return f"{self.name}: {self.source}: left out {counts} (JPEG, PNG and WebP are read)"
+
+    def report(self) -> None:
+        """Warn of what is left out, if anything is."""
+        if self.kinds.total():
+            warn(str(self))
+
+
+def _is_image(path: str) -> bool:
+    with contextlib.suppress(Exception), files.open_file(path, buffering=0) as file:  # a file system's own errors
+        return format_of(file.read(16)) is not None
+    return False
+
+
+def images_below(folder: str, left_out: LeftOut) -> list[str]:
+    """Return the images below a folder, sorted. Links to folders are followed, to each folder once.
+
+    Images are JPEG, PNG and WebP files by their content, whatever their names. Hidden files and folders and those that
+    systems make are left out.
+
+    Args:
+        folder: A folder on a local disk or on any file system that `fsspec` knows.
+        left_out: Counts the other files.
+
+    Raises:
+        UserError: A folder may not be read.
+    """
+
+    def refuse(error: Exception) -> None:
+        # Without this a folder that may not be read would pass for an empty one.
+        raise UserError(f"{left_out.name}: a folder below {folder} cannot be read ({error}); allow it or remove it")
+
+    paths: list[str] = []
+    seen: set[str] = set()
+    for parent, folders, names in files.walk(folder, refuse):
+        place = parent if files.is_remote(parent) else os.path.realpath(parent)
+        if place in seen:
+            left_out.kinds["link to a folder that is read already"] += 1
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(filter(is_visible, folders))
+        paths += [os.path.join(parent, name) for name in names if is_visible(name)]
+    return sorted(left_out.images(paths))
+
+
+def images_named(name: str, source: str) -> list[str]:
+    """Return the images that a source names, and warn of other files.
+
+    Args:
+        name: What takes them, for messages.
+        source: A file, which is taken whatever it holds, a folder for the images below it, or a pattern, see
+            `tfdml.io.files.find`.
+
+    Raises:
+        UserError: There is no such file or folder, or no image.
+
+    Example:
+        >>> len(images_named("queries", "photos/*/0.jpg"))
+        4
+    """
+    source = source if files.is_remote(source) else os.path.abspath(os.path.expanduser(source))
+    if files.is_file(source):
+        return [source]
+    left_out = LeftOut(name, source)
+    if files.is_folder(source):
+        paths = images_below(source, left_out)
+    else:
+        paths = left_out.images([path for path in files.find(source) if is_visible(os.path.basename(path))])
+    if not paths:
+        raise UserError(str(left_out) if left_out.kinds.total() else f"{name}: {source} names no image")
+    left_out.report()
+    return paths
+
+
+def require_files(name: str, paths: Sequence[str], advice: str = _UNPACK) -> tuple[str, ...]:
+    """Return where files are, by one listing per folder: a stat per file takes minutes on a network disk.
+
+    Args:
+        name: The data set, for messages.
+        paths: The files; those on the disk may have another Unicode form.
+        advice: What to do if some are missing.
+
+    Raises:
+        UserError: Files are missing; the message has their number and the first of them.
+
+    Example:
+        >>> require_files("cub200", ["photos/bus/0.jpg"])
+        ('photos/bus/0.jpg',)
+    """
+
+    @functools.cache
+    def names_in(folder: str) -> dict[str, str]:
+        with contextlib.suppress(Exception):  # no permission, or a name that no file system takes
+            return {composed(file): file for file in files.listing(folder or ".")}
+        return {}
+
+    places = [os.path.split(path) for path in paths]
+    matches = [names_in(folder).get(composed(file)) for folder, file in places]
+    if count := matches.count(None):
+        first = repr(paths[matches.index(None)])[1:-1]  # whole, but on one line whatever is in it
+        raise UserError(f"{name}: {count} of {len(paths)} images are missing, first {first}; {advice}")
+    return tuple(os.path.join(folder, match or "") for (folder, _), match in zip(places, matches, strict=True))
+
+
+def images_in_files(
+    name: str,
+    split: str,
+    paths: Sequence[str],
+    labels: Any,
+    class_names: dict[int, str],
+    advice: str = _UNPACK,
+    **columns: Any,
+) -> ImageDataset:
+    """Return the data set of images in files, which must all be there.
+
+    Args:
+        name: The data set.
+        split: Its split.
+        paths: The files.
+        labels: (N,) their classes.
+        class_names: See `ImageDataset`.
+        advice: What to do if some are missing.
+        **columns: See `ImageDataset`.
+
+    Raises:
+        UserError: Files are missing.
+    """
+    return ImageDataset(name, split, FileImages(require_files(name, paths, advice)), labels, class_names, **columns)
+
+
+def first_of(folder: str | os.PathLike, *names: str) -> str:
+    """Return the path of the first of some files or folders that is there; of the first where none is.
+
+    Args:
+        folder: The folder.
+        *names: Paths in it.
+
+    Example:
+        >>> first_of("photos", "train/bus", "bus")
+        'photos/bus'
+    """
+    paths = [os.path.join(folder, name) for name in names]
+    return next((path for path in paths if files.is_file(path) or files.is_folder(path)), paths[0])
+
+
+def split_classes(name: str, source: str, classes: list, test_fraction: float, alternative: str) -> dict[str, list]:
+    """Split classes: the last in order are the test split; each split gets at least one.
+
+    Args:
+        name: The data set, for messages.
+        source: Where the classes are from.
+        classes: All classes, in order.
+        test_fraction: The share of the test split.
+        alternative: What to do if there is one class only.
+
+    Raises:
+        UserError: There is one class only.
+
+    Example:
+        >>> split_classes("folder", "photos", ["bus", "coupe", "van"], 0.25, "")
+        {'train': ['bus', 'coupe'], 'test': ['van']}
+    """
+    if len(classes) < 2:
+        raise UserError(f"{name}: {source} has one class only ({quoted(classes)}); give it two, or {alternative}")
+    held_out = min(max(int(len(classes) * test_fraction + 0.5), 1), len(classes) - 1)
+    return {"train": classes[:-held_out], "test": classes[-held_out:]}
+
+
+def warn_shared_classes(name: str, source: str, shared: Sequence) -> None:
+    """Count, in a warning, the classes that are in both splits.
+
+    Args:
+        name: The data set, for messages.
+        source: Where the splits are from.
+        shared: The names of these classes.
+    """
+    if len(shared):
+        first = f"(the first is {shared[0]}): metrics are not zero-shot."
+        warn(f"{name}: {len(shared)} classes are in both train and test of {source} {first}")
+
+
+def warn_singleton_classes(dataset: ImageDataset) -> None:
+    """Count, in a warning, the classes of a single image, which have no pair to learn from or to be found by."""
+    classes, counts = np.unique(dataset.labels, return_counts=True)
+    alone = classes[counts == 1]
+    if len(alone):
+        training = dataset.split == "train"
+        effect = "they give no positive pair" if training else "as queries they are left out of the metrics"
+        text = "%s: %d of %d %s classes have one image only (the first is %s): %s."
+        first = dataset.class_names[int(alone[0])]
+        logging.warning(text, dataset.name, len(alone), len(classes), dataset.split, first, effect)
+
+
+def check_composed(table: Table, column: str) -> None:
+    """Bring the cells of a column to one Unicode form, with a warning where that merges names; refuse unprintable ones.
+
+    Raises:
+        UserError: A cell has control characters, or is no UTF-8.
+    """
+    cells = table.columns[column]
+    table.check_cells(column, lambda cell: not CONTROL.search(cell), "text without control characters")
+    if column != "path" and not all(map(str.isascii, cells)):
+        forms = len({*cells})
+        cells[:] = map(composed, cells)
+        if merged := forms - len({*cells}):
+            text = f"{merged} values of {column} differ from others in their Unicode form alone: merged"
+            warn(f"{table.name}: {table.path}: {text}")
