@@ -127,7 +127,7 @@ def write_run_report(run: TrainingRun) -> None:
         run: What `tfdml.training.train` returns; of several seeds or folds, each has its own report too.
 
     Example:
-        >>> write_run_report(train(experiment))
+        >>> write_run_report(tfdml.training.train(experiment))
     """
     for one in run.runs:
         write_run_report(one)
