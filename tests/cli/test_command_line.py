@@ -38,6 +38,7 @@ def known():
     [
         ("raise `batch_size`, or lower it", "raise --batch_size, or lower it"),
         ("`batch_size=0` must be at least 1", "--batch_size=0 must be at least 1"),
+        ("pass `bad_images='skip'`, or `allow_extra=False`", "pass --bad_images=skip, or --noallow_extra"),
         ("`data_dir=/a b/it's=1`: no such folder", "--data_dir=/a b/it's=1: no such folder"),
         ("`folder=x` is a file, `out=` is not", "--out=x is a file, --out= is not"),
         ("size must be positive (one of its `options`)", "size must be positive (one of its --dataset_options)"),

@@ -213,12 +213,16 @@ class Command:
         """
 
         def written(match: re.Match[str]) -> str:
-            name, value = {**_FLAG_OF, **self.flag_of}.get(match[1], match[1]), match[2]
+            argument, equals, value = match[1].partition("=")
+            name = {**_FLAG_OF, **self.flag_of}.get(argument, argument)
             if name not in self.flags:
                 return match[0]
-            return f"--{name}{value}" if value not in ("=True", "=False") else f"--{'no' * (value == '=False')}{name}"
+            if value in ("True", "False"):
+                return f"--{'no' * (value == 'False')}{name}"
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+            return f"--{name}{equals}{value[1:-1] if quoted else value}"
 
-        return re.sub(r"`([a-z]\w*)((?:=[^`]*)?)`", written, message)
+        return re.sub(r"`([a-z]\w*(?:=[^`]*)?)`", written, message)
 
 
 def _flag_help(flag: flags.Flag) -> str:
