@@ -124,7 +124,6 @@ def test_data_and_models_are_read_from_the_store(s3, tmp_path):
         rows.append(f"images/{number}.png,{label},{'train' if label < 8 else 'test'}")
     s3.put("list.csv", "\n".join(rows).encode())
     data = ["--dataset=list", "--data_dir=s3://photos/list.csv"]
-    s3.put("run.flags", "\n".join([*TINY, *data]).encode())
 
     def done(name, *flags):
         ended = commands.finished(name, *flags)
@@ -139,7 +138,7 @@ def test_data_and_models_are_read_from_the_store(s3, tmp_path):
             if file.is_file():
                 s3.put(f"{key}/{file.relative_to(folder)}", file.read_bytes())
 
-    done("train", "--flagfile=s3://photos/run.flags", f"--run_dir={local}")
+    done("train", *TINY, *data, f"--run_dir={local}")
     put_folder(local, "runs/a")
     done("evaluate", f"--model={run}", "--json=s3://photos/metrics.json", "--report=s3://photos/reports/a.html")
     measured = json.loads(s3.get("metrics.json"))
