@@ -159,14 +159,15 @@ def test_killed_at_any_moment_it_resumes_to_the_same_folder(tmp_path):
     assert moment > 20
 
 
-@pytest.mark.parametrize("data", [None, b"", b"cut short"])
-def test_a_file_that_is_gone_or_cut_is_written_again(data, tmp_path):
+@pytest.mark.parametrize("damage", [None, lambda whole: b"", lambda whole: bytes([whole[0], *whole[2:], 0])])
+def test_a_file_that_is_gone_or_damaged_is_written_again(damage, tmp_path):
     write(tmp_path / "whole")
     write(tmp_path / "broken", stop_after=2)
     path = tmp_path / "broken" / "part-000001.parquet"
+    data = path.read_bytes()
     path.unlink()
-    if data is not None:
-        path.write_bytes(data)
+    if damage is not None:
+        path.write_bytes(damage(data))
     assert write(tmp_path / "broken") == 4
     assert content(tmp_path / "broken") == content(tmp_path / "whole")
 

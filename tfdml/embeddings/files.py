@@ -610,7 +610,7 @@ class EmbeddingFolder:
         files.write_json(self.path(PROGRESS), {**header, "plan": self.plan})
 
     def parts(self) -> dict[int, dict[str, Any]]:
-        """Return the records of the parts that are done, by number; none of parts whose file is gone or cut.
+        """Return the records of the parts that are done, by number; none of parts whose file is gone or damaged.
 
         Raises:
             UserError: A record is damaged.
@@ -620,7 +620,10 @@ class EmbeddingFolder:
             if not files.is_debris(name):
                 kinds = {"part": int, "rows": int, "dimension": int, "bytes": int, "sha256": str}
                 record = files.read_json(self.path(f"{_RECORDS}/{name}"), kinds, self._remedy)
-                if not record["rows"] or files.stamp_of(self.path(part_name(record["part"])))[0] == record["bytes"]:
+                path = self.path(part_name(record["part"]))
+                whole = not record["rows"] or files.stamp_of(path)[0] == record["bytes"]
+                # A file in a store is whole or absent, and would be fetched for its checksum.
+                if whole and (not record["rows"] or files.in_store(path) or files.sha256_of(path) == record["sha256"]):
                     records[record["part"]] = record
         return dict(sorted(records.items()))
 
