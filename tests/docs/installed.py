@@ -13,15 +13,14 @@ from tests.docs.examples import ROOT, blocks
 from tests.docs.files import write_photo, write_photos
 from tests.docs.test_commands import joined_lines
 
-#: README, quickstart and the how-to pages with commands, in the order in which they run.
+#: README, quickstart and the how-to pages with commands, or the section of a page after `#`.
 PAGES = (
     "README.md",
     "docs/quickstart.md",
     "docs/verification.md",
-    "docs/backbones.md",
-    "docs/export.md",
-    "docs/galleries.md",
-    "docs/verification.md",
+    "docs/backbones.md#Fine-tune a foundation model",
+    "docs/export.md#Run on a phone",
+    "docs/galleries.md#Search products by an image",
     "docs/two_hosts.md",
     "export/README.md",
 )
@@ -67,8 +66,12 @@ def write_files(folder: pathlib.Path, finished: pathlib.Path) -> None:
 def commands(page: str) -> tuple[list[list[str]], dict[str, str]]:
     """Return the subcommands of a page, made small, and the lines that are not run with the reason."""
     run, left_out = [], {}
-    for block in blocks(ROOT / page):
-        if block.language not in ("", "bash"):
+    name, _, section = page.partition("#")
+    lines = (ROOT / name).read_text().splitlines()
+    first = lines.index(f"## {section}") if section else 0
+    last = next((i for i, line in enumerate(lines) if i > first and section and line.startswith("## ")), len(lines))
+    for block in blocks(ROOT / name):
+        if block.language not in ("", "bash") or not first <= block.line <= last:
             continue
         for line in joined_lines(block.code):
             text = re.split(r"\s{3,}|\s#\s", line.strip())[0]

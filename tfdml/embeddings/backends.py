@@ -390,7 +390,8 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
             if damaged := archive.testzip():
                 raise ValueError(f"{damaged} in it is damaged")
         # Code in the file, such as that of a Lambda layer, is refused; `safe_mode` is Keras's default.
-        with user_errors(TypeError, f"{path}: {REASON} Name the module that registers it with --import.", keep="first"):
+        advice = "If a module of yours registers it, name it with --import"
+        with user_errors(TypeError, f"{path} cannot be loaded: {REASON} {advice}", keep="first"):
             embedder = keras.saving.load_model(path, compile=False, safe_mode=True)
     if not isinstance(embedder, AnyEmbedder):
         raise UserError(f"{path} holds a {type(embedder).__name__}, not an Embedder")

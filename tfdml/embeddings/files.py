@@ -720,7 +720,7 @@ class EmbeddingWriter(EmbeddingFolder):
             or is written by another process. Later: the disk is full, or embeddings are not as announced.
 
     Example:
-        >>> with EmbeddingWriter("embeddings", {"model": "sha256:..."}, ImageTable.of([test])) as writer:
+        >>> with EmbeddingWriter("vectors", {"model": "sha256:..."}, ImageTable.of([test])) as writer:
         ...     for first in range(writer.rows, len(test), 100):
         ...         writer.append(embeddings[first : first + 100])
         ...     manifest = writer.finish()

@@ -249,7 +249,7 @@ class DataSettings(Settings):
             skip_top=0, relative_margin=none); whole_classes; a plain shuffle; two_views of each image, without labels;
             or given pairs.
         classes_per_batch: P; 0: 20, or all where there are fewer.
-        images_per_class: K.
+        images_per_class: K, the images of each class in a batch.
         batch_size: Images per batch, over all replicas, without P and K; for two_views, the views: two of each image.
         short_classes: Classes of fewer than K images: repeat or drop them.
 
