@@ -33,7 +33,7 @@ from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
 from tfdml.data.images import FileImages
 from tfdml.data.pipeline import evaluation_batches
-from tfdml.data.transforms import EvaluationTransform
+from tfdml.data.transforms import MODES, EvaluationTransform
 from tfdml.effects import Effect, either, needs
 from tfdml.embeddings import embed
 from tfdml.embeddings.files import ImageTable, read_embeddings
@@ -63,6 +63,9 @@ _WEIGHTS = "Without --model: as in tfdml train; empty: a preset's own, or imagen
 FLAGS.define("weights", "", _WEIGHTS, effect=_NETWORK)
 _SIZE = "Without --model: side of its images in pixels."
 FLAGS.define("image_size", 224, _SIZE, lower_bound=1, effect=_NETWORK)
+FLAGS.define("resize", 0, "Without --model: as in tfdml train; 0: as --image_size.", lower_bound=0, effect=_NETWORK)
+FLAGS.define("resize_mode", "shorter", "Without --model: as in tfdml train.", MODES, effect=_NETWORK)
+FLAGS.define("pad_color", "black", "Without --model: as in tfdml train.", effect=_NETWORK)
 FLAGS.define("pick", 0, "How many images to choose that are worth labeling next (k-center).", lower_bound=0)
 _CORRELATION = "Of the pixels of duplicates, after alignment."
 FLAGS.define("min_correlation", 0.8, _CORRELATION, lower_bound=0.0, upper_bound=1.0, effect=_PICTURES)
@@ -113,6 +116,7 @@ def _data_of(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | Non
         values.require("dataset")
     choice = model_flags.data_choice(values)
     size, embedder = values.image_size, None
+    view = EvaluationTransform(values.resize or size, size, values.resize_mode, values.pad_color)
     if not (values.model or stored):
         weights = os.path.expanduser(values.weights or ("none" if values.backbone.startswith(PREFIX) else "imagenet"))
         embedder = Embedder(backbones.resolve(values.backbone, size, weights), embedding_dim=0, image_size=size)
@@ -128,7 +132,6 @@ def _data_of(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | Non
         source = model_flags.load_source(values)
         vectors = np.concatenate([source.embed(split, values.batch_size) for split in splits])
     else:
-        view = EvaluationTransform(size, size)
         batches = [evaluation_batches(split, view, values.batch_size) for split in splits]
         vectors = np.concatenate([embed(embedder, each) for each in batches])
     places = [(split.images, row) for split in splits for row in range(len(split))]
