@@ -68,6 +68,18 @@ def test_an_unknown_command_is_one_line_with_the_nearest(capsys):
     assert capsys.readouterr().err == "tfdml: error: there is no command 'trian'; did you mean train?\n"
 
 
+def test_an_unknown_flag_is_one_line_with_the_nearest_before_tensorflow_loads(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_load_tensorflow", None)
+    assert status_of("train", "--data_dir=x", "--epoch=1") == 2
+    assert capsys.readouterr().err == "train: error: there is no flag --epoch; did you mean epochs?\n"
+
+
+def test_every_flag_of_every_command_is_known_before_tensorflow_loads():
+    for name in cli.STAGES:
+        words = [f"--{flag}" for flag in load(name).flags] + ["--noresume", "--flagfile=x", "--help"]
+        assert cli.unknown_flag(words) == "", name
+
+
 def test_without_tensorflow_a_command_ends_in_one_line():
     done = fresh("import sys, tfdml.cli\nsys.modules['tensorflow'] = None\ntfdml.cli.main(['train'])")
     assert done.returncode == 2

@@ -9,12 +9,14 @@ import importlib.util
 import inspect
 import json
 import os
+import pathlib
 import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tfdml import flag_files
@@ -92,9 +94,10 @@ def _run(name: str, rest: list[str]) -> int:
     elif name in OTHERS:
         return configs(rest) if name == "configs" else doctor(rest)
     elif name not in STAGES:
-        near = difflib.get_close_matches(name, [*STAGES, *OTHERS], 1)
-        hint = f"did you mean {near[0]}?" if near else "see tfdml --help"
-        return _fail("tfdml", f"there is no command {name!r}; {hint}")
+        return _fail("tfdml", f"there is no command {name!r}; {_nearest(name, [*STAGES, *OTHERS], 'tfdml --help')}")
+    elif unknown := unknown_flag(rest):
+        hint = _nearest(unknown, flag_names(), f"tfdml {name} --help")
+        return _fail(name, f"there is no flag --{unknown}; {hint}")
     elif error := _load_tensorflow():
         return _fail(name, error)
     else:
@@ -102,6 +105,27 @@ def _run(name: str, rest: list[str]) -> int:
 
         run(load(name), rest)
     return 0
+
+
+def flag_names() -> set[str]:
+    """Return the names that flags of the commands may have, read from the source: to import it takes seconds."""
+    sources = [path.read_text(encoding="utf-8") for path in pathlib.Path(__file__).parents[1].rglob("*.py")]
+    pattern = re.compile(r"""\.(?:define|DEFINE_alias)\(\s*"(\w+)"|^    (\w+): .+ = """, re.MULTILINE)
+    names = {name for text in sources for pair in pattern.findall(text) for name in pair if name}
+    return names | {"help", "flagfile"}
+
+
+def unknown_flag(words: Iterable[str]) -> str:
+    """Return the first flag of a command line that no command has; empty where there is none."""
+    names = flag_names()
+    flags = (word.lstrip("-").partition("=")[0] for word in words if word.startswith("--"))
+    return next((flag for flag in flags if not names & {flag, flag.removeprefix("no")}), "")
+
+
+def _nearest(name: str, names: Iterable[str], where: str) -> str:
+    """Return the end of a message about an unknown name: the nearest of the known ones, or where they are listed."""
+    near = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {near[0]}?" if near else f"see {where}"
 
 
 def _fail(name: str, message: str) -> int:
