@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import struct
 import subprocess
 import sys
 
