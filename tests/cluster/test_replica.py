@@ -71,7 +71,9 @@ def test_numbers_have_the_types_of_the_signature():
         ({"instances": [{"pictures": "a"}]}, "must have the keys image_bytes"),
         ({"inputs": {"image_bytes": ["a"], "more": 1}}, "must have the keys image_bytes, not image_bytes, more"),
         ({"instances": ["a"] * 5}, "5 instances; at most 4"),
-        ({"instances": [{"b64": "data:image/jpeg;base64,/9j/4AAQ"}]}, "image_bytes: Only base64 data is allowed"),
+        ({"instances": [{"b64": "?"}]}, "image_bytes: Only base64 data is allowed"),
+        ({"instances": [{"b64": "data:image/jpeg;base64,/9j/4AAQ"}]}, "a data URI: send only what follows its comma"),
+        ({"instances": [{"b64": "_9j-4AAQ"}]}, r"base64 for URLs, with - and _: send the standard one"),
         ({"instances": [1]}, 'image_bytes: its values must be the bytes of image files as {"b64": "..."}$'),
         ({"instances": ["car.jpg"]}, "not a plain string"),
         ({"inputs": [[b64(b"a")]]}, r"its shape is \(1, 1\), and must be \(None,\)"),
@@ -90,6 +92,24 @@ def test_what_is_wrong_with_a_request_is_one_line(request_, says):
     with pytest.raises(UserError, match=says) as error:
         parsed(**request_)
     assert "\n" not in str(error.value)
+
+
+class Untouchable(list):
+    """Rows that fail when anything but their number is asked for."""
+
+    def __iter__(self):
+        raise AssertionError("a row was touched")
+
+    __getitem__ = __iter__
+
+
+@pytest.mark.parametrize("form", ["instances", "inputs", "named inputs"])
+def test_rows_are_counted_before_any_is_touched(form, monkeypatch):
+    rows = Untouchable([1] * 5)
+    request = {"inputs": {"image_bytes": rows}} if form == "named inputs" else {form: rows}
+    monkeypatch.setattr("tfdml.cluster.replica.parse_json", lambda body, where: request)
+    with pytest.raises(UserError, match="5 instances; at most 4"):
+        parse_call(b"", SPECS, 4)
 
 
 def test_pixels_of_a_request_are_counted_by_headers_and_not_decoded():

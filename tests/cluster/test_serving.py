@@ -1,5 +1,6 @@
 """`tfdml serve` in processes of its own: every test asks one server, in the order of the file; the last one ends it."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -112,6 +113,36 @@ def server(tmp_path_factory):
     yield server
     server.process.kill()
     server.process.wait()
+
+
+class Endless:
+    """Stands in for the handle of a version, whose answers never come."""
+
+    def __init__(self):
+        self.begun, self.cancelled = threading.Event(), threading.Event()
+        self.predict = self
+
+    def remote(self, body):
+        self.begun.set()
+        return self
+
+    def __await__(self):
+        return asyncio.sleep(600).__await__()
+
+    def cancel(self):
+        self.cancelled.set()
+
+
+def test_work_whose_client_is_gone_is_dropped():
+    handle = Endless()
+    version = types.SimpleNamespace(number=1, handle=handle)
+    versions = types.SimpleNamespace(current=version, name="shop")
+    with listen("127.0.0.1", 0) as opened, serving(application(versions, ServeSettings()), opened):
+        request = b"POST /v1/models/shop:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
+        with socket.create_connection(opened.getsockname(), timeout=60) as client:
+            client.sendall(request)
+            assert handle.begun.wait(60)
+        assert handle.cancelled.wait(60)
 
 
 def test_versions_of_any_length_are_refused():

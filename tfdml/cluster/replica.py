@@ -9,6 +9,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,12 @@ def _decoded(value: Any) -> Any:
     if not (isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str)):
         hint = ", not a plain string, a path or a URL" if isinstance(value, str) else ""
         raise ValueError('its values must be the bytes of image files as {"b64": "..."}' + hint)
-    return base64.b64decode(value["b64"], validate=True)
+    text = value["b64"]
+    if text.startswith("data:"):
+        raise ValueError("a data URI: send only what follows its comma")
+    if re.search("[-_]", text):
+        raise ValueError("base64 for URLs, with - and _: send the standard one, with + and /")
+    return base64.b64decode(text, validate=True)
 
 
 def write_answer(outputs: Mapping[str, np.ndarray], by_row: bool) -> bytes:

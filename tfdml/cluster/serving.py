@@ -29,7 +29,7 @@ from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.cluster.replica import Replica, ServeSettings
 from tfdml.errors import UserError, short_message
 from tfdml.export.saved_model import version_numbers
-from tfdml.io.http import CONNECTIONS, address_of, read_body, serving
+from tfdml.io.http import CONNECTIONS, address_of, read_body, serving, while_connected
 
 # Of a local Ray: what waits in shared memory.
 _OBJECT_STORE = 512 * 2**20
@@ -196,8 +196,16 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
         body = await read_body(request, int(settings.max_request_mb * 2**20), settings.timeout, _DROPPED)
         version = version_of(request)
 
+        async def predicted() -> tuple[int, bytes]:
+            response = version.handle.predict.remote(body)
+            try:
+                return await response
+            except asyncio.CancelledError:
+                response.cancel()  # drops it, where it waits for a batch
+                raise
+
         try:
-            return await asyncio.wait_for(version.handle.predict.remote(body), settings.timeout)
+            return await while_connected(request, predicted(), settings.timeout)
         except TimeoutError:
             raise HTTPException(504, f"the model did not answer within {settings.timeout:g} s") from None
         except (ray.exceptions.RayError, RayServeException) as error:

@@ -1,22 +1,26 @@
-"""Parts of HTTP servers: a socket to listen at, the body of a request, and uvicorn in a thread."""
+"""Parts of HTTP servers: a socket to listen at, the body of a request, work for clients, and uvicorn in a thread."""
 
 import asyncio
 import contextlib
 import ipaddress
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
+from typing import Any
 
 import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tfdml.errors import REASON, user_errors
 
 # Connections at the same time, idle ones among them; further requests get 503.
 CONNECTIONS = 500
+# How long a connection may take to send the header of a request.
+HEADER_SECONDS = 10.0
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -76,6 +80,56 @@ async def read_body(request: Request, most: int, seconds: float, dropped: int = 
     return bytes(body)
 
 
+async def while_connected(request: Request, work: Awaitable[Any], seconds: float | None = None) -> Any:
+    """Return what work results in; it is cancelled when the client is gone, or after so many seconds.
+
+    Args:
+        request: The request, whose body was read.
+        work: For its answer.
+        seconds: None: any time.
+
+    Raises:
+        HTTPException: 499, the client is gone.
+        TimeoutError: The time is over.
+    """
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0] in done:
+            return tasks[0].result()
+        raise HTTPException(499, "the client is gone") if done else TimeoutError
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection that begins no request in time, which uvicorn leaves open for ever (0.54)."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self, before: Any) -> None:
+        self._timer = self.loop.call_later(HEADER_SECONDS, self._look, before)
+
+    def _look(self, before: Any) -> None:
+        # The cycle is that of the last request whose header is complete.
+        if self.cycle is before and (before is None or before.response_complete):
+            self.transport.close()
+        else:
+            self._watch(self.cycle)
+
+
 @contextlib.contextmanager
 def serving(
     app: ASGIApp, opened: socket.socket, grace: int = 0, connections: int = CONNECTIONS
@@ -96,6 +150,7 @@ def serving(
         app = TrustedHostMiddleware(app, ["localhost", "127.0.0.1", "[::1]"])
     config = uvicorn.Config(
         app,
+        http=_Protocol,
         lifespan="off",
         log_level="error",
         server_header=False,
