@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -79,6 +80,17 @@ def test_files_in_a_store():
     assert files.listing("memory://bucket") == ["metrics.json"]
     files.remove("memory://bucket/metrics.json")
     assert not files.is_file("memory://bucket/metrics.json")
+
+
+def test_a_remote_file_is_prepared_where_no_other_user_can_put_a_link(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with files.atomic_write("memory://bucket/private.json") as temporary:
+        folder = pathlib.Path(temporary).parent
+        assert folder.parent == tmp_path
+        assert folder.stat().st_mode & 0o077 == 0
+        pathlib.Path(temporary).write_bytes(b"{}")
+    assert files.read_bytes("memory://bucket/private.json") == b"{}"
+    assert not os.listdir(tmp_path)
 
 
 def test_what_ended_processes_left_is_swept_and_nothing_else(tmp_path):

@@ -77,6 +77,12 @@ def test_each_stage_refuses_its_own_mistakes_and_so_does_the_experiment(stage, g
         assert says in str(caught.value)
 
 
+def test_a_password_in_a_setting_is_refused_and_not_shown():
+    message = "^--log_to=mlflow:postgresql://host/runs has a user or password"
+    with pytest.raises(UserError, match=message):
+        RunSettings(log_to="mlflow:postgresql://me:secret@host/runs")
+
+
 def test_what_two_stages_must_agree_on_is_refused_by_the_experiment():
     assert EvaluationSettings(selection="validation", selection_metric="map@5").selection == "validation"
     with pytest.raises(UserError, match="--selection=validation needs held-out classes"):
