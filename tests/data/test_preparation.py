@@ -1,5 +1,6 @@
 """Data sets from a server: checked, unpacked inside their folder, and never half there; copies keep what is known."""
 
+import contextlib
 import hashlib
 import http.server
 import io
@@ -42,9 +43,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         name = self.path[1:].partition("?")[0]
         self.server.asked.append(name)
         data, fault = self.server.served[name], self.server.faults.pop(0) if self.server.faults else 200
-        self.send_response(200 if fault == "drop" else fault)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_response(fault if isinstance(fault, int) else 200)
+        if fault != "endless":
+            self.send_header("Content-Length", str(len(data)))
         self.end_headers()
+        with contextlib.suppress(OSError):  # of a client that hangs up
+            while fault == "endless":
+                self.wfile.write(bytes(1000))
         self.wfile.write(data[: len(data) // 2] if fault != 200 else data)
 
 
@@ -104,16 +109,17 @@ def test_an_interrupted_transfer_is_tried_again(serve, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["x.zip"]
 
 
-@pytest.mark.parametrize("fault", ["another file", 404, "gone"])
+@pytest.mark.parametrize("fault", ["another file", 404, "gone", "endless", "longer"])
 def test_what_cannot_be_fetched_leaves_nothing(serve, tmp_path, fault):
     server = serve(x_zip=b"content")
-    file = server.file("x.zip", content=b"published" if fault == "another file" else None)
-    server.faults = [fault] * 3 if fault == 404 else []
+    file = server.file("x.zip", content={"another file": b"another", "longer": b"short"}.get(fault))
+    server.faults = [fault] * 3 if fault in (404, "endless") else []
     if fault == "gone":
         server.shutdown()
         server.server_close()
-    with pytest.raises(UserError, match=rf"x\.zip\?download=1 cannot be fetched .*put it at {tmp_path}/x\.zip"):
+    with pytest.raises(UserError, match=rf"x\.zip\?download=1 cannot be fetched .*put it at {tmp_path}/x\.zip") as error:
         fetch(file, tmp_path)
+    assert ("longer than its" in str(error.value)) == (fault in ("endless", "longer"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import tensorflow as tf
 from absl import logging
@@ -42,7 +43,7 @@ class Download:
 
     Args:
         url: Where it is; http or https.
-        size: Its length in bytes, for `--dry_run`.
+        size: Its length in bytes; more is not fetched.
         sha256: Its checksum, in hexadecimal.
         folder: The folder that unpacking it makes; None for an archive that is read as it is.
     """
@@ -148,17 +149,19 @@ def download(
 
 
 class _Bar:
-    """A progress bar as Pooch wants it, which calls a function."""
+    """A progress bar as Pooch wants it, which ends a transfer that is too long: a server need not state its length."""
 
-    def __init__(self, progress: Callable[[int, int], None]):
-        self._progress, self._done, self.total = progress, 0, 0
+    def __init__(self, progress: Callable[[int, int], None], target: BinaryIO, size: int):
+        self._progress, self._target, self._size, self.total = progress, target, size, 0
 
-    def update(self, size: int) -> None:
-        self._done += size
-        self._progress(self._done, self.total)
+    def update(self, _: int) -> None:
+        done = self._target.tell()
+        if max(done, self.total) > self._size:
+            raise OSError(f"it is longer than its {self._size:,} bytes")
+        self._progress(done, self._size)
 
     def reset(self) -> None:
-        self._done = 0
+        """Do nothing."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -179,10 +182,15 @@ def fetch(file: Download, folder: str | os.PathLike, progress: Callable[[int, in
 
     urls, registry = {file.name: file.url}, {file.name: f"sha256:{file.sha256}"}
     fetcher = pooch.create(folder, base_url="", registry=registry, urls=urls, retry_if_failed=_ATTEMPTS - 1)
+
+    def receive(url: str, path: str, fetcher: pooch.Pooch) -> None:
+        with open(path, "wb") as target:
+            pooch.HTTPDownloader(_Bar(progress, target, file.size), timeout=_TIMEOUT)(url, target, fetcher)
+
     advice = f"run the command again, or fetch it by hand and put it at {os.path.join(folder, file.name)}"
     # Errors of requests are OSErrors; Pooch raises ValueError where the checksum differs.
     with user_errors((OSError, ValueError), f"{file.url} cannot be fetched ({REASON}); {advice}"):
-        return fetcher.fetch(file.name, downloader=pooch.HTTPDownloader(_Bar(progress), timeout=_TIMEOUT))
+        return fetcher.fetch(file.name, downloader=receive)
 
 
 def unpack(archive: str | os.PathLike, folder: str | os.PathLike, last: str) -> None:
