@@ -117,9 +117,11 @@ def test_what_cannot_be_fetched_leaves_nothing(serve, tmp_path, fault):
     if fault == "gone":
         server.shutdown()
         server.server_close()
-    with pytest.raises(UserError, match=rf"x\.zip\?download=1 cannot be fetched .*put it at {tmp_path}/x\.zip") as error:
+    with pytest.raises(
+        UserError, match=rf"x\.zip\?download=1 cannot be fetched .*put it at {tmp_path}/x\.zip"
+    ) as refusal:
         fetch(file, tmp_path)
-    assert ("longer than its" in str(error.value)) == (fault in ("endless", "longer"))
+    assert ("longer than its" in str(refusal.value)) == (fault in ("endless", "longer"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -381,18 +381,28 @@ def _forms(text):
 @pytest.mark.parametrize("on_disk", [0, 1])
 @pytest.mark.parametrize("in_list", [0, 1])
 def test_names_in_either_unicode_form_are_one(tmp_path, caplog, on_disk, in_list):
-    touch(tmp_path, f"e/{_forms('ñ')[on_disk]}.jpg", "b.jpg", "c.jpg")
+    touch(tmp_path, f"{_forms('é')[on_disk]}/{_forms('ñ')[on_disk]}.jpg", "b.jpg", "c.jpg")
     path = tmp_path / "list.csv"
     labels = _forms("café")
-    name = f"e/{_forms('ñ')[in_list]}.jpg"
+    name = f"{_forms('é')[in_list]}/{_forms('ñ')[in_list]}.jpg"
     path.write_text(f"path,label,split\n{name},{labels[0]},train\nb.jpg,{labels[1]},train\nc.jpg,x,test\n")
-    (tmp_path / "pairs.csv").write_text(f"a,b,similar\ne/{_forms('ñ')[1 - in_list]}.jpg,b.jpg,1\n")
+    (tmp_path / "pairs.csv").write_text(f"a,b,similar\n{_forms('é')[1 - in_list]}/{_forms('ñ')[in_list]}.jpg,b.jpg,1\n")
     with caplog.at_level("WARNING", logger="absl"):
         train = own_images.read_list(path, pairs="pairs.csv")
     assert train.class_names == {0: labels[0]}
     assert os.path.exists(train.images.paths[0])
     assert train.pairs.rows.tolist() == [[0, 1]]
     assert "1 values of label differ from others in their Unicode form alone" in caplog.text
+
+
+@pytest.mark.parametrize("cell", ["sub\\a.png", "sub/a.PNG", "SUB/a.png", "sub/a", "sub/a.jpg", "~/sub/a.png"])
+def test_a_near_miss_is_hinted_at(tmp_path, monkeypatch, cell):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    touch(tmp_path, "sub/a.png", "b.png")
+    path = tmp_path / "list.csv"
+    path.write_text(f"path,label,split\n{cell},1,train\nb.png,2,test\n")
+    with pytest.raises(UserError, match=rf"did you mean '{tmp_path}/sub/a\.png'\?"):
+        own_images.read_list(path)
 
 
 def test_pairs_of_queries_and_gallery_have_junk(write):

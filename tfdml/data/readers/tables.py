@@ -468,7 +468,7 @@ def require_files(name: str, paths: Sequence[str], advice: str = _UNPACK) -> tup
         advice: What to do if some are missing.
 
     Raises:
-        UserError: Files are missing; the message has their number and the first of them.
+        UserError: Files are missing; the message has their number, the first of them, and a file of a similar name.
 
     Example:
         >>> require_files("cub200", ["photos/bus/0.jpg"])
@@ -476,17 +476,34 @@ def require_files(name: str, paths: Sequence[str], advice: str = _UNPACK) -> tup
     """
 
     @functools.cache
-    def names_in(folder: str) -> dict[str, str]:
+    def names_in(folder: str, form: Callable[[str], str]) -> dict[str, str]:
         with contextlib.suppress(Exception):  # no permission, or a name that no file system takes
-            return {composed(file): file for file in files.listing(folder or ".")}
+            return {form(file): file for file in files.listing(folder or ".")}
         return {}
 
-    places = [os.path.split(path) for path in paths]
-    matches = [names_in(folder).get(composed(file)) for folder, file in places]
+    def path_of(path: str, form: Callable[[str], str]) -> str | None:
+        """Return the path that is there and has the same form."""
+        folder, file = os.path.split(path)
+        if file in names_in(folder, str):
+            return path
+        parent = folder if names_in(folder, str) or folder == path else path_of(folder, form)
+        match = None if parent is None else names_in(parent, form).get(form(file))
+        return None if match is None or parent is None else os.path.join(parent, match)
+
+    matches = [path_of(path, composed) for path in paths]
     if count := matches.count(None):
-        first = repr(paths[matches.index(None)])[1:-1]  # whole, but on one line whatever is in it
-        raise UserError(f"{name}: {count} of {len(paths)} images are missing, first {first}; {advice}")
-    return tuple(os.path.join(folder, match or "") for (folder, _), match in zip(places, matches, strict=True))
+        path = paths[matches.index(None)]
+        first = repr(path)[1:-1]  # whole, but on one line whatever is in it
+        plain = path.replace("\\", "/")
+        similar = path_of(os.path.expanduser(plain[max(plain.rfind("~/"), 0) :]), _outline) or path_of(plain, _outline)
+        hint = f"; did you mean {quoted(similar)}?" if similar else ""
+        raise UserError(f"{name}: {count} of {len(paths)} images are missing, first {first}{hint}; {advice}")
+    return tuple(path for path in matches if path is not None)
+
+
+def _outline(path: str) -> str:
+    """Return a path without what is easily mistaken: capitals, backslashes, the extension, the Unicode form."""
+    return os.path.splitext(composed(path).replace("\\", "/").lower())[0]
 
 
 def images_in_files(
