@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 
+import keras
 import numpy as np
 import pytest
 
@@ -13,10 +14,11 @@ from tests.data.trees import pictures
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
 from tests.training.stopping import assert_alike, finished, make_quick, signal_at, train_until
+from tfdml.cli.model_flags import check_ended
 from tfdml.data import NeighborSampler, PairList
 from tfdml.errors import UserError
 from tfdml.retrieval import confusable_classes
-from tfdml.training import RunFolder, build, checkpoints
+from tfdml.training import RunFolder, build, checkpoints, trainer
 from tfdml.training.callbacks import Interrupted
 from tfdml.training.images import load_splits
 from tfdml.training.results import Evaluator
@@ -150,6 +152,42 @@ def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_ave
     trained = runs.arrays(folder / "checkpoints" / f"step-{EPOCHS * STEPS:08d}.npz")
     kept = np.concatenate([weights.ravel() for weights in runs.embedder(folder)])
     assert not any(np.array_equal(kept[-array.size :], array.ravel()) for array in trained.values() if array.ndim == 2)
+
+
+@pytest.mark.parametrize("step", [STEPS, STEPS + 1])
+def test_a_run_that_is_finished_early_keeps_its_results(step, tmp_path, monkeypatch):
+    folder, settings = tmp_path / "run", {"selection": "validation", "holdout_classes": 0.25}
+    train_until(f"step-{step:08d}.npz", folder, checkpoint_steps=1, **settings)
+    with pytest.raises(UserError, match="has not ended: it has trained"):
+        check_ended(str(folder), unfinished=False)
+    with pytest.raises(UserError, match="--finish"):
+        train(folder, resume=True, checkpoint_steps=1, epochs=1, **settings)
+    monkeypatch.setattr(keras.Model, "fit", None)
+    result = train(folder, resume=True, finish=True, checkpoint_steps=1, **settings)
+    assert result["steps"] == step
+    assert f"ended after {step} of {EPOCHS * STEPS} steps" in result["selection"]
+    assert [record["step"] for record in runs.records(folder)] == sorted({0, STEPS, step})
+    check_ended(str(folder), unfinished=False)
+    assert train(folder, resume=True, checkpoint_steps=1, **settings) == json.loads(
+        (folder / "result.json").read_bytes()
+    )
+
+
+def test_a_final_model_has_the_steps_of_the_selected_epoch_and_all_classes(tmp_path, monkeypatch):
+    measured = train(tmp_path / "measured", selection="validation", holdout_classes=0.25)
+    settings = RunFolder(tmp_path / "measured").final_settings()
+    assert (settings["epochs"], settings["steps_per_epoch"]) == (measured["epoch"], STEPS)
+    final = trainer.Experiment(**{**settings, "run_dir": str(tmp_path / "final")})
+    splits = dataclasses.replace(
+        runs.SPLITS, train=runs.SPLITS.train.join(runs.SPLITS.test).contiguous(), test=None, validation=None
+    )
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: splits)
+    result = trainer.train(final).result
+    assert (result["metrics"], result["steps"]) == ({}, measured["epoch"] * STEPS)
+    assert f"all {splits.train.num_classes} classes" in result["protocol"]
+    assert str(tmp_path / "measured") in result["protocol"]
+    with pytest.raises(UserError, match="has not ended"):
+        RunFolder(tmp_path / "no").final_settings()
 
 
 @pytest.mark.slow

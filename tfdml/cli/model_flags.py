@@ -134,8 +134,8 @@ def check_ended(run: str, unfinished: bool) -> None:
     """Refuse a run that has not ended, unless `unfinished`."""
     if run and not unfinished and (missing := epochs_missing(run)):
         raise UserError(
-            f"{run} has not ended: it has trained {missing}; resume it (tfdml train --run_dir={run} --resume), or "
-            "take its best embedder so far (--unfinished)"
+            f"{run} has not ended: it has trained {missing}; resume it (tfdml train --run_dir={run} --resume), end it "
+            "here (add --finish to that), or take its best embedder so far (--unfinished)"
         )
 
 

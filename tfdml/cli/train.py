@@ -6,6 +6,8 @@ r"""Train an image embedder and measure it on classes never seen in training.
   tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
   tfdml train --features=vectors.parquet --head=mlp --objectives=multi_similarity --run_dir=runs/head
   tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
+  tfdml train --run_dir=runs/cars_jrd --resume --finish    end it here, with metrics, embedder and report
+  tfdml train --final_of=runs/cars_jrd --run_dir=runs/final     the model to ship: the same settings, on all classes
   tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
   tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
   tfdml train --flagfile=... --run_dir=... --folds=4    one for each quarter of the classes, which it holds out
@@ -61,12 +63,25 @@ _CLUSTER = ("workers", "gpus_per_worker", "max_failures", "storage")
 FLAGS.define_settings(ClusterSettings, dict.fromkeys(_CLUSTER, needs("cluster")))
 
 
+FLAGS.define("finish", False, "With --resume: train no further; measure and write what has been trained.")
+FLAGS.effects["finish"] = needs("resume")
+
+
+def _new_settings(values: Flags) -> dict[str, Any]:
+    """Return the settings of a new run that are set, and those of its recipe, or of the run that it is final to."""
+    if values.final_of:
+        return {**RunFolder(values.final_of).final_settings(), **explicit_settings(values)}
+    return settings.with_recipe(values.recipe, explicit_settings(values))
+
+
 def _values(values: Flags) -> dict[str, Any]:
     """Return the values of all flags; of a run that is resumed, those that it was begun with."""
     explicit = explicit_settings(values)
     if values.resume and (folder := RunFolder(values.run_dir)).flags.is_file():
         return values.flag_values_dict() | dataclasses.asdict(folder.load_experiment()) | explicit
-    return values.flag_values_dict() | settings.with_recipe(values.recipe, explicit)
+    if values["final_of"].value and not RunFolder(str(values["final_of"].value)).result.is_file():
+        return values.flag_values_dict() | explicit  # refused by `train`
+    return values.flag_values_dict() | _new_settings(values)
 
 
 def train(values: Flags) -> None:
@@ -78,8 +93,11 @@ def train(values: Flags) -> None:
     if values.resume and not ((folder.is_untouched() or elsewhere) and len(explicit) > 1):
         experiment = dataclasses.replace(folder.load_experiment(), **explicit)
     else:
-        new = settings.with_recipe(values.recipe, explicit)
-        if added := {name: value for name, value in new.items() if name not in explicit}:
+        new = _new_settings(values)
+        if values.final_of:
+            length = f"{new['epochs']} epochs of {new['steps_per_epoch']} steps"
+            logging.info("final model of %s: %s on all classes; nothing is measured", values.final_of, length)
+        elif added := {name: value for name, value in new.items() if name not in explicit}:
             recipe = settings.recipe_for(explicit) if values.recipe == "auto" else values.recipe
             written = shlex.join(f"--{name}={settings.as_text(value)}" for name, value in added.items())
             logging.info("recipe %s: %s", recipe, written)
@@ -93,12 +111,15 @@ def train(values: Flags) -> None:
         if values.cluster:
             run: TrainingRun | None = train_on_cluster(experiment, values.settings(ClusterSettings), values.resume)
         else:
-            run = trainer.train(experiment, values.resume)
+            run = trainer.train(experiment, values.resume, finish=values.finish)
     except Interrupted as stop:
         print(f"train: {as_named(str(stop))}", file=sys.stderr)
         sys.exit(stop.status)
     if run is None:
         print("\nThis process has done its part; the first one of them writes the run.")
+        return
+    if experiment.final_of:
+        print(f"\nFinal model of {experiment.final_of}: {run.result['protocol']}")
         return
     write_run_report(run)
     protocol, selection = run.result["protocol"], run.result["selection"]

@@ -189,13 +189,18 @@ class TrainingMonitor(keras.callbacks.Callback):
             # fit() resets metrics at the start of an epoch; in the middle of one they must go on.
             self._metric_state = [keras.ops.convert_to_numpy(v) for v in self.model.metrics_variables]
 
-    def close_epoch(self) -> None:
-        """Measure and record an epoch whose last step was made before the run was stopped, if there is one."""
-        if not self.records or self.step // self.steps_per_epoch <= self.records[-1]["epoch"]:
+    def close_epoch(self, within: bool = False) -> None:
+        """Measure and record an epoch whose last step was made before the run was stopped, if there is one.
+
+        Args:
+            within: Also one within which the run was stopped.
+        """
+        begun = bool(self.records) and self.step > self.records[-1]["step"]
+        if not begun or (self.step % self.steps_per_epoch and not within):
             return
         self._epoch_started = time.perf_counter()
         self.on_train_begin()
-        self.on_epoch_end(self.step // self.steps_per_epoch - 1, self.model.get_metrics_result())
+        self.on_epoch_end((self.step - 1) // self.steps_per_epoch, self.model.get_metrics_result())
         self.on_train_end()
 
     # Keras's hooks

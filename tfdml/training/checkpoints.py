@@ -287,11 +287,29 @@ class RunFolder:
         with user_errors(UserError, f"{self.flags}: {REASON}"):
             return Experiment.from_flags(text, run_dir=str(self.path))
 
+    def final_settings(self) -> dict[str, Any]:
+        """Return the settings of the final model of this run, but for its folder: see `DataSettings.final_of`.
+
+        Raises:
+            UserError: The run has not ended, or is of several seeds or folds.
+        """
+        result = self.read_result()
+        if result is None:
+            raise UserError(f"--final_of={self.path}: the run has not ended; end it first")
+        if "epoch" not in result:
+            raise UserError(f"--final_of={self.path} has several runs: name one, such as {self.path}/seed_0")
+        lines = self.metrics.read_text(encoding="utf-8").splitlines()
+        steps = next(record["step"] for record in map(json.loads, lines) if record["epoch"] == 1)
+        own = {"epochs": result["epoch"], "steps_per_epoch": steps, "selection": "last", "final_of": str(self.path)}
+        off = dict.fromkeys(("holdout_classes", "holdout_part", "min_steps"), 0)
+        return {**dataclasses.asdict(self.load_experiment()), **off, **own, "report": False, "moment_embedder": False}
+
     def check_same(self, asked: Experiment) -> None:
         """Raise a `UserError` where the run that is here was started with other settings than `asked`."""
         for name, old, new in self.load_experiment().differences_to(asked):
             if name not in (*MAY_DIFFER, *_WATCHING):
-                raise UserError(f"--resume: the run was started with --{name}={old}, not {new}; leave it out")
+                end = "; to end it early, add --finish" if name in ("epochs", "steps_per_epoch") else ""
+                raise UserError(f"--resume: the run was started with --{name}={old}, not {new}; leave it out{end}")
 
     def read_result(self) -> dict[str, Any] | None:
         """Return what `result.json` holds; None if it is not there, or damaged."""

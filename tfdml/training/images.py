@@ -37,7 +37,7 @@ class Splits:
     Args:
         train: With class ids 0 .. C - 1.
         validation: Held-out training classes, or None.
-        test: The unseen classes.
+        test: The unseen classes; None for a final model, which trains on all.
         two_views: Names of the splits of which two views find each other, as they have no labels: each image is in them
             twice.
         dropped: Names of the training images that were left out.
@@ -45,13 +45,14 @@ class Splits:
 
     train: ImageDataset
     validation: ImageDataset | None
-    test: ImageDataset
+    test: ImageDataset | None
     two_views: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
     def evaluated(self) -> dict[str, ImageDataset]:
         """Return the splits that the embedder is measured on, by name."""
-        return {**({"validation": self.validation} if self.validation else {}), "test": self.test}
+        splits = {"validation": self.validation, "test": self.test}
+        return {name: split for name, split in splits.items() if split is not None}
 
     def describe(self, directory: str = "") -> dict[str, dict[str, Any]]:
         """Return what identifies a run's images: how many there are, their names, labels and content.
@@ -92,6 +93,8 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     if not settings.features:
         how = "decode" if settings.bad_images == "skip" else "headers"
         train, test = (check(split, settings.bad_images, how) for split in (train, test))
+    if settings.final_of:
+        train = train.join(test)
     without_labels = settings.sampling_call().name == "two_views"
     train = train.without_labels() if without_labels else train
     if train.num_classes == 1 and train.pairs is None and train.label_rows is None:
@@ -99,7 +102,8 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
         raise UserError(f"the training images of {train.name} have one class only, {name!r}; {advice}")
     held_out = settings.holdout_classes, seed, settings.holdout_sampling, settings.holdout_part
     train, validation = split_training_classes(train, *held_out)
-    splits = Splits(train.contiguous(), validation, test, dropped=dropped)
+    unseen = None if settings.final_of else test
+    splits = Splits(train.contiguous(), validation, unseen, dropped=dropped)
     if not without_labels:
         return splits
     paired = {name: split for name, split in splits.evaluated().items() if split.num_classes == len(split)}

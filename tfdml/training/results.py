@@ -314,7 +314,9 @@ _SELECTION = {
 }
 
 
-def write_results(learner: MetricLearner, evaluator: Evaluator, records: Records, seconds: float) -> TrainingRun | None:
+def write_results(
+    learner: MetricLearner, evaluator: Evaluator, records: Records, seconds: float, planned: int
+) -> TrainingRun | None:
     """Write what of `embedder.keras`, `moments.keras`, `queries.npz` and `result.json` is not there yet.
 
     Args:
@@ -322,6 +324,7 @@ def write_results(learner: MetricLearner, evaluator: Evaluator, records: Records
         evaluator: Measures the embedder.
         records: Those of the epochs.
         seconds: How long the run has taken in this process.
+        planned: How many steps the run was to have.
 
     Returns:
         The run; None on a worker that is not the chief, and writes nothing.
@@ -343,12 +346,20 @@ def write_results(learner: MetricLearner, evaluator: Evaluator, records: Records
             embedder = keras.saving.load_model(folder.embedder)
     elif not last:
         return None  # an embedder of an earlier epoch is on the chief alone
+    if evaluator.splits.test is None:
+        if not processes.is_chief:
+            return None
+        of_all = folder.read_result() or {**_final(evaluator, records), "seconds": seconds}
+        write_json(folder.result, of_all)
+        return TrainingRun(experiment, of_all)
     embeddings = evaluator.embed(embedder, "test", together=last)
     if not processes.is_chief:
         return None
     result = folder.read_result()
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
         result = {**_measured(evaluator, embeddings, records, epoch), "seconds": seconds}
+        if (steps := result["steps"]) < planned:
+            result["selection"] += f"; the run was ended after {steps} of {planned} steps"
         # Moments are not saved with the embedder: those of an earlier epoch are gone.
         if has_orders(learner) and last:
             result["metrics_orders"] = evaluator.moments(learner)
@@ -364,6 +375,7 @@ def _measured(evaluator: Evaluator, embeddings: np.ndarray, records: Records, ep
     """Return the results of an embedder; those of each query are written."""
     experiment, splits = evaluator.settings, evaluator.splits
     test, selection, metric = splits.test, experiment.selection, experiment.selection_metric
+    assert test is not None
     values: dict[str, np.ndarray] = {}
     names = RETRIEVAL if test.protocol is not None and test.protocol.lists else RETRIEVAL + CLUSTERING
     metrics = evaluator.measure(embeddings, "test", names, intervals="classes", values=values)
@@ -391,6 +403,22 @@ def _measured(evaluator: Evaluator, embeddings: np.ndarray, records: Records, ep
         "steps": records[-1]["step"],
         "train_seconds": sum(record.get("seconds", 0.0) for record in records),
         "images_per_second": float(np.median(rates)) if rates else None,
+    }
+
+
+def _final(evaluator: Evaluator, records: Records) -> dict[str, Any]:
+    """Return the result of a final model, of which nothing is measured."""
+    experiment, classes = evaluator.settings, evaluator.splits.train.num_classes
+    about = f"trained on all {classes} classes of {experiment.data_name}, and measured on none"
+    return {
+        "dataset": experiment.data_name,
+        **{part: {} for part in ("intervals", "metrics", "metrics_before")},
+        "protocol": f"{about}: the metrics are those of {experiment.final_of}",
+        "selection": _SELECTION["last"],
+        "epoch": records[-1]["epoch"],
+        "steps": records[-1]["step"],
+        "train_seconds": sum(record.get("seconds", 0.0) for record in records),
+        "images_per_second": None,
     }
 
 
@@ -447,4 +475,5 @@ def measure_together(runs: Sequence[TrainingRun]) -> dict[str, Any]:
     """
     together = np.concatenate([run.embeddings for run in runs], axis=1) / np.sqrt(len(runs))
     images, ks = runs[0].splits.test, runs[0].experiment.recall_ks()
+    assert images is not None  # a final model has no folds
     return evaluate_dataset(together, images, ks=ks_within(ks, images_to_search(images)), metrics=RETRIEVAL)

@@ -226,6 +226,8 @@ class DataSettings(Settings):
         dataset_options: Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.
         bad_images: What to do with files that are no readable images; skip decodes every image first.
         drop: A CSV file of tfdml audit, maybe edited: training images whose action is drop are left out.
+        final_of: Train the final model of this run: with its settings, and as many steps as it had until its selected
+            epoch, on all classes, of which none is left to measure it on.
         holdout_classes: Share of the training classes that is held out, as validation classes; for two_views, of the
             images.
         holdout_sampling: How --holdout_classes are drawn: all alike (random), or one of each of as many groups of
@@ -267,6 +269,7 @@ class DataSettings(Settings):
     dataset_options: str = ""
     bad_images: str = choice("error", choices=("error", "skip"), effect=_IMAGES)
     drop: str = ""
+    final_of: str = ""
     holdout_classes: float = choice(0.0, check=fraction)
     holdout_sampling: str = choice("random", choices=("random", "stratified"), effect=_HELD_OUT)
     holdout_part: int = choice(0, check=not_negative, effect=needs("holdout_classes"))

@@ -44,7 +44,9 @@ from tfdml.training.watching import Watcher, logger_of
 from tfdml.version import __version__, installed
 
 
-def train(experiment: Experiment, resume: bool = False, saved: Callable[[], None] = lambda: None) -> TrainingRun | None:
+def train(
+    experiment: Experiment, resume: bool = False, saved: Callable[[], None] = lambda: None, *, finish: bool = False
+) -> TrainingRun | None:
     """Run an experiment to its end.
 
     Stopped or killed at any moment, a run is continued by `resume` to the same end. On SIGINT, SIGTERM or SIGHUP it
@@ -55,6 +57,7 @@ def train(experiment: Experiment, resume: bool = False, saved: Callable[[], None
         resume: Continue the run in `experiment.run_dir` from its newest checkpoint; of one that was trained to its end,
             make what is missing of its results.
         saved: Called after every checkpoint.
+        finish: With `resume`: train no further, and make the results of what has been trained.
 
     Returns:
         The run: of several seeds or folds, with `runs`. None in all but the first of several processes.
@@ -70,6 +73,8 @@ def train(experiment: Experiment, resume: bool = False, saved: Callable[[], None
     """
     workers.check_backend()
     if experiment.seeds or experiment.folds:
+        if finish:
+            raise UserError("--finish ends one run: name its folder, such as --run_dir=RUN/seed_0")
         return _train_several(experiment, resume, saved)
     folder = RunFolder(experiment.run_dir)
     if experiment.deterministic and experiment.logical_devices < 2:
@@ -100,7 +105,10 @@ def train(experiment: Experiment, resume: bool = False, saved: Callable[[], None
                     if resume:
                         trainer.load_initial_weights()
                     trainer.calibrate()
-                trainer.fit()
+                if finish:
+                    trainer.end()
+                else:
+                    trainer.fit()
                 return trainer.finish()
             except Exception as error:
                 lost = isinstance(error, workers.LOST)
@@ -293,6 +301,17 @@ class Trainer:
                     shuffle=False,
                 )
 
+    def end(self) -> None:
+        """Close the epoch that the run is in, as its last.
+
+        Raises:
+            UserError: No step has been trained.
+        """
+        if not self.monitor.step:
+            raise UserError(f"{self.folder.path}: no step has been trained, so there is nothing to finish")
+        with self._naming_bad_images(), self.interruption.deferred():
+            self.monitor.close_epoch(within=True)
+
     def _spans(self) -> Iterator[tuple[int, int]]:
         """Yield the first epoch of each call of `fit`, and that after the last.
 
@@ -346,7 +365,8 @@ class Trainer:
         self.evaluator.processes = left
         seconds = time.perf_counter() - self.started
         with self._naming_bad_images(), averaged(self.learner):
-            run = write_results(self.learner, self.evaluator, self.monitor.records, seconds)
+            planned = self.experiment.epochs * self.parts.steps_per_epoch
+            run = write_results(self.learner, self.evaluator, self.monitor.records, seconds, planned)
         # The others wait for the chief. It needs none of them any more.
         with contextlib.suppress(*workers.LOST) if left.is_chief else contextlib.nullcontext():
             left.of_chief(lambda: None)
