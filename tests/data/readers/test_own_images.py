@@ -133,21 +133,20 @@ def test_a_class_may_be_called_train(tmp_path, caplog):
 
 
 def test_images_are_those_by_content_and_all_else_is_counted(tmp_path, caplog):
-    heads = {name: encoded(Image.new("RGB", (4, 4)), name) for name in ("JPEG", "PNG", "WEBP", "GIF", "TIFF")}
+    heads = {name: encoded(Image.new("RGB", (4, 4)), name) for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")}
     names = [f"{kind}{end}" for kind in ("JPEG", "PNG", "WEBP") for end in ("", ".jfif", ".JPE", ".data", ".v1.0")]
     for name in names:
         touch(tmp_path, f"a/{name}", content=heads[name.split(".")[0]])
-    for name, kind in (("x", "GIF"), ("y.gif", "GIF"), ("z.TIF", "TIFF")):
+    for name, kind in (("x", "GIF"), ("y.gif", "GIF"), ("z.bmp", "BMP"), ("z.tif", "TIFF")):
         touch(tmp_path, f"a/{name}", content=heads[kind])
-    touch(
-        tmp_path, "a/notes.TXT", "a/empty", "a/.hidden.jpg", "a/~lock.jpg", "a/.DS_Store", "a/@eaDir/1.jpg", "b/1.jpg"
-    )
+    touch(tmp_path, "a/notes.TXT", "a/empty", "a/.hidden.jpg", "a/~lock.jpg", "a/Thumbs.db", "a/.DS_Store", "a/._1.jpg")
+    touch(tmp_path, "a/desktop.ini", "a/@eaDir/1.jpg", "b/1.jpg")
     with caplog.at_level("WARNING", logger="absl"):
         train = own_images.read_folder(tmp_path)
     assert _relative(tmp_path, train) == sorted(f"a/{name}" for name in names)
     (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     counts = dict(reversed(part.split(" ", 1)) for part in line.split("left out ")[1].split(" (")[0].split(", "))
-    assert counts == {".gif": "1", ".tif": "1", ".txt": "1", "without an extension": "2"}
+    assert counts == {"GIF": "2", "BMP": "1", "TIFF": "1", ".txt": "1", "without an extension": "1", "hidden": "2"}
 
 
 def test_linked_folders_inside_a_class_are_followed_once(tmp_path, caplog):

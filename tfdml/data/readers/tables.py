@@ -357,10 +357,26 @@ def is_visible(name: str) -> bool:
     """Whether a file or folder may be an image or a class: no dot or tilde leads its name, no system has made it.
 
     Example:
-        >>> is_visible("bus"), is_visible("@eaDir"), is_visible("~bus.tmp")
+        >>> is_visible("bus"), is_visible("Thumbs.db"), is_visible("~bus.tmp")
         (True, False, False)
     """
-    return not name.startswith((".", "~")) and name not in ("@eaDir", "__MACOSX")
+    return not name.startswith((".", "~")) and name.lower() not in _SYSTEM_FILES
+
+
+# Of operating systems, network disks and archives, in lower case. They are in nobody's count.
+_SYSTEM_FILES = {"@eadir", "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", ".ds_store"}
+# Images that are recognized by their first bytes, and not read.
+_FOREIGN_KINDS = {
+    "GIF": rb"GIF8[79]a",
+    "BMP": rb"BM.{4}\0{4}",
+    "TIFF": rb"II\*\0|MM\0\*|II\+\0\x08|MM\0\+\0\x08",
+    "HEIC": rb".{4}ftyp(hei|hev|mif1|msf1)",
+    "AVIF": rb".{4}ftypavi[fs]",
+    "JPEG 2000": rb"\0{3}\x0cjP  |\xff\x4f\xff\x51",
+    "JPEG XL": rb"\0{3}\x0cJXL |\xff\x0a",
+    "ICO": rb"\0\0\x01\0[^\0]\0",
+    "PSD": rb"8BPS\0[\x01\x02]",
+}
 
 
 class LeftOut:
@@ -377,10 +393,18 @@ class LeftOut:
     def images(self, paths: Sequence[str]) -> list[str]:
         """Return the paths of images, by their content where the extension is none of an image's; count the others."""
         unusual = [path for path in paths if not path.lower().endswith(EXTENSIONS)]
-        is_image = in_threads(lambda index: _is_image(unusual[index]), range(len(unusual)))
-        others = {path for path, known in zip(unusual, is_image, strict=True) if not known}
-        self.kinds.update(os.path.splitext(path)[1].lower() or "without an extension" for path in others)
+        kinds = dict(zip(unusual, in_threads(lambda index: _kind_of(unusual[index]), range(len(unusual))), strict=True))
+        others = {path: kind for path, kind in kinds.items() if kind is not None}
+        for path, kind in others.items():
+            self.kinds[kind or os.path.splitext(path)[1].lower() or "without an extension"] += 1
         return [path for path in paths if path not in others]
+
+    def visible(self, names: Sequence[str]) -> list[str]:
+        """Return the names that may be images or classes; count the hidden ones, but for those of a system."""
+        shown = list(filter(is_visible, names))
+        hidden = {*names} - {*shown}
+        self.kinds["hidden"] += sum(name.lower() not in _SYSTEM_FILES and not name.startswith("._") for name in hidden)
+        return shown
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {kind}" for kind, count in self.kinds.most_common() if count)
@@ -392,10 +416,13 @@ class LeftOut:
             warn(str(self))
 
 
-def _is_image(path: str) -> bool:
+def _kind_of(path: str) -> str | None:
+    """Return the kind of an image that is not read; None for one that is read, and "" for any other file."""
     with contextlib.suppress(Exception), files.open_file(path, buffering=0) as file:  # a file system's own errors
-        return format_of(file.read(16)) is not None
-    return False
+        head = file.read(32)
+        kinds = (kind for kind, start in _FOREIGN_KINDS.items() if re.match(start, head, re.DOTALL))
+        return None if format_of(head) else next(kinds, "")
+    return ""
 
 
 def images_below(folder: str, left_out: LeftOut) -> list[str]:
@@ -425,8 +452,8 @@ def images_below(folder: str, left_out: LeftOut) -> list[str]:
             folders.clear()
             continue
         seen.add(place)
-        folders[:] = sorted(filter(is_visible, folders))
-        paths += [os.path.join(parent, name) for name in names if is_visible(name)]
+        folders[:] = sorted(left_out.visible(folders))
+        paths += [os.path.join(parent, name) for name in left_out.visible(names)]
     return sorted(left_out.images(paths))
 
 
@@ -452,7 +479,7 @@ def images_named(name: str, source: str) -> list[str]:
     if files.is_folder(source):
         paths = images_below(source, left_out)
     else:
-        paths = left_out.images([path for path in files.find(source) if is_visible(os.path.basename(path))])
+        paths = left_out.images([path for path in files.find(source) if left_out.visible([os.path.basename(path)])])
     if not paths:
         raise UserError(str(left_out) if left_out.kinds.total() else f"{name}: {source} names no image")
     left_out.report()
