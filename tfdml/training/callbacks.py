@@ -267,7 +267,8 @@ class TrainingMonitor(keras.callbacks.Callback):
             self.checkpoint()
             raise
         self._record(record)
-        shared.update(flat(record))
+        if self._experiment.log_to:  # the line of the epoch would repeat every term
+            shared.update(flat(record))
         with averaged(self.model):
             if self._processes.is_chief:
                 keep_embedder(self.folder, self._experiment, self.records, self.model.embedder)
