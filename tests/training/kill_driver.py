@@ -1,4 +1,4 @@
-"""Runs of `tfdml train` that are killed at moments named by what is on disk, or by the clock, each in its own process.
+"""Runs of `tfdml train` that are killed at moments named by what is on disk, each in its own process.
 
     python -m tests.training.kill_driver '[{"flags": [...], "kill": ["after", "flags.txt", 1]}, ...]'
 
@@ -8,30 +8,24 @@ became of each: its exit status, or the number of the signal that ended it, nega
 A kill leaves a folder as it is. So a run may also go on, and leave copies of its folder as kills at many moments would
 have: `"copies": [[["after", "flags.txt", 1], "copy"], ...]`.
 
-`"command": "export"` runs another command than `train`. `"clock": [first, seconds, last]` kills so long after the file
-`first` is written, or, where there is one already or it is empty, after the start, in whichever instruction that is; at
-the latest before `last` is written. `"times": path` writes which file was written when, to know how long that may be. A
-run that has begun is gone on with where it says `"go_on": true`. `"cores": 1` leaves a process that many.
+A run that has begun is gone on with where it says `"go_on": true`. `"cores": 1` leaves a process that many.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import functools
-import importlib
 import json
 import os
-import pathlib
 import shutil
 import signal
 import sys
-import threading
-import time
 
 import tfdml.cli.command_line
 import tfdml.export
 import tfdml.report
 import tfdml.training
+from tfdml.cli import train
 from tfdml.data.readers import glyphs
 
 
@@ -74,38 +68,10 @@ def _copy(run_dir: str, to: str):
     return act
 
 
-def _by_the_clock(folder: pathlib.Path, first: str, seconds: float, last: str) -> None:
-    def begin(_=None) -> None:
-        timer = threading.Timer(seconds, _kill, [None])
-        timer.daemon = True
-        timer.start()
-
-    if first and not any(folder.rglob(first)):
-        _at("after", first, 1, begin)
-    else:
-        begin()
-    _at("before", last, 1, _kill)
-
-
-def _note_times(path: str) -> None:
-    started = time.monotonic()
-    inner = os.replace
-
-    def replace(source, target):
-        inner(source, target)
-        with open(path, "a") as file:
-            file.write(f"{os.path.basename(target)}\t{time.monotonic() - started:.3f}\n")
-
-    os.replace = replace
-
-
 def _one(
     flags: list[str],
-    command: str = "train",
     kill: list | None = None,
-    clock: list | None = None,
     copies: list | None = None,
-    times: str = "",
     go_on: bool = False,
     cores: int | None = None,
 ) -> int:
@@ -118,12 +84,8 @@ def _one(
             _at(*kill, _kill)
         for moment, to in copies or []:
             _at(*moment, _copy(_value_of("run_dir", flags), to))
-        if times:
-            _note_times(times)
-        if clock:
-            _by_the_clock(pathlib.Path(_value_of("run_dir", flags) if command == "train" else "."), *clock)
         try:
-            tfdml.cli.command_line.run(importlib.import_module(f"tfdml.cli.{command}").COMMAND, flags)
+            tfdml.cli.command_line.run(train.COMMAND, flags)
         except SystemExit as ended:
             sys.stdout.flush()
             os._exit(int(ended.code or 0))
