@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MOST_IN_A_FOLDER = 12
-MOST_MODULES = 166
-MOST_LINES = 24_200
+MOST_MODULES = 142
+MOST_LINES = 20_750
 
 
 def code_lines(text: str) -> int:
@@ -33,7 +33,7 @@ def code_lines(text: str) -> int:
 
 def faults() -> Iterator[str]:
     """Yield a line for each breach of a rule."""
-    paths = sorted(path for folder in ("tfdml",) for path in (ROOT / folder).rglob("*.py"))
+    paths = sorted((ROOT / "tfdml").rglob("*.py"))
     texts = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in paths}
     lines = sum(map(code_lines, texts.values()))
     if len(texts) > MOST_MODULES or lines > MOST_LINES:
