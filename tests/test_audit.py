@@ -248,7 +248,7 @@ def test_names_survive_a_spreadsheet(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is empty; expected a CSV header with image, action"),
+        ("", "has no column image; it has none"),
         ("image\na", "has no column action"),
         ("image,action\n,drop", "line 2: there is no image to drop"),
     ],

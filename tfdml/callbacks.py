@@ -100,6 +100,7 @@ class RetrievalEvaluation(keras.callbacks.Callback):
         """Refuse averaged weights on JAX, of which Keras frees arrays that a checkpoint then misses."""
         if keras.backend.backend() == "jax" and getattr(self.model.optimizer, "use_ema", False):
             raise UserError("RetrievalEvaluation does not go with an optimizer's `use_ema` on JAX: use TensorFlow")
+        self._weights = []  # those of another model, where it is used again
 
     def on_epoch_end(self, epoch, logs=None):
         """Measure, and add the metrics to the logs."""

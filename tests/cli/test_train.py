@@ -103,7 +103,7 @@ def test_what_was_found_is_printed_beside_what_was_before(monkeypatch, tmp_path)
         "intervals": {"recall@1": (0, 0.82, 0.871)},
     }
 
-    def train(experiment, *arguments):
+    def train(experiment, *_, **__):
         return TrainingRun(dataclasses.replace(experiment, report=False), result)
 
     monkeypatch.setattr(trainer, "train", train)

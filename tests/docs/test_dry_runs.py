@@ -91,9 +91,9 @@ def of_data(words, trees):
     return [f"--data_dir={trees / name}", *([] if name == "folder" else ["--dataset_options=check_counts=false"])]
 
 
-# What is not there: a run to resume, networks of KerasHub.
+# What is not there: a run to resume, networks of KerasHub, a module of the user's own.
 @pytest.mark.one_quick_case
-@pytest.mark.parametrize("words", lines_of("train", ("--resume", "--pooling", "--drop")))
+@pytest.mark.parametrize("words", lines_of("train", ("--resume", "--pooling", "--drop", "--import")))
 def test_a_training_command_is_planned(words, run, trees, tmp_path):
     data = of_data(words, trees)
     words = [word for word in words if word.partition("=")[0] not in ("--data_dir", "--start_from")]

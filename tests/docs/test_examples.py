@@ -31,7 +31,6 @@ SLOW = {
     "tfdml.objectives.mutual_information",
     "tfdml.report.pages",
     "tfdml.training.settings",
-    "tfdml.training.dry_run",
     "tfdml.training.build",
 }
 CONTEXTS = (stand_ins.short_training, stand_ins.untrained_exports, files.as_many_images)

@@ -9,7 +9,6 @@ import numpy as np
 
 from tests.mathematics import random_batch
 from tfdml import losses, objectives
-from tfdml.pairs import pairs_by_name
 
 BATCH, CLASSES = 12, 3
 LOSSES = ("TripletLoss", "MultiSimilarityLoss", "HistogramLoss")
@@ -34,7 +33,6 @@ OBJECTIVES = {
     "heads": lambda: objectives.HeadwiseLoss(losses.ContrastiveLoss(0.5, "cosine")),
     "divergence": lambda: objectives.HeadDivergence(margin=-0.5),
     "rank mi": lambda: objectives.RankMI(1.5, hidden=8, depth=1, seed=7),
-    "rank mi statistics": lambda: objectives.RankMI(1.5, hidden=8, depth=1, seed=7, monotonicity=0.1),
 }
 
 
@@ -62,12 +60,10 @@ def _terms():
         objective.build_from({k: v for k, v in shapes.items() if k not in objective.provides})
         objective.built = True
 
-        def run(weights, x, labels, objective=objective, name=name):
+        def run(weights, x, labels, objective=objective):
             given = {k: v for k, v in x.items() if k not in objective.provides}
             scope = list(zip(objective.trainable_variables, weights, strict=True))
             with keras.StatelessScope(scope):
-                if name == "rank mi statistics":
-                    return objective.statistics_loss(pairs_by_name({"embedding": given["embedding"]}, labels))
                 return objective(given, labels)
 
         terms[name] = (run, [variable.value for variable in objective.trainable_variables])

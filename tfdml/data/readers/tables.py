@@ -271,7 +271,7 @@ def read_cells(name: str, file: str, required: Sequence[str], known: Sequence[st
             keys[_plain(key)] = key
     for column in required:
         if column not in keys and not (column == "label" and "labels" in keys):
-            raise UserError(f"{name}: {file} has no column {column}; it has {', '.join(map(quoted, header))}")
+            raise UserError(f"{name}: {file} has no column {column}; it has {', '.join(map(quoted, header)) or 'none'}")
     if not rows:
         raise UserError(f"{name}: {file} has no row")
     if others := [quoted(key) for key in header if _plain(key) not in known]:
