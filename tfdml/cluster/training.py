@@ -60,7 +60,7 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
         UserError: Something that the user can mend; or workers were lost more often than they may be.
 
     Example:
-        >>> train_on_cluster(experiment, ClusterSettings(workers=2)).result["protocol"]
+        >>> train_on_cluster(experiment, ClusterSettings(workers=2)).result["protocol"]  # doctest: +SKIP
         'zero-shot: trained on 213 classes, evaluated all-to-all on 107 classes never seen in training'
     """
     require_local(experiment.run_dir, "run_dir")
