@@ -1,5 +1,6 @@
 """The learner: its terms, its logs, its data, and its step on one device and on several replicas."""
 
+import contextlib
 import pathlib
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.models.networks import SIZE, colored_batch, config_of, images, jrd, t
 from tests.objectives import references_classes
 from tests.played_replicas import play
 from tfdml import kernels, losses, objectives, pairwise, replicas
+from tfdml.data import ImageDataset, TrainTransform, class_balanced
 from tfdml.errors import UserError
 from tfdml.losses import ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
@@ -650,3 +652,14 @@ def test_a_function_of_labels_and_embeddings_is_a_loss():
 def test_a_loss_of_two_tensors_of_one_shape_is_refused(loss):
     with pytest.raises(UserError, match=r"does not go with labels \(B,\).*write a function"):
         fresh_learner(loss).fit(X, LABELS, verbose=0)
+
+
+def test_batches_of_another_size_than_the_embedders_are_named():
+    data = ImageDataset(images=images(size=4, dtype="uint8"), labels=[0, 0, 1, 1])
+    learner = MetricLearner(tiny_embedder(), ContrastiveLoss())
+    learner.compile("sgd")
+    warned = pytest.warns(UserWarning, match=f"have {2 * SIZE} px.*`image_size` of {SIZE}")
+    for size, context in ((2 * SIZE, warned), (SIZE, contextlib.nullcontext())):
+        view = TrainTransform(resize=size, image_size=size)
+        with context:
+            learner.fit(class_balanced(data, 2, 2, transform=view), steps_per_epoch=1, verbose=0)

@@ -275,6 +275,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
                 )
         if message := untrained_batch_norm(self.embedder):
             warnings.warn(message, stacklevel=2)
+        self._warn_of_another_size(x)
         if y is None and hasattr(x, "cardinality"):
             # Keras warns that it does not shuffle a tf.data.Dataset, though nobody asked it to.
             options.setdefault("shuffle", False)
@@ -285,6 +286,19 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         with self._unchanged_by_errors(), replicas.explaining_empty_replicas():
             options["x"] = self._with_checked_classes(options["x"])
             return super().fit(**options)
+
+    def _warn_of_another_size(self, batches) -> None:
+        spec = getattr(batches, "element_spec", None)
+        shape = getattr(spec[0], "shape", None) if isinstance(spec, tuple) else None
+        size = shape[1] if shape is not None and shape.rank == 4 else None
+        own = self.embedder.image_size
+        if size is not None and size != own:
+            warnings.warn(
+                f"the training images have {size} px, and the embedder evaluates and exports views of its `image_size` "
+                f"of {own}: give the batches transform=TrainTransform(image_size={own}), or the embedder "
+                f"image_size={size}",
+                stacklevel=3,
+            )
 
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
         """As in Keras, of images and integer labels."""
