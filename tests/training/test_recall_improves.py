@@ -24,7 +24,7 @@ def run(tmp_path, **settings):
         cache="true",
         **settings,
     )
-    result = train(experiment)
+    result = train(experiment).result
     assert json.loads((tmp_path / "run" / "result.json").read_text())["metrics"] == result["metrics"]
     return result["metrics_before"]["recall@1"], result["metrics"]["recall@1"]
 
@@ -75,5 +75,5 @@ def test_on_real_cars_with_imagenet_weights(tmp_path, shared_data):
         evaluate_every=0,
         report=False,
     )
-    result = train(experiment)
+    result = train(experiment).result
     assert result["metrics"]["recall@1"] > result["metrics_before"]["recall@1"] + 0.05
