@@ -25,7 +25,6 @@ WITH_TENSORFLOW = {
     "replicas",
     "layers/moments",
     "losses/classification",
-    "objectives/mutual_information",
     "workarounds",
     *(f"models/{name}" for name in ("chunks", "inference", "learner")),
 }

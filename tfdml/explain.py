@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from tfdml import workarounds
 from tfdml.arguments import integer
 from tfdml.errors import UserError
 from tfdml.models import Embedder
@@ -89,24 +89,10 @@ def _integrated(embedder: Any, image: np.ndarray, other: Any, steps: int) -> np.
     for first in range(0, steps, _BATCH):
         u = places[first : first + _BATCH].reshape(-1, 1, 1, 1).astype("float32")
         points = ops.convert_to_tensor(plain + u**2 * (image - plain))
-        gradient = _gradient(lambda x: ops.sum(project(x) * other), points)
+        gradient = workarounds.gradient(lambda x: ops.sum(project(x) * other), points)
         total += np.sum(2 * u / steps * ops.convert_to_numpy(gradient), axis=0)
     parts = np.sum(total * (image - plain), axis=-1) * total[..., 0].size
     return gaussian_filter(parts, max(image.shape[:2]) / _BLUR).astype("float32")
-
-
-def _gradient(function: Callable[[Any], Any], x: Any) -> Any:
-    """Return the gradient of a function at x, of a scalar, on the backend in use."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.grad(function)(x)
-    import tensorflow as tf
-
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(x)
-        value = function(x)
-    return tape.gradient(value, x)
 
 
 def overlay(image: Any, heat: np.ndarray) -> np.ndarray:

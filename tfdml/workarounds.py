@@ -7,7 +7,7 @@ one unnecessary.
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -262,6 +262,23 @@ def frozen(function: Any) -> Any:
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     return convert_variables_to_constants_v2(function)
+
+
+def gradient(function: Callable[[Any], Any], x: Any) -> Any:
+    """Return the gradient of a scalar function at x, a tensor or a list of tensors, on the backend in use.
+
+    Keras 3.15: there is no operation for it.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.grad(function)(x)
+    import tensorflow as tf
+
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(x)
+        value = function(x)
+    return tape.gradient(value, x)
 
 
 def litert_schema() -> Any:

@@ -5,7 +5,7 @@ import math
 import keras
 from keras import ops
 
-from tfdml import pairwise
+from tfdml import pairwise, workarounds
 from tfdml.arguments import integer, number, one_of
 from tfdml.layers import StatisticsNetwork
 from tfdml.mining import negative_probabilities, sample_negatives
@@ -234,16 +234,7 @@ def _gradients(loss, variables):
             return loss()
 
     values = [ops.stop_gradient(ops.convert_to_tensor(variable)) for variable in variables]
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.grad(at)(values)
-    import tensorflow as tf
-
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(values)
-        value = at(values)
-    return tape.gradient(value, values)
+    return workarounds.gradient(at, values)
 
 
 def _fixed(pairs):
