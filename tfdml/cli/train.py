@@ -63,8 +63,8 @@ _CLUSTER = ("workers", "gpus_per_worker", "max_failures", "storage")
 FLAGS.define_settings(ClusterSettings, dict.fromkeys(_CLUSTER, needs("cluster")))
 
 
-FLAGS.define("finish", False, "With --resume: train no further; measure and write what has been trained.")
-FLAGS.effects["finish"] = needs("resume")
+_FINISH = "With --resume: train no further; measure and write what has been trained."
+FLAGS.define("finish", False, _FINISH, effect=needs("resume"))
 
 
 def _new_settings(values: Flags) -> dict[str, Any]:

@@ -326,12 +326,12 @@ def read_names(path: str | os.PathLike) -> tuple[str, ...]:
 def _columns_of(archive: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the columns of an .npz file, by the names that they have in Parquet."""
     columns = {"labels": "label", "roles": "role", "names": "names"}
-    found = {name: archive[array] for array, name in columns.items() if array in archive}
-    if "is_query" in archive and "role" not in found:
+    table = {name: archive[array] for array, name in columns.items() if array in archive}
+    if "is_query" in archive and "role" not in table:
         if archive["is_query"].dtype != np.bool_:
             raise UserError(f"is_query must be bool, not {archive['is_query'].dtype}")
-        found["role"] = np.where(archive["is_query"], "query", "gallery")
-    return found
+        table["role"] = np.where(archive["is_query"], "query", "gallery")
+    return table
 
 
 def _classes_of(
@@ -621,9 +621,7 @@ class EmbeddingFolder:
                 kinds = {"part": int, "rows": int, "dimension": int, "bytes": int, "sha256": str}
                 record = files.read_json(self.path(f"{_RECORDS}/{name}"), kinds, self._remedy)
                 path = self.path(part_name(record["part"]))
-                whole = not record["rows"] or files.stamp_of(path)[0] == record["bytes"]
-                # A file in a store is whole or absent, and would be fetched for its checksum.
-                if whole and (not record["rows"] or files.in_store(path) or files.sha256_of(path) == record["sha256"]):
+                if not record["rows"] or _is_whole(path, record):
                     records[record["part"]] = record
         return dict(sorted(records.items()))
 
@@ -687,6 +685,13 @@ class EmbeddingFolder:
         """Remove the plan and the records of the parts."""
         files.remove(self.path(_RECORDS))
         files.remove(self.path(PROGRESS))
+
+
+def _is_whole(path: str, record: Mapping[str, Any]) -> bool:
+    if files.stamp_of(path)[0] != record["bytes"]:
+        return False
+    # A file in a store is whole or absent, and would be fetched for its checksum.
+    return files.in_store(path) or files.sha256_of(path) == record["sha256"]
 
 
 def _make_folder(path: str) -> None:

@@ -349,7 +349,7 @@ def write_results(
     if evaluator.splits.test is None:
         if not processes.is_chief:
             return None
-        of_all = folder.read_result() or {**_final(evaluator, records), "seconds": seconds}
+        of_all = folder.read_result() or {**_final(evaluator, records, epoch), "seconds": seconds}
         write_json(folder.result, of_all)
         return TrainingRun(experiment, of_all)
     embeddings = evaluator.embed(embedder, "test", together=last)
@@ -390,35 +390,38 @@ def _measured(evaluator: Evaluator, embeddings: np.ndarray, records: Records, ep
     primary = metric
     if selection == "last":
         primary = next((name for name in ("spearman", "triplet_accuracy", "auc") if name in metrics), "map@r")
-    rates = [record["images_per_second"] for record in records if "images_per_second" in record]
     return {
-        "dataset": experiment.data_name,
+        **_trained(evaluator, records, epoch),
         "intervals": metrics.pop("intervals"),
         "metrics": metrics,
         "metrics_before": records[0].get("test", {}),
         "protocol": protocol.format(train=splits.train.num_classes, test=test.num_classes, how=how),
         "selection": _SELECTION[selected_by] + (f", by {metric}" if selection != "last" else ""),
         **({} if test.pairs is None else {"primary": primary}),
-        "epoch": epoch,
-        "steps": records[-1]["step"],
-        "train_seconds": sum(record.get("seconds", 0.0) for record in records),
-        "images_per_second": float(np.median(rates)) if rates else None,
     }
 
 
-def _final(evaluator: Evaluator, records: Records) -> dict[str, Any]:
+def _final(evaluator: Evaluator, records: Records, epoch: int) -> dict[str, Any]:
     """Return the result of a final model, of which nothing is measured."""
     experiment, classes = evaluator.settings, evaluator.splits.train.num_classes
     about = f"trained on all {classes} classes of {experiment.data_name}, and measured on none"
     return {
-        "dataset": experiment.data_name,
+        **_trained(evaluator, records, epoch),
         **{part: {} for part in ("intervals", "metrics", "metrics_before")},
         "protocol": f"{about}: the metrics are those of {experiment.final_of}",
         "selection": _SELECTION["last"],
-        "epoch": records[-1]["epoch"],
+    }
+
+
+def _trained(evaluator: Evaluator, records: Records, epoch: int) -> dict[str, Any]:
+    """Return what a result holds of the training itself."""
+    rates = [record["images_per_second"] for record in records if "images_per_second" in record]
+    return {
+        "dataset": evaluator.settings.data_name,
+        "epoch": epoch,
         "steps": records[-1]["step"],
         "train_seconds": sum(record.get("seconds", 0.0) for record in records),
-        "images_per_second": None,
+        "images_per_second": float(np.median(rates)) if rates else None,
     }
 
 
