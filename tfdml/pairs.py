@@ -115,12 +115,12 @@ class Pairs:
                 negatives = ops.logical_and(negatives, others)
             masks = {"positives": ops.logical_and(together, others), "negatives": negatives, "grades": None}
         else:
-            known = ops.logical_and(ops.logical_not(ops.isnan(together)), others)
+            graded = ops.logical_and(ops.logical_not(ops.isnan(together)), others)
             # Of unknown pairs 0, as a NaN would get into gradients even where it is masked.
-            grades = ops.where(known, together, 0.0)
+            grades = ops.where(graded, together, 0.0)
             together = grades >= getattr(self.relation, "threshold", 0.5)
-            negatives = ops.logical_and(known, ops.logical_not(together))
-            masks = {"positives": ops.logical_and(known, together), "negatives": negatives, "grades": grades}
+            negatives = ops.logical_and(graded, ops.logical_not(together))
+            masks = {"positives": ops.logical_and(graded, together), "negatives": negatives, "grades": grades}
         return dataclasses.replace(self, labels=labels, **masks)
 
     @property

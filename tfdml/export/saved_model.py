@@ -406,9 +406,9 @@ class RequestPreprocessor:
         """Return what an image's header says against it, a scalar string; empty for nothing."""
         length = tf.strings.length(encoded)
         foreign = tf.strings.format(FOREIGN + " ({} bytes)", length)
-        known = tf.reduce_any([starts_with(encoded, known.start) for known in FORMATS])
+        is_image = tf.reduce_any([starts_with(encoded, each.start) for each in FORMATS])
         return tf.cond(
-            known,
+            is_image,
             lambda: self.size_fault(header_size(encoded)),
             lambda: tf.where(length == 0, "no bytes", foreign),
         )

@@ -266,9 +266,9 @@ def component(kind: str, value: Any, argument: str, names: tuple[str, ...] = ())
         value = value() if inspect.isclass(value) else value
     saved = inspect.isfunction(value) or hasattr(value, "get_config")
     if inspect.isclass(value) or not callable(value) or not saved:
-        known = ", ".join((*names, *registered(kind)))
+        choices = ", ".join((*names, *registered(kind)))
         raise ValueError(
-            f"{argument} must be one of {known}, or a function or an object (of a subclass of "
+            f"{argument} must be one of {choices}, or a function or an object (of a subclass of "
             f"tfdml.mining.{kind.capitalize()}) that is called with {_CALLED_WITH[kind]}, not {value!r}"
         )
     return value

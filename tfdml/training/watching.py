@@ -95,12 +95,12 @@ class GradientSampler:
         learner = self._learner
         mapping = [*zip(self._trained, trained, strict=True), *zip(self._others, others, strict=True)]
         with keras.StatelessScope(mapping, initialize_variables=False):
-            found = learner(images, training=True)
+            representations = learner(images, training=True)
             terms = [
-                objective.weight * objective.term(found, labels, training=True).value
+                objective.weight * objective.term(representations, labels, training=True).value
                 for objective in learner.objectives
             ]
-        return ops.stack(terms), ops.cast(found["embedding"], "float32")
+        return ops.stack(terms), ops.cast(representations["embedding"], "float32")
 
     def _norms_and_gram(self, gradients: Sequence[Sequence[Any]]):
         """Squared norms by part of the sum over terms, and the products of terms over the embedder."""
