@@ -435,7 +435,8 @@ TERMS = {
     "kernels of largest values": lambda: objectives.JointRepresentationSimilarity(
         "embedding", kernels.Polynomial(2), weight=0.1
     ),
-    "rank mi": lambda: objectives.RankMI(1.5, hidden=8, depth=1, negatives="all"),
+    # V stands still: each step would move it, and the replicas that are played share one. Devices have their own.
+    "rank mi": lambda: objectives.RankMI(1.5, hidden=8, depth=1, negatives="all", learning_rate=1e-12),
     "learned margin": lambda: objectives.LearnedMargin(3, beta=0.6, nu=0.1),
 }
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import inspect
+import itertools
+import types
 import warnings
 from collections.abc import Iterator
 
@@ -255,7 +257,12 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         """
         options = inspect.signature(super().fit).bind(x, y, *args, **kwargs).arguments
         options.update(x=x, y=self._integers(y))
-        self._check_data(x, y, options.get("sample_weight"), options.get("class_weight"))
+        if isinstance(x, types.GeneratorType):
+            batch = next(x, ())
+            options["x"] = (part for part in itertools.chain([batch], x))
+            self._check_data(batch)
+        else:
+            self._check_data(x, y, options.get("sample_weight"), options.get("class_weight"))
         if options.get("validation_data") is not None:
             validation = options["validation_data"]
             self._check_data(*(validation if isinstance(validation, tuple | list) else (validation,)))
