@@ -366,6 +366,7 @@ def test_the_real_split(shared_data, tmp_path, monkeypatch):
             rows.append((name, name.split("/")[3], status))
             class_of[str(tmp_path / name)] = int(number)
     (tmp_path / "list_eval_partition.txt").write_text(_text(rows))
+    (tmp_path / "img").mkdir()
     monkeypatch.setattr(tables, "require_files", lambda name, paths, advice: tuple(paths))
     train, test = (official_archives.read_inshop(tmp_path, split) for split in ("train", "test"))
     assert (len(train), len(test.queries), len(test.gallery)) == (25_882, 14_218, 12_612)
