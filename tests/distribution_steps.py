@@ -77,9 +77,7 @@ def tuned():
     model = models.MetricLearner(tiny_embedder(batch_norm="statistics"), jrd())
     model.build((None, 12, 12, 3))
     rates = {"projection": 0.05, "objectives": 0.1}
-    model.compile(
-        optimizer=build_optimizer("sgd", model, 0.3, rates, weight_decay=0.1, clip_norm=0.2, layer_decay=0.9, ema=0.5)
-    )
+    model.compile(optimizer=build_optimizer("sgd", model, 0.3, rates, weight_decay=0.1, clip_norm=0.2, ema=0.5))
     return model
 
 

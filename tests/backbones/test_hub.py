@@ -14,7 +14,6 @@ from tfdml.backbones.hub import interpolate_positions
 from tfdml.export.saved_model import in_float32
 from tfdml.models import Embedder, MetricLearner
 from tfdml.training import checkpoints
-from tfdml.training.optimizers import depths
 
 pytestmark = has_keras_hub
 # The others take the same way, and seconds.
@@ -251,24 +250,6 @@ def test_lora_trains_small_changes_and_nothing_else(presets, tmp_path):
 def test_lora_of_a_network_without_attention_is_refused():
     with pytest.raises(ValueError, match="LoRA changes attention layers, and conv4 has none"):
         Embedder(backbones.resolve("conv4", SIZE, width=4), embedding_dim=8, image_size=SIZE).enable_lora(4)
-
-
-@pytest.mark.parametrize("family", SOME[:1] + [pytest.param(f, marks=pytest.mark.slow) for f in TRANSFORMERS[1:-1]])
-def test_a_block_is_one_layer_to_the_decay_of_rates(presets, family):
-    backbone = backbones.resolve(presets(family)[0], SIZE).model
-    by_block = {}
-    for variable, depth in depths(backbone.trainable_variables):
-        parts = variable.path.split("/")
-        if any(word in variable.path for word in ("layers_", "transformer_block_", "encoder_block_")):
-            block = next(part for part in parts if part[-1].isdigit() and "_" in part)
-            by_block.setdefault(block, set()).add(depth)
-        elif "embedding" in variable.path:
-            by_block.setdefault("before", set()).add(depth)
-    assert len(by_block) == 3
-    assert all(len(found) == 1 for found in by_block.values())
-    first, second = sorted(block for block in by_block if block != "before")
-    assert min(by_block["before"]) > min(by_block[first])
-    assert min(by_block[first]) > min(by_block[second])
 
 
 def test_what_cannot_be_had_is_told_in_a_line(presets, tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_as_one_proces
     killer = threading.Thread(target=kill_one, args=(tmp_path / "several.ray" / "several", killed), daemon=True)
     killer.start()
     try:
-        run = train_on_cluster(several, ClusterSettings(workers=2, max_failures=1))
+        run = train_on_cluster(several, ClusterSettings(workers=2))
     finally:
         killed.set()
         killer.join()
@@ -83,4 +83,4 @@ def test_what_is_wrong_with_the_data_is_the_error_of_the_command(session, tmp_pa
     )
     wrong = dataclasses.replace(wrong, dataset_options="")
     with pytest.raises(UserError, match="there is no folder"):
-        train_on_cluster(wrong, ClusterSettings(workers=1, max_failures=1))
+        train_on_cluster(wrong, ClusterSettings(workers=1))

@@ -176,7 +176,10 @@ def batches_of(**settings):
     ("settings", "expected"),
     [
         ({}, lambda d: sampling.ClassBalancedSampler(d.labels, 4, 2, 7)),
-        ({"short_classes": "drop"}, lambda d: sampling.ClassBalancedSampler(d.labels, 4, 2, 7, "drop")),
+        (
+            {"sampling": "class_balanced(short_classes=drop)"},
+            lambda d: sampling.ClassBalancedSampler(d.labels, 4, 2, 7, "drop"),
+        ),
         (
             {"sampling": "neighbors(anchor_classes=2)"},
             lambda d: sampling.NeighborSampler(d.labels, 4, 2, 7, "repeat", 2),
@@ -188,7 +191,7 @@ def batches_of(**settings):
             lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 4, 2, 2, 7, "uniform"),
         ),
         (
-            {"sampling": "hierarchical", "classes_per_batch": 3, "short_classes": "drop"},
+            {"sampling": "hierarchical(short_classes=drop)", "classes_per_batch": 3},
             lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 3, 2, 1, 7, "proportional", "drop"),
         ),
     ],

@@ -135,7 +135,6 @@ def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_ave
         "weight_decay": 0.01,
         "schedule": "cosine",
         "warm_up_epochs": 0.5,
-        "layer_decay": 0.9,
         "clip_norm": 1.0,
         "ema": 0.9,
         "selection": "validation",

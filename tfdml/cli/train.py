@@ -59,9 +59,7 @@ here."""
 FLAGS.define("recipe", "auto", " ".join(_RECIPE.split()), choices=("auto", *settings.RECIPES, "none"))
 FLAGS.define("resume", False, "Continue the run in --run_dir from its newest checkpoint.")
 FLAGS.define("dry_run", False, "Print images, parameters, rates, steps and flags; write nothing.")
-_CLUSTER = ("workers", "gpus_per_worker", "max_failures", "storage")
-FLAGS.define_settings(ClusterSettings, dict.fromkeys(_CLUSTER, needs("cluster")))
-
+FLAGS.define_settings(ClusterSettings, dict.fromkeys(("workers", "storage"), needs("cluster")))
 
 _FINISH = "With --resume: train no further; measure and write what has been trained."
 FLAGS.define("finish", False, _FINISH, effect=needs("resume"))

@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags, logging
 
 from tfdml.cluster.ray_session import LOCAL, ray_session
-from tfdml.errors import REASON, UserError, check_not_negative, check_positive, short_message, user_errors
+from tfdml.errors import REASON, UserError, check_positive, short_message, user_errors
 from tfdml.io.files import PARTIAL_PREFIX, is_file, is_folder, read_bytes, remove, require_local, write_whole
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, RunFolder, TrainingRun, trainer
@@ -19,6 +19,8 @@ from tfdml.training.workers import WorkerLost, rank_and_count
 
 # In the storage of a run: what is wrong with it.
 _ERROR = "error.txt"
+# How often lost workers are started again.
+_MOST_FAILURES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +29,7 @@ class ClusterSettings:
 
     Args:
         cluster: Train on a Ray cluster: its address, such as ray://host:10001, or local.
-        workers: With --cluster: how many processes train.
-        gpus_per_worker: With --cluster: GPUs of each worker; 0: they train on CPUs.
-        max_failures: With --cluster: how often lost workers are started again.
+        workers: With --cluster: how many processes train, each on a GPU where the cluster has as many.
         storage: With --cluster: a folder or URL that all hosts see, where the run is kept until it has ended, such as
             s3://bucket/runs; empty: next to --run_dir.
 
@@ -39,13 +39,10 @@ class ClusterSettings:
 
     cluster: str = ""
     workers: int = 1
-    gpus_per_worker: int = 0
-    max_failures: int = 3
     storage: str = ""
 
     def __post_init__(self):
         check_positive(workers=self.workers)
-        check_not_negative(gpus_per_worker=self.gpus_per_worker, max_failures=self.max_failures)
 
 
 def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: bool = False) -> TrainingRun:
@@ -90,21 +87,22 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
 
 def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: str) -> Any:
     with user_errors(ImportError, f"`cluster` needs Ray Train ({REASON}): pip install 'tfdml[ray]'"):
+        import ray
         from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
         from ray.train.tensorflow import TensorflowTrainer
 
     python_logging.getLogger("ray.train").setLevel(python_logging.ERROR)
-    gpus, run = settings.gpus_per_worker, f"{storage}/{name}"
-    resources = {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
+    run, on_gpus = f"{storage}/{name}", ray.cluster_resources().get("GPU", 0) >= settings.workers
+    resources = {"CPU": 1, "GPU": 1} if on_gpus else {"CPU": 1}
     ray_trainer = TensorflowTrainer(
         _work,
         train_loop_config={"flags": experiment.as_flags(), "run": run},
-        scaling_config=ScalingConfig(num_workers=settings.workers, use_gpu=gpus > 0, resources_per_worker=resources),
+        scaling_config=ScalingConfig(num_workers=settings.workers, use_gpu=on_gpus, resources_per_worker=resources),
         run_config=RunConfig(
             name=name,
             storage_path=storage,
             # The second: how often it is waited a minute for hosts with room for all workers.
-            failure_config=FailureConfig(settings.max_failures, controller_failure_limit=settings.max_failures),
+            failure_config=FailureConfig(_MOST_FAILURES, controller_failure_limit=_MOST_FAILURES),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
         ),
     )
@@ -113,10 +111,9 @@ def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: 
     except Exception as error:
         if is_file(f"{run}/{_ERROR}"):
             raise UserError(read_bytes(f"{run}/{_ERROR}").decode()) from error
-        count = f"more than --max_failures={settings.max_failures} times"
         saved = f"what it has saved is in {run}: continue it with --resume"
         why = short_message(error, "last", longest=150)
-        raise UserError(f"the run failed, and {count}; {saved} ({why})") from error
+        raise UserError(f"the run failed more than {_MOST_FAILURES} times; {saved} ({why})") from error
 
 
 def _work(config: dict[str, Any]) -> None:

@@ -159,8 +159,6 @@ def make_learner(
         weight_decay=experiment.weight_decay,
         epsilon=None if experiment.epsilon == -1 else experiment.epsilon,
         clip_norm=experiment.clip_norm,
-        form=experiment.optimizer_form,
-        layer_decay=experiment.layer_decay,
         ema=experiment.ema,
     )
     # Across replicas XLA fails to place the variables.

@@ -268,7 +268,7 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         "classes_per_batch": settings.classes_per_batch or min(MOST_CLASSES, train.num_classes),
         "images_per_class": settings.images_per_class,
         "seed": seed,
-        "short_classes": settings.short_classes,
+        "short_classes": options.get("short_classes"),
     }
     if name == "shuffle":
         if train.pairs is None and train.label_rows is None:

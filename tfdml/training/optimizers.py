@@ -1,6 +1,7 @@
-"""Optimizers with a rate per part and layer of the learner, weight decay, clipping and averages; schedules of rates.
+"""Optimizers with a rate per part of the learner, weight decay, clipping and averages; schedules of rates.
 
-Adam, AdamW and SGD are also here as PyTorch computes them, where Keras computes something else.
+Adam, AdamW and SGD are also here as PyTorch computes them, `pytorch_adam` and so on, where Keras computes something
+else.
 With g the gradient, r the rate, t the step from 1, e epsilon and u the momentum:
 
 | optimizer | Keras, TensorFlow and Caffe | PyTorch |
@@ -15,8 +16,6 @@ momenta differ once the rate changes: Keras's old steps keep the rate of their t
 
 import contextlib
 import dataclasses
-import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -240,59 +239,6 @@ def part_optimizers(optimizer) -> Iterator[PartRates]:
         yield optimizer
 
 
-# As many as BEiT's and ConvNeXt's recipes have, whatever the network.
-GROUPS = 12
-# A block of a transformer, in the path of a weight: encoder/layers_3/attention/query/kernel.
-_BLOCK = re.compile(r".*?(?:^|/)\w*?(?:layers|blocks?)_\d+(?=/)")
-
-
-def depths(variables: Sequence[Any]) -> list[tuple[Any, float]]:
-    """Each weight with the depth of its layer: 0 for that nearest to the output, below 1 for that of the image.
-
-    The layers that have weights are counted in the order in which Keras lists them, from the image on: with n of them,
-    the i-th from 0 has the depth (n - 1 - i) / n. A block of a transformer counts as one layer, as do the weights of
-    all that lies before the first block (patches, positions and tokens).
-
-    Args:
-        variables: The trainable variables of a backbone, in Keras's order.
-
-    Example:
-        >>> model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
-        >>> [depth for _, depth in depths(model.trainable_variables)]
-        [0.5, 0.5, 0.0, 0.0]
-    """
-    layers: dict[str, int] = {}
-    places = [layers.setdefault(layer, len(layers)) for layer in _layers([variable.path for variable in variables])]
-    return [(variable, (len(layers) - 1 - i) / len(layers)) for variable, i in zip(variables, places, strict=True)]
-
-
-def _layers(paths: Sequence[str]) -> list[str]:
-    """Return the layer, or the block, of each path."""
-    blocks = [_BLOCK.match(path) for path in paths]
-    first = next((i for i, block in enumerate(blocks) if block), 0)
-    return [
-        block[0] if block else "" if i < first else path.rpartition("/")[0]
-        for i, (path, block) in enumerate(zip(paths, blocks, strict=True))
-    ]
-
-
-def layer_factor(depth: float, decay: float) -> float:
-    """Return what the backbone's rate is multiplied by at a depth: decay^(1 + g) in the g-th of 12 groups from above.
-
-    Bao et al., "BEiT", ICLR 2022, appendix; Liu et al., "A ConvNet for the 2020s", CVPR 2022, appendix A: the layers of
-    the head keep the rate, and each group below has `decay` of the one above.
-
-    Args:
-        depth: Of `depths`.
-        decay: 1 for the same rate everywhere.
-
-    Example:
-        >>> layer_factor(0.0, 0.5), layer_factor(0.5, 0.5), layer_factor(0.9, 1.0)
-        (0.5, 0.0078125, 1.0)
-    """
-    return 1.0 if decay == 1 else decay ** (1 + math.floor(GROUPS * depth))
-
-
 @contextlib.contextmanager
 def averaged(learner) -> Iterator[None]:
     """Enter a block in which the learner has the averages of its weights, where its optimizer keeps them.
@@ -416,40 +362,26 @@ class PyTorchSGD(_Slots, keras.optimizers.SGD):
 PARTS = ("backbone", "projection", "objectives")
 
 
-def _with_part_rates(*bases: type) -> dict[str, type]:
-    """By name in lower case, each optimizer with `PartRates`: `PartAdam` of Adam, as which it is saved."""
-    classes = {base.__name__.lower(): type(f"Part{base.__name__}", (PartRates, base), {}) for base in bases}
-    return {name: keras.saving.register_keras_serializable("tfdml")(cls) for name, cls in classes.items()}
+def _with_part_rates(base: type) -> type:
+    """Return an optimizer with `PartRates`: of Adam `PartAdam`, as which it is saved."""
+    cls = type(f"Part{base.__name__}", (PartRates, base), {})
+    return keras.saving.register_keras_serializable("tfdml")(cls)
 
 
-_KERAS = keras.optimizers
-_OF_PYTORCH = _with_part_rates(PyTorchAdam, PyTorchAdamW, PyTorchSGD)
-#: By form and name. The decay of AdamW, Lion and Muon is decoupled and goes at the rate of each part.
-_CLASSES: dict[str, dict[str, type]] = {
-    "keras": _with_part_rates(_KERAS.Adam, _KERAS.AdamW, _KERAS.SGD, _KERAS.RMSprop, _KERAS.Lion, _KERAS.Muon),
-    "pytorch": {name.removeprefix("pytorch"): cls for name, cls in _OF_PYTORCH.items()},
+#: By name. The decay of AdamW, Lion and Muon is decoupled and goes at the rate of each part.
+_CLASSES: dict[str, type] = {
+    "adam": _with_part_rates(keras.optimizers.Adam),
+    "adamw": _with_part_rates(keras.optimizers.AdamW),
+    "sgd": _with_part_rates(keras.optimizers.SGD),
+    "rmsprop": _with_part_rates(keras.optimizers.RMSprop),
+    "lion": _with_part_rates(keras.optimizers.Lion),
+    "muon": _with_part_rates(keras.optimizers.Muon),
+    "pytorch_adam": _with_part_rates(PyTorchAdam),
+    "pytorch_adamw": _with_part_rates(PyTorchAdamW),
+    "pytorch_sgd": _with_part_rates(PyTorchSGD),
 }
-FORMS = tuple(_CLASSES)
-OPTIMIZERS = tuple(_CLASSES["keras"])
+OPTIMIZERS = tuple(_CLASSES)
 _DECOUPLED = (keras.optimizers.AdamW, keras.optimizers.Lion, keras.optimizers.Muon)
-
-
-def check_form(name: str, form: str, argument: str = "`form`") -> None:
-    """Refuse an optimizer that a form does not have.
-
-    Args:
-        name: One of `OPTIMIZERS`.
-        form: One of `FORMS`.
-        argument: What messages call the form.
-
-    Raises:
-        UserError: The form has no such optimizer.
-
-    Example:
-        >>> check_form("adam", "pytorch")
-    """
-    if name not in _CLASSES[form]:
-        raise UserError(f"{argument} {form!r} has {', '.join(_CLASSES[form])}, and no {name}")
 
 
 def build_optimizer(
@@ -461,8 +393,6 @@ def build_optimizer(
     epsilon: float | None = None,
     momentum: float = 0.9,
     clip_norm: float = 0.0,
-    form: str = "keras",
-    layer_decay: float = 1.0,
     ema: float = 0.0,
 ):
     """Return an optimizer, built on the learner's variables, with a rate per part.
@@ -470,7 +400,7 @@ def build_optimizer(
     It is saved with the learner, with its rates and its state: `keras.saving.load_model` and `ModelCheckpoint` work.
 
     Args:
-        name: One of `OPTIMIZERS`.
+        name: One of `OPTIMIZERS`; `adam` and `pytorch_adam` differ by the formulas at the top of this module.
         learner: A `MetricLearner`, which is built if it is not.
         learning_rate: A number or schedule, the base rate.
         learning_rates: The rates of `PARTS` that have one of their own, at the first step, or at the end of a warm-up;
@@ -478,36 +408,26 @@ def build_optimizer(
         weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam, sgd and rmsprop; decoupled, at
             each variable's own rate, for adamw, lion and muon. 0 by default for all, whereas AdamW's own default is
             0.004 in Keras and 0.01 in PyTorch: a decay is part of the recipe that the caller states.
-        epsilon: Adam's, RMSprop's and Muon's; None for 1e-7 in Keras's form and 1e-8 in PyTorch's, their defaults.
+        epsilon: Adam's, RMSprop's and Muon's; None for their default: 1e-7 in Keras, 1e-8 in PyTorch.
         momentum: SGD's.
         clip_norm: The largest norm of the gradient over all replicas; 0 for none.
-        form: `"keras"` or `"pytorch"`: whose convention epsilon and momentum follow; the formulas stand side by side
-            at the top of this module.
-        layer_decay: What the backbone's rate is multiplied by from each of its 12 groups of layers to the one below:
-            see `layer_factor`. 1 for one rate.
         ema: With 0.999, say, `averages` of the weights are kept: see `averaged`. 0 for none.
 
     Raises:
-        UserError: The name, the form or a part is unknown, there is no such form of the optimizer, or the base rate
-            is 0.
+        UserError: The name or a part is unknown, or the base rate is 0.
 
     Example:
         >>> rates = {"projection": 1e-2, "objectives": 1e-2}
         >>> learner.compile(build_optimizer("adam", learner, 3e-4, rates))
     """
     check_choice("`name`", name, OPTIMIZERS)
-    check_choice("`form`", form, FORMS)
-    check_form(name, form)
     if not learner.built:
         learner.build((None, *learner.embedder.view_shape))
     factors = _factors(learning_rate, learning_rates or {})
     parts = learner.parts()
     by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
-    for variable, depth in depths(parts["backbone"]):
-        by_id[id(variable)] *= layer_factor(depth, layer_decay)
-
     variables = learner.trainable_variables
-    optimizer = _make(_CLASSES[form][name], learning_rate, epsilon, momentum)
+    optimizer = _make(_CLASSES[name], learning_rate, epsilon, momentum)
     decoupled = isinstance(optimizer, _DECOUPLED)
     optimizer.part_settings = PartSettings(
         factors=[by_id.get(id(variable), 1.0) for variable in variables],

@@ -21,7 +21,7 @@ from tfdml.flag_files import shipped
 from tfdml.io.files import parse_flags
 from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
 from tfdml.registry import import_modules
-from tfdml.training.optimizers import FORMS, OPTIMIZERS, SCHEDULES, check_form, rate_schedule
+from tfdml.training.optimizers import OPTIMIZERS, SCHEDULES, rate_schedule
 
 #: P of a batch of classes where it is not given and the data has as many.
 MOST_CLASSES = 20
@@ -135,9 +135,9 @@ def as_text(value: Any) -> str:
 
 #: The names that `sampling` and `head` may have, each with its options and their defaults.
 SAMPLING: dict[str, dict[str, Any]] = {
-    "class_balanced": {},
-    "hierarchical": {"super_classes": 1, "weights": "proportional"},
-    "neighbors": {"every": 1, "anchor_classes": 4, "skip_top": 0, "relative_margin": None},
+    "class_balanced": {"short_classes": "repeat"},
+    "hierarchical": {"super_classes": 1, "weights": "proportional", "short_classes": "repeat"},
+    "neighbors": {"every": 1, "anchor_classes": 4, "skip_top": 0, "relative_margin": None, "short_classes": "repeat"},
     "whole_classes": {},
     "shuffle": {},
     "two_views": {},
@@ -202,7 +202,6 @@ def _names_horde(given: Mapping[str, Any]) -> bool:
 
 _IMAGES = Effect(lambda given: not given["features"], "images, not --features")
 _WITH_FILES = Effect(lambda given: given["dataset"] != "glyphs", "another --dataset than glyphs, which has no files")
-_TRAINED_BACKBONE = Effect(lambda given: given["backbone_rate"] != 0, "a --backbone_rate that is not 0")
 _SHARED_RATE = Effect(
     lambda given: any(given[rate] < 0 for rate in _RATES),
     "a part without a rate of its own (--backbone_rate, --projection_rate or --objective_rate of -1)",
@@ -248,12 +247,11 @@ class DataSettings(Settings):
             (the second on a fifth of the images).
         sampling: What a batch is: P classes x K images; the same from hierarchical(super_classes=1,
             weights=proportional), or of classes that the embedder confuses: neighbors(every=1, anchor_classes=4,
-            skip_top=0, relative_margin=none); whole_classes; a plain shuffle; two_views of each image, without labels;
-            or given pairs.
+            skip_top=0, relative_margin=none), each with short_classes=repeat or drop, for those of fewer than K images;
+            whole_classes; a plain shuffle; two_views of each image, without labels; or given pairs.
         classes_per_batch: P; 0: 20, or all where there are fewer.
         images_per_class: K, the images of each class in a batch.
         batch_size: Images per batch, over all replicas, without P and K; for two_views, the views: two of each image.
-        short_classes: Classes of fewer than K images: repeat or drop them.
 
     Raises:
         UserError: A value is out of range, or two do not go together.
@@ -292,7 +290,6 @@ class DataSettings(Settings):
     classes_per_batch: int = choice(0, check=not_negative, effect=_BY_CLASS)
     images_per_class: int = choice(5, check=positive, effect=_BY_CLASS)
     batch_size: int = choice(100, check=positive, effect=_samples("shuffle", "whole_classes", "two_views", "pairs"))
-    short_classes: str = choice("repeat", choices=("repeat", "drop"), effect=_BY_CLASS)
 
     def __post_init__(self):
         super().__post_init__()
@@ -387,9 +384,8 @@ class OptimizationSettings(Settings):
         epochs: Number of epochs.
         steps_per_epoch: Steps per epoch; 0: one pass over the training images.
         min_steps: Least steps of the run: where one pass over few images an epoch is less, epochs are longer.
-        optimizer: Optimizer.
-        optimizer_form: Whose formulas the optimizer follows: those of Keras, TensorFlow and Caffe, or PyTorch's. They
-            differ in where epsilon is added (adam, adamw) and, when the rate drops, in momentum (sgd).
+        optimizer: Optimizer. pytorch_adam and the like follow PyTorch's formulas, the others those of Keras, TensorFlow
+            and Caffe. They differ in where epsilon is added (adam, adamw), and in momentum when the rate drops (sgd).
         learning_rate: Base learning rate.
         backbone_rate: Learning rate of the backbone; -1: the base rate, 0: it does not train.
         projection_rate: Learning rate of the projection; -1: the base rate.
@@ -398,10 +394,8 @@ class OptimizationSettings(Settings):
         warm_up_epochs: Epochs, or a part of one, in which the rates rise evenly.
         drop_epochs: Epochs after which every rate drops, e.g. '8' or '20,40'.
         drop_factor: What each drop multiplies the rates by.
-        layer_decay: What the backbone's rate is multiplied by from each of 12 groups of its layers to the one below; 1:
-            one rate.
         weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw, lion and muon.
-        epsilon: Adam's, RMSprop's and Muon's epsilon; -1: 1e-7 in keras form and 1e-8 in pytorch form, their defaults.
+        epsilon: Adam's, RMSprop's and Muon's epsilon; -1: the default of 1e-7, of pytorch_adam and pytorch_adamw 1e-8.
         clip_norm: Largest norm of the gradient; 0: no clipping.
         ema: Which share of its old value the running average of each weight keeps in a step, e.g. 0.999: the averages
             are evaluated and kept. 0: none.
@@ -421,7 +415,6 @@ class OptimizationSettings(Settings):
     steps_per_epoch: int = choice(0, check=not_negative)
     min_steps: int = choice(0, check=not_negative, effect=_EPOCHS_OF_PASSES)
     optimizer: str = choice("adam", choices=OPTIMIZERS)
-    optimizer_form: str = choice("keras", choices=FORMS)
     learning_rate: float = choice(1e-4, check=positive, effect=_SHARED_RATE)
     backbone_rate: float = choice(-1.0, check=_rate, effect=_IMAGES)
     projection_rate: float = choice(-1.0, check=_rate)
@@ -430,12 +423,11 @@ class OptimizationSettings(Settings):
     warm_up_epochs: float = choice(0.0, check=not_negative)
     drop_epochs: str = choice("", effect=_DROPS_IN_TIME)
     drop_factor: float = choice(0.1, check=positive, effect=both(needs("schedule", "step"), needs("drop_epochs")))
-    layer_decay: float = choice(1.0, check=lambda value: 0 < value <= 1, effect=both(_TRAINED_BACKBONE, _IMAGES))
     weight_decay: float = choice(0.0, check=not_negative)
     epsilon: float = choice(
         -1.0,
         check=lambda value: value == -1 or value > 0,
-        effect=needs("optimizer", "adam", "adamw", "rmsprop", "muon"),
+        effect=needs("optimizer", *(name for name in OPTIMIZERS if name not in ("sgd", "pytorch_sgd", "lion"))),
     )
     clip_norm: float = choice(0.0, check=not_negative)
     ema: float = choice(0.0, check=fraction)
@@ -446,7 +438,6 @@ class OptimizationSettings(Settings):
         self.drop_steps(1)
         if self.warm_up_epochs and self.warm_up_epochs >= self.epochs:
             raise UserError(f"--warm_up_epochs={self.warm_up_epochs:g} leaves none of --epochs={self.epochs}")
-        check_form(self.optimizer, self.optimizer_form, "--optimizer_form")
         parse_sum(self.objectives, "--objectives")
 
     def epoch_steps(self, one_pass: int) -> int:
