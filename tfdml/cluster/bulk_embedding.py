@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from tfdml.cluster.ray_session import as_user_error, first_ready, ray_session
+from tfdml.cluster.ray_session import as_user_error, next_result, ray_session
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import FileImages
 from tfdml.data.preparation import Progress
@@ -270,6 +270,8 @@ def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _embed_parts(ray: Any, request: BulkRequest, folder: BulkFolder, images: pa.Table, report: Progress) -> None:
     """Embed the parts that are not done; Ray starts an actor that is lost again, with the part that it had."""
+    from ray.util import ActorPool
+
     rows = request.rows_per_file
     pending, before = folder.pending(math.ceil(len(images) / rows)), folder.parts().values()
     bad = sum(len(part["bad"]) for part in before)
@@ -287,16 +289,12 @@ def _embed_parts(ray: Any, request: BulkRequest, folder: BulkFolder, images: pa.
         "max_task_retries": _MOST_RETRIES,
     }
     embedder, threads = ray.remote(**options)(PartEmbedder), 0 if workers.gpus else workers.cpus
-    idle = [embedder.remote(request, threads) for _ in range(workers.actors)]
-    running: dict[Any, Any] = {}
-    while pending or running:
-        while pending and idle:
-            part, actor = pending.pop(0), idle.pop()
-            running[actor.embed.remote(part, images.slice(part * rows, rows).to_pydict())] = actor
-        ready = first_ready(ray, running, workers.cpus)
-        idle.append(running.pop(ready))
+    pool = ActorPool([embedder.remote(request, threads) for _ in range(workers.actors)])
+    for number in pending:
+        pool.submit(lambda actor, part: actor.embed.remote(part, images.slice(part * rows, rows).to_pydict()), number)
+    while pool.has_next():
         try:
-            record = ray.get(ready)
+            record = next_result(ray, pool, workers.cpus)
         except ray.exceptions.RayTaskError as error:
             raise (as_user_error(error) or error) from None
         except ray.exceptions.RayActorError as error:

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,22 +111,23 @@ def as_user_error(error: Any) -> UserError | None:
     return UserError(str(cause)) if isinstance(cause, UserError) else None
 
 
-def first_ready(ray: Any, references: Collection[Any], cpus: int = 1) -> Any:
-    """Wait for one of several results.
+def next_result(ray: Any, pool: Any, cpus: int = 1) -> Any:
+    """Wait for the next result of a pool of actors.
 
     Args:
         ray: The module.
-        references: The results that are to come.
-        cpus: What each of them takes of a host.
-
-    Returns:
-        The reference of a result that is there.
+        pool: A `ray.util.ActorPool`.
+        cpus: What each of its actors takes of a host.
 
     Raises:
         UserError: None came within a minute, and no host of the cluster has so many CPUs.
     """
-    while not (ready := ray.wait(list(references), num_returns=1, timeout=_PATIENCE_SECONDS)[0]):
+    while True:
+        try:
+            return pool.get_next_unordered(timeout=_PATIENCE_SECONDS)
+        except TimeoutError as error:
+            if isinstance(error, ray.exceptions.RayError):  # of an actor
+                raise
         if not any(node["Alive"] and node["Resources"].get("CPU", 0) >= cpus for node in ray.nodes()):
             advice = "start `ray start` there again, and the same command, which resumes"
             raise UserError(f"no host of the cluster has {cpus} CPUs; {advice}")
-    return ready[0]

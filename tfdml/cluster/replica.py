@@ -24,10 +24,11 @@ from tfdml.data.images import read_header
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.export.saved_model import WARM_UP, warm_up_requests
 from tfdml.io.files import parse_json
+from tfdml.training.settings import Settings, choice, not_negative, positive
 
 
 @dataclasses.dataclass(frozen=True)
-class ServeSettings:
+class ServeSettings(Settings):
     """How a model is served.
 
     Args:
@@ -42,24 +43,18 @@ class ServeSettings:
         poll_seconds: Seconds between two looks for new versions.
 
     Raises:
-        UserError: A value is not positive.
+        UserError: A value is out of range.
     """
 
-    replicas: int = 1
-    max_batch_size: int = 32
-    batch_timeout_ms: float = 2.0
-    max_waiting: int = 100
-    max_instances: int = 256
-    max_request_mb: float = 32.0
-    max_megapixels: float = 400.0
-    timeout: float = 30.0
-    poll_seconds: float = 5.0
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and (value > 0 or (value == 0 and field.name == "batch_timeout_ms"))):
-                raise UserError(f"`{field.name}={value}`: must be more than 0")
+    replicas: int = choice(1, check=positive)
+    max_batch_size: int = choice(32, check=positive)
+    batch_timeout_ms: float = choice(2.0, check=not_negative)
+    max_waiting: int = choice(100, check=positive)
+    max_instances: int = choice(256, check=positive)
+    max_request_mb: float = choice(32.0, check=positive)
+    max_megapixels: float = choice(400.0, check=positive)
+    timeout: float = choice(30.0, check=positive)
+    poll_seconds: float = choice(5.0, check=positive)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,15 +73,12 @@ class Call:
 
     @property
     def rows(self) -> int:
-        """Return the number of images or embeddings; 1 where the inputs do not agree on it."""
-        rows = {len(value) for value in self.inputs.values() if value.ndim}
-        return rows.pop() if len(rows) == 1 else 1
+        """Return the number of images or embeddings."""
+        return max((len(value) for value in self.inputs.values() if value.ndim), default=1)
 
     @property
     def key(self) -> tuple:
         """Return what calls have in common that may be computed as one."""
-        if len({len(value) for value in self.inputs.values() if value.ndim}) != 1:
-            return (id(self),)
         # A retriever answers with as many columns as the largest `k` asks for.
         most = {name: value.max(initial=0) for name, value in self.inputs.items() if value.dtype.kind == "i"}
         alone = {name: value.item() for name, value in self.inputs.items() if not value.ndim}
@@ -134,7 +126,10 @@ def parse_call(body: bytes, signatures: Mapping[str, Mapping[str, tf.TensorSpec]
         raise UserError(f"'inputs' must have the keys {', '.join(sorted(specs))}, not {', '.join(sorted(columns))}")
     for column in columns.values():
         _check_count(column, most)
-    return Call(name, {key: _array(key, columns[key], spec) for key, spec in specs.items()}, by_row)
+    inputs = {key: _array(key, columns[key], spec) for key, spec in specs.items()}
+    if len({len(value) for value in inputs.values() if value.ndim}) > 1:
+        raise UserError(f"the inputs {', '.join(specs)} differ in length")
+    return Call(name, inputs, by_row)
 
 
 def _check_count(rows: Any, most: int) -> None:
@@ -172,30 +167,24 @@ def _is_named(value: Any) -> bool:
 
 def _array(name: str, value: Any, spec: tf.TensorSpec) -> np.ndarray:
     """Return the array of a JSON value."""
-    dtype, text = np.dtype(spec.dtype.as_numpy_dtype), spec.dtype == tf.string
-    try:
-        array = np.array(_decoded(value) if text else value, object if text else None)
-    except ValueError as error:
-        ragged = "inhomogeneous" in str(error)
-        raise UserError(f"{name}: {'its lists differ in length' if ragged else short_message(error)}") from None
-    if text:
-        if any(isinstance(part, list) for part in array.ravel()):
-            raise UserError(f"{name}: its lists differ in length")
-    else:
-        if array.size and array.dtype.kind not in {"u": "iu", "i": "iu", "b": "b"}.get(dtype.kind, "iuf"):
-            raise UserError(f"{name}: its values must be {spec.dtype.name}")
-        with np.errstate(all="ignore"):
-            original, array = array, array.astype(dtype)
-        if dtype.kind in "iu" and (original != array).any():
-            raise UserError(f"{name}: a value is beyond {spec.dtype.name}")
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    with user_errors(ValueError, f"{name}: {REASON}"):
+        if spec.dtype == tf.string:
+            array = np.array(list(map(_decoded, value)) if isinstance(value, list) else _decoded(value), object)
+        else:
+            array = np.array(value)
+            if array.size and array.dtype.kind not in {"u": "iu", "i": "iu", "b": "b"}.get(dtype.kind, "iuf"):
+                raise ValueError(f"its values must be {spec.dtype.name}")
+            with np.errstate(all="ignore"):
+                original, array = array, array.astype(dtype)
+            if dtype.kind in "iu" and (original != array).any():
+                raise ValueError(f"a value is beyond {spec.dtype.name}")
     if not spec.shape.is_compatible_with(array.shape):
         raise UserError(f"{name}: its shape is {array.shape}, and must be {tuple(spec.shape.as_list())}")
     return array
 
 
-def _decoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decoded(part) for part in value]
+def _decoded(value: Any) -> bytes:
     if not (isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str)):
         hint = ", not a plain string, a path or a URL" if isinstance(value, str) else ""
         raise ValueError('its values must be the bytes of image files as {"b64": "..."}' + hint)
@@ -319,14 +308,13 @@ class Replica:
                 if all(value.ndim and len(value) == ends[-1] for value in outputs.values()):
                     parts = {name: np.split(value, ends[:-1]) for name, value in outputs.items()}
                     return [{name: part[place] for name, part in parts.items()} for place in range(len(calls))]
-        # One by one, so that what is bad in one fails no other.
-        return [self._or_error(call) for call in calls]
-
-    def _or_error(self, call: Call) -> Any:
-        try:
-            return self._compute(call.signature, call.inputs)
-        except (UserError, tf.errors.OpError) as error:
-            return error
+        answers: list[Any] = []
+        for call in calls:  # one by one, so that what is bad in one fails no other
+            try:
+                answers.append(self._compute(call.signature, call.inputs))
+            except (UserError, tf.errors.OpError) as error:
+                answers.append(error)
+        return answers
 
     def _compute(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         tensors = {

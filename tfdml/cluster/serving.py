@@ -101,15 +101,12 @@ class Versions:
         if before is not None and before is not self.current:
             self._end(before)
 
-    def _files(self, number: int) -> tuple | None:
-        """Return what the files of a version are, to see that they change; None where it has no SavedModel."""
+    def _files(self, number: int) -> list[tuple[str, int]]:
+        """Return the files of a version with their times, to see that they change; none where it has no SavedModel."""
         folder = self.folder / str(number)
         if not (folder / "saved_model.pb").is_file():
-            return None
-        with contextlib.suppress(OSError):
-            files = [(path, path.stat()) for path in sorted(folder.rglob("*"))]
-            return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in files)
-        return None
+            return []
+        return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
 
     def _load(self, number: int) -> bool:
         started, self._loads = time.monotonic(), self._loads + 1
@@ -155,46 +152,42 @@ def _reason(application: str) -> str:
     return last[0].removeprefix("tfdml.errors.UserError: ") if last else ""
 
 
-def application(versions: Versions, settings: ServeSettings) -> Starlette:
-    """Return the web application.
+class _Model:
+    """Answers requests about a model.
 
     Args:
         versions: The model.
         settings: See `ServeSettings`.
     """
-    waiting = 0
 
-    def version_of(request: Request) -> Version:
-        version, path = versions.current, request.path_params
-        if ":" in path["model"]:
-            raise HTTPException(400)  # as where no route fits
-        if path["model"] != versions.name or version is None or path.get("version") not in (None, str(version.number)):
+    def __init__(self, versions: Versions, settings: ServeSettings):
+        self._versions, self._settings, self._waiting = versions, settings, 0
+
+    def _version(self, request: Request) -> Version:
+        version, number = self._versions.current, request.path_params.get("version")
+        if version is None or number not in (None, str(version.number)):
             raise HTTPException(404, f"Servable not found for request: {request.url.path}")
         return version
 
-    async def predict(request: Request) -> Response:
-        nonlocal waiting
-        started, code = time.monotonic(), 500
+    async def predict(self, request: Request) -> Response:
+        """Answer a predict request, unless too many wait already."""
+        if self._waiting >= self._settings.max_waiting:
+            raise HTTPException(503, f"{self._waiting} requests wait already: try again", {"Retry-After": "1"})
+        started = time.monotonic()
+        self._waiting += 1
         try:
-            if waiting >= settings.max_waiting:
-                raise HTTPException(503, f"{waiting} requests wait already: try again", {"Retry-After": "1"})
-            waiting += 1
-            try:
-                code, body = await answer(request)
-            finally:
-                waiting -= 1
-            _SECONDS.observe(time.monotonic() - started)
-            return Response(body, code, media_type="application/json")
-        except HTTPException as error:
-            code = error.status_code
-            raise
+            code, body = await self._answer(request)
         finally:
-            _REQUESTS.labels(code).inc()
+            self._waiting -= 1
+        _SECONDS.observe(time.monotonic() - started)
+        _REQUESTS.labels(code).inc()
+        return Response(body, code, media_type="application/json")
 
-    async def answer(request: Request) -> tuple[int, bytes]:
-        version_of(request)
+    async def _answer(self, request: Request) -> tuple[int, bytes]:
+        self._version(request)
+        settings = self._settings
         body = await read_body(request, int(settings.max_request_mb * 2**20), settings.timeout, _DROPPED)
-        version = version_of(request)
+        version = self._version(request)
 
         async def predicted() -> tuple[int, bytes]:
             response = version.handle.predict.remote(body)
@@ -209,55 +202,74 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
         except TimeoutError:
             raise HTTPException(504, f"the model did not answer within {settings.timeout:g} s") from None
         except (ray.exceptions.RayError, RayServeException) as error:
-            logging.error("version %d of %s: %s", version.number, versions.name, short_message(error, "first", True))
+            reason = short_message(error, "first", True)
+            logging.error("version %d of %s: %s", version.number, self._versions.name, reason)
             raise HTTPException(503, "the model is starting again: try again", {"Retry-After": "1"}) from None
 
-    async def status(request: Request) -> Response:
-        version, model = request.path_params.get("version"), request.path_params["model"]
-        states = dict(sorted(versions.status.items(), reverse=True)) if model == versions.name else {}
-        if version is not None:
-            states = {number: state for number, state in states.items() if str(number) == version}
-        if not states:
-            version_of(request)
-        shown = [
-            {"version": str(number), "state": state, "status": {"error_code": code, "error_message": error}}
-            for number, (state, error) in states.items()
+    async def status(self, request: Request) -> Response:
+        """Answer with the states of the versions, or of one of them."""
+        number = request.path_params.get("version")
+        states = [
+            {"version": str(each), "state": state, "status": {"error_code": code, "error_message": error}}
+            for each, (state, error) in sorted(self._versions.status.items(), reverse=True)
             for code in ["UNKNOWN" if error else "OK"]
+            if number in (None, str(each))
         ]
-        return JSONResponse({"model_version_status": shown})
+        if not states:
+            self._version(request)
+        return JSONResponse({"model_version_status": states})
 
-    async def metadata(request: Request) -> Response:
-        version = version_of(request)
-        spec = {"name": versions.name, "signature_name": "", "version": str(version.number)}
+    async def metadata(self, request: Request) -> Response:
+        """Answer with the signatures of the version in service."""
+        version = self._version(request)
+        spec = {"name": self._versions.name, "signature_name": "", "version": str(version.number)}
         signatures = {"signature_def": {"signature_def": version.signatures}}
         return JSONResponse({"model_spec": spec, "metadata": signatures})
 
-    def health(_: Request) -> Response:
-        current = ray_serve.status().applications.get(versions.current.application) if versions.current else None
-        state = current.status.value if current else "NONE"
+    def health(self, _: Request) -> Response:
+        """Answer whether a version is in service and its replicas run."""
+        version = self._versions.current
+        application = ray_serve.status().applications.get(version.application) if version else None
+        state = application.status.value if application else "NONE"
         return JSONResponse({"status": state}, 200 if state == "RUNNING" else 503)
 
-    async def measured(_: Request) -> Response:
-        _WAITING.set(waiting)
+    async def metrics(self, _: Request) -> Response:
+        """Answer with the metrics that Prometheus reads."""
+        _WAITING.set(self._waiting)
         return Response(prometheus.generate_latest(), media_type=prometheus.CONTENT_TYPE_LATEST)
 
-    async def refused(request: Request, error: Exception) -> Response:
-        if not isinstance(error, HTTPException):
-            return JSONResponse({"error": "the server failed; its log shows why"}, 500)
-        status, message = error.status_code, error.detail
-        if message in ("Bad Request", "Not Found", "Method Not Allowed"):
-            status, message = 400 if request.url.path.startswith("/v1/") else 404, "Malformed request"
-            message += f": {request.method} {request.url.path}"
-        return JSONResponse({"error": message}, status, error.headers)
 
-    routes = [Route("/healthz", health), Route("/monitoring/prometheus/metrics", measured)]
-    for model in ("/v1/models/{model}/versions/{version}", "/v1/models/{model}"):
+async def _refusal(request: Request, error: Exception) -> Response:
+    """Answer with an error in TF Serving's form."""
+    path = request.url.path
+    if not isinstance(error, HTTPException):
+        error = HTTPException(500, "the server failed; its log shows why")
+    elif error.detail == "Not Found" and path.startswith("/v1/models/"):
+        error.detail = f"Servable not found for request: {path}"
+    elif error.detail in ("Not Found", "Method Not Allowed"):
+        status = 400 if error.status_code == 405 else 404
+        error = HTTPException(status, f"Malformed request: {request.method} {path}")
+    if path.endswith(":predict"):
+        _REQUESTS.labels(error.status_code).inc()
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+def application(versions: Versions, settings: ServeSettings) -> Starlette:
+    """Return the web application.
+
+    Args:
+        versions: The model.
+        settings: See `ServeSettings`.
+    """
+    model, path = _Model(versions, settings), f"/v1/models/{versions.name}"
+    routes = [Route("/healthz", model.health), Route("/monitoring/prometheus/metrics", model.metrics)]
+    for place in (path, f"{path}/versions/{{version}}"):
         routes += [
-            Route(f"{model}:predict", predict, methods=["POST"]),
-            Route(f"{model}/metadata", metadata),
-            Route(model, status),
+            Route(f"{place}:predict", model.predict, methods=["POST"]),
+            Route(f"{place}/metadata", model.metadata),
+            Route(place, model.status),
         ]
-    return Starlette(routes=routes, exception_handlers=dict.fromkeys((HTTPException, Exception), refused))
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys((HTTPException, Exception), _refusal))
 
 
 def serve(folder: Path, name: str, listening: socket.socket, settings: ServeSettings) -> None:
