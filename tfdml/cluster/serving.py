@@ -5,7 +5,6 @@ answers HTTP: Ray Serve's own proxy limits neither the size of a request nor the
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import logging as python_logging
 import socket
