@@ -223,7 +223,7 @@ WRONG_LABELS = {
     "names": (["cat", "dog", "cat", "dog"], f"must be integers, not names.*{NUMBERS}"),
     "halves": ([0.5, 0.5, 1.5, 1.5], rf"must be integers; 0\.5 is not a whole number.*{NUMBERS}"),
     "not finite": ([0.0, 0.0, np.nan, np.nan], "must be integers; nan is not a whole number"),
-    "one-hot": (np.eye(4), r"not \(4, 4\): of one-hot rows labels.argmax\(axis=1\)"),
+    "one-hot": (np.eye(4), r"not \(4, 4\): labels.argmax\(axis=1\) makes such of one-hot rows"),
     "multi-hot": (np.tri(4, dtype=bool), r"positives=tfdml.mining.shares_a_label .*evaluation.* not offered"),
 }
 

@@ -66,13 +66,13 @@ def parse_sum(text: str, flag: str) -> list[tuple[float, Call]]:
         UserError: The text is not of this form; the message names `flag`.
     """
     terms: list[tuple[float, Call]] = []
-
-    def visit(node: ast.expr, sign: float) -> None:
+    nodes = [(_expression(text, flag), 1.0)]
+    while nodes:
+        node, sign = nodes.pop()
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
-            visit(node.left, sign)
-            visit(node.right, sign if isinstance(node.op, ast.Add) else -sign)
+            nodes += [(node.right, sign if isinstance(node.op, ast.Add) else -sign), (node.left, sign)]
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            factor, call = (node.left, node.right)
+            factor, call = node.left, node.right
             if not isinstance(call, ast.Call | ast.Name | ast.Attribute):
                 factor, call = call, factor
             weight = _value(factor, text, flag)
@@ -81,12 +81,6 @@ def parse_sum(text: str, flag: str) -> list[tuple[float, Call]]:
             terms.append((sign * weight, _call(call, text, flag)))
         else:
             terms.append((sign, _call(node, text, flag)))
-
-    tree = _expression(text, flag)
-    try:
-        visit(tree, 1.0)
-    except RecursionError as error:
-        raise _error(text, flag, "it is too long or too deeply nested") from error
     return terms
 
 
@@ -104,10 +98,8 @@ def _expression(text: str, flag: str, source: str = "") -> ast.expr:
     try:
         quoted = _RESERVED.sub(lambda match: match[1] or repr(match[2]), " ".join((source or text).split()))
         return ast.parse(quoted, mode="eval").body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _error(text, flag, "it cannot be read") from error
-    except (RecursionError, MemoryError) as error:
-        raise _error(text, flag, "it is too long or too deeply nested") from error
 
 
 def _call(node: ast.expr, text: str, flag: str) -> Call:

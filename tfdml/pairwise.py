@@ -47,7 +47,7 @@ def integer_labels(labels: Any, what: str = "labels", rows: bool = False) -> np.
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1 and not (rows and array.ndim == 2):
-        raise UserError(_not_a_vector(what, array))
+        raise UserError(_wrong_shape(what, array))
     return _whole_numbers(array, what)
 
 
@@ -116,50 +116,37 @@ def _as_array(labels, what) -> np.ndarray:
 
 
 def _whole_numbers(array: np.ndarray, what: str) -> np.ndarray:
-    if array.dtype.kind in "OUS":
-        value = next((value for value in array.flat if not isinstance(value, int | float | np.number)), "")
-        name = f"{'names such as ' if isinstance(value, str | bytes) else ''}{str(value)[:40]!r}"
-        raise UserError(f"{what} must be integers, not {name}: {_numbered(what)} numbers them")
     if array.dtype.kind not in "iubf":
-        raise UserError(f"{what} must be integers; got dtype {array.dtype}")
+        value = next((value for value in array.flat if not isinstance(value, int | float | np.number)), "")
+        raise UserError(f"{what} must be integers, not names such as {str(value)[:40]!r}: {_numbered(what)}")
     if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
         raise UserError(f"{what} must fit int64; the largest is {array.max()}")
     if array.dtype.kind == "f":
         whole = np.isfinite(array) & (array == np.rint(array))
-        limit = 2.0 ** min(np.finfo(array.dtype).nmant + 1, 63)
         if not whole.all():
-            found = f"{array[~whole].flat[0]:g} is not a whole number"
-            advice = f"{_numbered(what)} numbers classes that have such ids"
-            raise UserError(f"{what} must be integers; {found}: {advice}")
+            fraction = array[~whole].flat[0]
+            raise UserError(f"{what} must be integers; {fraction:g} is not a whole number: {_numbered(what)}")
+        limit = 2.0 ** min(np.finfo(array.dtype).nmant + 1, 63)
         if np.abs(array).max(initial=0) >= limit:
-            raise UserError(
-                f"{what} must be integers; {_merging(array.dtype, limit)}: give them as int64 from the start"
-            )
+            merged = _merging(array.dtype, limit)
+            raise UserError(f"{what} must be integers; {merged}: give them as int64 from the start")
     return array.astype(np.int64)
 
 
 def _numbered(what: str) -> str:
-    return f"np.unique({what}, return_inverse=True)[1]"
+    return f"np.unique({what}, return_inverse=True)[1] numbers them"
 
 
 def _merging(dtype, limit: float) -> str:
     return f"as {dtype} different ids from {limit:,.0f} on become one"
 
 
-def _not_a_vector(what: str, labels: Any) -> str:
-    """Why labels (N, L) are refused, and what to do: `labels` is an array, or a tensor whose values are not known."""
-    message = f"{what} must have shape (B,) or (B, 1), not {tuple(labels.shape)}"
-    if len(labels.shape) != 2:
-        return message
-    one_hot = f"of one-hot rows {what}.argmax(axis=1) makes such"
-    several = (
-        "a loss with positives=tfdml.mining.shares_a_label trains on rows of several labels; evaluation on them is "
-        "not offered"
+def _wrong_shape(what: str, labels: Any) -> str:
+    return (
+        f"{what} must have shape (B,) or (B, 1), not {tuple(labels.shape)}: {what}.argmax(axis=1) makes such of "
+        "one-hot rows; a loss with positives=tfdml.mining.shares_a_label trains on rows of several labels; evaluation "
+        "on them is not offered"
     )
-    if not isinstance(labels, np.ndarray):
-        return f"{message}: {one_hot}; {several}"
-    flags = labels.dtype.kind in "biuf" and bool(np.isin(labels, (0, 1)).all())
-    return f"{message}: {one_hot if flags and (labels.sum(axis=1) == 1).all() else several}"
 
 
 def as_labels(labels, rows=False):
@@ -175,7 +162,7 @@ def as_labels(labels, rows=False):
         rows: Whether each image has several, as label sets and hierarchies do; a vector then becomes (B, 1).
 
     Raises:
-        ValueError: The labels are not a vector (with `rows`, neither a vector nor a matrix), or concrete values are not
+        UserError: The labels are not a vector (with `rows`, neither a vector nor a matrix), or concrete values are not
             whole numbers.
     """
     if not (ops.is_tensor(labels) or isinstance(labels, keras.KerasTensor)):
@@ -184,25 +171,27 @@ def as_labels(labels, rows=False):
     if getattr(labels.shape, "rank", 1) is None:
         labels = ops.reshape(labels, (ops.shape(labels)[0], -1) if rows else (-1,))
     shape = tuple(labels.shape)
-    if rows and len(shape) == 1:
-        labels = labels[:, None]
-    elif rows and len(shape) != 2:
-        raise ValueError(f"labels must have shape (B,) or (B, L), not {shape}")
-    elif rows:
-        pass
+    if rows and len(shape) not in (1, 2):
+        raise UserError(f"labels must have shape (B,) or (B, L), not {shape}")
+    if rows:
+        labels = labels[:, None] if len(shape) == 1 else labels
     elif len(shape) == 2 and shape[1] == 1:
-        labels = labels[:, 0] if isinstance(labels, np.ndarray) else ops.squeeze(labels, 1)
+        labels = labels[:, 0]
     elif len(shape) != 1:
-        raise UserError(_not_a_vector("labels", labels))
-    labels = _known_whole_numbers(labels)
-    if isinstance(labels, np.ndarray):
-        if keras.backend.backend() == "jax" and labels.size and np.abs(labels).max() > np.iinfo(np.int32).max:
-            labels = np.unique(labels, return_inverse=True)[1].reshape(labels.shape).astype(np.int32)
-        return ops.convert_to_tensor(labels)
-    kind = keras.backend.standardize_dtype(labels.dtype)
-    if "int" in kind:
-        return labels
-    return ops.cast(labels, _integer_type()) if kind == "bool" else _checked_in_graph(labels, kind)
+        raise UserError(_wrong_shape("labels", labels))
+    if not isinstance(labels, np.ndarray):
+        # TensorFlow's type is not hashable, nor a string of NumPy's.
+        kind = "string" if "string" in str(labels.dtype) else keras.backend.standardize_dtype(labels.dtype)
+        if "int" in kind:
+            return labels
+        try:
+            labels = np.asarray(ops.convert_to_numpy(labels))
+        except Exception:  # each backend has its own type for a tensor without values
+            return _checked_in_graph(labels, kind)
+    labels = _whole_numbers(labels, "labels")
+    if keras.backend.backend() == "jax" and np.abs(labels).max(initial=0) > np.iinfo(np.int32).max:
+        labels = np.unique(labels, return_inverse=True)[1].reshape(labels.shape).astype(np.int32)
+    return ops.convert_to_tensor(labels)
 
 
 def nan_if_no_label(labels):
@@ -222,39 +211,25 @@ def _integer_type() -> str:
 
 
 def _checked_in_graph(labels, kind: str):
-    """Return floats without values as integers; the lowest one in place of what is not a whole number."""
+    """Return labels without values as integers; the lowest one in place of a float that is not a whole number."""
+    if kind == "bool":
+        return ops.cast(labels, _integer_type())
     digits = {"float16": 11, "float32": 24, "float64": 53}
     if kind not in digits:
-        raise UserError(f"labels must be integers; got dtype {kind}")
+        raise UserError(f"labels must be integers, not names or other values of dtype {kind}: {_numbered('labels')}")
     limit = min(2.0 ** digits[kind], -float(np.iinfo(_integer_type()).min))
     whole = ops.logical_and(labels == ops.round(labels), ops.abs(labels) < limit)
     if keras.backend.backend() == "tensorflow" and not isinstance(labels, keras.KerasTensor):
         import tensorflow as tf
 
         message = f"labels must be integers; fractions have no class, and {_merging(kind, limit)}"
-        message = f"{message}: {_numbered('labels')} numbers them; got"
+        message = f"{message}: {_numbered('labels')}; got"
         tf.debugging.Assert(tf.reduce_all(whole), [message, labels], summarize=8)
     # Neither XLA nor JAX can raise.
     needs = f"whole numbers below {limit:,.0f}, or the loss of a compiled step is NaN"
     warnings.warn(f"labels reach the loss as {kind}: they must be {needs}; give integers", stacklevel=2)
     integers = ops.cast(ops.where(whole, labels, 0), _integer_type())
     return ops.where(whole, integers, np.iinfo(_integer_type()).min)
-
-
-def _known_whole_numbers(labels):
-    """Labels whose values are known, as whole numbers in NumPy; integer tensors and those of a graph as they are."""
-    if not isinstance(labels, np.ndarray):
-        # TensorFlow's type is not hashable, nor a string of NumPy's.
-        kind = "string" if "string" in str(labels.dtype) else keras.backend.standardize_dtype(labels.dtype)
-        if "int" in kind:
-            return labels
-        try:
-            labels = np.asarray(ops.convert_to_numpy(labels))
-        except Exception:  # each backend has its own type for a tensor without values
-            if kind == "string":
-                raise UserError(f"labels must be integers, not names: {_numbered('labels')} numbers them") from None
-            return labels
-    return _whole_numbers(labels, "labels")
 
 
 def l2_normalize(x, axis=-1):

@@ -35,8 +35,16 @@ def count() -> int:
 
 
 _EMPTY = "a batch has fewer images than there are replicas"
-# Of Keras, which adds up the replicas' images where it looks at the first batch.
-_UNEQUAL = "must have the same size and shape"
+_UNEQUAL = "of type AddN must have the same size and shape"
+# What errors of TensorFlow and our own say, and what to do about them.
+_ADVICE = {
+    _EMPTY: f"{_EMPTY} (the last one of an epoch?): leave it out, by batch(size, drop_remainder=True) or a number of "
+    "images that the batch size divides",
+    # Of Keras, which adds up the replicas' images where it looks at the first batch.
+    _UNEQUAL: "the first batch cannot be split equally among the replicas: choose a batch size that they can share",
+    "Shape mismatch in the collective instance": "one tf.distribute strategy serves a whole process: make one and "
+    "train every model of the process within it",
+}
 
 
 def require_images(images):
@@ -54,21 +62,15 @@ def explaining_empty_replicas() -> Iterator[None]:
     """Explains the errors of batches that replicas cannot share, raised in this block.
 
     Raises:
-        ValueError: A replica had no image; the first batch has not as many for each; or a process has two strategies.
+        UserError: A replica had no image; the first batch has not as many for each; or a process has two strategies.
     """
     try:
         yield
     except Exception as error:
-        if "AddN" in str(error) and _UNEQUAL in str(error):
-            advice = "choose a batch size that they can share"
-            raise ValueError(f"the first batch cannot be split equally among the replicas: {advice}") from error
-        if "Shape mismatch in the collective instance" in str(error):
-            advice = "make one and train every model of the process within it"
-            raise UserError(f"one tf.distribute strategy serves a whole process: {advice}") from error
-        if _EMPTY not in str(error):
-            raise
-        advice = "leave it out, by batch(size, drop_remainder=True) or a number of images that the batch size divides"
-        raise ValueError(f"{_EMPTY} (the last one of an epoch?): {advice}") from error
+        for symptom, advice in _ADVICE.items():
+            if symptom in str(error):
+                raise UserError(advice) from error
+        raise
 
 
 def gather(x):

@@ -83,7 +83,6 @@ class CosineProxies(SavedByArguments, keras.layers.Layer):
         return (input_shape[0], self.num_classes, *per_class)
 
 
-_ROWS = 4096
 # Up to this many vectors or dimensions, whichever are fewer, the exact decomposition takes seconds.
 _EXACT = 4096
 
@@ -183,23 +182,14 @@ class PrincipalComponents(SavedByArguments, keras.layers.Layer):
 
 def _principal(vectors, mean, dim):
     """Return the first components (D, d) of vectors (N, D), and the variances (d,) along them."""
+    # Imported where it is needed: a model that only applies its components does without it.
+    from sklearn.decomposition import PCA
+
     count, size = vectors.shape
     if min(count, size) > _EXACT:
-        # Imported where it is needed: a model that only applies its components does without it.
-        from sklearn.decomposition import PCA
-
-        found = PCA(dim, svd_solver="randomized", random_state=0).fit(vectors)
-        squares, components = found.explained_variance_ * (count - 1), found.components_.T
-    elif count >= size:
-        covariance = np.zeros((size, size))
-        for first in range(0, count, _ROWS):
-            rows = vectors[first : first + _ROWS] - mean
-            covariance += rows.T @ rows
-        values, directions = np.linalg.eigh(covariance)
-        squares, components = values[::-1][:dim], directions[:, ::-1][:, :dim]
+        pca = PCA(dim, svd_solver="randomized", random_state=0).fit(vectors)
     else:
-        # Fewer vectors than dimensions: their singular vectors, without the covariance's D x D.
-        _, singular, directions = np.linalg.svd(vectors - mean, full_matrices=False)
-        squares, components = singular[:dim] ** 2, directions[:dim].T
-    largest = components[np.abs(components).argmax(axis=0), np.arange(dim)]
-    return components * np.where(largest < 0, -1.0, 1.0), np.maximum(squares, 0.0) / (count - 1)
+        # Of fewer vectors than dimensions the singular vectors, without the covariance's D x D.
+        solver = "covariance_eigh" if count >= size else "full"
+        pca = PCA(dim, svd_solver=solver, copy=False).fit(vectors - mean)
+    return pca.components_.T, pca.explained_variance_

@@ -39,14 +39,8 @@ def refuse_unknown_classes(labels, num_classes, name):
         "measure retrieval with tfdml.callbacks.RetrievalEvaluation(x, y) in place of validation_data"
     )
 
-    def check(labels):
-        known = np.asarray(labels)
-        outside = known[(known < 0) | (known >= num_classes)]
-        if outside.size:
-            raise UserError(f"{message}; got label {outside[0]}")
-
     try:
-        known = ops.convert_to_numpy(labels)
+        classes = np.asarray(ops.convert_to_numpy(labels))
     except Exception:  # each backend has its own type for a tensor without values
         # Of TensorFlow whatever the backend is: so are the batches of a tf.data.Dataset.
         if type(labels).__module__.startswith("tensorflow"):
@@ -54,8 +48,10 @@ def refuse_unknown_classes(labels, num_classes, name):
 
             inside = tf.logical_and(labels >= 0, labels < num_classes)
             tf.debugging.Assert(tf.reduce_all(inside), [message, "Labels:", labels], summarize=8)
-    else:
-        check(known)
+        return
+    outside = classes[(classes < 0) | (classes >= num_classes)]
+    if outside.size:
+        raise UserError(f"{message}; got label {outside[0]}")
 
 
 class ClassSimilarityLoss(LabeledLoss):
@@ -110,40 +106,6 @@ class ClassSimilarityLoss(LabeledLoss):
 
 
 @register("loss")
-class AMSoftmaxLoss(ClassSimilarityLoss):
-    """Additive-margin softmax.
-
-    L = -log( e^{s (cos_y - m)} / ( e^{s (cos_y - m)} + sum_{j != y} e^{s cos_j} ) ), averaged over the batch.
-
-    Args:
-        scale: s. The JRD paper fixes 20.
-        margin: m, a difference of cosines, in [0, 2]. The JRD paper uses 0.1 (CUB, SOP) and 0.05 (CARS).
-        label_smoothing: e, the share of the target that is spread evenly over all classes: below 1. Some labels of
-            most data sets are wrong; 0.1 is usual.
-
-    Raises:
-        ValueError: `scale` is not positive, or `margin` or `label_smoothing` out of range.
-
-    Example:
-        >>> cosines = [[0.9, 0.1, -0.3]]
-        >>> float(AMSoftmaxLoss(scale=20.0, margin=0.1)([0], cosines))
-        8.318e-07
-
-    Source: Wang et al., "CosFace", CVPR 2018; Chu et al., ICML 2020, eq. 12.
-    """
-
-    def __init__(self, scale=20.0, margin=0.1, label_smoothing=0.0, **kwargs):
-        super().__init__(**kwargs)
-        self.scale = number("scale", scale, above=0)
-        self.label_smoothing = number("label_smoothing", label_smoothing, at_least=0, below=1)
-        self.margin = number("margin", margin, at_least=0, at_most=2)
-
-    def logits(self, similarities, target_mask):
-        """Return the logits (B, C): the margin is taken from the own class before scaling."""
-        return self.scale * (similarities - self.margin * ops.cast(target_mask, "float32"))
-
-
-@register("loss")
 class NormSoftmaxLoss(ClassSimilarityLoss):
     """Normalized softmax: cross-entropy over scaled cosines, without a margin.
 
@@ -175,7 +137,38 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
 
 
 @register("loss")
-class ArcFaceLoss(ClassSimilarityLoss):
+class AMSoftmaxLoss(NormSoftmaxLoss):
+    """Additive-margin softmax.
+
+    L = -log( e^{s (cos_y - m)} / ( e^{s (cos_y - m)} + sum_{j != y} e^{s cos_j} ) ), averaged over the batch.
+
+    Args:
+        scale: s. The JRD paper fixes 20.
+        margin: m, a difference of cosines, in [0, 2]. The JRD paper uses 0.1 (CUB, SOP) and 0.05 (CARS).
+        label_smoothing: As of `NormSoftmaxLoss`.
+
+    Raises:
+        ValueError: `scale` is not positive, or `margin` or `label_smoothing` out of range.
+
+    Example:
+        >>> cosines = [[0.9, 0.1, -0.3]]
+        >>> float(AMSoftmaxLoss(scale=20.0, margin=0.1)([0], cosines))
+        8.318e-07
+
+    Source: Wang et al., "CosFace", CVPR 2018; Chu et al., ICML 2020, eq. 12.
+    """
+
+    def __init__(self, scale=20.0, margin=0.1, label_smoothing=0.0, **kwargs):
+        super().__init__(scale, label_smoothing, **kwargs)
+        self.margin = number("margin", margin, at_least=0, at_most=2)
+
+    def logits(self, similarities, target_mask):
+        """Return the logits (B, C): the margin is taken from the own class before scaling."""
+        return self.scale * (similarities - self.margin * ops.cast(target_mask, "float32"))
+
+
+@register("loss")
+class ArcFaceLoss(NormSoftmaxLoss):
     """Additive angular margin softmax.
 
     L = -log( e^{s cos(theta_y + m)} / ( e^{s cos(theta_y + m)} + sum_{j != y} e^{s cos_j} ) ), averaged over the batch.
@@ -186,8 +179,7 @@ class ArcFaceLoss(ClassSimilarityLoss):
     Args:
         scale: s.
         margin: m in radians, in [0, pi / 2]. pytorch-metric-learning takes degrees: its 28.6 is 0.5.
-        label_smoothing: e, the share of the target that is spread evenly over all classes: below 1. Some labels of
-            most data sets are wrong; 0.1 is usual.
+        label_smoothing: As of `NormSoftmaxLoss`.
 
     Raises:
         ValueError: `scale` is not positive, or `margin` or `label_smoothing` out of range.
@@ -200,9 +192,7 @@ class ArcFaceLoss(ClassSimilarityLoss):
     """
 
     def __init__(self, scale=64.0, margin=0.5, label_smoothing=0.0, **kwargs):
-        super().__init__(**kwargs)
-        self.scale = number("scale", scale, above=0)
-        self.label_smoothing = number("label_smoothing", label_smoothing, at_least=0, below=1)
+        super().__init__(scale, label_smoothing, **kwargs)
         self.margin = number("margin", margin, at_least=0, at_most=math.pi / 2)
 
     def logits(self, similarities, target_mask):
@@ -277,8 +267,7 @@ class SubCenterArcFaceLoss(ArcFaceLoss):
     Args:
         scale: s.
         margin: m in radians, in [0, pi / 2]. pytorch-metric-learning takes degrees: its 28.6 is 0.5.
-        label_smoothing: e, the share of the target that is spread evenly over all classes: below 1. Some labels of
-            most data sets are wrong; 0.1 is usual.
+        label_smoothing: As of `NormSoftmaxLoss`.
 
     Raises:
         ValueError: `scale` is not positive, or `margin` or `label_smoothing` out of range.

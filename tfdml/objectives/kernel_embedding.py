@@ -61,15 +61,14 @@ class JointKernelObjective(Objective):
         kernels = restore(kernels)
         if kernels is None:
             return {level: _default_kernel(level) for level in self.levels}
-        if isinstance(kernels, dict):
-            if set(kernels) != set(self.levels):
-                raise ValueError(f"{self.name}: kernels for {sorted(kernels)}, but the levels are {self.levels}")
-            kernels = [kernels[level] for level in self.levels]
-        elif not isinstance(kernels, (list, tuple)):
-            kernels = [kernels] * len(self.levels)
-        if len(kernels) != len(self.levels):
-            raise ValueError(f"{self.name}: {len(kernels)} kernels for {len(self.levels)} levels")
-        by_level = {level: restore(kernel) for level, kernel in zip(self.levels, kernels, strict=True)}
+        if not isinstance(kernels, dict):
+            listed = kernels if isinstance(kernels, (list, tuple)) else [kernels] * len(self.levels)
+            if len(listed) != len(self.levels):
+                raise ValueError(f"{self.name}: {len(listed)} kernels for {len(self.levels)} levels")
+            kernels = dict(zip(self.levels, listed, strict=True))
+        if set(kernels) != set(self.levels):
+            raise ValueError(f"{self.name}: kernels for {sorted(kernels)}, but the levels are {self.levels}")
+        by_level = {level: restore(kernels[level]) for level in self.levels}
         for kernel in by_level.values():
             if not isinstance(kernel, Kernel):
                 raise ValueError(f"{self.name}: kernels must be of tfdml.kernels, such as laplace(), not {kernel!r}")
@@ -147,7 +146,7 @@ class JointRepresentationSimilarity(JointKernelObjective):
             (1,) for class; or one kernel for all levels; or one per level, as a sequence or a dict.
         reduction: `"mean"` over the pairs, or `"sum"` (L_JRS itself, eq. 9).
         weight: alpha. The paper uses 1 (CUB, CARS) and 0.4 (SOP), and 0.001 with `Polynomial` and `Exponential`.
-        name: The term's name in logs; by default that of the class, as `joint_mmd`.
+        name: The term's name in logs; by default that of the class, `joint_representation_similarity`.
         unit_length: The levels whose vectors are first scaled to length 1, such as `"pooled"`. By default none: the
             paper's pooled features have any length.
 
@@ -211,7 +210,7 @@ class JointMMD(_NormObjective):
         squared: D_IJ = -|C_I - C_J|^2, the MMD^2 of eq. 14, instead of the norm that eq. 15 prints.
         reduction: `"mean"`, over the pairs of images, or `"sum"`.
         weight: alpha; the paper's best is 0.1.
-        name: The term's name in logs; by default that of the class, as `joint_mmd`.
+        name: The term's name in logs; by default that of the class, `joint_mmd`.
         unit_length: As in `JointRepresentationSimilarity`.
 
     Raises:
@@ -251,7 +250,7 @@ class JointIntra(_NormObjective):
         squared: -|C_I|^2 - |C_J|^2, the terms of MMD^2 (eq. 14), instead of the norms that eq. 16 prints.
         reduction: `"mean"`, over the pairs of images, or `"sum"`.
         weight: alpha.
-        name: The term's name in logs; by default that of the class, as `joint_mmd`.
+        name: The term's name in logs; by default that of the class, `joint_intra`.
         unit_length: As in `JointRepresentationSimilarity`.
 
     Raises:

@@ -41,11 +41,10 @@ def class_densities(features, labels, num_classes):
     if not np.isfinite(features).all():
         raise ValueError("features must be finite numbers")
     densities = np.zeros(num_classes, np.float32)
-    order = np.argsort(labels, kind="stable")
     # One class at a time: 60,000 images of 1,024 features never exist in float64 at once.
-    for rows in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1) if labels.size else ():
-        members = features[rows].astype(np.float64)
-        densities[labels[rows[0]]] = np.mean(np.sum((members - members.mean(axis=0)) ** 2, axis=1))
+    for label in np.unique(labels):
+        members = features[labels == label].astype(np.float64)
+        densities[label] = np.mean(np.sum((members - members.mean(axis=0)) ** 2, axis=1))
     return densities
 
 
@@ -141,10 +140,9 @@ class DensityAdaptivity(ReducedObjective):
         if given is None:
             return None
         reference = np.asarray(given, np.float32)
-        if reference.shape != (self.num_classes,):
-            raise ValueError(f"{self.name}: reference_density must be ({self.num_classes},), not {reference.shape}")
-        if not np.all(np.isfinite(reference) & (reference >= 0)):
-            raise ValueError(f"{self.name}: reference_density must be finite and not negative")
+        if reference.shape != (self.num_classes,) or not np.all(np.isfinite(reference) & (reference >= 0)):
+            expected = f"({self.num_classes},) finite numbers from 0 on"
+            raise ValueError(f"{self.name}: reference_density must be {expected}, not of shape {reference.shape}")
         return reference
 
     def build_from(self, shapes):
