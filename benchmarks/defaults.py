@@ -5,8 +5,8 @@
     python -m benchmarks.defaults --results=runs.json --json=docs/numbers/defaults.json     the tables so far
 
 --only takes names of data sets, of recipes, or of both. --sets is a folder with a folder (or a link to one) for each
-name of `SETS`. `python -m benchmarks.defaults_data` makes those of free images, Cars-196 and Omniglot are in their
-official layouts, and glyphs needs none. Each run is a process of its own. Its row is written to --results when it ends.
+name of `SETS`: docs/defaults.md has the sources. Cars-196 and Omniglot are in their official layouts, and glyphs needs
+none. Each run is a process of its own. Its row is written to --results when it ends.
 The same command resumes: finished runs are skipped, an interrupted one continues, and one with other flags is repeated.
 
 A gain is Recall@1 on the unseen classes minus that of the untrained network with a random projection. A run that
@@ -15,23 +15,18 @@ refused: it has no gain, is left out of means, and is the worst.
 """
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import pathlib
 import resource
-import subprocess
-import sys
 
 import numpy as np
 
-from benchmarks.study import write_results
-from benchmarks.study_rows import WHITENED
-from tfdml.evaluation import student_interval
+from benchmarks.study import METRICS, WHITENED, ended, folder_of, interval, points, with_interval, write_results
+from benchmarks.study import train as train_run
 from tfdml.training.settings import Experiment, as_text
 from tools.numbers import Results, command_line
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The network that a data set asks for: a pretrained one at a size for one core, or the one for characters.
 BACKBONE = "mobilenetv2(alpha=0.35)"
 PRETRAINED = (f"--backbone={BACKBONE}", "--image_size=96", "--resize=112")
@@ -90,7 +85,6 @@ SELECTIONS = {
     "folds": ("--folds=4",),
 }
 RECIPES |= SELECTIONS
-METRICS = ("recall@1", "map@r")
 _COLLAPSED = dict.fromkeys(METRICS, 0.0)
 # What begins the message where a data set does not suit a recipe.
 _UNSUITED = tuple(
@@ -129,24 +123,16 @@ def places(dataset, arguments):
 def train(dataset, recipe, seed, arguments):
     """Train a run, or continue it, and return its row."""
     chosen = settings(dataset, recipe, seed, arguments.backbone)
-    # Other flags have another folder, so only the same run is continued.
-    key = hashlib.sha256("\n".join(chosen).encode()).hexdigest()[:12]
-    folder = (arguments.runs / f"{dataset}-{recipe}-{seed}-{key}").resolve()
-    given = flags(dataset, recipe, seed, arguments.backbone)
-    command = [sys.executable, "bin/train", *given, *places(dataset, arguments)]
-    command += ["--report=false", f"--run_dir={folder}", *(["--resume"] if (folder / "flags.txt").exists() else [])]
-    before = _cpu_seconds()
-    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
-    sys.stderr.write(done.stderr)
+    folder = folder_of(arguments.runs, f"{dataset}-{recipe}-{seed}-", chosen)
+    resumed, before = (folder / "flags.txt").exists(), _cpu_seconds()
+    error = train_run([*flags(dataset, recipe, seed, arguments.backbone), *places(dataset, arguments)], folder)
     seconds = _cpu_seconds() - before
     row = {"dataset": dataset, "recipe": recipe, "seed": seed, "flags": chosen}
-    if done.returncode:
-        last = done.stderr.splitlines()[-1].partition("error: ")[2]
-        if last.startswith(_UNSUITED):
-            return row | {"refused": last}
-        if "collapsed" not in last and "diverged" not in last:
-            raise SystemExit(f"{dataset}, {recipe}, seed {seed}: {last}")
-        row |= {"ended": last.partition(";")[0], "selected": _COLLAPSED, "last": _COLLAPSED}
+    if error.startswith(_UNSUITED):
+        return row | {"refused": error}
+    if error:
+        row |= {"ended": ended(error, f"{dataset}, {recipe}, seed {seed}")}
+        row |= {"selected": _COLLAPSED, "last": _COLLAPSED}
     # Of folds the first stands for all where they differ.
     one = folder / "fold_1" if (folder / "fold_1").exists() else folder
     records = [json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()]
@@ -163,7 +149,7 @@ def train(dataset, recipe, seed, arguments):
     sizes = json.loads((one / "data.json").read_text())
     row["sizes"] = {part: {name: sizes[part][name] for name in ("classes", "images")} for part in sizes}
     # Of a run that was continued this is the last part alone.
-    return row | ({} if "--resume" in command else {"cpu_seconds": round(seconds)})
+    return row | ({} if resumed else {"cpu_seconds": round(seconds)})
 
 
 def _cpu_seconds():
@@ -269,8 +255,8 @@ def tables(rows, recipes, results):
         worst = [f"{name} {least:+.1f}"] if name else []
         worst = ", ".join([f"{dataset} refused" for dataset in found["refused"]] or worst)
         paired = "" if recipe == "default" else with_interval(found["next to default"])
-        parts = [_points(found["gain"]), worst, _interval(found["gain"]), _interval(found["over seeds"])]
-        add(kind, recipe, *parts, _points(found["map@r"]), paired, f"{found['sets']}, {found['runs']}")
+        parts = [points(found["gain"]), worst, interval(found["gain"]), interval(found["over seeds"])]
+        add(kind, recipe, *parts, points(found["map@r"]), paired, f"{found['sets']}, {found['runs']}")
     datasets = [dataset for dataset in SETS if any(row["dataset"] == dataset for row in rows)]
     add = results.table("sets", "data set", "training classes, images", "test classes, images", "steps", "untrained")
     for dataset in datasets:
@@ -295,26 +281,10 @@ def tables(rows, recipes, results):
             # Means over the seeds that all choices have.
             seeds = set.intersection(*(set(gained) for gained in own if gained)) if any(own) else set()
             if seeds and sum(map(bool, own)) > 1:
-                add(dataset, *(_points([gained[seed] for seed in seeds if gained]) for gained in own))
+                add(dataset, *(points([gained[seed] for seed in seeds if gained]) for gained in own))
     for row in rows:
         if "ended" in row or "refused" in row:
             print(f"{row['dataset']}, {row['recipe']}, seed {row['seed']}: {row.get('ended') or row['refused']}")
-
-
-def _points(values):
-    return f"{np.mean(values):+.1f}" if values else ""
-
-
-def _interval(values):
-    if len(values) < 2:
-        return ""
-    found = student_interval(values)
-    return f"{found.low:+.1f} to {found.high:+.1f}"
-
-
-def with_interval(values):
-    """The mean of gains in points, with Student's interval where there are several; empty without any."""
-    return f"{_points(values)} ({_interval(values)})" if len(values) > 1 else _points(values)
 
 
 def main():

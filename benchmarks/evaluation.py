@@ -21,18 +21,23 @@ Products, 60,502 and 11,316:
 Ends with status 1 if a number differs from a peer's by more than the tolerance in its row.
 """
 
+import dataclasses
+import functools
 import json
 import os
+import pathlib
 import statistics
 import subprocess
 import tempfile
+import time
 
-from benchmarks.evaluation_arrays import Arrays, made_embeddings, time_call
-from benchmarks.evaluation_index import index_part
+import numpy as np
+
 from tools.numbers import Results, command_line
 
 PARTS = ("exact", "clustering", "peer", "index")
 BUDGET = 256 * 2**20
+NEAREST = 10
 # Rounding of the distances may swap neighbors that are equally near. Counts must be equal.
 TOLERANCE = {"retrieval": 1e-4, "clustering": 1e-9}
 PEER_NAMES = {
@@ -49,9 +54,56 @@ CONTENDERS = {
 }
 
 
+@dataclasses.dataclass
+class Arrays:
+    """The embeddings and labels, and their clusters after k-means."""
+
+    embeddings: object
+    labels: object
+    clusters: object = None
+
+
+def made_embeddings(count, dim, classes, seed=0):
+    """(N, d) float32 of length 1 and (N,) labels: classes of two images or more, each with a scatter of its own."""
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate([np.repeat(np.arange(classes), 2), rng.integers(0, classes, count - 2 * classes)])
+    rng.shuffle(labels)
+    centers = rng.normal(size=(classes, dim)).astype(np.float32)
+    # At about this scatter images of other classes are as near as those of the class.
+    widths = (rng.uniform(0.5, 1.5, (classes, 1)) * dim**0.25 / 2.4).astype(np.float32)
+    points = centers[labels] + widths[labels] * rng.standard_normal((count, dim), np.float32)
+    return points / np.linalg.norm(points, axis=1, keepdims=True), labels
+
+
+def time_call(function, *arguments, **options):
+    """Return a call's result, its wall seconds and its CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = function(*arguments, **options)
+    return result, time.perf_counter() - wall, time.process_time() - cpu
+
+
+def make_gallery(path, count, dim, rank):
+    """Write a gallery of classes of ten images, a piece at a time; returns it memory-mapped.
+
+    With a rank below the dimension, the images vary in as many directions, and by a hundredth of that in all others.
+    """
+    rng = np.random.default_rng(0)
+    directions = rng.standard_normal((rank, dim), np.float32) if 0 < rank < dim else None
+    gallery = np.lib.format.open_memmap(path, "w+", np.float32, (count, dim))
+    for start in range(0, count, 100_000):
+        size = min(100_000, count - start)
+        width = dim if directions is None else rank
+        points = made_embeddings(size, width, max(size // 10, 1), seed=start + 1)[0]
+        if directions is not None:
+            points = points @ directions + np.float32(0.01) * rng.standard_normal((size, dim), np.float32)
+            points /= np.linalg.norm(points, axis=1, keepdims=True)
+        gallery[start : start + size] = points
+    gallery.flush()
+    return np.load(path, mmap_mode="r")
+
+
 def bare_product(embeddings):
     """Compute the product of all with all, in blocks, and drop it."""
-    import numpy as np
     from keras import ops
 
     table = ops.convert_to_tensor(np.ascontiguousarray(embeddings.T))
@@ -97,8 +149,6 @@ def exact_part(args, arrays, results):
 
 def find_clusters(args, arrays):
     """Return the clusters of the arrays, and the seconds that k-means took (none where the clusters are known)."""
-    import numpy as np
-
     from tfdml.evaluation import kmeans
 
     if arrays.clusters is not None:
@@ -111,7 +161,6 @@ def find_clusters(args, arrays):
 
 def clustering_part(args, arrays, results):
     """Time k-means; return rows of `agreement` with scikit-learn."""
-    import numpy as np
     from sklearn import metrics as sk
 
     from tfdml.evaluation import clustering_agreement
@@ -147,14 +196,11 @@ def agreement(rows, results):
 
 def peer_part(args, arrays, folder, results):
     """Time pytorch-metric-learning; return rows of `agreement`."""
-    import numpy as np
-
     from tfdml.evaluation import clustering_agreement
 
     find_clusters(args, arrays)
     np.save(f"{folder}/clusters.npy", arrays.clusters)
-    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "evaluation_peer.py")
-    command = [args.torch_python, script, folder]
+    command = [args.torch_python, str(pathlib.Path(__file__).with_name("evaluation_peer.py")), folder]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     if completed.returncode:
         raise SystemExit(f"pytorch-metric-learning failed in {args.torch_python}:\n{completed.stderr[-2000:]}")
@@ -170,6 +216,42 @@ def peer_part(args, arrays, folder, results):
     row("tfdml", *(f"{value:.1f}" for value in seconds))
     row("pytorch-metric-learning", *(f"{value:.1f}" for value in theirs["seconds"]["retrieval"]))
     return rows
+
+
+def index_part(args, folder, results):
+    """Build, save and search an approximate index of galleries of each rank."""
+    from tfdml.retrieval import build_index, index_recall, load_index, nearest_neighbors
+
+    row = results.table(
+        "index", "index, rank of the gallery", "lists searched", "recall of the ten nearest", "ms a query"
+    )
+    built_rows = []
+    for rank in args.ranks:
+        gallery = make_gallery(f"{folder}/gallery{rank}.npy", args.gallery, args.gallery_dim, rank)
+        rows = np.sort(np.random.default_rng(0).choice(len(gallery), min(args.queries, len(gallery)), replace=False))
+        queries, options = gallery[rows], {"k": NEAREST, "own_rows": rows}
+        for kind in args.kinds.split(","):
+            name = f"`{kind}`, {rank or 'full'}"
+            built, wall, cpu = time_call(functools.partial(build_index, gallery, kind=kind))
+            _, saving, _ = time_call(built.save, f"{folder}/gallery.index")
+            size = os.path.getsize(f"{folder}/gallery.index") / 2**20
+            index = load_index(f"{folder}/gallery.index", mapped=True)
+            lists = index.lists or ""
+            built_rows.append((name, lists, f"{wall:.1f}", f"{cpu:.1f}", f"{saving:.1f}", f"{size:,.0f}"))
+            efforts = [4, 16, 64, 256] if kind == "ivf" else [16, 64, 256]
+            for point in index_recall(index, gallery, k=NEAREST, efforts=efforts, sample=len(rows)):
+                _, seconds, _ = time_call(functools.partial(index.search, queries, effort=point.effort, **options))
+                recall = f"{point.recall:.3f} ± {point.standard_error:.3f}"
+                row(name, point.effort, recall, f"{1e3 * seconds / len(rows):.2f}")
+        _, seconds, _ = time_call(
+            functools.partial(nearest_neighbors, queries, gallery, memory_budget=BUDGET, **options)
+        )
+        row(f"exact search, {rank or 'full'}", "", "1", f"{1e3 * seconds / len(rows):.2f}")
+    add = results.table(
+        "built", "index, rank of the gallery", "lists", "seconds", "processor seconds", "saved, s", "MiB"
+    )
+    for cells in built_rows:
+        add(*cells)
 
 
 def main():
@@ -201,8 +283,6 @@ def main():
     rows, results = [], Results(args.json)
     with tempfile.TemporaryDirectory() as folder:
         if set(parts) - {"index"}:
-            import numpy as np
-
             arrays = Arrays(*made_embeddings(args.images, args.dim, args.classes))
             np.save(f"{folder}/embeddings.npy", arrays.embeddings)
             np.save(f"{folder}/labels.npy", arrays.labels)

@@ -2,12 +2,12 @@
 
     make parity-pml                                        once: makes the environment with PyTorch
     python -m benchmarks.losses
-    python -m benchmarks.losses --batches 128 --losses TripletMarginLoss --rounds=3
+    python -m benchmarks.losses --batches 128 --losses triplet --rounds=3
     python -m benchmarks.losses --backend=torch --torch_python=PYTHON --json=losses.json     both on PyTorch's tensors
     python -m benchmarks.losses --backend=jax --device=cuda --torch_python=PYTHON            on a GPU, by JAX
 
-Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's loss is what
-`benchmarks.pml_names` makes of the name, in a graph as `model.fit` runs it (--xla: compiled by XLA), with
+Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's loss is the equal
+of theirs in `benchmarks.pml_losses`, in a graph as `model.fit` runs it (--xla: compiled by XLA), with
 --backend=torch on PyTorch's tensors as theirs, by the same PYTHON, which then needs tfdml too, or with --backend=jax
 compiled by JAX, which takes the GPU where there is one. A line states the median of the rounds and the most memory that
 a process has taken for it (none with --device=cuda), graph and smaller batches included, and ours divided by theirs:
@@ -30,35 +30,13 @@ from tools.numbers import Results, command_line
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def case(name, miner=None, proxies=False, **arguments):
-    """A loss by its name and arguments there."""
-    return {"name": name, "miner": miner, "proxies": proxies, "arguments": arguments}
-
-
-CASES = [
-    case("ContrastiveLoss"),
-    case("TripletMarginLoss"),
-    case("TripletMarginLoss", miner="BatchHardMiner"),
-    case("MarginLoss", miner="DistanceWeightedMiner"),
-    case("MultiSimilarityLoss"),
-    case("MultiSimilarityLoss", miner="MultiSimilarityMiner"),
-    case("NTXentLoss"),
-    case("SupConLoss"),
-    case("CircleLoss"),
-    case("TupletMarginLoss"),
-    case("LiftedStructureLoss"),
-    case("GeneralizedLiftedStructureLoss"),
-    case("AngularLoss"),
-    case("HistogramLoss"),
-    case("FastAPLoss"),
-    case("ArcFaceLoss", proxies=True),
-    case("CosFaceLoss", proxies=True),
-    case("NormalizedSoftmaxLoss", proxies=True),
-    case("ProxyNCALoss", proxies=True),
-    case("ProxyAnchorLoss", proxies=True),
-    case("SoftTripleLoss", proxies=True),
-    case("SubCenterArcFaceLoss", proxies=True),
-]
+# Names of `benchmarks.pml_losses.CASES`.
+NAMES = (
+    *("contrastive", "triplet", "triplet hard", "margin weighted", "multi-similarity", "multi-similarity mined"),
+    *("nt xent", "sup con", "circle", "tuplet margin", "lifted", "generalized lifted", "angular", "histogram"),
+    *("fast ap", "arc face", "cos face", "normalized softmax", "proxy nca", "proxy anchor", "soft triple"),
+    "sub-center arc face",
+)
 
 
 class Side:
@@ -106,27 +84,25 @@ def resident_memory(pid):
 
 def ours(request):
     """Labels, vectors, tfdml's loss as a function of vectors and labels, and the variables that it trains."""
-    from benchmarks.pml_names import from_pml
+    from benchmarks.pml_losses import CASES
 
-    options = request["case"]
+    case = CASES[request["name"]]
     labels, vectors, centers = made_batch(request["batch"], request["dim"], request["per_class"])
-    arguments = dict(options["arguments"]) | ({"num_classes": len(centers)} if options["proxies"] else {})
-    loss = from_pml(options["name"], miner=options["miner"], **arguments)
-    if not options["proxies"]:
-        return labels, vectors, lambda x, y: loss(y, x), []
-    loss.build({"embedding": vectors.shape})
-    proxies = loss.class_proxies.proxies
-    start = centers if len(proxies.shape) == 2 else centers[:, None].repeat(proxies.shape[1], axis=1)
+    if not case.proxies:
+        return labels, vectors, lambda x, y: case.ours(y, x), []
+    objective = case.objective(len(centers))
+    objective.build({"embedding": vectors.shape})
+    proxies = objective.class_proxies.proxies
+    start = centers if case.proxies == 1 else centers[:, None].repeat(case.proxies, axis=1)
     proxies.assign(start)
-    return labels, vectors, lambda x, y: loss({"embedding": x}, y), [proxies]
+    return labels, vectors, lambda x, y: objective({"embedding": x}, y), [proxies]
 
 
 def serve_on_torch(threads):
     """Answer requests with tfdml's losses on Keras's PyTorch backend."""
     import torch
 
-    from benchmarks import pml_names  # noqa: F401  (imported before memory is counted)
-    from tfdml import losses, mining  # noqa: F401
+    from benchmarks import pml_losses  # noqa: F401  (imported before memory is counted)
 
     torch.set_num_threads(threads)
 
@@ -152,8 +128,7 @@ def serve_on_jax():
     import jax
     import keras
 
-    from benchmarks import pml_names  # noqa: F401  (imported before memory is counted)
-    from tfdml import losses, mining  # noqa: F401
+    from benchmarks import pml_losses  # noqa: F401  (imported before memory is counted)
 
     def prepare(request):
         labels, vectors, loss, proxies = ours(request)
@@ -180,8 +155,7 @@ def serve_ours(threads, xla):
     """Answer requests with tfdml's losses on TensorFlow."""
     import tensorflow as tf
 
-    from benchmarks import pml_names  # noqa: F401  (imported before memory is counted)
-    from tfdml import losses, mining  # noqa: F401
+    from benchmarks import pml_losses  # noqa: F401  (imported before memory is counted)
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
 
@@ -219,7 +193,7 @@ def main():
     parser = command_line(__doc__)
     parser.add_argument("--torch_python", default=str(ROOT / ".venv-pml" / "bin" / "python"))
     parser.add_argument("--batches", type=int, nargs="*", default=[128, 512, 1024, 4096])
-    parser.add_argument("--losses", nargs="*", default=[], help="names there; by default all")
+    parser.add_argument("--losses", nargs="*", default=NAMES, help="of `NAMES`; by default all")
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--per_class", type=int, default=4)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -230,6 +204,8 @@ def main():
     parser.add_argument("--backend", choices=("tensorflow", "torch", "jax"), default="tensorflow")
     parser.add_argument("--device", default="cpu", help="of the other side: cpu or cuda")
     arguments = parser.parse_args()
+    from benchmarks.pml_losses import CASES
+
     threads = str(arguments.threads)
     chosen = "" if arguments.backend == "tensorflow" else arguments.backend
     flags = [*["--serve_xla"] * arguments.xla, *[f"--serve_{chosen}"] * bool(chosen)]
@@ -249,17 +225,12 @@ def main():
     row = results.table("table", "loss", *columns)
     shares = {batch: [] for batch in arguments.batches}
     try:
-        for options in CASES:
-            if arguments.losses and options["name"] not in arguments.losses:
-                continue
-            cells = ["`" + options["name"] + "`" + (f", {options['miner']}" if options["miner"] else "")]
+        for name in arguments.losses:
+            case = CASES[name].there()
+            cells = [f"`{case['name']}`" + (f", {case['miner'][0]}" if case["miner"] else "")]
             for batch in arguments.batches:
-                request = {
-                    "case": options,
-                    "batch": batch,
-                    "dim": arguments.dim,
-                    "per_class": arguments.per_class,
-                }
+                sizes = {"batch": batch, "dim": arguments.dim, "per_class": arguments.per_class}
+                request = {"name": name, "case": case, **sizes}
                 answers = [[], []]
                 for _ in range(arguments.rounds):
                     for side, found in zip(sides, answers, strict=True):

@@ -64,7 +64,7 @@ def main(threads, device):
             arguments |= {"num_classes": len(centers), "embedding_size": request["dim"]}
         loss = getattr(losses, case["name"])(**arguments)
         loss.to(device)
-        miner = getattr(miners, case["miner"])() if case["miner"] else None
+        miner = getattr(miners, case["miner"][0])(**case["miner"][1]) if case["miner"] else None
         for weight in loss.parameters():
             # Either a row or some columns for each class.
             columns = centers.repeat(weight.shape[1] // len(centers), axis=0).T.copy()

@@ -1,51 +1,249 @@
-"""`tfdml serve` under load: requests a second and latencies.
+"""A server under good and bad requests of several clients: its speed, and its answers compared with the offline model.
 
-    python -m benchmarks.serving --images=photos --json=docs/numbers/serving.json
+    python -m benchmarks.serving --model=models/cars --images=photos
+    python -m benchmarks.serving --model=models/cars --images=photos --double --retriever=models/cars_retriever
+    python -m benchmarks.serving --model=models/cars --images=photos --url=grpc://host:8500/embedder
 
-The model is a MobileNetV2 0.35 of 96 px with a random projection to 128 dimensions. `tfdml serve` runs in processes of
-its own on the same machine as the clients. A request has one image, one in ten a bad one. Every answer is compared with
-the SavedModel that is called directly: a good image must have its vector (1e-5), and a bad image an error.
+By default `tfdml serve` runs in processes of its own. With --double the models are served in this process by the double
+of the tests, over gRPC and over REST: requests, SavedModels and the graph's answers are real; the server between them
+is not TF Serving. Clients take their time from the same cores, and each sends one request after another: good batches,
+batches with bad images in them, and whole requests that are bad. An answer is wrong where a good image has an error or
+another vector than offline (1e-5), a bad one has no error, or a search finds other items than a search by hand. The
+exit status is 1 where one is.
 """
 
 import contextlib
+import dataclasses
+import importlib.util
+import io
+import itertools
 import os
 import pathlib
 import random
+import re
+import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+import zlib
 
 import numpy as np
 
-from benchmarks.serving_load import TOLERANCE, bad_images, client_module
 from tools.numbers import Results, command_line
 
-COLUMNS = ("clients", "requests/s", "median, ms", "99th percentile, ms", "requests", "wrong")
+TOLERANCE = 1e-5
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def write_model(folder, weights):
-    """Write the model with its warm-up requests, and return a function from image bytes to its vector."""
-    import keras
-    import tensorflow as tf
+def client_module():
+    """`export/client.py`, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location("tfdml_client", ROOT / "export" / "client.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
-    import tfdml
-    from tfdml.export.saved_model import write_saved_model, write_warm_up
 
-    keras.utils.set_random_seed(0)
-    backbone = tfdml.backbones.resolve("mobilenetv2", image_size=96, alpha=0.35, weights=weights or None)
-    embedder = tfdml.models.Embedder(backbone, embedding_dim=128, image_size=96, resize=112)
-    embedder.build((None, 96, 96, 3))
-    write_saved_model(embedder, folder)
-    signatures = tf.saved_model.load(str(folder)).signatures
-    write_warm_up(folder, signatures)
-    return lambda image: signatures["serving_default"](image_bytes=tf.constant([image]))["embedding"].numpy()[0]
+def bomb(side=30_000):
+    """Return a PNG of a few hundred bytes whose header declares side x side pixels."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+
+
+def bad_images(jpeg):
+    """Images that cannot be embedded, by name."""
+    return {
+        "no bytes": b"",
+        "text": b"hello, world",
+        "truncated JPEG": jpeg[: len(jpeg) // 2],
+        "cut in the header": jpeg[:30],
+        "30,000 x 30,000 bomb": bomb(),
+    }
+
+
+def odd_images():
+    """Images that are unusual but good: a single pixel, and WebP."""
+    from PIL import Image
+
+    made = []
+    for form, image in (("PNG", Image.new("RGB", (1, 1), "red")), ("WEBP", Image.radial_gradient("L").convert("RGB"))):
+        buffer = io.BytesIO()
+        image.save(buffer, form)
+        made.append(buffer.getvalue())
+    return made
+
+
+@dataclasses.dataclass
+class Tally:
+    """Counts of requests, good and bad items, and wrong answers."""
+
+    requests: int = 0
+    good: int = 0
+    bad: int = 0
+    wrong: int = 0
+    refused: int = 0
+    notes: list = dataclasses.field(default_factory=list)
+    seconds: list = dataclasses.field(default_factory=list)
+    elapsed: float = 0.0
+
+    def add(self, other):
+        """Add another client's."""
+        for field in ("requests", "good", "bad", "wrong", "refused", "notes", "seconds"):
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+
+    def cells(self):
+        """Return those of the table, without the name."""
+        counts = (self.requests, self.good, self.bad, self.refused, self.wrong)
+        speeds = [self.requests / self.elapsed, *np.percentile(1e3 * np.array(self.seconds), [50, 95])]
+        return [f"{value:,}" for value in counts] + [f"{value:.0f}" for value in speeds]
+
+
+COLUMNS = ("requests", "good images", "bad", "refused as a whole", "wrong", "requests/s", "p50, ms", "p95, ms")
+
+
+class Load:
+    """The requests and their expected answers.
+
+    Args:
+        client: The module of `client_module`.
+        images: Good images.
+        embeddings: (N, d), what the offline embedder makes of them.
+        gallery: (M, d) embeddings of the retriever's gallery and their ids; None where none is served.
+    """
+
+    def __init__(self, client, images, embeddings, gallery=None):
+        self.client = client
+        self.images = images
+        self.embeddings = embeddings
+        self.gallery = gallery
+        self.bad = list(bad_images(images[0]).values())
+
+    def run(self, urls, clients, requests, seed=0):
+        """Let clients send requests at once.
+
+        Args:
+            urls: The address of the embedder and, where there is a gallery, of the retriever.
+            clients: How many threads.
+            requests: How many requests each sends.
+            seed: Of the order of requests.
+        """
+        total, lock, failures = Tally(), threading.Lock(), []
+
+        def work(number):
+            tally, rng = Tally(), random.Random(seed + number)
+            try:
+                for _ in range(requests):
+                    started = time.perf_counter()
+                    self._one(urls, rng, tally)
+                    tally.seconds.append(time.perf_counter() - started)
+                    tally.requests += 1
+            except BaseException as error:
+                failures.append(error)
+                raise
+            finally:
+                with lock:
+                    total.add(tally)
+
+        started = time.perf_counter()
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        total.elapsed = time.perf_counter() - started
+        if failures:
+            raise failures[0]
+        return total
+
+    def _one(self, urls, rng, tally):
+        rows = [rng.randrange(len(self.images)) for _ in range(rng.randint(1, 6))]
+        kind = rng.choice(["good", "good", "mixed", "mixed", "bad request", "search"])
+        if kind == "bad request":
+            self._bad_request(urls, rng, tally)
+        elif kind == "search" and self.gallery is not None:
+            self._search(urls[1], rows, rng, tally)
+        else:
+            batch = [(self.images[row], row) for row in rows]
+            if kind == "mixed":
+                for _ in range(rng.randint(1, 3)):
+                    batch.insert(rng.randint(0, len(batch)), (rng.choice(self.bad), None))
+            outputs = self.client.predict(urls[0], "embed_each", {"image_bytes": [image for image, _ in batch]})
+            for (_, row), vector, error in zip(batch, outputs["embedding"], outputs["error"], strict=True):
+                self._judge(None if row is None else self.embeddings[row], vector, error, tally)
+
+    def _judge(self, expected, found, error, tally):
+        if expected is None:
+            tally.bad += 1
+            right = bool(error)
+        else:
+            tally.good += 1
+            right = not error and np.abs(np.array(found) - expected).max() <= TOLERANCE
+        if not right:
+            tally.wrong += 1
+            tally.notes.append(f"wanted {'an error' if expected is None else 'a vector'}, got {error or found}")
+
+    def _search(self, url, rows, rng, tally):
+        vectors, ids = self.gallery
+        k = rng.choice([1, 3, len(ids) + 5])
+        inputs = {"image_bytes": [self.images[row] for row in rows], "k": [k] * len(rows)}
+        outputs = self.client.predict(url, "search_each", inputs)
+        for row, names, error in zip(rows, outputs["ids"], outputs["error"], strict=True):
+            tally.good += 1
+            distances = np.linalg.norm(vectors.astype(np.float64) - self.embeddings[row], axis=1)
+            own = [] if error else np.array([distances[ids.index(name)] for name in names])
+            # Items that are equally near but for rounding may change places.
+            nearest = np.sort(distances)[:k]
+            if len(own) != len(nearest) or np.abs(own - nearest).max() > 1e-4:
+                tally.wrong += 1
+                tally.notes.append(f"search for {row}: {error or names}")
+
+    def _bad_request(self, urls, rng, tally):
+        """Send a request that is refused as a whole."""
+        dimensions = self.embeddings.shape[1]
+        nan = [1.0] * (dimensions - 1) + [float("nan")]
+        requests = [
+            (0, "serving_default", {"image_bytes": [1, 2]}),
+            (0, "serving_default", {"pictures": [self.images[0]]}),
+            (0, "no_such_signature", {"image_bytes": [self.images[0]]}),
+            (0, "serving_default", {"image_bytes": [self.images[0], b""]}),
+        ]
+        if self.gallery is not None:
+            requests += [
+                (1, "search_embedding", {"embedding": [[1.0] * dimensions, nan], "k": [2, 2]}),
+                (1, "search_embedding", {"embedding": [[1.0] * (dimensions - 1)], "k": [2]}),
+                (1, "search_embedding", {"embedding": [[1.0] * dimensions], "k": [0]}),
+                (1, "search_bytes", {"image_bytes": [self.images[0], b"no"], "k": [2, 2]}),
+            ]
+        which, signature, inputs = rng.choice(requests)
+        tally.bad += 1
+        try:
+            self.client.predict(urls[which], signature, inputs, 60.0)
+        except self.client.ServerError as refused:
+            if re.match("(400|INVALID_ARGUMENT|FAILED_PRECONDITION): .", str(refused)):
+                tally.refused += 1
+                return
+        tally.wrong += 1
+        tally.notes.append(f"{signature} of {list(inputs)} was not refused in words")
+
+
+def offline_embeddings(path, images):
+    """Return a model's embeddings in this process, through the pipeline of the evaluation."""
+    from tfdml.data import EncodedImages, ImageDataset
+    from tfdml.embeddings.backends import load_backend
+
+    names = tuple(f"image {row}" for row in range(len(images)))
+    dataset = ImageDataset("load", "test", EncodedImages(tuple(images), names), np.zeros(len(images)), {0: "0"})
+    return load_backend(path).embed(dataset, 16)
 
 
 @contextlib.contextmanager
-def start_server(model):
-    """Start a server; yield the address, then end it."""
+def tfdml_serve(model):
+    """Start `tfdml serve`; yield the address, then end it."""
     command = [sys.executable, "-m", "tfdml", "serve", f"--model={model}", "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -57,59 +255,56 @@ def start_server(model):
             process.terminate()
 
 
-def ask(url, images, vectors, end, seed, seconds, notes):
-    """Ask one request after another until `end`; add the seconds of each, and a note on each wrong answer."""
-    module, rng, bad = client_module(), random.Random(seed), list(bad_images(images[0]).values())
-    while time.monotonic() < end:
-        row = None if rng.random() < 0.1 else rng.randrange(len(images))
-        started = time.perf_counter()
-        try:
-            image = rng.choice(bad) if row is None else images[row]
-            outputs = module.predict(url, "embed_each", {"image_bytes": [image]})
-        except Exception as error:
-            notes.append(repr(error))
-            continue
-        seconds.append(time.perf_counter() - started)
-        error = outputs["error"][0]
-        if bool(error) != (row is None):
-            notes.append(f"error {error!r} of {'a bad' if row is None else 'a good'} image")
-        elif row is not None and np.abs(vectors[row] - outputs["embedding"][0]).max() > TOLERANCE:
-            notes.append("another vector")
-
-
 def main():
-    """Parse the command line, serve, ask, print."""
+    """Parse the command line, serve, load, print."""
     parser = command_line(__doc__)
-    parser.add_argument("--images", required=True, help="a folder of JPEGs, at any depth")
-    parser.add_argument("--weights", default="", help="of the backbone; empty: random")
-    parser.add_argument("--count", type=int, default=48, help="images to send, spread over the folder")
-    parser.add_argument("--seconds", type=int, default=20, help="of each row of the table")
+    parser.add_argument("--model", required=True, help="an exported version, or a folder of them")
+    parser.add_argument("--images", required=True, help="a folder of images, at any depth")
+    parser.add_argument("--offline", default="", help="what embeds offline: a run, a .keras file; by default the model")
+    parser.add_argument("--double", action="store_true", help="serve by the double of the tests")
+    parser.add_argument("--retriever", default="", help="a retriever with the same embedder, for --double and --url")
+    parser.add_argument("--url", nargs="*", default=[], help="of the embedder, then of the retriever")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64], help="clients at once, a row for each")
+    parser.add_argument("--requests", type=int, default=100, help="requests of each client")
+    parser.add_argument("--count", type=int, default=48, help="good images to send, spread over the folder")
     args = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    paths = sorted(pathlib.Path(args.images).rglob("*.jpg"))
-    images = [paths[row].read_bytes() for row in np.unique(np.linspace(0, len(paths) - 1, args.count).astype(int))]
-    add, failed = Results(args.json).table("load", *COLUMNS), False
-    with tempfile.TemporaryDirectory() as folder:
-        model = pathlib.Path(folder, "cars")
-        embed = write_model(model / "1", args.weights)
-        vectors = [embed(image) for image in images]
-        with start_server(model) as url:
-            for count in args.clients:
-                seconds, notes, started = [], [], time.monotonic()
-                arguments = (url, images, vectors, started + args.seconds)
-                threads = [threading.Thread(target=ask, args=(*arguments, n, seconds, notes)) for n in range(count)]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-                median, high = 1e3 * np.percentile(seconds, [50, 99])
-                rate = len(seconds) / (time.monotonic() - started)
-                add(count, f"{rate:.0f}", f"{median:.0f}", f"{high:.0f}", f"{len(seconds):,}", len(notes))
-                print("\n".join(notes[:5]))
-                failed |= bool(notes)
-    sys.exit(failed)
+    from tfdml.export.retriever import Retriever, newest_version
+
+    endings = (".jpg", ".jpeg", ".png")
+    paths = sorted(path for path in pathlib.Path(args.images).rglob("*") if path.suffix.lower() in endings)
+    chosen = [paths[row] for row in np.unique(np.linspace(0, len(paths) - 1, args.count).astype(int))]
+    images = [path.read_bytes() for path in chosen] + odd_images()
+    gallery = None
+    models = {"embedder": {1: newest_version(pathlib.Path(args.model))}}
+    if args.retriever:
+        stored = Retriever.load(args.retriever)
+        models["retriever"] = {1: stored.path}
+        gallery = (stored.gallery().embeddings, list(stored.gallery().ids))
+    load = Load(client_module(), images, offline_embeddings(args.offline or args.model, images), gallery)
+    row, wrong = Results(args.json).table("load", "", "clients", *COLUMNS), 0
+    with contextlib.ExitStack() as stack:
+        if args.url:
+            servers = {"given": args.url}
+        elif args.double:
+            from tests.serving_double import serving
+
+            double = stack.enter_context(serving(models))
+            grpc = [f"grpc://127.0.0.1:{double.grpc_port}/{name}" for name in models]
+            servers = {
+                "gRPC": grpc,
+                "REST": [f"http://127.0.0.1:{double.rest_port}/v1/models/{name}" for name in models],
+            }
+        else:
+            servers = {"tfdml serve": [stack.enter_context(tfdml_serve(args.model))]}
+        for (name, urls), clients in itertools.product(servers.items(), args.clients):
+            tally = load.run(urls, clients, args.requests)
+            wrong += tally.wrong
+            row(name, clients, *tally.cells())
+            for note in tally.notes[:5]:
+                print(f"  wrong: {note}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

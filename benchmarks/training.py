@@ -24,7 +24,6 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
-from benchmarks.pml_names import from_pml
 from tfdml.training import build_optimizer, step_schedule
 from tools.numbers import Results, command_line
 
@@ -37,7 +36,7 @@ def make_learner(weights, drop_step):
     keras.utils.set_random_seed(0)
     backbone = tfdml.backbones.resolve("mobilenetv2", image_size=SIZE, alpha=0.35, weights=weights)
     embedder = tfdml.models.Embedder(backbone, embedding_dim=128, image_size=SIZE, resize=112)
-    loss = from_pml("ContrastiveLoss", distance=from_pml("LpDistance", power=2), reducer="SumReducer")
+    loss = tfdml.losses.ContrastiveLoss(margin=1, distance="sqeuclidean", reduction="sum")
     learner = tfdml.models.MetricLearner(embedder, loss)
     learner.build((None, SIZE, SIZE, 3))
     learner.compile(build_optimizer("adam", learner, step_schedule(RATE, [drop_step], 0.1)))

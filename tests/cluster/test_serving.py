@@ -21,7 +21,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from benchmarks.serving_load import Load, bomb, client_module, odd_images
+from benchmarks.serving import Load, bomb, client_module, odd_images
 from tests.cluster.test_replica import IMAGES, b64
 from tests.export.conftest import LIMIT, SEARCHED, shop_items
 from tests.export.networks import small_embedder

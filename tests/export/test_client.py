@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from benchmarks.serving_load import ROOT, client_module
+from benchmarks.serving import ROOT, client_module
 from tests.export.networks import picture
 from tests.serving_double import Failure, serving
 

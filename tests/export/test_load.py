@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.serving_load import Load, client_module, odd_images, offline_embeddings
+from benchmarks.serving import Load, client_module, odd_images, offline_embeddings
 from tests.serving_double import serving
 
 

@@ -1,4 +1,4 @@
-"""`from_pml` against pytorch-metric-learning itself: values and gradients, live. docs/parity.md has the results."""
+"""Our losses against pytorch-metric-learning itself: values and gradients, live. docs/parity.md has the results."""
 
 import json
 import os
@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.pml_names import REDUCERS, from_pml
-from tests.mathematics import DEGENERATE
-from tests.parity.pml_cases import CASES, MINERS, PROXIES, batches
+from tests.parity.pml_cases import CASES, MINERS, PROXIES, batches, proxies, rows
 from tfdml import mining
 from tfdml.pairs import Pairs
 
@@ -24,25 +22,16 @@ pytestmark = [
 BATCHES = batches()
 
 
-def proxies(batch, per_class):
-    dim = BATCHES[batch][1].shape[1]
-    shape = (PROXIES, dim) if per_class == 1 else (PROXIES, per_class, dim)
-    return np.random.default_rng(5).normal(size=shape).astype("float32")
-
-
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
     """Every case on every batch, of one process there: "index|batch|what"."""
     folder = tmp_path_factory.mktemp("pml")
     arrays = {f"{name}|labels": np.asarray(labels, "int64") for name, (labels, _) in BATCHES.items()}
     arrays |= {f"{name}|x": np.asarray(x, "float64") for name, (_, x) in BATCHES.items()}
-    arrays |= {f"{name}|proxies{k}": proxies(name, k).astype("float64") for name in BATCHES for k in (1, 3)}
+    counts = {case.proxies for case in CASES.values()} - {0}
+    arrays |= {f"{name}|proxies{k}": proxies(name, k).astype("float64") for name in BATCHES for k in counts}
     np.savez(folder / "batches.npz", **arrays)
-    rows = [
-        {**case, "batches": case["batches"] + list(DEGENERATE) * (case["miner"] is None)} for case in CASES.values()
-    ]
-    rows += MINERS.values()
-    (folder / "cases.json").write_text(json.dumps(rows))
+    (folder / "cases.json").write_text(json.dumps(rows()))
     files = [str(folder / name) for name in ("cases.json", "batches.npz", "values.npz")]
     command = [str(PYTHON), str(ROOT / "tests" / "parity" / "pml_values.py"), *files]
     result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -51,25 +40,16 @@ def theirs(tmp_path_factory):
 
 
 def ours(case, batch):
-    def part(value):
-        if not isinstance(value, list):
-            return value
-        return value[0] if value[0] in REDUCERS else from_pml(value[0], **value[1])
-
     labels, x = BATCHES[batch]
-    arguments = {key: part(value) for key, value in case["arguments"].items()}
-    if case["proxies"]:
-        arguments["num_classes"] = PROXIES
-    made = from_pml(case["name"], miner=part(case["miner"]), **arguments)
-    x = tf.constant(x)
-    variables = []
-    if case["proxies"]:
-        made.build({"embedding": tuple(x.shape)})
-        made.class_proxies.proxies.assign(proxies(batch, case["proxies"]))
-        variables = [made.class_proxies.proxies.value]
+    x, variables = tf.constant(x), []
+    if case.proxies:
+        objective = case.objective(PROXIES)
+        objective.build({"embedding": tuple(x.shape)})
+        objective.class_proxies.proxies.assign(proxies(batch, case.proxies))
+        variables = [objective.class_proxies.proxies.value]
     with tf.GradientTape() as tape:
         tape.watch(x)
-        value = made({"embedding": x}, labels) if case["proxies"] else made(labels, x)
+        value = objective({"embedding": x}, labels) if case.proxies else case.ours(labels, x)
     zero = tf.UnconnectedGradients.ZERO
     gradients = tape.gradient(value, [x, *variables], unconnected_gradients=zero)
     names = ["gradient", "proxies"][: len(gradients)]
@@ -157,12 +137,12 @@ def test_a_loss_equals_theirs(name, theirs):
 
 
 def test_miners_keep_the_same_pairs_and_draw_with_the_same_probabilities(theirs):
-    for batch in MINERS["pairs"]["batches"]:
+    for batch in MINERS["pairs"].batches:
         labels, x = BATCHES[batch]
         kept = mining.multi_similarity_pairs(Pairs.of_batch(x, labels))
         for name in ("positives", "negatives"):
             np.testing.assert_array_equal(getattr(kept, name), found(theirs, "pairs", batch)[name])
-    for batch in MINERS["weights"]["batches"]:
+    for batch in MINERS["weights"].batches:
         labels, x = BATCHES[batch]
         expected = found(theirs, "weights", batch)["weights"]
         drawn = np.all(np.isfinite(expected), axis=1)  # without a near negative there is no draw there
