@@ -12,7 +12,7 @@ from tests.export import models_on_disk
 from tests.models.networks import tiny_embedder
 from tfdml import data
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.embeddings.backends import LiteRTEmbedder, Views, embed_views, load_backend, load_embedder
+from tfdml.embeddings.backends import LiteRTEmbedder, embed_views, load_backend, load_embedder, views_of
 from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError
 
@@ -214,7 +214,7 @@ def test_crops_are_cut_from_the_resized_image(mode):
     transform = EvaluationTransform(20, 13, mode)
     image = tf.constant(np.random.default_rng(0).integers(0, 256, (31, 47, 3)), tf.uint8)
     whole = EvaluationTransform(20, 20, mode)
-    views = Views(flip=True, crops=5).of(transform)
+    views = views_of(transform, crops=5)
     assert len(views) == 10
     np.testing.assert_array_equal(views[0](image), transform(image))
     if mode == "shorter":  # wider than a square: the right corner is that of the whole
@@ -245,24 +245,22 @@ def test_embeddings_are_averaged(tmp_path):
     embedder.save(tmp_path / "tiny.keras")
     backend = load_backend(tmp_path / "tiny.keras")
     dataset = data.load("glyphs", split="test", images_per_class=2, size=32).take(np.arange(7))
-    found = embed_views(backend, dataset, 4, Views(flip=True, crops=5))
+    averaged = embed_views(backend, dataset, 4, crops=5)
     total = 0.0
-    for view in Views(flip=True, crops=5).of(EvaluationTransform.of(embedder)):
+    for view in views_of(EvaluationTransform.of(embedder), crops=5):
         images = np.stack([view(tf.constant(image)).numpy() for image in dataset.images.data])
         total = total + np.asarray(embedder(images), np.float64)
-    np.testing.assert_allclose(found, total / np.linalg.norm(total, axis=1, keepdims=True), atol=1e-5)
-    one = embed_views(backend, dataset, 4, Views(flip=False))
+    np.testing.assert_allclose(averaged, total / np.linalg.norm(total, axis=1, keepdims=True), atol=1e-5)
+    one = embed_views(backend, dataset, 4, flip=False)
     np.testing.assert_allclose(one, backend.embed(dataset, 4), atol=1e-6)
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(UserError, match="no room"):
-        Views(crops=5).of(EvaluationTransform(28, 28))
-    for wrong, says in (({"crops": 2}, "crops must be 1 or 5"), ({"flip": 1}, "flip must be true or false")):
-        with pytest.raises(ValueError, match=says):
-            Views(**wrong)
+    for arguments, error in (({"crops": 5}, "no room"), ({"crops": 2}, "1 or 5"), ({"flip": 1}, "true or false")):
+        with pytest.raises(ValueError, match=error):
+            views_of(EvaluationTransform(28, 28), **arguments)
     with pytest.raises(UserError, match="has one view"):
-        embed_views(type("Served", (), {"address": "x", "transform": None})(), None, 1, Views())
+        embed_views(type("Served", (), {"address": "x", "transform": None})(), None, 1)
 
 
 @pytest.mark.slow

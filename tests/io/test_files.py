@@ -51,7 +51,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(error, tmp_path):
     with pytest.raises(expected) as caught:
         fail()
     if isinstance(error, OSError):
-        assert str(caught.value).startswith(f"{path} cannot be written: the disk is full; what was finished")
+        assert str(caught.value).startswith(f"{path} cannot be written: the disk is full; free some space")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["metrics.json"]
 

@@ -102,12 +102,11 @@ class BulkFolder(EmbeddingFolder):
         Raises:
             UserError: There is no image.
         """
-        if not self.plan:
+        if not is_file(self.path(_IMAGES)):
             images = images_of(source)
-            self.begin({})
+            self.begin()
             with atomic_write(self.path(_IMAGES)) as temporary:
                 pq.write_table(images, temporary)
-            self.begin({"count": len(images)})
         return pq.read_table(pa.BufferReader(read_bytes(self.path(_IMAGES))))
 
     def pending(self, count: int) -> list[int]:
@@ -119,7 +118,7 @@ class BulkFolder(EmbeddingFolder):
         """Write the list of bad images and, last of all, the manifest.
 
         Raises:
-            UserError: No image could be read; the parts differ in dimension.
+            UserError: No image could be read.
         """
         bad = [image for part in self.parts().values() for image in part["bad"]]
         if len(bad) == count:

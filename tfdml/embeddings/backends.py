@@ -232,65 +232,51 @@ class ViewTransform(EvaluationTransform):
         return tf.reverse(views, [-2]) if self.mirrored else views
 
 
-@dataclasses.dataclass(frozen=True)
-class Views:
-    """Which views of an image are embedded: f = sum_v f_v, scaled to length 1, over crops and, with `flip`, their
-    mirror images.
-
-    Args:
-        flip: Whether each crop is also embedded mirrored.
-        crops: 1: the center; 5: the four corners too, where `resize` leaves room around `image_size`.
+def views_of(transform: EvaluationTransform, flip: bool = True, crops: int = 1) -> list[ViewTransform]:
+    """Return several views of an image, that of the transform itself first; see `embed_views`.
 
     Raises:
-        ValueError: `crops` is neither.
+        ValueError: `crops` is neither 1 nor 5.
+        UserError: Several crops are asked for and the image is not resized to more than one.
 
     Example:
-        >>> len(Views(flip=True, crops=5).of(EvaluationTransform(resize=256, image_size=224)))
+        >>> len(views_of(EvaluationTransform(resize=256, image_size=224), crops=5))
         10
-
-    Source: Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks", NIPS 2012, sec. 4.1.
     """
-
-    flip: bool = True
-    crops: int = 1
-
-    def __post_init__(self):
-        boolean("flip", self.flip)
-        if integer("crops", self.crops, at_least=1) not in _PLACES:
-            raise ValueError(f"crops must be 1 or 5, not {self.crops}")
-
-    def of(self, transform: EvaluationTransform) -> list[ViewTransform]:
-        """Return the views, that of the transform itself first.
-
-        Raises:
-            UserError: Several crops are asked for and the image is not resized to more than one.
-        """
-        if self.crops > 1 and transform.resize == transform.image_size:
-            raise UserError(f"views(crops={self.crops}): images of {transform.resize} px leave no room for other crops")
-        plain = {field.name: getattr(transform, field.name) for field in dataclasses.fields(EvaluationTransform)}
-        sides = (False, True) if self.flip else (False,)
-        return [ViewTransform(**plain, top=y, left=x, mirrored=side) for y, x in _PLACES[self.crops] for side in sides]
+    if integer("crops", crops, at_least=1) not in _PLACES:
+        raise ValueError(f"crops must be 1 or 5, not {crops}")
+    if crops > 1 and transform.resize == transform.image_size:
+        raise UserError(f"`crops={crops}`: images of {transform.resize} px leave no room for other crops")
+    plain = {field.name: getattr(transform, field.name) for field in dataclasses.fields(EvaluationTransform)}
+    sides = (False, True) if boolean("flip", flip) else (False,)
+    return [ViewTransform(**plain, top=y, left=x, mirrored=side) for y, x in _PLACES[crops] for side in sides]
 
 
-def embed_views(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: int, views: Views) -> np.ndarray:
-    """Return the averaged embeddings of a data set; a pass for each view.
+def embed_views(
+    backend: EmbeddingBackend, dataset: ImageDataset, batch_size: int, *, flip: bool = True, crops: int = 1
+) -> np.ndarray:
+    """Return the mean embeddings of several views of each image: f = sum_v f_v, scaled to length 1; a pass for each.
 
     Args:
         backend: A Keras embedder, LiteRT or ONNX file; a SavedModel has its one view inside.
         dataset: The images.
         batch_size: B.
-        views: Which.
+        flip: Whether each crop is also embedded mirrored.
+        crops: 1: the center; 5: the four corners too, where `resize` leaves room around `image_size`.
 
     Returns:
         (N, d) float32 of length 1; 0 where the views cancel.
 
     Raises:
+        ValueError: `crops` is neither 1 nor 5.
         UserError: The model has one view, or there is no room for crops; as `EmbeddingBackend.embed`.
+
+    Source: Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks", NIPS 2012, sec. 4.1.
     """
     if backend.transform is None or backend.dimension:
         raise UserError(f"{backend.address} has one view: name a run on images, or its .keras, .tflite or .onnx file")
     total: Any = np.float32(0)
-    for view in views.of(backend.transform):
+    for view in views_of(backend.transform, flip, crops):
         other = copy.copy(backend)
         other.transform = view
         total = total + other.embed(dataset, batch_size)

@@ -109,8 +109,8 @@ def truncate(vectors: np.ndarray, dim: int) -> np.ndarray:
     """
     if not 1 <= dim <= vectors.shape[1]:
         raise UserError(f"`truncate_dim={dim}`: the embeddings have {vectors.shape[1]} dimensions")
-    kept = np.asarray(vectors[:, :dim], np.float64)
-    return (kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-300)).astype(np.float32)
+    first = np.asarray(vectors[:, :dim], np.float64)
+    return (first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1e-300)).astype(np.float32)
 
 
 def _runner(embedder: Any) -> Callable[[Any], Any]:

@@ -546,14 +546,12 @@ class EmbeddingFolder:
         identity: What decides the embeddings, as JSON holds it. A folder that was begun with another is refused.
 
     Attributes:
-        manifest: What `finish` wrote; empty before.
-        plan: What `begin` was given; None before.
+        manifest: What `finish_parts` wrote; empty before.
     """
 
     def __init__(self, folder: str | os.PathLike, identity: Mapping[str, Any]):
         self.folder, self.identity = os.fspath(folder), dict(identity)
         self.manifest: dict[str, Any] = {}
-        self.plan: dict[str, Any] | None = None
         self._remedy = f"delete {self.folder} to start again, or name another folder"
 
     def path(self, name: str) -> str:
@@ -561,27 +559,25 @@ class EmbeddingFolder:
         return f"{self.folder}/{name}"
 
     def read(self) -> None:
-        """Read the manifest or the plan, and change nothing.
+        """Read what the folder was begun with, and its manifest; change nothing.
 
         Raises:
             UserError: It holds something else, or was begun with another identity; the message names what differs.
         """
-        self.manifest, self.plan = {}, None
         names = [name for name in files.listing(self.folder) if not files.is_debris(name)]
-        if not {MANIFEST, PROGRESS}.intersection(names):
+        name = MANIFEST if MANIFEST in names else PROGRESS
+        if name not in names:
             if names:
                 raise UserError(f"`folder={self.folder}` holds other files ({names[0]} ...); name another")
             return
-        name = MANIFEST if MANIFEST in names else PROGRESS
         value = files.read_json(self.path(name), remedy=self._remedy)
         if (value.get("format"), value.get("version")) != (FORMAT, VERSION):
             raise UserError(f"`folder={self.folder}` holds a {name} of something else; name a new folder")
-        required = {"identity": dict} if name == MANIFEST else {"identity": dict, "plan": dict}
-        files.fields(value, required, self.path(name), self._remedy)
+        files.fields(value, {"identity": dict}, self.path(name), self._remedy)
         different = differences(value["identity"], self.identity, lambda x: x if isinstance(x, str) else json.dumps(x))
         if different:
             raise UserError(f"`folder={self.folder}` was begun with something else: {different}; name another")
-        self.manifest, self.plan = (value, None) if name == MANIFEST else ({}, value["plan"])
+        self.manifest = value if name == MANIFEST else {}
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -591,7 +587,7 @@ class EmbeddingFolder:
             UserError: As `read`; another process holds the lock; the folder cannot be written.
         """
         self.read()
-        _make_folder(self.folder)
+        files.make_folder(self.folder)
         is_local = not files.is_remote(self.folder)  # object stores have no locks
         with files.locked(self.folder, "folder") if is_local else contextlib.nullcontext():
             for name in files.listing(self.folder):
@@ -602,12 +598,10 @@ class EmbeddingFolder:
                 self.discard()
             yield
 
-    def begin(self, plan: Mapping[str, Any]) -> None:
-        """Write the identity and the plan; the parts of an earlier plan are forgotten."""
-        files.remove(self.path(_RECORDS))
-        self.plan = dict(plan)
-        header = {"format": FORMAT, "version": VERSION, "identity": self.identity}
-        files.write_json(self.path(PROGRESS), {**header, "plan": self.plan})
+    def begin(self) -> None:
+        """Write the identity, and make the folder of the records."""
+        files.write_json(self.path(PROGRESS), {"format": FORMAT, "version": VERSION, "identity": self.identity})
+        files.make_folder(self.path(_RECORDS))
 
     def parts(self) -> dict[int, dict[str, Any]]:
         """Return the records of the parts that are done, by number; none of parts whose file is gone or damaged.
@@ -616,14 +610,13 @@ class EmbeddingFolder:
             UserError: A record is damaged.
         """
         records = {}
+        kinds = {"part": int, "rows": int, "dimension": int, "sha256": str}
         for name in files.listing(self.path(_RECORDS)):
             if not files.is_debris(name):
-                kinds = {"part": int, "rows": int, "dimension": int, "bytes": int, "sha256": str}
                 record = files.read_json(self.path(f"{_RECORDS}/{name}"), kinds, self._remedy)
-                path = self.path(part_name(record["part"]))
-                if not record["rows"] or _is_whole(path, record):
+                if not record["rows"] or _is_whole(self.path(part_name(record["part"])), record):
                     records[record["part"]] = record
-        return dict(sorted(records.items()))
+        return records
 
     def write_part(self, number: int, table: pa.Table | None, **entries: Any) -> dict[str, Any]:
         """Write the embeddings of a part, then the record that it is done.
@@ -636,13 +629,12 @@ class EmbeddingFolder:
         Returns:
             What `parts` returns of it.
         """
-        record = {"part": number, "rows": 0, "dimension": 0, "bytes": 0, "sha256": "", **entries}
+        record = {"part": number, "rows": 0, "dimension": 0, "sha256": "", **entries}
         if table is not None:
             with files.atomic_write(self.path(part_name(number))) as temporary:
                 write_file(temporary, table)
                 record |= {"rows": len(table), "dimension": table.schema.field("embedding").type.list_size}
-                record |= {"bytes": os.path.getsize(temporary), "sha256": files.sha256_of(temporary)}
-        _make_folder(self.path(_RECORDS))
+                record["sha256"] = files.sha256_of(temporary)
         files.write_json(self.path(f"{_RECORDS}/{part_name(number)}.json"), record)
         return record
 
@@ -657,13 +649,8 @@ class EmbeddingFolder:
         Returns:
             The manifest.
 
-        Raises:
-            UserError: The parts differ in dimension.
         """
         parts = {part_name(number): record for number, record in self.parts().items() if record["rows"]}
-        dimensions = {record["dimension"] for record in parts.values()}
-        if len(dimensions) != 1:
-            raise UserError(f"{self.folder} holds embeddings of {sorted(dimensions)} dimensions; delete it")
         listed = {name: {"sha256": record["sha256"], "rows": record["rows"]} for name, record in parts.items()}
         self.manifest = {
             "format": FORMAT,
@@ -672,7 +659,7 @@ class EmbeddingFolder:
             "identity": self.identity,
             "complete": True,
             "count": sum(record["rows"] for record in parts.values()),
-            "dimension": dimensions.pop(),
+            "dimension": next(iter(parts.values()))["dimension"],
             "dtype": dtype,
             **about,
             "files": listed | {name: {"sha256": files.sha256_of(self.path(name))} for name in more},
@@ -682,24 +669,14 @@ class EmbeddingFolder:
         return self.manifest
 
     def discard(self) -> None:
-        """Remove the plan and the records of the parts."""
+        """Remove what only an unfinished folder needs: the records of the parts, and the identity."""
         files.remove(self.path(_RECORDS))
         files.remove(self.path(PROGRESS))
 
 
 def _is_whole(path: str, record: Mapping[str, Any]) -> bool:
-    if files.stamp_of(path)[0] != record["bytes"]:
-        return False
     # A file in a store is whole or absent, and would be fetched for its checksum.
-    return files.in_store(path) or files.sha256_of(path) == record["sha256"]
-
-
-def _make_folder(path: str) -> None:
-    filesystem, place = files.filesystem_of(path)
-    try:
-        filesystem.makedirs(place, exist_ok=True)
-    except OSError as error:
-        raise files.unwritable(path, error) from error
+    return files.is_file(path) and (files.in_store(path) or files.sha256_of(path) == record["sha256"])
 
 
 class EmbeddingWriter(EmbeddingFolder):
@@ -753,7 +730,7 @@ class EmbeddingWriter(EmbeddingFolder):
     def __enter__(self) -> EmbeddingWriter:
         with contextlib.ExitStack() as lock:
             lock.enter_context(self.opened())
-            parts = {} if self.plan is None else self.parts()
+            parts = self.parts()
             while record := parts.get(self._written):
                 self.rows, self._dimension = self.rows + record["rows"], record["dimension"]
                 self._written += 1
@@ -783,7 +760,7 @@ class EmbeddingWriter(EmbeddingFolder):
             raise UserError(f"the embedding of {first} holds NaN or infinite values, {more}; has the model diverged?")
         if not self.rows:
             self._dimension = embeddings.shape[1]
-            self.begin({})
+            self.begin()
         self._batches.append(embeddings)
         self.rows += len(embeddings)
         if sum(map(len, self._batches)) >= self.rows_per_file:

@@ -361,7 +361,8 @@ def whole_rankings(task: RetrievalTask, distance: str, memory_budget: int) -> It
         UserError: An unknown distance.
     """
     check_choice("distance", distance, DISTANCES)
-    space = exact.placed_together(task.queries, task.searched, distance)
+    frame = exact.frame_of(task.queries, task.searched, distance)
+    space = exact.Space(task.queries, task.searched, frame)
     size, count = len(space.gallery), len(task.queries)
     copies, originals = _copies(space.gallery)
     table = exact.score_table(space, size)

@@ -15,7 +15,7 @@ from tfdml.errors import UserError, check_choice, check_share
 from tfdml.evaluation.intervals import Interval, rate_interval
 from tfdml.evaluation.relevance import check_labels
 from tfdml.pairwise import DISTANCES, image_rows
-from tfdml.retrieval.exact import check_embeddings, frame_of, placed, row_blocks
+from tfdml.retrieval.exact import check_embeddings, frame_of, row_blocks
 from tfdml.retrieval.faiss_index import rescore
 
 if TYPE_CHECKING:
@@ -412,12 +412,10 @@ class AllPairs:
             missing = "of one class" if classes == len(labels) else "of different classes"
             raise UserError(f"there is no pair of images {missing}: {len(labels)} images of {classes} classes")
         self._points, self.distance = embeddings[order], distance
-        self._shift, self._unit = frame_of(self._points, self._points, distance)
-        blocks = (
-            placed(self._points[rows], distance, self._shift, self._unit) for rows in row_blocks(len(order), _TILE)
-        )
+        self._frame = frame_of(self._points, self._points, distance)
+        blocks = (self._frame.place(self._points[rows]) for rows in row_blocks(len(order), _TILE))
         largest = max(float(_squares(block).max()) for block in blocks) or 1.0
-        self.scale = {"euclidean": self._unit, "cosine": 1.0}.get(distance, self._unit**2)
+        self.scale = {"euclidean": self._frame.unit, "cosine": 1.0}.get(distance, self._frame.unit**2)
         # Bins are ranges of the bits of float32, which order its positive numbers. No distance is beyond `largest`.
         largest = {"euclidean": 2 * largest**0.5, "sqeuclidean": 4 * largest, "cosine": 2.0, "dot": largest}[distance]
         self._magnitudes = _BINS // 2 if distance == "dot" else _BINS
@@ -426,7 +424,7 @@ class AllPairs:
         self._first_bits = int(np.float32(largest).view(np.int32)) + 1 - (self._magnitudes << self._shift_of_bits)
 
     def _placed(self, rows: slice) -> np.ndarray:
-        return placed(self._points[rows].astype(np.float64), self.distance, self._shift, self._unit)
+        return self._frame.place(self._points[rows].astype(np.float64))
 
     @functools.cached_property
     def edges(self) -> np.ndarray:

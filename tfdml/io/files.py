@@ -269,21 +269,18 @@ def sha256_of(path: str | os.PathLike) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
-def stamp_of(path: str | os.PathLike) -> tuple[int, int]:
-    """Size in bytes and time of the last change in nanoseconds; (0, 0) if the file cannot be looked at.
+def make_folder(path: str | os.PathLike) -> None:
+    """Make a folder and those above it, if they are not there.
+
+    Raises:
+        UserError: The file system refuses.
 
     Example:
-        >>> stamp_of("no/such/file")
-        (0, 0)
+        >>> make_folder(".")
     """
-    try:
-        if is_remote(path):
-            filesystem, there = filesystem_of(path)
-            return filesystem.size(there), int(filesystem.modified(there).timestamp() * 1e9)
-        status = os.stat(path)
-        return status.st_size, status.st_mtime_ns
-    except (OSError, NotImplementedError):
-        return 0, 0
+    filesystem, there = filesystem_of(path)
+    with user_errors(OSError, f"{path} cannot be written ({REASON})", keep="first"):
+        filesystem.makedirs(there, exist_ok=True)
 
 
 def remove(path: str | os.PathLike) -> None:
@@ -332,9 +329,8 @@ def atomic_write(path: _Path) -> Iterator[_Path]:
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except Exception as error:
-        about_it = isinstance(error, OSError) and error.filename in (temporary, target)
-        if isinstance(error, UserError) or not (about_it or is_disk_full(error)):
+    except OSError as error:
+        if error.filename not in (None, temporary, target):
             raise
         raise unwritable(path, error) from error
     finally:
@@ -342,28 +338,16 @@ def atomic_write(path: _Path) -> Iterator[_Path]:
             os.unlink(temporary)
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an error says that there is no space left, whoever raised it.
-
-    Example:
-        >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device"))
-        True
-    """
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
-
-
-def unwritable(path: str | os.PathLike, error: BaseException) -> UserError:
+def unwritable(path: str | os.PathLike, error: OSError) -> UserError:
     """Return the message on a file or folder that could not be written.
 
     Example:
         >>> str(unwritable("metrics.json", PermissionError(errno.EACCES, "Permission denied")))
         'metrics.json cannot be written (Permission denied)'
     """
-    if is_disk_full(error):
-        advice = "what was finished is kept: free some space and run the same command again"
-        return UserError(f"{path} cannot be written: the disk is full; {advice}")
-    reason = getattr(error, "strerror", None) or getattr(error, "message", None) or short_message(error, "first")
-    return UserError(f"{path} cannot be written ({reason})")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(f"{path} cannot be written: the disk is full; free some space and run the same command again")
+    return UserError(f"{path} cannot be written ({error.strerror or short_message(error, 'first')})")
 
 
 def require_local(path: str | os.PathLike, argument: str) -> None:

@@ -139,11 +139,31 @@ def neighbor_blocks(
     if not 1 <= k <= available:
         besides = " besides the query itself" if own_rows is not None else ""
         raise UserError(f"k must be in 1 .. {available}, the gallery images there are{besides}; got {k}")
-    if is_memory_mapped(gallery):
-        return _mapped_blocks(queries, gallery, k, distance, own_rows, memory_budget, ignored, most_ignored)
-    space = placed_together(queries, gallery, distance)
-    blocks = ranked_blocks(space, k, own_rows, memory_budget, ignored, most_ignored)
-    return ((block, indices, in_float32(measured, distance)) for block, indices, measured in blocks)
+    if own_rows is not None:
+        ignored, most_ignored = _or_own(own_rows, ignored), most_ignored + 1
+    frame = frame_of(queries, gallery, distance)
+
+    def in_chunks() -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        # The k nearest of the whole are among the k nearest of each chunk, and all are measured in one frame.
+        dim = gallery.shape[1]
+        # Three copies of a chunk are alive at once; of a query, two, and two lists of neighbors that are being merged.
+        chunk_rows = min(max(memory_budget // (12 * dim), k), len(gallery))
+        for block in row_blocks(len(queries), max(memory_budget // (8 * dim + 96 * k), 1)):
+            rows, measured = np.zeros((block.stop - block.start, 0), np.int64), np.zeros((block.stop - block.start, 0))
+            for chunk in row_blocks(len(gallery), chunk_rows):
+                space = Space(queries[block], gallery[chunk], frame)
+                hidden = None if ignored is None else _shifted(ignored, block.start, chunk.start)
+                depth = min(k, chunk.stop - chunk.start)
+                parts = list(ranked_blocks(space, depth, memory_budget, hidden, most_ignored))
+                near = np.concatenate([columns for _, columns, _ in parts])
+                rows = np.concatenate([rows, np.where(near < 0, near, chunk.start + near)], axis=1)
+                measured = np.concatenate([measured, np.concatenate([far for _, _, far in parts])], axis=1)
+                rows, measured = nearest_first(rows, measured, k)
+            yield block, rows, measured
+
+    whole = None if is_memory_mapped(gallery) else Space(queries, gallery, frame)
+    blocks = in_chunks() if whole is None else ranked_blocks(whole, k, memory_budget, ignored, most_ignored)
+    return ((block, rows, in_float32(measured, distance)) for block, rows, measured in blocks)
 
 
 def is_memory_mapped(array: np.ndarray) -> bool:
@@ -212,55 +232,14 @@ def nearest_neighbors(
     return np.concatenate([indices for _, indices, _ in blocks]), np.concatenate([d for _, _, d in blocks])
 
 
-def _mapped_blocks(
-    queries: np.ndarray,
-    gallery: np.ndarray,
-    k: int,
-    distance: str,
-    own_rows: np.ndarray | None,
-    memory_budget: int,
-    ignored: Ignored | None,
-    most_ignored: int,
-) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Yield what `neighbor_blocks` yields, holding a block of queries and a chunk of the gallery at a time.
+def _or_own(own_rows: np.ndarray, ignored: Ignored | None) -> Ignored:
+    """Return `ignored` that also leaves out the row that holds each query itself."""
 
-    The k nearest of the whole are among the k nearest of each chunk, and distances are measured in one frame, so
-    that the result is that of a search in memory. The gallery is read once, and once more for every block of queries.
+    def hidden(block: slice, rows: np.ndarray) -> np.ndarray:
+        own = rows == own_rows[block, None]
+        return own if ignored is None else own | ignored(block, rows)
 
-    Args:
-        queries: (N, d) float32.
-        gallery: (G, d) float32.
-        k: How many neighbors.
-        distance: As `nearest_neighbors`.
-        own_rows: (N,) the gallery row of each query itself, or None.
-        memory_budget: Bytes that a block of queries, a chunk of the gallery and their scores may take, each.
-        ignored: As `neighbor_blocks`.
-        most_ignored: As `neighbor_blocks`.
-
-    Yields:
-        The slice of queries, their (B, k) int64 gallery rows and their (B, k) float32 distances.
-    """
-    shift, unit = frame_of(queries, gallery, distance)
-    dim = gallery.shape[1]
-    # Three copies of a chunk are alive at once; of a query, two, and two lists of neighbors that are being merged.
-    chunk_rows = min(max(memory_budget // (12 * dim), k), len(gallery))
-    block_rows = max(memory_budget // (8 * dim + 96 * k), 1)
-    for block in row_blocks(len(queries), block_rows):
-        moved = placed(queries[block], distance, shift, unit)
-        rows = np.zeros((len(moved), 0), np.int64)
-        measured = np.zeros((len(moved), 0))
-        for first in range(0, len(gallery), chunk_rows):
-            chunk = placed(gallery[first : first + chunk_rows], distance, shift, unit)
-            space = Space(queries[block], gallery[first : first + chunk_rows], moved, chunk, distance, shift, unit)
-            # The row of a query that lies in another chunk is outside this one, and so meets no column.
-            own = None if own_rows is None else own_rows[block] - first
-            hidden = None if ignored is None else _shifted(ignored, block.start, first)
-            parts = list(ranked_blocks(space, min(k, len(chunk)), own, memory_budget, hidden, most_ignored))
-            found = np.concatenate([near for _, near, _ in parts])
-            rows = np.concatenate([rows, np.where(found < 0, found, first + found)], axis=1)
-            measured = np.concatenate([measured, np.concatenate([far for _, _, far in parts])], axis=1)
-            rows, measured = nearest_first(rows, measured, k)
-        yield block, rows, in_float32(measured, distance)
+    return hidden
 
 
 def _shifted(ignored: Ignored, query: int, row: int) -> Ignored:
@@ -299,25 +278,50 @@ def left_over(rows: np.ndarray, left_out: np.ndarray, depth: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Space:
-    """Queries and gallery: as they are, to measure them, and placed so that one float32 product ranks them."""
+class Frame:
+    """How rows are placed so that one float32 product ranks them; made by `frame_of`.
 
-    asked: np.ndarray
-    searched: np.ndarray
-    queries: np.ndarray
-    gallery: np.ndarray
+    Args:
+        distance: As `nearest_neighbors`.
+        shift: (d,) what is subtracted.
+        unit: What rows are divided by.
+    """
+
     distance: str
     shift: np.ndarray
     unit: float
+
+    def place(self, rows: np.ndarray) -> np.ndarray:
+        """Rows (N, d) as the search compares them: of length 1 for cosine, else shifted and scaled."""
+        if self.distance == "cosine":
+            return unit_rows(rows)
+        rows = rows - self.shift
+        rows *= np.float32(1 / self.unit)
+        return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """Queries and gallery: as they are, to measure them, and placed."""
+
+    asked: np.ndarray
+    searched: np.ndarray
+    frame: Frame
+
+    @functools.cached_property
+    def gallery(self) -> np.ndarray:
+        """The gallery, placed."""
+        return self.frame.place(self.searched)
+
+    @functools.cached_property
+    def queries(self) -> np.ndarray:
+        """The queries, placed."""
+        return self.gallery if self.asked is self.searched else self.frame.place(self.asked)
 
     @functools.cached_property
     def longest(self) -> float:
         """The largest length of a placed gallery row."""
         return float(np.sqrt(_squares(self.gallery).max()))
-
-    def placed(self, rows: np.ndarray) -> np.ndarray:
-        """Rows as the search compares them, in float64."""
-        return placed(rows.astype(np.float64), self.distance, self.shift, self.unit)
 
 
 def in_float32(measured: np.ndarray, distance: str) -> np.ndarray:
@@ -342,11 +346,11 @@ def _power_of_two(x: float) -> float:
     return float(2.0 ** np.clip(np.floor(np.log2(x)), -100, 126)) if x > 0 else 1.0
 
 
-def frame_of(queries: np.ndarray, gallery: np.ndarray, distance: str) -> tuple[np.ndarray, float]:
-    """Return the shift (d,) and the unit by which float32 products neither cancel nor overflow."""
+def frame_of(queries: np.ndarray, gallery: np.ndarray, distance: str) -> Frame:
+    """Return the frame in which float32 products neither cancel nor overflow."""
     shift = np.zeros(gallery.shape[1], np.float32)
     if distance == "cosine":
-        return shift, 1.0
+        return Frame(distance, shift, 1.0)
     if distance != "dot":
         # Distances do not change when everything moves by the gallery's center, and the squares that cancel are then
         # small. The median is moved by no outlier. On a coarse grid of powers of two the subtraction adds no error of
@@ -358,24 +362,7 @@ def frame_of(queries: np.ndarray, gallery: np.ndarray, distance: str) -> tuple[n
         shift = (np.round(center / grid) * grid).astype(np.float32)
     sides = [gallery] if queries is gallery else [gallery, queries]
     extremes = [np.abs(edge - shift).max() for side in sides for edge in (side.min(axis=0), side.max(axis=0))]
-    return shift, _power_of_two(float(max(extremes)))
-
-
-def placed(rows: np.ndarray, distance: str, shift: np.ndarray, unit: float) -> np.ndarray:
-    """Rows (N, d) as the search compares them: of length 1 for cosine, else shifted and scaled."""
-    if distance == "cosine":
-        return unit_rows(rows)
-    rows = rows - shift
-    rows *= np.float32(1 / unit)
-    return rows
-
-
-def placed_together(queries: np.ndarray, gallery: np.ndarray, distance: str) -> Space:
-    """Return queries and gallery in the frame that `frame_of` finds for them."""
-    shift, unit = frame_of(queries, gallery, distance)
-    moved = placed(gallery, distance, shift, unit)
-    asked = moved if queries is gallery else placed(queries, distance, shift, unit)
-    return Space(queries, gallery, asked, moved, distance, shift, unit)
+    return Frame(distance, shift, _power_of_two(float(max(extremes))))
 
 
 @contextlib.contextmanager
@@ -421,8 +408,8 @@ def _top_columns(scores: Any, candidates: int, group: int) -> tuple[Any, Any]:
     # Ascending group order keeps columns ascending, so that top_k's "lower position first" means lower column.
     chosen = ops.sort(ops.top_k(ops.max(grouped, axis=2), candidates)[1], axis=1)
     row_start = ops.expand_dims(ops.arange(rows, dtype="int32") * groups, 1)
-    kept = ops.take(ops.reshape(scores, (rows * groups, group)), chosen + row_start, axis=0)
-    best, place = ops.top_k(ops.reshape(kept, (rows, candidates * group)), candidates)
+    members = ops.take(ops.reshape(scores, (rows * groups, group)), chosen + row_start, axis=0)
+    best, place = ops.top_k(ops.reshape(members, (rows, candidates * group)), candidates)
     return ops.take_along_axis(chosen, place // group, axis=1) * group + place % group, best[:, -1]
 
 
@@ -458,7 +445,7 @@ def score_table(space: Space, columns: int, slack: float = 0.0) -> Any:
     table = np.zeros((dim + 1, columns), np.float32)
     table[:dim, :size] = space.gallery.T
     # |q - g|^2 is smallest where <q, g> - |g|^2 / 2 is largest.
-    if space.distance in ("euclidean", "sqeuclidean"):
+    if space.frame.distance in ("euclidean", "sqeuclidean"):
         table[dim, :size] = np.float32(-0.5 * (1 - slack)) * _squares(space.gallery)
     table[dim, size:] = _PADDING_SCORE
     return ops.convert_to_tensor(table)
@@ -485,26 +472,18 @@ def one_ahead(compute: Callable[[slice], Any], count: int, size: int) -> Iterato
     with concurrent.futures.ThreadPoolExecutor(1) as worker:
         coming = worker.submit(compute, blocks[0])
         for i, block in enumerate(blocks):
-            found = coming.result()
+            result = coming.result()
             if i + 1 < len(blocks):
                 coming = worker.submit(compute, blocks[i + 1])
-            yield block, found
+            yield block, result
 
 
 def ranked_blocks(
-    space: Space,
-    k: int,
-    own_rows: np.ndarray | None,
-    memory_budget: int,
-    ignored: Ignored | None = None,
-    most_ignored: int = 0,
+    space: Space, k: int, memory_budget: int, ignored: Ignored | None = None, most_ignored: int = 0
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Return the k nearest of every query, with distances as of `measure`; its own row is infinitely far.
-
-    Rows that are ignored become row -1, which is infinitely far.
-    """
+    """Yield the k nearest of every query, with distances as of `measure`; ignored rows are -1, infinitely far."""
     size, dim = space.gallery.shape
-    candidates = min(k + (own_rows is not None) + most_ignored + _SPARE, size)
+    candidates = min(k + most_ignored + _SPARE, size)
     group = _group_size(size, candidates)
     padded = -(-size // group) * group
     per_query = 4 * (padded + padded // group + 2 * candidates * (group + 4))
@@ -518,11 +497,11 @@ def ranked_blocks(
         return ops.convert_to_numpy(columns).astype(np.int64), ops.convert_to_numpy(last).astype(np.float64)
 
     def nearest_of(block: slice, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        hidden = np.zeros(columns.shape, bool) if own_rows is None else columns == own_rows[block, None]
+        far = measure(space.asked[block], space.searched, columns, space.frame.distance)
         if ignored is not None:
-            hidden |= ignored(block, columns)
-        far = measure(space.asked[block], space.searched, columns, space.distance)
-        return nearest_first(np.where(hidden, -1, columns), np.where(hidden, np.inf, far), k)
+            hidden = ignored(block, columns)
+            columns, far = np.where(hidden, -1, columns), np.where(hidden, np.inf, far)
+        return nearest_first(columns, far, k)
 
     for block, (columns, last) in one_ahead(columns_of, len(space.queries), rows):
         near, far = nearest_of(block, columns)
@@ -545,11 +524,11 @@ def _settled(space: Space, block: slice, farthest: np.ndarray, last: np.ndarray,
         last: (B,) the score of the last candidate, which no other row's is above.
         slack: Of the rounding of scores.
     """
-    if space.distance == "cosine":
+    if space.frame.distance == "cosine":
         return 1 - farthest >= last + slack
     squares = _squares(space.queries[block].astype(np.float64))
-    farthest = farthest / space.unit**2
-    if space.distance == "dot":
+    farthest = farthest / space.frame.unit**2
+    if space.frame.distance == "dot":
         return -farthest >= last + slack * np.sqrt(squares) * space.longest
     # Numbers that are too small for float32 count as 0 in a score.
     return (squares * (1 - slack) - farthest) / 2 >= last + space.queries.shape[1] * np.finfo(np.float32).tiny
@@ -557,12 +536,12 @@ def _settled(space: Space, block: slice, farthest: np.ndarray, last: np.ndarray,
 
 def _float64_columns(space: Space, queries: np.ndarray, count: int) -> Iterator[np.ndarray]:
     """Yield for each query the gallery rows that may be among its `count` nearest, by products in float64."""
-    asked = space.placed(space.asked[queries])
+    asked = space.frame.place(space.asked[queries].astype(np.float64))
     half = np.empty((len(queries), len(space.searched)))
     for part in row_blocks(len(space.searched), _ROWS_AT_ONCE):
-        rows = space.placed(space.searched[part])
+        rows = space.frame.place(space.searched[part].astype(np.float64))
         half[:, part] = -asked @ rows.T
-        if space.distance in ("euclidean", "sqeuclidean"):
+        if space.frame.distance in ("euclidean", "sqeuclidean"):
             half[:, part] += _squares(rows) / 2
     for row, squared in zip(half, _squares(asked), strict=True):
         limit = np.partition(row, count - 1)[count - 1]
@@ -632,9 +611,9 @@ def confusable_classes(
         most_ignored=int(counts.max()) - 1,
     )
     for block, rows, distances in blocks:
-        kept = (rows >= 0) & (1.0 - distances <= highest[block, None])
-        kept[:, :skip_top] = False
-        votes.append((own[block, None] * len(classes) + own[rows])[kept])
+        votable = (rows >= 0) & (1.0 - distances <= highest[block, None])
+        votable[:, :skip_top] = False
+        votes.append((own[block, None] * len(classes) + own[rows])[votable])
     pairs, numbers = np.unique(np.concatenate(votes), return_counts=True)
     one, other = np.divmod(pairs, len(classes))
     order = np.lexsort((other, -numbers, one))

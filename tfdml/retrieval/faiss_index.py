@@ -5,13 +5,12 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfdml.errors import UserError, check_choice, check_positive, short_message
-from tfdml.io.files import fields, parse_json
+from tfdml.errors import REASON, UserError, check_choice, check_positive, user_errors
+from tfdml.io.files import atomic_write, fields, parse_json
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval import exact
 
@@ -112,24 +111,24 @@ class GalleryIndex:
         available = len(self) - (own_rows is not None)
         if not 1 <= k <= available:
             raise UserError(f"k must be in 1 .. {available}, the gallery images there are; got {k}")
-        wanted = k + (own_rows is not None)
-        parameters = self._parameters(self.default_effort if effort is None else effort, wanted)
+        depth = k + (own_rows is not None)
+        parameters = self._parameters(self.default_effort if effort is None else effort, depth)
         rows, distances = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
-        for block in exact.row_blocks(len(queries), _rows_at_once(max(self.dimension, 4 * wanted))):
+        for block in exact.row_blocks(len(queries), _rows_at_once(max(self.dimension, 4 * depth))):
             placed = _placed(queries[block], self.distance, "query embeddings")
-            scores, found = self.index.search(placed, wanted, params=parameters)
-            left_out = found < 0 if own_rows is None else (found < 0) | (found == own_rows[block, None])
+            scores, near = self.index.search(placed, depth, params=parameters)
+            left_out = near < 0 if own_rows is None else (near < 0) | (near == own_rows[block, None])
             far = np.where(left_out, np.float32(np.inf), self._distances(scores))
-            rows[block], distances[block] = exact.nearest_first(found, far, k)
+            rows[block], distances[block] = exact.nearest_first(near, far, k)
         return rows, distances
 
-    def _parameters(self, effort: int, wanted: int) -> Any:
+    def _parameters(self, effort: int, depth: int) -> Any:
         check_positive(effort=effort)
         if self.kind == "flat":
             return None
         if self.kind == "ivf":
             return _faiss().SearchParametersIVF(nprobe=min(effort, self.lists))
-        return _faiss().SearchParametersHNSW(efSearch=min(max(effort, wanted), len(self)))
+        return _faiss().SearchParametersHNSW(efSearch=min(max(effort, depth), len(self)))
 
     def _distances(self, scores: np.ndarray) -> np.ndarray:
         """Return what `nearest_neighbors` calls the distance, from faiss's inner products or squared distances."""
@@ -147,16 +146,12 @@ class GalleryIndex:
         Raises:
             UserError: The file cannot be written.
         """
-        from tfdml.io.files import atomic_write
-
         about = json.dumps({"distance": self.distance, "kind": self.kind, "count": len(self)})
-        try:
-            with atomic_write(Path(path)) as temporary:
-                _faiss().write_index(self.index, str(temporary))
-                with open(temporary, "ab") as file:
-                    file.write(_TRAILER + about.encode())
-        except (OSError, RuntimeError) as error:
-            raise UserError(f"{path} cannot be written: {_said(error)}") from error
+        cannot = f"{path} cannot be written: {REASON}"
+        with user_errors((OSError, RuntimeError), cannot), atomic_write(os.fspath(path)) as temporary:
+            _faiss().write_index(self.index, temporary)
+            with open(temporary, "ab") as file:
+                file.write(_TRAILER + about.encode())
 
 
 def build_index(
@@ -242,25 +237,17 @@ def load_index(path: str | os.PathLike, *, mapped: bool = False) -> GalleryIndex
     Raises:
         UserError: There is no such file, or it is damaged or something else.
     """
-    faiss = _faiss()
-    path = Path(path)
-    try:
+    with user_errors((OSError, RuntimeError), f"{path} cannot be read: {REASON}"):
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_TRAILER))
-            trailer = file.read().rpartition(_TRAILER)
-        if not trailer[1]:
+            _, trailer, text = file.read().rpartition(_TRAILER)
+        if not trailer:
             raise UserError(f"{path} is not an index that was saved here, or not whole; build it again")
-        about = fields(parse_json(trailer[2], str(path)), {"kind": str, "distance": str, "count": int}, str(path))
-        if about["kind"] not in KINDS or about["distance"] not in DISTANCES:
-            raise UserError(f"{path} is an index of a kind not known here; build it again")
+        about = fields(parse_json(text, str(path)), {"kind": str, "distance": str, "count": int}, str(path))
         mapped = mapped and about["kind"] == "ivf"
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP if mapped else 0)
-        if about["kind"] == "ivf" and not hasattr(index, "nlist"):
-            raise UserError(f"{path} is an index of another kind, {type(index).__name__}; build it again")
-        if about["count"] != index.ntotal:
-            raise UserError(f"{path} is damaged: it holds {index.ntotal} images of {about['count']}; build it again")
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"{path} cannot be read: {_said(error)}") from error
+        index = _faiss().read_index(os.fspath(path), _faiss().IO_FLAG_MMAP if mapped else 0)
+    if about["count"] != index.ntotal:
+        raise UserError(f"{path} is damaged: it holds {index.ntotal} images of {about['count']}; build it again")
     return GalleryIndex(index, about["distance"], about["kind"], read_only=mapped)
 
 
@@ -330,9 +317,9 @@ def index_recall(
     farthest = exact.measure(asked, gallery, nearest, index.distance).max(axis=1, keepdims=True)
 
     for effort in [index.default_effort] if efforts is None else efforts:
-        found, _ = index.search(asked, k=k, effort=effort, own_rows=own_rows)
-        near = (found >= 0) & (exact.measure(asked, gallery, np.maximum(found, 0), index.distance) <= farthest)
-        shares = near.mean(axis=1)
+        rows, _ = index.search(asked, k=k, effort=effort, own_rows=own_rows)
+        distances = exact.measure(asked, gallery, np.maximum(rows, 0), index.distance)
+        shares = ((rows >= 0) & (distances <= farthest)).mean(axis=1)
         error = float(shares.std(ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
         yield IndexRecall(float(shares.mean()), error, len(shares), k, effort)
 
@@ -397,8 +384,3 @@ def _placed(rows: Any, distance: str, what: str) -> np.ndarray:
     """Rows as the index compares them: checked, and of length 1 for cosine."""
     rows = exact.check_embeddings(rows, what)
     return exact.unit_rows(rows) if distance == "cosine" else rows
-
-
-def _said(error: Exception) -> str:
-    """Of faiss's message, what is behind the C++ names."""
-    return short_message(getattr(error, "strerror", None) or str(error).rpartition("failed: ")[2])
