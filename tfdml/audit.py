@@ -24,8 +24,8 @@ from tfdml.io.files import cell_text, write_whole
 from tfdml.pairwise import integer_labels
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_blocks, unit_rows
 
-# Neighbors of each image that are known; of these, the nearest are compared by their pixels.
-_NEIGHBORS, _COMPARED = 10, 5
+# Neighbors of each image that are searched; the nearest of these may be duplicates.
+_NEIGHBORS, _NEAREST = 10, 5
 # Sides of the thumbnail that is kept of an image, of the views that are compared first, and of those that are aligned.
 _SIDE, _COARSE, _FINE = 64, 16, 40
 # Below this, thumbnails that are not aligned yet are of different images.
@@ -33,7 +33,7 @@ _PROMISING = 0.85
 # From this correlation on, no better alignment is looked for.
 _SURE = 0.95
 # From these scores on, of pixels and of vectors, one of two images may go.
-_DROPPED, _SAME_VECTOR = 0.9, 1 - 1e-6
+_SAME_PICTURE, _SAME_VECTOR = 0.9, 1 - 1e-6
 # Left and right, or two colors, may be different products: the most that mirror images score, and images of which a
 # place differs by so many levels; and how much more alike than the image itself a mirror image has to be.
 _UNSURE, _LEVELS, _CLEARLY = 0.89, 24, 0.02
@@ -50,10 +50,10 @@ _MOVES = [
 ]
 _SMALLEST_SIDE = 0.75
 # With fewer images of a class, the others do not show whether one belongs to it.
-_JUDGED = 3
+_FEWEST = 3
 # What is reported: labels with less than this share of the usual confidence, images that lie this much sparser than
 # their neighbors, classes that overlap this much, and classes with less than this share of the typical coherence.
-_DOUBTED, _FAR, _SAME_CLASS, _SCATTERED = 0.2, 1.5, 0.5, 1 / 3
+_DOUBT, _FAR, _SAME_CLASS, _SCATTER = 0.2, 1.5, 0.5, 1 / 3
 
 
 def near_duplicates(
@@ -89,7 +89,7 @@ def near_duplicates(
 
     Source: Lewis, "Fast normalized cross-correlation", Vision Interface 1995.
     """
-    neighbors, distances = neighbors[:, :_COMPARED], distances[:, :_COMPARED]
+    neighbors, distances = neighbors[:, :_NEAREST], distances[:, :_NEAREST]
     one = np.repeat(np.arange(len(neighbors)), neighbors.shape[1])
     ends = np.sort(np.stack([one, neighbors.ravel()], axis=1), axis=1)
     pairs, first = np.unique(ends, axis=0, return_index=True)
@@ -106,13 +106,13 @@ def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count
     from PIL import Image
 
     thumbnails = np.empty((count, _SIDE, _SIDE, 3), np.uint8)
-    whole, mirrored = np.empty((2, count, 3 * _COARSE**2), np.float32)
+    views, mirror_views = np.empty((2, count, 3 * _COARSE**2), np.float32)
 
     def look(row: int) -> None:
         image = Image.fromarray(picture(row)).resize((_SIDE, _SIDE), Image.Resampling.BOX)
         thumbnails[row] = np.asarray(image)
         small = _window(thumbnails[row], _WINDOWS[0], _COARSE)
-        whole[row], mirrored[row] = _normalized(np.stack([small, small[:, ::-1]]))
+        views[row], mirror_views[row] = _normalized(np.stack([small, small[:, ::-1]]))
 
     # The numbers of the pairs that an image is in.
     pairs_of = collections.defaultdict(list)
@@ -124,12 +124,12 @@ def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count
     def compare(row: int) -> None:
         numbers = pairs_of[row]
         near = pairs[numbers].sum(axis=1) - row
-        views = _normalized(np.stack([_window(thumbnails[row], window, _COARSE) for window in _WINDOWS]))
-        similar = np.concatenate([whole[near] @ views.T, mirrored[near] @ views.T - _CLEARLY], axis=1)
+        windows = _normalized(np.stack([_window(thumbnails[row], window, _COARSE) for window in _WINDOWS]))
+        similar = np.concatenate([views[near] @ windows.T, mirror_views[near] @ windows.T - _CLEARLY], axis=1)
         for other, number, values in zip(near, numbers, similar, strict=True):
             if values.max() >= _PROMISING and scores[number] < _SURE:
-                flipped, window = divmod(int(values.argmax()), len(_WINDOWS))
-                score = _aligned(thumbnails[row], thumbnails[other], bool(flipped), _WINDOWS[window])
+                mirror, window = divmod(int(values.argmax()), len(_WINDOWS))
+                score = _alignment(thumbnails[row], thumbnails[other], bool(mirror), _WINDOWS[window])
                 scores[number] = max(scores[number], score)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -138,13 +138,13 @@ def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count
     return scores
 
 
-def _aligned(large: np.ndarray, small: np.ndarray, flipped: bool, window: tuple[float, ...]) -> float:
+def _alignment(large: np.ndarray, small: np.ndarray, mirror: bool, window: tuple[float, ...]) -> float:
     """Return the correlation of the details of two thumbnails, one in a window of the other that is moved to fit."""
     from scipy.ndimage import uniform_filter
 
     if np.array_equal(large, small):
         return 1.0
-    target = _window(small[:, ::-1] if flipped else small, _WINDOWS[0], _FINE)
+    target = _window(small[:, ::-1] if mirror else small, _WINDOWS[0], _FINE)
     reference = _normalized(target[None])[0]
 
     def fit(window: tuple[float, ...]) -> float:
@@ -154,15 +154,15 @@ def _aligned(large: np.ndarray, small: np.ndarray, flipped: bool, window: tuple[
 
     best, step = fit(window), 0.025
     while step > 0.002 and _details(_window(large, window, _FINE), target) < _SURE:
-        moved = [tuple(place + step * by for place, by in zip(window, move, strict=True)) for move in _MOVES]
-        fits = [fit(other) for other in moved]
+        moves = [tuple(place + step * by for place, by in zip(window, move, strict=True)) for move in _MOVES]
+        fits = [fit(other) for other in moves]
         if max(fits) > best:
-            best, window = max(fits), moved[int(np.argmax(fits))]
+            best, window = max(fits), moves[int(np.argmax(fits))]
         else:
             step /= 2
     view = _window(large, window, _FINE)
     levels = np.abs(uniform_filter(np.subtract(view, target, dtype=np.float32), size=(7, 7, 1), mode="nearest")).max()
-    return min(_details(view, target), _UNSURE if flipped or levels > _LEVELS else 0.9999)
+    return min(_details(view, target), _UNSURE if mirror or levels > _LEVELS else 0.9999)
 
 
 def _details(one: np.ndarray, other: np.ndarray) -> float:
@@ -218,8 +218,8 @@ def label_confidences(embeddings: Any, labels: Any, *, ridge: float = 1.0) -> tu
 
     Example:
         >>> vectors = np.repeat(np.eye(2), 5, axis=0)
-        >>> confidences, suggested = label_confidences(vectors, [0, 0, 0, 0, 1, 1, 1, 1, 1, 1])
-        >>> int(confidences.argmin()), suggested.tolist()
+        >>> confidences, suggestions = label_confidences(vectors, [0, 0, 0, 0, 1, 1, 1, 1, 1, 1])
+        >>> int(confidences.argmin()), suggestions.tolist()
         (4, [0, 0, 0, 0, 0, 1, 1, 1, 1, 1])
 
     Source: Northcutt et al., "Confident learning: estimating uncertainty in dataset labels", JAIR 2021. Rifkin and
@@ -228,12 +228,12 @@ def label_confidences(embeddings: Any, labels: Any, *, ridge: float = 1.0) -> tu
     x, labels = unit_rows(check_embeddings(embeddings)), integer_labels(labels)
     if len(labels) != len(x):
         raise UserError(f"{len(x)} embeddings, but {len(labels)} labels")
-    confidences, suggested = np.full(len(x), np.nan, np.float32), labels.copy()
+    confidences, suggestions = np.full(len(x), np.nan, np.float32), labels.copy()
     rows = np.flatnonzero(labels >= 0)
     classes, own, counts = np.unique(labels[rows], return_inverse=True, return_counts=True)
-    judged = counts >= _JUDGED
-    if len(classes) < 2 or not judged.any():
-        return confidences, suggested
+    enough = counts >= _FEWEST
+    if len(classes) < 2 or not enough.any():
+        return confidences, suggestions
     x = x[rows] - x[rows].mean(axis=0)
     covariance = (x.T @ x).astype(np.float64)
     penalty = max(ridge * np.trace(covariance) / len(covariance), np.finfo(np.float32).tiny)
@@ -248,12 +248,12 @@ def label_confidences(embeddings: Any, labels: Any, *, ridge: float = 1.0) -> tu
         each = np.arange(len(scores)), own[part]
         scores[each] -= leverage[part]
         support[part] = scores[each] / (1 - leverage[part]) - priors[own[part]]
-        best[part] = np.where(judged, scores, -np.inf).argmax(axis=1)
+        best[part] = np.where(enough, scores, -np.inf).argmax(axis=1)
     usual = np.bincount(own, weights=support) / counts
     usual = np.maximum(usual, max(float(support.mean()) / 4, 1e-6))
-    confidences[rows] = np.where(judged[own], support / usual[own], np.nan)
-    suggested[rows] = np.where(judged[own], classes[best], labels[rows])
-    return confidences, suggested
+    confidences[rows] = np.where(enough[own], support / usual[own], np.nan)
+    suggestions[rows] = np.where(enough[own], classes[best], labels[rows])
+    return confidences, suggestions
 
 
 def outlier_factors(neighbors: np.ndarray, distances: np.ndarray) -> np.ndarray:
@@ -302,14 +302,14 @@ def class_neighbors(neighbors: np.ndarray, labels: np.ndarray) -> tuple[np.ndarr
 
     counts = np.bincount(labels[labels >= 0])
     one, other = np.repeat(labels, neighbors.shape[1]), labels[neighbors].ravel()
-    known = (one >= 0) & (other >= 0)
-    times = coo_matrix((np.ones(known.sum()), (one[known], other[known])), shape=(len(counts), len(counts))).tocsr()
+    both = (one >= 0) & (other >= 0)
+    times = coo_matrix((np.ones(both.sum()), (one[both], other[both])), shape=(len(counts), len(counts))).tocsr()
     own, others = times.diagonal(), np.maximum(counts - 1, 1)
     rates = diags(others / np.maximum(own, 1)) @ times @ diags(1 / counts)
     overlap = triu(rates.minimum(rates.T), 1).tocoo()
     pairs, values = np.stack(overlap.coords, axis=1), overlap.data.clip(max=1)
     order = np.argsort(-values, kind="stable")
-    order = order[counts[pairs[order]].min(axis=1) >= _JUDGED]
+    order = order[counts[pairs[order]].min(axis=1) >= _FEWEST]
     return own / (counts * np.minimum(others, neighbors.shape[1])), pairs[order], values[order]
 
 
@@ -336,13 +336,13 @@ def k_center(embeddings: Any, count: int, labeled: Any = None) -> np.ndarray:
     nearest = np.full(len(x), np.inf, np.float32)
     if labeled is not None:
         nearest = nearest_neighbors(x, labeled, k=1, distance="cosine")[1][:, 0]
-    scores, chosen = x @ x.mean(axis=0) if labeled is None else nearest, []
+    scores, centers = x @ x.mean(axis=0) if labeled is None else nearest, []
     for _ in range(min(count, len(x))):
-        chosen.append(int(scores.argmax()))
-        nearest = np.minimum(nearest, 1 - x @ x[chosen[-1]])
-        nearest[chosen] = -np.inf
+        centers.append(int(scores.argmax()))
+        nearest = np.minimum(nearest, 1 - x @ x[centers[-1]])
+        nearest[centers] = -np.inf
         scores = nearest
-    return np.array(chosen, np.int64)
+    return np.array(centers, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -379,9 +379,9 @@ class Audit:
     Attributes:
         table: The images.
         findings: All findings, the surest of each kind first; duplicates of different classes before the others.
-        compared: Whether duplicates were compared by their pixels.
+        by_pixels: Whether duplicates were compared by their pixels.
         confidences: (N,) see `label_confidences`.
-        suggested: (N,) class ids that the other images support.
+        suggestions: (N,) class ids that the other images support.
         outliers: (N,) see `outlier_factors`.
         neighbors: (N, k) rows of the nearest other images.
         classes: (C,) class ids.
@@ -390,9 +390,9 @@ class Audit:
 
     table: ImageTable
     findings: list[Finding]
-    compared: bool
+    by_pixels: bool
     confidences: np.ndarray
-    suggested: np.ndarray
+    suggestions: np.ndarray
     outliers: np.ndarray
     neighbors: np.ndarray
     classes: np.ndarray
@@ -467,8 +467,8 @@ def audit(
 
     Example:
         >>> table = tfdml.embeddings.ImageTable.of([test])
-        >>> found = audit(embeddings, table, test.images.picture, pick=10)
-        >>> len(found.of("pick"))
+        >>> result = audit(embeddings, table, test.images.picture, pick=10)
+        >>> len(result.of("pick"))
         10
     """
     x = check_embeddings(embeddings)
@@ -478,13 +478,13 @@ def audit(
     neighbors, distances = np.empty((len(x), 0), np.int64), np.empty((len(x), 0), np.float32)
     if len(x) > 1:
         neighbors, distances = nearest_neighbors(x, k=min(_NEIGHBORS, len(x) - 1), distance="cosine")
-    confidences, suggested = label_confidences(x, labels)
+    confidences, suggestions = label_confidences(x, labels)
     options = {"max_distance": max_distance, "min_correlation": min_correlation}
     duplicates = near_duplicates(neighbors, distances, picture, **options)
-    findings = _duplicates(*duplicates, table, confidences, _DROPPED if picture else _SAME_VECTOR)
-    for row in _ranked(confidences, (confidences < _DOUBTED) & (suggested != labels)):
-        near = next((other for other in neighbors[row].tolist() if labels[other] == suggested[row]), -1)
-        about = row, near, int(labels[row]), int(suggested[row])
+    findings = _duplicates(*duplicates, table, confidences, _SAME_PICTURE if picture else _SAME_VECTOR)
+    for row in _ranked(confidences, (confidences < _DOUBT) & (suggestions != labels)):
+        near = next((other for other in neighbors[row].tolist() if labels[other] == suggestions[row]), -1)
+        about = row, near, int(labels[row]), int(suggestions[row])
         findings.append(Finding("label", 1 - float(confidences[row]), *about, action="relabel"))
     outliers = outlier_factors(neighbors, distances) if len(x) > 2 else np.ones(len(x))
     for row in _ranked(-outliers, outliers > _FAR):
@@ -501,23 +501,24 @@ def audit(
             if overlap >= _SAME_CLASS:
                 findings.append(Finding("same class", overlap, label=a, other_label=b, action="merge"))
         typical = float(np.median(coherence))
-        for position in _ranked(coherence, (coherence < _SCATTERED * typical) & (counts >= _JUDGED)):
+        for position in _ranked(coherence, (coherence < _SCATTER * typical) & (counts >= _FEWEST)):
             score = 1 - float(coherence[position]) / typical
             findings.append(Finding("scattered class", score, label=int(classes[position])))
     if pick:
-        unlabeled = labels < 0
-        left_out = [finding.row for finding in findings if finding.kind == "outlier" or finding.action == "drop"]
-        pool = np.setdiff1d(np.flatnonzero(unlabeled) if unlabeled.any() else np.arange(len(x)), left_out)
-        labeled = x[~unlabeled] if 0 < unlabeled.sum() < len(x) else None
-        chosen = pool[k_center(x[pool], pick, labeled)].tolist() if len(pool) else []
-        for score, row in zip(range(len(chosen), 0, -1), chosen, strict=True):
+        no_label = labels < 0
+        others = [finding.row for finding in findings if finding.kind == "outlier" or finding.action == "drop"]
+        pool = np.setdiff1d(np.flatnonzero(no_label) if no_label.any() else np.arange(len(x)), others)
+        with_label = x[~no_label] if 0 < no_label.sum() < len(x) else None
+        picks = pool[k_center(x[pool], pick, with_label)].tolist() if len(pool) else []
+        for score, row in zip(range(len(picks), 0, -1), picks, strict=True):
             findings.append(Finding("pick", float(score), row, label=int(labels[row]), action="label"))
-    return Audit(table, findings, picture is not None, confidences, suggested, outliers, neighbors, classes, coherence)
+    results = confidences, suggestions, outliers, neighbors, classes, coherence
+    return Audit(table, findings, picture is not None, *results)
 
 
-def _ranked(values: np.ndarray, listed: np.ndarray) -> list[int]:
-    """Return the rows that are listed, the lowest value first."""
-    rows = np.flatnonzero(listed)
+def _ranked(values: np.ndarray, mask: np.ndarray) -> list[int]:
+    """Return the rows of a mask, the lowest value first."""
+    rows = np.flatnonzero(mask)
     return rows[np.argsort(values[rows], kind="stable")].tolist()
 
 
@@ -536,8 +537,8 @@ def _duplicates(
         partners[a].append((score, b))
         partners[b].append((score, a))
     # Keep the image that is measured on rather than the one that is trained on, and then the surest label.
-    trained, sure = table.roles == "train", np.nan_to_num(confidences, nan=-np.inf)
-    order = sorted(partners, key=lambda row: (component[row], trained[row], -sure[row], row))
+    train, certainty = table.roles == "train", np.nan_to_num(confidences, nan=-np.inf)
+    order = sorted(partners, key=lambda row: (component[row], train[row], -certainty[row], row))
     actions: dict[int, str] = {}
     groups = []
     for _, members in itertools.groupby(order, component.__getitem__):
@@ -547,10 +548,10 @@ def _duplicates(
             actions[row] = "drop" if stays else "check"
             if stays:
                 partners[row], actions[stays[-1][1]] = stays, "keep"
-        crossed = [name for name, of in (("split", trained), ("class", table.labels)) if len(np.unique(of[rows])) > 1]
+        kinds = [name for name, of in (("split", train), ("class", table.labels)) if len(np.unique(of[rows])) > 1]
         best = max(partners[row][-1][0] for row in rows)
         rows.sort(key=lambda row: ("keep", "drop", "check").index(actions[row]))
-        groups.append(("class" in crossed, best, "split" in crossed, " and ".join(crossed), rows))
+        groups.append(("class" in kinds, best, "split" in kinds, " and ".join(kinds), rows))
     groups.sort(key=lambda group: group[:3], reverse=True)
     findings = []
     for number, (*_, across, rows) in enumerate(groups, 1):

@@ -138,5 +138,5 @@ def draw(embedder: keras.Model, first: Any, second: Any) -> Image:
     from PIL import Image
 
     maps = similarity(embedder, first, second)
-    shown = [overlay(image, heat) for image, heat in zip((first, second), maps, strict=True)]
-    return Image.fromarray(np.concatenate(shown, axis=1))
+    pictures = [overlay(image, heat) for image, heat in zip((first, second), maps, strict=True)]
+    return Image.fromarray(np.concatenate(pictures, axis=1))

@@ -15,7 +15,7 @@ from tfdml.embeddings.files import check_same_model, class_of_each, read_embeddi
 from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.classification import Calibration, KNNClassifier, Predictions, calibrate
-from tfdml.evaluation.relevance import ids_or_names
+from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.evaluation.retrieval import RetrievalResults
 from tfdml.io.files import partial_folder, read_json, write_json
 from tfdml.retrieval.exact import check_embeddings
@@ -99,9 +99,7 @@ class Index:
                 raise UserError(f"the model gives {sizes}")
             embeddings = np.concatenate([self.embeddings, embeddings])
             if labels is not None and self.labels is not None:
-                if (labels.dtype.kind in "iu") != (self.labels.dtype.kind in "iu"):
-                    raise UserError(f"labels are of type {labels.dtype}, those of the index of {self.labels.dtype}")
-                labels = np.concatenate([self.labels, labels])
+                labels = joined_labels(self.labels, labels)
         self.embeddings, self.labels, self.ids = embeddings, labels, [*self.ids, *ids]
 
     def search(self, x: Any, k: int = 10) -> RetrievalResults:

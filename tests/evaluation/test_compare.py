@@ -44,9 +44,9 @@ def test_why_queries_are_not_the_same():
     ids = one.ids.copy()
     ids[0] = 1
     for other, reason in (
-        (fewer, "12 queries and 8"),
-        (dataclasses.replace(one, ids=one.ids[::-1]), "the same queries in another order"),
-        (dataclasses.replace(one, ids=ids), "of 12 queries 11 are the same images"),
+        (fewer, "other queries, or in another order"),
+        (dataclasses.replace(one, ids=one.ids[::-1]), "other queries, or in another order"),
+        (dataclasses.replace(one, ids=ids), "other queries, or in another order"),
         (relabeled, "the same queries with other classes"),
         (dataclasses.replace(one, images="sha256:0"), "the same queries, searched among other images"),
     ):
@@ -81,5 +81,5 @@ def test_models_are_compared_over_classes_and_seeds():
     assert not compare_queries(*sides, seeds=False).seeds
     assert not compare_queries(sides[0], sides[1][:1]).seeds
     moved = dataclasses.replace(sides[1][0], ids=sides[1][0].ids[::-1])
-    with pytest.raises(UserError, match="their queries are not the same: the same queries in another order"):
+    with pytest.raises(UserError, match="their queries are not the same: other queries, or in another order"):
         compare_queries(sides[0], [moved])

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from tests import references
 from tests.far_vectors import NAMES, far_vectors
 from tfdml.evaluation.generalization import default_bins, jensen_shannon_bits, overlap_coefficient
-from tfdml.evaluation.verification import PairHistogram, count_pair_distances, probability_nearer
+from tfdml.evaluation.verification import AllPairs, PairHistogram, probability_nearer
 from tfdml.pairwise import DISTANCES
 
 # The package has a function of this name.
@@ -51,7 +51,7 @@ def test_every_pair_is_counted_in_its_bin(distance, tile, monkeypatch):
     monkeypatch.setattr(module, "_TILE", tile)
     rng = np.random.default_rng(0)
     embeddings, labels = rng.normal(2, 1, size=(60, 5)).astype(np.float32), rng.integers(0, 9, 60) * 10**12
-    histogram = count_pair_distances(embeddings, labels, distance=distance).rebinned(50)
+    histogram = AllPairs(embeddings, labels, distance).histogram.rebinned(50)
     positive, negative = all_distances(embeddings, labels, distance)
     slack = 1e-5 * max(abs(histogram.edges[0]), histogram.edges[-1])
     assert_same_counts(histogram.positive, positive, histogram.edges, slack)
@@ -73,7 +73,7 @@ def test_ties_and_duplicates_at_any_scale(values, scale, tile):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_TILE", tile)
         patch.setattr(module, "_BINS", 2**10)
-        histogram = count_pair_distances(embeddings, labels)
+        histogram = AllPairs(embeddings, labels).histogram
     positive, negative = all_distances(embeddings, labels, "euclidean")
     slack = 1e-3 * histogram.edges[-1]
     assert_same_counts(histogram.positive, positive, histogram.edges, slack)
@@ -84,7 +84,7 @@ def test_ties_and_duplicates_at_any_scale(values, scale, tile):
 @pytest.mark.parametrize("name", NAMES)
 def test_far_vectors_do_not_blur_the_distances_of_others(name, distance):
     embeddings, labels = far_vectors(name), np.arange(40) % 9
-    histogram = count_pair_distances(embeddings, labels, distance=distance)
+    histogram = AllPairs(embeddings, labels, distance).histogram
     positive, negative = all_distances(embeddings, labels, distance)
     # Each pair is in its bin, or a little beyond, also those that are near.
     for counts, distances in ((histogram.positive, positive), (histogram.negative, negative)):

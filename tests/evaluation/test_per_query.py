@@ -79,7 +79,7 @@ def test_neighbors_of_another_search_are_measured():
         ("map@r", rows * 1.0, "must be gallery rows"),
         ("map@r", rows + 63, r"must lie in 0 \.\. 62"),
         ("map@r", np.maximum(rows, 0), "have a gallery row twice"),
-        ("recall@1", np.arange(63)[:, None], "query 0 have the query itself"),
+        ("recall@1", np.arange(63)[:, None], "query 0 have a gallery row twice, or the query itself"),
     ):
         with pytest.raises(UserError, match=message):
             retrieval_per_query(points, labels, metrics=[wrong], neighbors=changes)

@@ -17,7 +17,6 @@ from tfdml.evaluation import (
     evaluate_dataset,
     evaluate_retrieval,
     part_protocol,
-    recall_by_size,
     retrieval_per_query,
     split_into_parts,
 )
@@ -225,32 +224,19 @@ def test_bad_arguments_of_parts_say_what_is_wrong(arguments, message):
         part_protocol(**{"embeddings": points, "labels": labels, **arguments})
 
 
-def lists_of(points, settings, ids=None):
-    """A data set of queries and a gallery whose benchmark lists what is right."""
-    images = np.zeros((len(points), 4, 4, 3), np.uint8)
-    ids = np.arange(len(points)) if ids is None else ids
-    protocol = Protocol(("recall", "mp@2"), ks=(1, 2), ids=ids, lists=settings)
-    is_query = np.arange(len(points)) < 2
-    return ImageDataset("lists", "test", images, np.zeros(len(points), int), is_query=is_query, protocol=protocol)
-
-
-def test_every_setting_of_lists_is_measured():
+def test_lists_of_a_protocol_say_what_is_right():
     points = np.array([[0.0], [10.0], [0.1], [0.2], [9.0], [8.0]])
-    ids = np.array([70, 71, 5, 6, 7, 8])
-    easy, hard = ({70: [6], 71: [7]}, {70: [5]}), ({70: [6], 71: [8]}, {})
-    dataset = lists_of(points, {"/easy": easy, "/hard": hard}, ids)
+    protocol = Protocol(("recall", "mp@2"), (1, 2), np.array([70, 71, 5, 6, 7, 8]), ({70: [6], 71: [8]}, {70: [5]}))
+    images, labels = np.zeros((6, 4, 4, 3), np.uint8), np.zeros(6, int)
+    dataset = ImageDataset("lists", "test", images, labels, is_query=np.arange(6) < 2, protocol=protocol)
     found = evaluate_dataset(points, dataset, intervals="queries")
-    assert (found["recall@1/easy"], found["recall@1/hard"], found["recall@2/hard"]) == (1, 0, 1)
-    assert (found["num_queries"], found["queries_without_match/hard"]) == (2, 0)
-    assert set(found["intervals"]) == {
-        f"{name}/{setting}" for name in ("recall@1", "recall@2", "mp@2") for setting in ("easy", "hard")
-    }
-    # Elsewhere the first setting counts, and a part of the data set keeps its lists.
-    assert evaluate_retrieval(**dataset_protocol(points, dataset), metrics=["recall@1"])["recall@1"] == 1
-    rows = [0, 1, 5, 3]
-    part = dataset.take(rows)
-    assert evaluate_dataset(points[rows], part)["queries_without_match/easy"] == 1
-    assert evaluate_dataset(points[rows], part)["recall@1/hard"] == 1
+    assert (found["recall@1"], found["recall@2"], found["num_queries"]) == (0.5, 1, 2)
+    assert set(found["intervals"]) == {"recall@1", "recall@2", "mp@2"}
+    assert evaluate_retrieval(**dataset_protocol(points, dataset), metrics=["recall@1"])["recall@1"] == 0.5
+    # A part of the data set keeps its lists.
+    rows = [0, 1, 4, 3]
+    part = evaluate_dataset(points[rows], dataset.take(rows))
+    assert (part["recall@1"], part["queries_without_match"]) == (1, 1)
     assert dataset.queries.protocol is None
 
 
@@ -263,36 +249,3 @@ def test_levels_are_measured_where_a_protocol_says_so():
     expected = evaluate_retrieval(points, relevance=Relevance.levels(levels), metrics=["map", "asi"])
     assert evaluate_dataset(points, leveled) == expected
     assert set(expected) >= {"map/0", "map/1", "asi", "asi/0", "asi/1"}
-
-
-@pytest.mark.parametrize("roles", [False, True])
-def test_recall_by_size_is_that_of_the_codes_and_of_the_best_candidates(roles):
-    rng = np.random.default_rng(3)
-    labels = np.repeat(np.arange(12), 5)
-    points = rng.normal(size=(12, 16))[labels] + 1.2 * rng.normal(size=(60, 16))
-    asked = np.flatnonzero(np.arange(60) % 5 == 0) if roles else np.arange(60)
-    searched = np.setdiff1d(np.arange(60), asked) if roles else asked
-    task = {"gallery": points[searched], "gallery_labels": labels[searched]} if roles else {}
-    unit = points / np.linalg.norm(points, axis=1, keepdims=True)
-    for row in recall_by_size(points[asked], labels[asked], **task, dims=[6, 16], candidates=3):
-        cut = points[:, : row["dim"]] / np.linalg.norm(points[:, : row["dim"]], axis=1, keepdims=True)
-        near, queries = cut[searched], cut[asked]
-        if row["precision"] == "int8":
-            low, step = near.min(axis=0), np.ptp(near, axis=0) / 255
-            near = low + step * (np.floor((near - low) / step + 1e-4) + 0.5)
-        if row["precision"] == "binary":
-            near, queries = np.where(near >= 0, 1.0, -1.0), np.where(queries >= 0, 1.0, -1.0)
-        far = ((queries[:, None] - near[None]) ** 2).sum(axis=2)
-        far[asked[:, None] == searched[None]] = np.inf
-        candidates = np.argsort(far, axis=1, kind="stable")[:, :3]
-        first = labels[searched][candidates[:, 0]] == labels[asked]
-        cosines = (unit[asked][:, None] * unit[searched][candidates]).sum(axis=2)
-        best = np.take_along_axis(candidates, cosines.argmax(axis=1)[:, None], 1)[:, 0]
-        rescored = labels[searched][best] == labels[asked]
-        ties = row["precision"] == "binary" and row["dim"] == 6  # any of the images at the same distance
-        assert row["recall@1"] == pytest.approx(first.mean(), abs=0.1 if ties else 1e-9)
-        assert row["recall@1_rescored"] == pytest.approx(rescored.mean(), abs=0.1 if ties else 1e-9)
-        assert (
-            row["bytes"]
-            == {"float32": 4 * row["dim"], "int8": row["dim"], "binary": -(-row["dim"] // 8)}[row["precision"]]
-        )

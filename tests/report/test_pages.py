@@ -20,7 +20,6 @@ from tfdml.evaluation import (
     calibrate,
     evaluate_retrieval,
     identification_rates,
-    recall_by_size,
     verification,
 )
 from tfdml.report import Run, figures, pages, write_report
@@ -144,22 +143,11 @@ def test_every_section_can_be_reached(report):
         "retrieval",
         "map-of-images",
         "same-or-different",
-        "smaller-embeddings",
         "classes",
         "confusions",
         "settings",
     } == set(listed)
     assert all(e.get("aria-label") and e["tabindex"] == "0" for e in page.all("div", role="region"))
-
-
-def test_recall_by_dimensions_and_precision(report):
-    embeddings, labels = report["data"]
-    expected = []
-    for row in recall_by_size(embeddings, labels):
-        expected += [str(row["dim"]), row["precision"], str(row["bytes"])]
-        expected += [f"{100 * row[name]:.1f}" for name in ("recall@1", "recall@1_rescored")]
-    cells = [e["text"] for e in part(report, "smaller-embeddings") if e["tag"] in ("th", "td")]
-    assert cells[5:] == expected
 
 
 def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):

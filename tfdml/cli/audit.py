@@ -92,7 +92,7 @@ def run_audit(values: Flags) -> None:
     with partial_folder(out.parent) as folder:
         _write(folder, result, name, picture)
         os.replace(folder, out)
-    counts, how = result.counts(), "" if result.compared else ", by distance alone"
+    counts, how = result.counts(), "" if result.by_pixels else ", by distance alone"
     across = f"{counts['across class']:,} across classes, {counts['across split']:,} across the split"
     print(
         f"{name}: {len(table):,} images of {len(result.classes):,} classes",
@@ -164,7 +164,7 @@ def _write(folder: Path, result: Audit, name: str, picture: _Picture | None) -> 
         "role": table.roles,
         "class": [result.class_name(label) for label in table.labels],
         "label_confidence": [f"{value:.4f}" for value in result.confidences],
-        "suggested_class": [result.class_name(label) for label in result.suggested],
+        "suggested_class": [result.class_name(label) for label in result.suggestions],
         "outlier_factor": [f"{value:.4f}" for value in result.outliers],
         "nearest_image": [table.names[near[0]] if len(near) else "" for near in result.neighbors],
     }

@@ -51,9 +51,8 @@ class Protocol:
         metrics: What it reports, as the `metrics` of `evaluate_retrieval`.
         ks: The K of `recall`.
         ids: (N,) int64, by which `lists` names the images; None where there are no lists.
-        lists: By setting, the images that are right for each query and those that are ignored, both as a mapping from
-            the query's id to ids. The settings end the names of metrics, such as `"/hard"`; the first is that of every
-            other use of the data set.
+        lists: The images that are right for each query and those that are ignored, both as a mapping from the
+            query's id to ids; None where classes decide.
         levels: (N, L) classes of a hierarchy, the finest level first; None for classes.
 
     Example:
@@ -64,7 +63,7 @@ class Protocol:
     metrics: tuple[str, ...]
     ks: tuple[int, ...] = (1,)
     ids: np.ndarray | None = None
-    lists: Mapping[str, tuple[Mapping[int, Any], Mapping[int, Any]]] | None = None
+    lists: tuple[Mapping[int, Any], Mapping[int, Any]] | None = None
     levels: np.ndarray | None = None
 
     def take(self, indices: np.ndarray) -> Protocol:

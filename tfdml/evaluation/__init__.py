@@ -32,7 +32,6 @@ from tfdml.evaluation.retrieval import RetrievalResults as RetrievalResults
 from tfdml.evaluation.retrieval import evaluate_dataset as evaluate_dataset
 from tfdml.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
 from tfdml.evaluation.retrieval import part_protocol as part_protocol
-from tfdml.evaluation.retrieval import recall_by_size as recall_by_size
 from tfdml.evaluation.retrieval import retrieval_per_query as retrieval_per_query
 from tfdml.evaluation.retrieval import split_into_parts as split_into_parts
 from tfdml.evaluation.verification import Verification as Verification

@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 from tfdml.arguments import one_of
 from tfdml.errors import UserError, check_positive, check_share
 from tfdml.evaluation.intervals import Interval, rate_interval
-from tfdml.evaluation.relevance import ids_or_names
+from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.evaluation.verification import AllPairs
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbors, neighbor_blocks, unit_rows
@@ -90,9 +90,7 @@ class Searches:
             gallery, gallery_labels, own_rows = embeddings, labels, np.arange(len(embeddings))
         gallery = check_embeddings(gallery, "gallery embeddings")
         gallery_labels = ids_or_names(gallery_labels, len(gallery), "gallery labels")
-        if (labels.dtype.kind in "iu") != (gallery_labels.dtype.kind in "iu"):
-            raise UserError(f"labels are of type {labels.dtype}, those of the gallery of {gallery_labels.dtype}")
-        codes = np.unique(np.concatenate([gallery_labels, labels]), return_inverse=True)[1]
+        codes = np.unique(joined_labels(gallery_labels, labels), return_inverse=True)[1]
         classes, self._own = codes[: len(gallery)], codes[len(gallery) :]
         sizes = np.bincount(classes, minlength=codes.max() + 1)
         self.num_images, self.num_classes = len(gallery), int(np.count_nonzero(sizes))
@@ -531,12 +529,9 @@ class KNNClassifier:
             UserError: Embeddings that are not finite or of another dimension, or not one label per embedding.
         """
         embeddings = check_embeddings(embeddings)
-        labels = ids_or_names(labels, len(embeddings))
-        if len(self.labels) and (labels.dtype.kind in "iu") != (self.labels.dtype.kind in "iu"):
-            raise UserError(f"the gallery's labels are of type {self.labels.dtype}, those to add of {labels.dtype}")
         check_dimensions(embeddings, self.embeddings)
+        self.labels = joined_labels(self.labels, ids_or_names(labels, len(embeddings)))
         self.embeddings = np.concatenate([self.embeddings, embeddings])
-        self.labels = np.concatenate([self.labels, labels])
         if self._calibration is not None:
             self._calibration.for_searches(self.distance, len(self.labels))
         self._update()

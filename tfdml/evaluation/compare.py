@@ -40,7 +40,7 @@ class QueryValues:
         >>> ids, labels = np.array([7, 9], np.uint64), np.array([0, 0])
         >>> one = QueryValues(ids, labels, "sha256:a", {"recall@1": np.array([1.0, 0.0])})
         >>> one.difference_to(dataclasses.replace(one, ids=ids[::-1]))
-        'the same queries in another order'
+        'other queries, or in another order'
     """
 
     ids: np.ndarray
@@ -97,18 +97,12 @@ class QueryValues:
         Args:
             other: Those of the other run.
         """
-        if len(self.ids) != len(other.ids):
-            return f"{len(self.ids):,} queries and {len(other.ids):,}"
-        if not np.array_equal(self.ids, other.ids):
-            shared = len(np.intersect1d(self.ids, other.ids))
-            if shared == len(np.unique(self.ids)):
-                return "the same queries in another order"
-            return f"of {len(self.ids):,} queries {shared:,} are the same images"
-        if not np.array_equal(self.labels, other.labels):
-            return "the same queries with other classes"
-        if self.images != other.images:
-            return "the same queries, searched among other images"
-        return ""
+        comparisons = {
+            "other queries, or in another order": np.array_equal(self.ids, other.ids),
+            "the same queries with other classes": np.array_equal(self.labels, other.labels),
+            "the same queries, searched among other images": self.images == other.images,
+        }
+        return next((difference for difference, same in comparisons.items() if not same), "")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.errors import UserError, check_positive
+from tfdml.errors import UserError, check_choice, check_positive
 from tfdml.evaluation.intervals import student_interval
 from tfdml.evaluation.relevance import check_labels
 from tfdml.evaluation.retrieval import evaluate_retrieval, part_protocol
-from tfdml.evaluation.verification import PairHistogram, count_pair_distances, probability_nearer
+from tfdml.evaluation.verification import AllPairs, PairHistogram, probability_nearer
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
 
 GENERALIZATION_MEASURES = ("recall", "overlap", "density", "divergence")
@@ -96,7 +96,7 @@ def evaluate_overlap(
         `num_positive_pairs`, `num_negative_pairs` and `bins`.
 
     Raises:
-        UserError: As `count_pair_distances`; fewer than one bin asked for.
+        UserError: As `verification`; fewer than one bin asked for.
 
     Example:
         >>> figures = evaluate_overlap([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8])
@@ -107,7 +107,7 @@ def evaluate_overlap(
     """
     if bins is not None:
         check_positive(bins=bins)
-    fine = count_pair_distances(embeddings, labels, distance=distance)
+    fine = AllPairs(embeddings, labels, distance).histogram
     coarse = fine.rebinned(bins or default_bins(fine))
     return {
         "overlap": overlap_coefficient(coarse.positive, coarse.negative),
@@ -297,7 +297,16 @@ def evaluate_divergence(
     if not 0 < labeled < 1:
         raise UserError(f"labeled must be a share above 0 and below 1; got {labeled}")
     check_positive(repeats=repeats)
-    points, classes, is_seen = _joined(seen, seen_labels, unseen, unseen_labels)
+    pairs = [_checked(seen, seen_labels, "seen"), _checked(unseen, unseen_labels, "unseen")]
+    for (_, labels), name in zip(pairs, ("seen", "unseen"), strict=True):
+        if np.unique(labels, return_counts=True)[1].max() < 2:
+            raise UserError(f"{name} classes: none has two images, one to be labeled and one to be held out")
+    if pairs[0][0].shape[1] != pairs[1][0].shape[1]:
+        raise UserError(f"seen embeddings have {pairs[0][0].shape[1]} dimensions, unseen {pairs[1][0].shape[1]}")
+    points, labels = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    is_seen = np.arange(len(points)) < len(pairs[0][0])
+    # Those of seen classes first; classes of the two sides are different classes.
+    classes = np.unique([~is_seen, labels], axis=1, return_inverse=True)[1]
     errors = []
     for repeat in range(repeats):
         is_labeled = _split(classes, labeled, np.random.default_rng([seed, repeat]))
@@ -330,23 +339,6 @@ def evaluate_divergence(
         "held_out_unseen": int(sides[1].sum()),
         "splits": repeats,
     }
-
-
-def _joined(seen: Any, seen_labels: Any, unseen: Any, unseen_labels: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All embeddings, their classes as 0 .. C - 1, those of either side apart, and whether each is of a seen class."""
-    sides, classes = [], []
-    first_class = 0
-    for points, labels, name in ((seen, seen_labels, "seen"), (unseen, unseen_labels, "unseen")):
-        points, labels = _checked(points, labels, name)
-        _, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
-        if counts.max() < 2:
-            raise UserError(f"{name} classes: none has two images, one to be labeled and one to be held out")
-        sides.append(points)
-        classes.append(place + first_class)
-        first_class += len(counts)
-    if sides[0].shape[1] != sides[1].shape[1]:
-        raise UserError(f"seen embeddings have {sides[0].shape[1]} dimensions, unseen {sides[1].shape[1]}")
-    return np.concatenate(sides), np.concatenate(classes), np.arange(len(sides[0]) + len(sides[1])) < len(sides[0])
 
 
 def _split(classes: np.ndarray, labeled: float, rng: np.random.Generator) -> np.ndarray:
@@ -406,9 +398,8 @@ def evaluate_generalization(
         >>> figures["unseen_recall@1"], figures["unseen_overlap"]
         (1.0, 0.0)
     """
-    unknown = [name for name in measures if name not in GENERALIZATION_MEASURES]
-    if unknown or not measures:
-        raise UserError(f"unknown measures {unknown}; choose from {', '.join(GENERALIZATION_MEASURES)}")
+    for name in measures:
+        check_choice("measure", name, GENERALIZATION_MEASURES)
     if (train_embeddings is None) != (train_labels is None):
         raise UserError("train_embeddings and train_labels go together: give both or none")
     sides = {"unseen": _checked(test_embeddings, test_labels, "test")}

@@ -43,7 +43,7 @@ class Metric:
     needs: str
     compute: Callable[..., Any]
     title: str
-    graded: Callable[..., float] | None = None
+    graded: bool = False
 
 
 #: All metrics by name, in the order in which they are reported.
@@ -51,7 +51,7 @@ METRICS: dict[str, Metric] = {}
 
 
 def metric(
-    name: str, needs: str, *, title: str = "", graded: Callable[..., float] | None = None
+    name: str, needs: str, *, title: str = "", graded: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add a function to the table of metrics. `tfdml.register("metric")` adds one that needs neighbors.
 
@@ -69,7 +69,8 @@ def metric(
         name: By which it is asked for.
         needs: What it is computed from.
         title: What it is called in print; by default its name.
-        graded: For rankings of a hierarchy: `(ranks, levels, relevances)`, see `hierarchical_average_precision`.
+        graded: Whether it is called with `(ranks, levels, relevances)` for rankings of a hierarchy, see
+            `hierarchical_average_precision`, and with `(ranks)` for those of each level.
 
     Raises:
         UserError: Another metric has this name, or `needs` is none of `NEEDS`.
@@ -243,6 +244,7 @@ def _checked_ranks(ranks: Any, levels: Any) -> tuple[np.ndarray, np.ndarray]:
     return ranks, levels
 
 
+@metric("h_ap", "ranking", title="H-AP", graded=True)
 def hierarchical_average_precision(ranks: Any, levels: Any = None, relevances: Any = None) -> float:
     """Return the H-AP of one query (Ramzi et al., 2022, HAPPIER).
 
@@ -268,6 +270,7 @@ def hierarchical_average_precision(ranks: Any, levels: Any = None, relevances: A
     return float((shared / ranks).sum() / gains.sum())
 
 
+@metric("asi", "ranking", title="ASI", graded=True)
 def average_set_intersection(ranks: Any, levels: Any = None, relevances: Any = None) -> float:
     """Return the ASI of one query (Sun et al., 2021, "Dynamic Metric Learning").
 
@@ -293,6 +296,7 @@ def average_set_intersection(ranks: Any, levels: Any = None, relevances: Any = N
     return float((shared / depth).mean())
 
 
+@metric("ndcg", "ranking", title="nDCG", graded=True)
 def ndcg(ranks: Any, levels: Any = None, relevances: Any = None) -> float:
     """Return the normalized discounted cumulative gain of one query, over the whole gallery.
 
@@ -312,14 +316,6 @@ def ndcg(ranks: Any, levels: Any = None, relevances: Any = None) -> float:
     gains = np.exp2(levels) - 1
     best = np.sort(gains)[::-1] / np.log2(1 + np.arange(1, len(ranks) + 1))
     return float((gains / np.log2(1 + ranks)).sum() / best.sum())
-
-
-for _name, _title, _function in (
-    ("h_ap", "H-AP", hierarchical_average_precision),
-    ("asi", "ASI", average_set_intersection),
-    ("ndcg", "nDCG", ndcg),
-):
-    metric(_name, "ranking", title=_title, graded=_function)(_function)
 
 
 def population_relevances(levels: np.ndarray, depth: int, itself: bool = False) -> np.ndarray:

@@ -15,7 +15,7 @@ from tfdml.pairwise import integer_labels
 from tfdml.retrieval.exact import check_embeddings, check_sides
 
 if TYPE_CHECKING:
-    from tfdml.data.dataset import ImageDataset, Protocol
+    from tfdml.data.dataset import ImageDataset
 
 
 def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
@@ -39,6 +39,17 @@ def ids_or_names(labels: Any, count: int, what: str = "labels") -> np.ndarray:
     return check_labels(array, count, what)
 
 
+def joined_labels(*sides: np.ndarray) -> np.ndarray:
+    """Labels of `ids_or_names` one after the other.
+
+    Raises:
+        UserError: Some are ids and others names.
+    """
+    if len({side.dtype.kind in "iu" for side in sides}) > 1:
+        raise UserError(f"labels are of type {' and '.join(str(side.dtype) for side in sides)}: give ids, or names")
+    return np.concatenate(sides)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Shared:
     """The gallery rows of each query: those under one of its keys, such as its class or its labels.
@@ -52,11 +63,11 @@ class _Shared:
     images: sparse.csr_array
 
     @classmethod
-    def of_ids(cls, queries: np.ndarray, gallery: np.ndarray, hidden: np.ndarray) -> _Shared:
-        """Keys are ids from 0, one for each query and for each gallery row that is not hidden."""
-        count, shown = 1 + max(queries.max(), gallery.max()), np.flatnonzero(~hidden)
+    def of_ids(cls, queries: np.ndarray, gallery: np.ndarray, junk: np.ndarray) -> _Shared:
+        """Keys are ids from 0, one for each query and for each gallery row that is not junk."""
+        count, rows = 1 + max(queries.max(), gallery.max()), np.flatnonzero(~junk)
         keys = _ones(np.arange(len(queries)), queries, (len(queries), count))
-        return cls(keys, _ones(gallery[shown], shown, (count, len(gallery))))
+        return cls(keys, _ones(gallery[rows], rows, (count, len(gallery))))
 
     @classmethod
     def of_lists(cls, lists: Sequence[Any], what: str) -> _Shared:
@@ -80,9 +91,6 @@ class _Shared:
         if np.diff(self.keys.indptr).max(initial=0) <= 1:
             return self.keys @ np.diff(self.images.indptr).astype(np.int64)
         return np.array([len(self.rows(query)) for query in range(self.keys.shape[0])])
-
-    def part(self, block: slice | np.ndarray) -> _Shared:
-        return _Shared(self.keys[block], self.images)
 
     def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
         shared = (rows >= 0) & (rows < self.images.shape[1])
@@ -175,11 +183,11 @@ class Relevance:
         size = len(sides[-1])
         if not size or not len(labels):
             raise UserError("relevance needs a query and a gallery image; there is none")
-        hidden = np.zeros(size, bool) if junk is None else np.asarray(junk)
-        if hidden.shape != (size,) or hidden.dtype != bool:
-            raise UserError(f"junk must be one boolean per gallery image, {size}; got {hidden.dtype} {hidden.shape}")
-        relevant = _Shared.of_ids(ids[0], ids[-1], hidden)
-        matches, most, ignored = relevant.counts(), int(hidden.sum()), None
+        junk = np.zeros(size, bool) if junk is None else np.asarray(junk)
+        if junk.shape != (size,) or junk.dtype != bool:
+            raise UserError(f"junk must be one boolean per gallery image, {size}; got {junk.dtype} {junk.shape}")
+        relevant = _Shared.of_ids(ids[0], ids[-1], junk)
+        matches, most, ignored = relevant.counts(), int(junk.sum()), None
         if (gallery_not_same is None) != (not_same is None or gallery_labels is None):
             raise UserError("gallery_not_same goes with gallery_labels and not_same: give all three or not_same")
         if not_same is not None:
@@ -189,10 +197,10 @@ class Relevance:
             of_group = _common_ids(groups)
             count = max(int(side.max()) for side in of_group) + 1
             pairs = _common_ids([own * count + group for own, group in zip(ids, of_group, strict=True)])
-            ignored = _Shared.of_ids(pairs[0], pairs[-1], hidden)
+            ignored = _Shared.of_ids(pairs[0], pairs[-1], junk)
             counts = ignored.counts()
             matches, most = matches - counts, most + int(counts.max())
-        return cls(labels, matches, most, relevant, ignored, np.flatnonzero(hidden), size)
+        return cls(labels, matches, most, relevant, ignored, np.flatnonzero(junk), size)
 
     @classmethod
     def lists(cls, positives: Sequence[Any], ignored: Sequence[Any] | None = None) -> Relevance:
@@ -214,11 +222,11 @@ class Relevance:
             return cls(None, relevant.counts(), 0, relevant)
         if len(ignored) != len(positives):
             raise UserError(f"there are {len(positives)} lists of positives and {len(ignored)} of ignored images")
-        left_out = _Shared.of_lists(ignored, "ignored images")
+        irrelevant = _Shared.of_lists(ignored, "ignored images")
         for query in range(len(positives)):
-            if len(both := np.intersect1d(relevant.rows(query), left_out.rows(query))):
+            if len(both := np.intersect1d(relevant.rows(query), irrelevant.rows(query))):
                 raise UserError(f"query {query}: row {both[0]} of the gallery is relevant and ignored")
-        return cls(None, relevant.counts(), int(left_out.counts().max(initial=0)), relevant, left_out)
+        return cls(None, relevant.counts(), int(irrelevant.counts().max(initial=0)), relevant, irrelevant)
 
     @classmethod
     def sets(cls, labels: Any, gallery_labels: Any = None) -> Relevance:
@@ -277,17 +285,6 @@ class Relevance:
         """See the class."""
         return {f"/{level}": part for level, part in enumerate(self._levels)} or {"": self}
 
-    def part(self, block: slice | np.ndarray) -> Relevance:
-        """Return the relevance of a block of the queries, whose search goes as deep as that of all."""
-        return dataclasses.replace(
-            self,
-            labels=None if self.labels is None else self.labels[block],
-            matches=self.matches[block],
-            _relevant=None if self._relevant is None else self._relevant.part(block),
-            _ignored=None if self._ignored is None else self._ignored.part(block),
-            _levels=tuple(level.part(block) for level in self._levels),
-        )
-
     def of(self, block: Any, rows: np.ndarray) -> np.ndarray:
         """How relevant gallery images are, whether they are ignored or not.
 
@@ -341,35 +338,38 @@ def _columns(labels: Any, what: str) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalTask:
-    """Checked queries and what they are searched in; made by `retrieval_task`."""
+    """Checked queries and what they are searched in; made by `retrieval_task`.
+
+    Attributes:
+        queries: (N, d).
+        labels: (N,) class ids of the queries; None where there are no classes.
+        gallery: (G, d) what is searched; the queries themselves for all-to-all.
+        own_rows: (N,) the gallery row of each query itself, which is left out of its ranking; None: there is none.
+        relevance: What is relevant.
+    """
 
     queries: np.ndarray
-    labels: np.ndarray | None  # (N,) class ids of the queries, where they have classes
-    gallery: np.ndarray | None
+    labels: np.ndarray | None
+    gallery: np.ndarray
     own_rows: np.ndarray | None
     relevance: Relevance
 
     @property
-    def searched(self) -> np.ndarray:
-        """(G, d) what is searched."""
-        return self.queries if self.gallery is None else self.gallery
-
-    @property
-    def own(self) -> np.ndarray | None:
-        """(N,) the gallery row of each query itself, which is left out of its ranking; None: there is none."""
-        return np.arange(len(self.queries)) if self.gallery is None else self.own_rows
+    def all_to_all(self) -> bool:
+        """Whether the queries search one another."""
+        return self.gallery is self.queries and self.own_rows is not None
 
     @property
     def available(self) -> int:
         """How many images a query is compared with."""
-        return len(self.searched) - (self.own is not None)
+        return len(self.gallery) - (self.own_rows is not None)
 
     @functools.cached_property
     def matches(self) -> np.ndarray:
         """(N,) R of every query: how many images there are to find, neither ignored nor the query itself."""
-        if self.own is None:
+        if self.own_rows is None:
             return self.relevance.matches
-        every, own = slice(None), self.own[:, None]
+        every, own = slice(None), self.own_rows[:, None]
         itself = (self.relevance.of(every, own) > 0) & ~self.relevance.ignored(every, own)
         return self.relevance.matches - itself[:, 0]
 
@@ -385,16 +385,6 @@ class RetrievalTask:
         if "" in levels:
             return {"": self}
         return {end: dataclasses.replace(self, relevance=one, labels=one.labels) for end, one in levels.items()}
-
-    def part(self, block: slice | np.ndarray) -> RetrievalTask:
-        """Return the task of a block of the queries, searched in the same gallery."""
-        return RetrievalTask(
-            self.queries[block],
-            None if self.labels is None else self.labels[block],
-            self.searched,
-            None if self.own is None else self.own[block],
-            self.relevance.part(block),
-        )
 
     def depth_with_ignored(self, depth: int) -> int:
         """How many neighbors to search, so that `depth` are left without those that are ignored."""
@@ -419,13 +409,15 @@ def retrieval_task(
     if relevance is None and (gallery is None) != (gallery_labels is None):
         raise UserError("gallery and gallery_labels go together: give both (query/gallery) or none (all-to-all)")
     embeddings, gallery, own_rows = check_sides(embeddings, gallery, own_rows)
+    if gallery is None:
+        gallery, own_rows = embeddings, np.arange(len(embeddings))
     if labels is not None:
         labels = check_labels(labels, len(embeddings))
     if relevance is None:
-        if gallery is not None:
+        if gallery_labels is not None:
             gallery_labels = check_labels(gallery_labels, len(gallery), "gallery_labels")
         relevance = Relevance.classes(labels, gallery_labels)
-    relevance.check(len(embeddings), len(embeddings if gallery is None else gallery))
+    relevance.check(len(embeddings), len(gallery))
     return RetrievalTask(embeddings, relevance.labels if labels is None else labels, gallery, own_rows, relevance)
 
 
@@ -459,8 +451,8 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
     Args:
         embeddings: (N, d), one row per image of `dataset`, in its order.
         dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all-to-all. With
-            `groups`, such as cameras, images of the query's class and group are ignored. With a `protocol` that lists
-            what is right, its first setting counts.
+            `groups`, such as cameras, images of the query's class and group are ignored. A `protocol` may list what is
+            right.
 
     Returns:
         `embeddings` and `labels`, with roles `gallery` and `gallery_labels`, and with groups or lists `relevance`.
@@ -492,19 +484,15 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
         protocol["relevance"] = Relevance.classes(**labels, **by_side(groups, "not_same"))
     if sets is not None:
         protocol["relevance"] = Relevance.sets(*(sets[rows] for rows in sides))
-    if benchmark and benchmark.lists:
-        protocol["relevance"] = listed_relevance(benchmark, next(iter(benchmark.lists)), queries, sides[-1])
+    if benchmark is not None and benchmark.lists is not None:
+        row_of = {int(image): row for row, image in enumerate(benchmark.ids[sides[-1]])}
+        protocol["relevance"] = Relevance.lists(
+            *(
+                [
+                    [row_of[int(i)] for i in lists.get(int(query), ()) if int(i) in row_of]
+                    for query in benchmark.ids[queries]
+                ]
+                for lists in benchmark.lists
+            )
+        )
     return protocol
-
-
-def listed_relevance(benchmark: Protocol, setting: str, queries: np.ndarray, gallery: np.ndarray) -> Relevance:
-    """Return the relevance of a setting of lists, whose ids become rows of the gallery."""
-    assert benchmark.ids is not None
-    assert benchmark.lists is not None
-    row_of = {int(image): row for row, image in enumerate(benchmark.ids[gallery])}
-    query_ids = [int(image) for image in benchmark.ids[queries]]
-    right, ignored = (
-        [[row_of[int(image)] for image in side.get(query, ()) if int(image) in row_of] for query in query_ids]
-        for side in benchmark.lists[setting]
-    )
-    return Relevance.lists(right, ignored)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import operator
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from keras import ops
 
-from tfdml.embeddings.compute import truncate
 from tfdml.embeddings.files import class_of_each
 from tfdml.errors import UserError, check_choice, check_share
 from tfdml.evaluation.clustering import evaluate_clustering
@@ -32,14 +29,14 @@ from tfdml.evaluation.relevance import (
     check_labels,
     dataset_protocol,
     dataset_roles,
-    listed_relevance,
+    ids_or_names,
+    joined_labels,
     retrieval_task,
 )
 from tfdml.evaluation.verification import measures_of_pairs
 from tfdml.io.files import atomic_write
 from tfdml.pairwise import DISTANCES, require_classes
 from tfdml.retrieval import exact
-from tfdml.retrieval.faiss_index import build_index, rescore
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
@@ -150,7 +147,7 @@ def evaluate_retrieval(
         raise UserError(f"{names[0]} has no value per query to resample; see part_protocol for intervals of it")
 
     result: dict[str, Any] = {}
-    resampled: dict[str, Interval] = {}
+    interval_of: dict[str, Interval] = {}
     levels = task.by_level
     columns = values_per_query(task, by_query, distance, memory_budget) if by_query else {}
     for end, level in {**levels, "": task}.items():  # the values of graded relevance have no end
@@ -158,7 +155,7 @@ def evaluate_retrieval(
         result |= {name: float(column[level.answerable].mean()) for name, column in of_level.items()}
         if intervals is not None and of_level:
             classes = np.arange(len(task.queries)) if level.labels is None else level.labels
-            resampled |= confidence_intervals(of_level, classes, over=intervals, seed=seed)
+            interval_of |= confidence_intervals(of_level, classes, over=intervals, seed=seed)
     if values is not None:
         values |= columns
     if needing["nearest"]:
@@ -168,14 +165,14 @@ def evaluate_retrieval(
         nearest = [np.concatenate(part) for part in zip(*parts, strict=True)]
         result |= {name: find_metric(name)[0].compute(*nearest, task.answerable) for name in needing["nearest"]}
     for end, level in levels.items() if needing["clusters"] else ():
-        measured = evaluate_clustering(
+        agreement = evaluate_clustering(
             task.queries, level.labels, metrics=needing["clusters"], distance=distance, seed=seed
         )
-        result |= {name + end: value for name, value in measured.items()}
+        result |= {name + end: value for name, value in agreement.items()}
     result |= {"num_queries": len(task.queries), "num_gallery": task.available}
     result |= {f"queries_without_match{end}": int(np.count_nonzero(~level.answerable)) for end, level in levels.items()}
     if intervals is not None:
-        result["intervals"] = resampled
+        result["intervals"] = interval_of
     return result
 
 
@@ -253,21 +250,20 @@ def values_per_query(
             hits, matches = level.relevance.of(queries, rows[answerable]), level.matches[queries]
             for name, (metric, k) in near.items():
                 values[name + end][queries] = metric.compute(hits[:, :k] if k else hits, matches)
-    graded = {name: metric.graded for name, metric in ranked.items() if metric.graded and "" not in levels}
+    graded = [name for name, metric in ranked.items() if metric.graded and "" not in levels]
     values |= {name: np.full(count, np.nan) for name in graded}
     rankings = whole_rankings(task, distance, memory_budget) if ranked else ()
-    for query, parts in itertools.groupby(rankings, key=operator.itemgetter(0)):
-        by_level = {end: ranks for _, end, ranks in parts}
+    for query, by_level in rankings:
         for end, ranks in by_level.items():
             for name, metric in ranked.items():
                 values[name + end][query] = metric.compute(ranks)
-        if graded:
+        if graded and by_level:
             # The images of a level are among those of the next coarser one.
             ranks = list(by_level.values())[-1]
             shared = np.sum([np.isin(ranks, of_level) for of_level in by_level.values()], axis=0)
-            relevances = population_relevances(shared, len(levels), itself=task.own is not None)
-            for name, compute in graded.items():
-                values[name][query] = compute(ranks, shared, relevances)
+            relevances = population_relevances(shared, len(levels), itself=task.own_rows is not None)
+            for name in graded:
+                values[name][query] = ranked[name].compute(ranks, shared, relevances)
     return values
 
 
@@ -280,14 +276,13 @@ def _blocks_of(task: RetrievalTask, neighbors: Any, depth: int) -> Iterator[tupl
             f"`neighbors` must be gallery rows ({count}, k), k at least {least} for these metrics; "
             f"got {rows.dtype} {rows.shape}"
         )
-    if rows.min() < -1 or rows.max() >= len(task.searched):
-        raise UserError(f"`neighbors` must lie in 0 .. {len(task.searched) - 1}, the rows of the gallery, or be -1")
-    ordered = np.sort(rows, axis=1)
+    if rows.min() < -1 or rows.max() >= len(task.gallery):
+        raise UserError(f"`neighbors` must lie in 0 .. {len(task.gallery) - 1}, the rows of the gallery, or be -1")
+    ordered = np.sort(rows if task.own_rows is None else np.column_stack([rows, task.own_rows]), axis=1)
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     if twice.any():
-        raise UserError(f"`neighbors` of query {np.flatnonzero(twice.any(axis=1))[0]} have a gallery row twice")
-    if task.own is not None and (itself := (rows == task.own[:, None]).any(axis=1)).any():
-        raise UserError(f"`neighbors` of query {np.flatnonzero(itself)[0]} have the query itself: leave it out")
+        query = np.flatnonzero(twice.any(axis=1))[0]
+        raise UserError(f"`neighbors` of query {query} have a gallery row twice, or the query itself: leave it out")
     for block in exact.row_blocks(count, 4096):
         yield block, exact.left_over(rows[block], task.relevance.ignored(block, rows[block]), depth)
 
@@ -303,7 +298,7 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
             continue
         if task.labels is None:
             why = "no query has a relevant image to find"
-        elif task.gallery is None:
+        elif task.all_to_all:
             why = "no query shares its class with another image"
         else:
             why = "queries and gallery have no class in common; do both use the same class ids?"
@@ -313,15 +308,12 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
 
 def require_wrong_answers(task: RetrievalTask) -> None:
     """Raise UserError where all images are of one class, which any embedding retrieves."""
-    if task.gallery is None and task.relevance.labels is not None:
+    if task.all_to_all and task.relevance.labels is not None:
         require_classes(task.relevance.labels, "retrieval")
 
 
 def nearest_left(
-    task: RetrievalTask,
-    k: int,
-    distance: str,
-    memory_budget: int = 256 * 2**20,
+    task: RetrievalTask, k: int, distance: str, memory_budget: int = _BLOCK, queries: np.ndarray | None = None
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """Yield what `neighbor_blocks` yields, without images that are ignored; row -1 where fewer than k are left.
 
@@ -330,15 +322,24 @@ def nearest_left(
         k: How many neighbors.
         distance: As `neighbor_blocks`.
         memory_budget: As `neighbor_blocks`.
+        queries: The rows of the queries that are searched, which the slices count; None: all.
     """
-    relevance = task.relevance
-    options: dict[str, Any] = {"distance": distance, "own_rows": task.own_rows, "memory_budget": memory_budget}
-    if relevance.most_ignored:
-        options |= {"ignored": relevance.ignored, "most_ignored": relevance.most_ignored}
-    yield from exact.neighbor_blocks(task.queries, task.gallery, k=k, **options)
+    relevance, rows = task.relevance, np.arange(len(task.queries)) if queries is None else queries
+    return exact.neighbor_blocks(
+        task.queries if queries is None else task.queries[queries],
+        task.gallery,
+        k=k,
+        distance=distance,
+        own_rows=None if task.own_rows is None else task.own_rows[rows],
+        memory_budget=memory_budget,
+        ignored=(lambda block, near: relevance.ignored(rows[block], near)) if relevance.most_ignored else None,
+        most_ignored=relevance.most_ignored,
+    )
 
 
-def whole_rankings(task: RetrievalTask, distance: str, memory_budget: int) -> Iterator[tuple[int, str, np.ndarray]]:
+def whole_rankings(
+    task: RetrievalTask, distance: str, memory_budget: int
+) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """Yield the ranks of all relevant images in the ranking of the whole gallery, for each query that has any.
 
     A rank is the place, from 1, by distance, equal distances by gallery row, without the query itself and without
@@ -355,14 +356,14 @@ def whole_rankings(task: RetrievalTask, distance: str, memory_budget: int) -> It
         memory_budget: Bytes that a block may take, next to about three copies of the gallery.
 
     Yields:
-        The query, the level (see `RetrievalTask.by_level`), and (R,) ascending ranks.
+        The query, and of each level (see `RetrievalTask.by_level`) that has any, (R,) ascending ranks.
 
     Raises:
         UserError: An unknown distance.
     """
     check_choice("distance", distance, DISTANCES)
-    frame = exact.frame_of(task.queries, task.searched, distance)
-    space = exact.Space(task.queries, task.searched, frame)
+    frame = exact.frame_of(task.queries, task.gallery, distance)
+    space = exact.Space(task.queries, task.gallery, frame)
     size, count = len(space.gallery), len(task.queries)
     copies, originals = _copies(space.gallery)
     table = exact.score_table(space, size)
@@ -374,19 +375,17 @@ def whole_rankings(task: RetrievalTask, distance: str, memory_budget: int) -> It
             scores[:, copies] = scores[:, originals]
         return scores
 
-    rows = max(1, min(memory_budget // (12 * size), count))  # three at once: in use, coming, and its copy
-    for block, scores in exact.one_ahead(scores_of, count, rows):
+    height = max(1, min(memory_budget // (12 * size), count))  # three at once: in use, coming, and its copy
+    for block, scores in exact.one_ahead(scores_of, count, height):
         for query in range(block.start, block.stop):
             row = scores[query - block.start].copy()
-            if task.own is not None:
-                row[task.own[query]] = -np.inf
+            if task.own_rows is not None:
+                row[task.own_rows[query]] = -np.inf
             if task.relevance.most_ignored:
                 row[task.relevance.ignored_rows(query)] = -np.inf
-            for end, level in task.by_level.items():
-                relevant = level.relevance.rows_of(query)
-                relevant = relevant[row[relevant] > -np.inf]
-                if len(relevant):
-                    yield query, end, 1 + np.sort(_images_before(row, relevant))
+            rows_of = {end: level.relevance.rows_of(query) for end, level in task.by_level.items()}
+            relevant = {end: rows[row[rows] > -np.inf] for end, rows in rows_of.items()}
+            yield query, {end: 1 + np.sort(_images_before(row, rows)) for end, rows in relevant.items() if len(rows)}
 
 
 def _copies(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -413,78 +412,13 @@ def _images_before(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
     return before
 
 
-def recall_by_size(
-    embeddings: Any,
-    labels: Any = None,
-    gallery: Any = None,
-    gallery_labels: Any = None,
-    dims: Sequence[int] = (),
-    *,
-    relevance: Relevance | None = None,
-    own_rows: Any = None,
-    candidates: int = 40,
-    sample: int = 1000,
-    seed: int = 0,
-) -> list[dict[str, Any]]:
-    """Return Recall@1 of embeddings that are cut to fewer dimensions and kept in fewer bits.
-
-    The first dimensions, scaled to length 1, are searched as float32, as int8 and by their signs (`build_index`). Then
-    the images that this search finds are measured again by the cosine of whole vectors (`rescore`).
-
-    Args:
-        embeddings: As `evaluate_retrieval`.
-        labels: As `evaluate_retrieval`.
-        gallery: As `evaluate_retrieval`.
-        gallery_labels: As `evaluate_retrieval`.
-        dims: Numbers of dimensions; by default all of them, halved up to four times, down to 8.
-        relevance: As `evaluate_retrieval`; of levels, sharing any counts.
-        own_rows: As `evaluate_retrieval`.
-        candidates: How many images are measured again for each query.
-        sample: How many queries are searched in the whole gallery, drawn from those that have an answer.
-        seed: Of the draw.
-
-    Returns:
-        For each number of dimensions and each precision: `dim`, `precision`, `bytes` of the code of an image,
-        `recall@1` and `recall@1_rescored`.
-
-    Raises:
-        UserError: As `evaluate_retrieval`; or there are not so many dimensions.
-
-    Example:
-        >>> points = np.repeat(2 * np.eye(8) - 1, 2, axis=0)
-        >>> recall_by_size(points, np.repeat(np.arange(8), 2))[2]
-        {'dim': 8, 'precision': 'binary', 'bytes': 1, 'recall@1': 1.0, 'recall@1_rescored': 1.0}
-    """
-    task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
-    check_depth(task, ("recall@1",))
-    answerable, whole = np.flatnonzero(task.answerable), task.queries.shape[1]
-    sample_rows = np.sort(np.random.default_rng(seed).choice(answerable, min(sample, len(answerable)), replace=False))
-    queries, own = task.queries[sample_rows], None if task.own is None else task.own[sample_rows]
-    depth = task.depth_with_ignored(1)
-    rows = []
-    for dim in dims or [whole >> power for power in range(5) if whole >> power >= 8] or [whole]:
-        cut, searched = truncate(queries, dim), truncate(task.searched, dim)
-        for precision in ("float32", "int8", "binary"):
-            index = build_index(searched, kind="flat", storage=precision)
-            nearest, _ = index.search(cut, k=min(max(candidates, depth), task.available), own_rows=own)
-            row: dict[str, Any] = {"dim": dim, "precision": precision, "bytes": int(index.index.code_size)}
-            rescored, _ = rescore(queries, task.searched, nearest, k=depth, distance="cosine")
-            for name, ranked in (("recall@1", nearest), ("recall@1_rescored", rescored)):
-                first = exact.left_over(ranked, task.relevance.ignored(sample_rows, ranked), 1)
-                row[name] = float((task.relevance.of(sample_rows, first) > 0).mean())
-            rows.append(row)
-    return rows
-
-
 def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> dict[str, Any]:
     """Measure the embeddings of a data set by its own protocol.
 
     Args:
         embeddings: (N, d), one row per image of `dataset`, in its order.
         dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all-to-all. A
-            `protocol` has the default metrics, and what else its benchmark measures: each of several settings, whose
-            names end those of the metrics (`map_trapezoidal/hard`), or levels. Of given `pairs`, `evaluate_pairs` is
-            measured too.
+            `protocol` has the default metrics, and lists or levels. Of given `pairs`, `evaluate_pairs` is measured too.
         **options: Further arguments of `evaluate_retrieval`.
 
     Raises:
@@ -494,33 +428,19 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
         >>> evaluate_dataset(embeddings, test, ks=(1, 10))["recall@1"]
         0.555
     """
-    queries, gallery = dataset_roles(dataset)
     arguments = dataset_protocol(embeddings, dataset)
     benchmark, pairs = getattr(dataset, "protocol", None), getattr(dataset, "pairs", None)
-    sides = queries, queries if gallery is None else gallery
-    result: dict[str, Any] = {}
     if benchmark is not None:
         options = {"metrics": benchmark.metrics, "ks": benchmark.ks, **options}
         if benchmark.levels is not None:
-            arguments["relevance"] = Relevance.levels(
-                *(benchmark.levels[rows] for rows in (queries, gallery) if rows is not None)
-            )
-    if benchmark is None or not benchmark.lists:
-        result = evaluate_retrieval(**arguments, **options)
-    else:
-        intervals: dict[str, Interval] = {}
-        for setting in benchmark.lists:
-            arguments["relevance"] = listed_relevance(benchmark, setting, *sides)
-            measured = evaluate_retrieval(**arguments, **options)
-            intervals |= {name + setting: value for name, value in measured.pop("intervals", {}).items()}
-            # The numbers of queries and of gallery images are those of every setting.
-            result |= {name if name.startswith("num_") else name + setting: value for name, value in measured.items()}
-        result |= {"intervals": intervals} if intervals else {}
+            sides = [benchmark.levels[rows] for rows in dataset_roles(dataset) if rows is not None]
+            arguments["relevance"] = Relevance.levels(*sides)
+    result = evaluate_retrieval(**arguments, **options)
     if pairs is not None:
-        measured = measures_of_pairs(embeddings, pairs, options.get("distance", "euclidean"))
-        if not measured:
+        measures = measures_of_pairs(embeddings, pairs, options.get("distance", "euclidean"))
+        if not measures:
             warnings.warn(f"{dataset.name}: {len(pairs.rows)} given pairs are too few to be measured", stacklevel=2)
-        result |= measured
+        result |= measures
     return result
 
 
@@ -552,8 +472,8 @@ def split_into_parts(labels: Any, parts: int = 10, seed: int = 0) -> np.ndarray:
             f"have fewer (the smallest {min(counts, default=0)}). Take fewer parts, or bootstrap with "
             "confidence_intervals"
         )
-    shuffled = np.random.default_rng(seed).permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    order = np.random.default_rng(seed).permutation(len(labels))
+    by_class = order[np.argsort(labels[order], kind="stable")]
     # Assigned on from class to class without starting over, which keeps the parts equally large.
     result = np.empty(len(labels), np.int64)
     result[by_class] = np.arange(len(labels)) % parts
@@ -607,12 +527,12 @@ def part_protocol(
     embeddings = exact.check_embeddings(embeddings)
     labels = check_labels(labels, len(embeddings))
     part = split_into_parts(labels, parts, seed)
-    measured = [
+    results = [
         evaluate_retrieval(embeddings[part == i], labels[part == i], ks=ks, metrics=metrics, **options)
         for i in range(parts)
     ]
-    names = [name for name, value in measured[0].items() if isinstance(value, float)]
-    return {name: student_interval([one[name] for one in measured], level) for name in names}
+    names = [name for name, value in results[0].items() if isinstance(value, float)]
+    return {name: student_interval([result[name] for result in results], level) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -655,13 +575,13 @@ class RetrievalResults:
         """
         import pyarrow as pa
 
-        shown = np.array([[name is not None for name in row] for row in ids], bool).reshape(np.shape(ids))
-        shown[:, :1] = True
-        query, place = np.nonzero(shown)
+        mask = np.array([[name is not None for name in row] for row in ids], bool).reshape(np.shape(ids))
+        mask[:, :1] = True
+        query, place = np.nonzero(mask)
         table = {"query": pa.array(np.array(query_ids, object)[query], pa.string()), "rank": place + 1}
-        table |= {"id": pa.array(ids[shown], pa.string()), "distance": distances[shown]}
+        table |= {"id": pa.array(ids[mask], pa.string()), "distance": distances[mask]}
         further = {name: np.asarray(values) for name, values in (columns or {}).items()}
-        return cls(pa.table(table | {name: v[shown] if v.ndim == 2 else v[query] for name, v in further.items()}))
+        return cls(pa.table(table | {name: v[mask] if v.ndim == 2 else v[query] for name, v in further.items()}))
 
     @classmethod
     def search(
@@ -699,19 +619,19 @@ class RetrievalResults:
             UserError: As `evaluate_retrieval`, or ids of another number.
         """
         if labels is not None and np.asarray(labels).dtype.kind in "UO":
-            sides = [labels] if gallery is None else [labels, gallery_labels]
-            names, codes = np.unique(np.concatenate(sides).astype(str), return_inverse=True)
+            sides = [ids_or_names(side, np.size(side)) for side in (labels, gallery_labels) if side is not None]
+            names, codes = np.unique(joined_labels(*sides), return_inverse=True)
             labels, gallery_labels = codes[: len(labels)], codes[len(labels) :] if len(sides) > 1 else None
-            class_names = dict(enumerate(names.tolist()))
-        judged = relevance is not None or labels is not None
-        relevance = relevance if judged else Relevance.lists([[]] * len(embeddings))
+            class_names = dict(enumerate(map(str, names)))
+        has_truth = relevance is not None or labels is not None
+        relevance = relevance if has_truth else Relevance.lists([[]] * len(embeddings))
         task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
         queries = _names_of(query_ids, len(task.queries), "query_ids")
-        names = queries if gallery is None else _names_of(gallery_ids, len(task.searched), "gallery_ids")
+        names = queries if gallery is None else _names_of(gallery_ids, len(task.gallery), "gallery_ids")
         _, near, distances = zip(*nearest_left(task, min(k, task.available), distance), strict=True)
         rows = np.concatenate(near)
         columns: dict[str, Any] = {}
-        if judged:
+        if has_truth:
             columns |= {"relevant": task.relevance.of(slice(None), rows) > 0, "num_relevant": task.matches}
         if task.labels is not None:
             columns["query_class"] = class_of_each(task.labels, class_names or {})

@@ -61,7 +61,7 @@ class PairHistogram:
         They are as wide as one another as far as the present edges allow, at which they begin and end.
 
         Example:
-            >>> histogram = count_pair_distances([[0.0], [1.0], [5.0]], [0, 0, 1]).rebinned(2)
+            >>> histogram = AllPairs([[0.0], [1.0], [5.0]], [0, 0, 1]).histogram.rebinned(2)
             >>> histogram.positive.tolist(), histogram.negative.tolist()
             ([1, 0], [0, 2])
         """
@@ -73,31 +73,6 @@ class PairHistogram:
         return dataclasses.replace(
             self, edges=self.edges[np.append(starts, stop)], positive=positive, negative=negative
         )
-
-
-def count_pair_distances(embeddings: Any, labels: Any, *, distance: str = "euclidean") -> PairHistogram:
-    """Return the histogram of the distances of all pairs of images, each unordered pair counted once.
-
-    The 2**20 bins have widths in proportion to the distance, 3e-5 of it, so that far images do not put all others into
-    one bin. Only below a billionth of the largest distance there is one bin. Distances are computed in float64, tile by
-    tile of the matrix, and rounded to float32. Exact copies are at distance 0. The memory does not grow with the number
-    of pairs.
-
-    Args:
-        embeddings: (N, d).
-        labels: (N,) integer class ids.
-        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`, as `nearest_neighbors`.
-
-    Raises:
-        UserError: Embeddings that are empty or not finite, labels that do not go with them, an unknown distance, or
-            not both pairs of one class and pairs of different classes.
-
-    Example:
-        >>> histogram = count_pair_distances([[0.0], [1.0], [5.0]], [0, 0, 1])
-        >>> histogram.positive.sum().item(), histogram.negative.sum().item(), round(histogram.mean_negative, 3)
-        (1, 2, 4.5)
-    """
-    return AllPairs(embeddings, labels, distance).histogram
 
 
 def probability_nearer(positive: Any, negative: Any) -> float:
@@ -313,11 +288,11 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
     names = np.unique(folds)
     if folds.shape != distances.shape or len(names) < 2:
         raise UserError(f"give at least 2 folds, or one fold a pair; got {len(names)} for {len(distances)} pairs")
-    measured = []
+    by_fold = []
     for inside in (folds == name for name in names):
         threshold = Curve.of(distances[~inside], same[~inside]).most_accurate()
-        measured.append((np.mean((distances[inside] <= threshold) == same[inside]), threshold))
-    accuracies, thresholds = np.transpose(measured)
+        by_fold.append((np.mean((distances[inside] <= threshold) == same[inside]), threshold))
+    accuracies, thresholds = np.transpose(by_fold)
     return {
         "accuracy": float(accuracies.mean()),
         "accuracy_std": float(accuracies.std(ddof=1) / len(names) ** 0.5),
@@ -363,14 +338,14 @@ def measures_of_pairs(embeddings: Any, pairs: PairList, distance: str = "euclide
     def between(rows: np.ndarray, kind: str) -> np.ndarray:
         return rescore(vectors[rows[:, 0]], vectors, rows[:, 1:], k=1, distance=kind)[1][:, 0].astype(np.float64)
 
-    scored, measures = pairs.scored(), {}
-    rows, similarities = scored[:, :2].astype(np.int64), scored[:, 2]
+    scores, measures = pairs.scored(), {}
+    rows, similarities = scores[:, :2].astype(np.int64), scores[:, 2]
     same = similarities >= pairs.threshold
     if 0 < same.sum() < len(same) and len(same) > 2:
         # In another order, as folds without one of the two kinds would have no threshold.
         order = np.random.default_rng(0).permutation(len(same))
-        measured = verify_pairs(between(rows, distance)[order], same[order], folds=min(10, len(same)))
-        measures = {name: measured[name] for name in ("accuracy", "auc", "eer")}
+        of_folds = verify_pairs(between(rows, distance)[order], same[order], folds=min(10, len(same)))
+        measures = {name: of_folds[name] for name in ("accuracy", "auc", "eer")}
     if pairs.graded and len(np.unique(similarities)) > 1:
         cosines = -between(rows, "cosine")
         for name, correlate in (("spearman", spearmanr), ("pearson", pearsonr)):
@@ -400,7 +375,7 @@ class AllPairs:
             not both pairs of one class and pairs of different classes.
     """
 
-    def __init__(self, embeddings: Any, labels: Any, distance: str):
+    def __init__(self, embeddings: Any, labels: Any, distance: str = "euclidean"):
         check_choice("distance", distance, DISTANCES)
         embeddings = check_embeddings(embeddings)
         labels = check_labels(labels, len(embeddings))
@@ -478,7 +453,12 @@ class AllPairs:
 
     @functools.cached_property
     def histogram(self) -> PairHistogram:
-        """The counts of all pairs."""
+        """The counts of all pairs, each unordered pair once.
+
+        The 2**20 bins have widths in proportion to the distance, 3e-5 of it, so that far images do not put all others
+        into one bin. Only below a billionth of the largest distance there is one bin. The memory does not grow with the
+        number of pairs.
+        """
         everything, positive = np.zeros((2, _BINS), np.int64)
         sum_of_all = sum_of_positive = 0.0
         for rows, columns, distances, counted in self.tiles():
@@ -497,17 +477,17 @@ class AllPairs:
 
     def curve(self, bins: Sequence[int] | np.ndarray = ()) -> Curve:
         """Return the pairs accepted by distance, before `scale`: exact within some bins, at the ends of the others."""
-        exactly = np.zeros(_BINS, bool)
-        exactly[np.asarray(bins, int)] = True
+        inside = np.zeros(_BINS, bool)
+        inside[np.asarray(bins, int)] = True
         values, alike = [np.zeros(0)], [np.zeros(0, bool)]
         for rows, columns, distances, counted in self.tiles() if len(bins) else ():
             flat = distances[counted].ravel()
-            here = np.flatnonzero(exactly[self._bins_of(flat)])
+            here = np.flatnonzero(inside[self._bins_of(flat)])
             if len(here):
                 values.append(flat[here].astype(np.float64))
                 alike.append(self._same(rows, columns)[counted].ravel()[here])
         exact = Curve.of(np.concatenate(values), np.concatenate(alike))
-        others, counts = ~exactly, self.histogram
+        others, counts = ~inside, self.histogram
         starts = np.concatenate([exact.starts, self.edges[:-1][others]])
         order = np.argsort(starts, kind="stable")
         same = np.concatenate([np.diff(exact.same, prepend=0), counts.positive[others]])

@@ -28,7 +28,6 @@ from tfdml.errors import UserError
 from tfdml.evaluation.classification import calibrate, identification_rates
 from tfdml.evaluation.intervals import Interval
 from tfdml.evaluation.relevance import dataset_protocol
-from tfdml.evaluation.retrieval import recall_by_size
 from tfdml.evaluation.verification import accepted_rates, verification
 from tfdml.io.files import as_named, is_remote, write_whole
 from tfdml.report import figures, runs
@@ -212,7 +211,7 @@ def _images(run: Run, dataset: ImageDataset, embeddings: np.ndarray, distance: s
     protocol = dataset_protocol(embeddings, dataset)
     ranked = rank_queries(**protocol, distance=distance)
     values: dict[str, Any] = {"dataset": dataset, "queries": queries, "gallery": gallery, "ranked": ranked}
-    values |= dict.fromkeys(("examples", "sizes", "classes", "pairs"), ())
+    values |= dict.fromkeys(("examples", "classes", "pairs"), ())
     if ranked is not None and ranked.answerable.any():
         rows = class_rows(ranked, queries.labels, gallery.labels)
         few = len(rows) <= _LISTED_CLASSES
@@ -223,7 +222,6 @@ def _images(run: Run, dataset: ImageDataset, embeddings: np.ndarray, distance: s
         values |= {
             "recall": figures.recall_figure(ranked.recall(), run.before),
             "examples": [(*_GROUPS[kind], chosen) for kind, chosen in examples.items()],
-            "sizes": recall_by_size(**protocol) if dataset.num_classes > 1 else (),
             "classes": rows if few else rows[:_EXTREMES] + rows[-_EXTREMES:],
             "num_classes": len(rows),
             "pairs": pairs,

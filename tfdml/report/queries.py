@@ -110,9 +110,8 @@ def rank_queries(
         kept.append([values[:, :_KEPT].copy() for values in (rows, distances, hits)])
     late = np.flatnonzero((first_hit == 0) & (matches > 0))
     if len(late) and shallow < depth:
-        part = task.part(late)
-        for block, rows, _ in nearest_left(part, depth, distance):
-            first_hit[late[block]] = _first(part.relevance.of(block, rows))
+        for block, rows, _ in nearest_left(task, depth, distance, queries=late):
+            first_hit[late[block]] = _first(task.relevance.of(late[block], rows))
     nearest = (np.concatenate(values) for values in zip(*kept, strict=True))
     return RankedQueries(depth, matches, first_hit, wrong, average_precision, *nearest)
 

@@ -592,7 +592,7 @@ def test_pairs_of_a_list_are_by_path_or_id_and_stay_within_a_split(write, kind):
     # Similar pairs link images to classes, and are what is right for a query.
     assert len({*train.labels[:2]}) == 1
     assert train.num_classes == 3
-    assert {*train.protocol.lists[""][0]} == {0, 1, 4, 5}
+    assert {*train.protocol.lists[0]} == {0, 1, 4, 5}
     taken = train.take([2, 1, 3])
     assert taken.pairs.rows.tolist() == [[0, 1]]
     assert taken.pairs.similarities.tolist() == [0]

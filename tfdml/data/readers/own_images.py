@@ -356,7 +356,7 @@ def similar_images(pairs: PairList, size: int, junk: np.ndarray) -> Protocol:
         for a, b in rows.tolist():
             lists[a].append(b)
             lists[b].append(a)
-    return Protocol(_MEASURED, ids=np.arange(size), lists={"": (dict(right), dict(ignored))})
+    return Protocol(_MEASURED, ids=np.arange(size), lists=(dict(right), dict(ignored)))
 
 
 def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[str] = COLUMNS) -> Table:
