@@ -5,8 +5,6 @@ import ctypes
 import gc
 import os
 import pathlib
-import shutil
-import subprocess
 import sys
 
 import pytest
@@ -25,25 +23,6 @@ def shared_data() -> pathlib.Path:
     if not (folder / "data").is_dir():
         pytest.skip("no folder with data/ and weights/: set TFDML_TEST_DATA")
     return folder
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Makes a disk of so many bytes and returns its folder; where that is not allowed, the test is skipped."""
-    made = []
-
-    def make(size):
-        folder = tmp_path / f"disk {len(made)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
-            pytest.skip("only an administrator can make a small disk")
-        made.append(folder)
-        return folder
-
-    yield make
-    for folder in made:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture(params=["float32", "mixed_bfloat16", "mixed_float16"])

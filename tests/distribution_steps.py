@@ -185,25 +185,6 @@ def step(what, rows, strategy):
     return found
 
 
-def one_step(what, rows, strategy):
-    """The updates of one training step, without Keras's loop, which takes longer."""
-    labels, x = random_batch(1, rows, 3, 8)
-    x = images(1, rows, "uint8")
-    with strategy.scope():
-        model = make(what)
-        model.optimizer.build(model.trainable_variables)
-    before = values(model.trainable_variables)
-    count = strategy.num_replicas_in_sync
-
-    def own_rows(context):
-        return tuple(tf.constant(part[context.replica_id_in_sync_group :: count]) for part in (x, labels))
-
-    batch = strategy.experimental_distribute_values_from_function(own_rows)
-    run = strategy.run if count == 1 else tf.function(strategy.run, autograph=False)
-    run(model.train_step, args=(batch,))
-    return [new - old for new, old in zip(values(model.trainable_variables), before, strict=True)]
-
-
 def two_devices():
     """A strategy of two logical devices; before TensorFlow does anything else."""
     (cpu,) = tf.config.list_physical_devices("CPU")
@@ -211,18 +192,6 @@ def two_devices():
     two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     assert two.num_replicas_in_sync == 2
     return two
-
-
-def quick(path, *cases):
-    """As `main`, of one step each: see `one_step`."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    two, arrays = two_devices(), {}
-    for case in cases:
-        what, rows = case.split("/")
-        for devices, strategy in ((1, tf.distribute.get_strategy()), (2, two)):
-            updates = one_step(what, int(rows), strategy)
-            arrays |= {f"{case}|{devices}|{i}": update for i, update in enumerate(updates)}
-    np.savez(path, **arrays)
 
 
 def write(path, cases):

@@ -50,18 +50,6 @@ def characters():
     return data.load("glyphs", images_per_class=10, size=SIZE).contiguous()
 
 
-@pytest.mark.parametrize(
-    "name", [f"{name}_ecaml" for name in ("cub", "cars", "sop", "inshop")] + ["cars_ecaml_triplet", "cars_ecaml_npair"]
-)
-def test_energy_confusion_comes_to_the_letter_and_as_its_authors_ran_it(name):
-    literal = (ROOT / "configs" / f"{name}.flags").read_text()
-    authors = experiment_of(f"--flagfile=configs/{name}_authors.flags", run_dir="unused")
-    assert f"What the authors ran is {name}_authors.flags" in " ".join(literal.replace("#", "").split())
-    assert "reduction=sum" in literal
-    assert "sum" not in authors.objectives
-    assert "ecaml(form=log_of_mean, representation=projection)" in authors.objectives
-
-
 def test_the_optimizers_form_is_that_of_the_papers_own_code():
     forms = {"jrd": "pytorch", "rankmi": "pytorch", "ecaml": "keras", "dmlda": "keras", "horde": "keras"}
     for path in CONFIGS:

@@ -10,33 +10,16 @@ import pytest
 from tfdml import kernels, layers, losses, objectives
 from tfdml.saving import SavedByArguments, restore
 
-SHOWN = [
-    (kernels.Polynomial(degree=3), "Polynomial(degree=3)"),
-    (losses.NPairLoss(l2=0.5), "NPairLoss(l2=0.5, mining='all', reduction='sum_over_batch_size', name='n_pair_loss')"),
-    (
-        objectives.MetricLoss(losses.NPairLoss(reduction="sum"), weight=2, name="term"),
+
+def test_arguments_are_shown():
+    term = objectives.MetricLoss(losses.NPairLoss(reduction="sum"), weight=2, name="term")
+    assert repr(term) == (
         "MetricLoss(loss=NPairLoss(l2=0.0, mining='all', reduction='sum', name='n_pair_loss'), "
-        "representation='embedding', name='term', weight=2.0)",
-    ),
-    (
-        objectives.JointRepresentationSimilarity("embedding", kernels.Polynomial(degree=3), name="jrs"),
-        "JointRepresentationSimilarity(levels=('embedding',), "
-        "kernels={'embedding': Polynomial(degree=3)}, reduction='mean', unit_length=(), weight=1.0, name='jrs')",
-    ),
-]
-
-
-@pytest.mark.parametrize(("value", "text"), SHOWN)
-def test_arguments_are_shown(value, text):
-    assert repr(value) == text
-
-
-def test_what_is_shown_of_the_same_config_is_the_same():
-    loss = losses.MultiSimilarityLoss(alpha=3.0)
-    again = type(loss).from_config(loss.get_config())
-    assert repr(again) == repr(loss)
-    assert "alpha=3.0" in repr(loss)
-    assert repr(again) != repr(losses.MultiSimilarityLoss())
+        "representation='embedding', name='term', weight=2.0)"
+    )
+    assert "kernels={'embedding': Polynomial(degree=3)}" in repr(
+        objectives.JointRepresentationSimilarity("embedding", kernels.Polynomial(degree=3))
+    )
 
 
 def test_plain_values_are_left_alone():

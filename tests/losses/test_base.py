@@ -134,15 +134,6 @@ def test_sample_weights_weigh_the_images(make, reduction):
         assert float(loss(labels, x, sample_weight=np.zeros(9, "float32"))) == 0.0
 
 
-@every_loss
-def test_forms_of_labels_agree(make):
-    labels, x = batch()
-    expected = make()(labels, x)
-    for form in (labels[:, None], labels.tolist(), labels.astype("uint8"), tf.constant(labels, tf.int32)):
-        np.testing.assert_array_equal(make()(form, x), expected)
-    np.testing.assert_array_equal(make()(tf.constant(labels[:, None], tf.int64), x), expected)
-
-
 # What becomes of labels on their way does not depend on the loss: one takes every way quickly.
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", first_quick(PAIR_LOSSES))
@@ -502,16 +493,6 @@ def test_pairs_that_are_not_given_are_neither_positive_nor_negative(case, monkey
     assert np.any(gradient)
     if not of_each_image:
         np.testing.assert_array_equal(gradient[-1], 0.0)
-
-
-@cases.by_class(cases.MEANS)
-def test_complete_pairs_are_class_labels(case):
-    labels, x = random_batch(3, 10, 3, 5)
-    expected, (expected_gradient,) = value_and_gradients(lambda e: case.loss(labels, e), x)
-    loss = related(case.loss, given_pairs(labels, 1)[0])
-    value, (gradient,) = value_and_gradients(lambda e: loss(IDS, e), x)
-    np.testing.assert_array_equal(value, expected)
-    np.testing.assert_array_equal(gradient, expected_gradient)
 
 
 def test_given_similarities_are_targets_and_have_a_threshold():

@@ -1,20 +1,17 @@
 """Losses on class similarities: what every one does, and the softmax family."""
 
-import functools
 import math
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests import references as plain_references
 from tests.losses import references
 from tests.losses.references import arc_face, cross_entropy
-from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
+from tests.mathematics import assert_close, finite_differences, value_and_gradients
 from tests.references import mean, total
 from tfdml import losses
-from tfdml.layers import CosineProxies
 from tfdml.losses import (
     AMSoftmaxLoss,
     ArcFaceLoss,
@@ -28,35 +25,6 @@ from tfdml.losses import (
 )
 from tfdml.objectives import ProxyLoss
 from tfdml.objectives.terms import build_objectives
-
-
-def smoothed(reference, share):
-    """The cross-entropy with a target that is partly even: (1 - e) L_y + (e / C) sum over classes of L as their own.
-
-    Of logits that hold the margin of the label, L_c - L_y = z_y - z_c.
-    """
-
-    def value(labels, cosines, logits_of):
-        found = []
-        for label, row in zip(labels, cosines, strict=True):
-            own = reference([label], [row])
-            logits = logits_of(int(label), row)
-            every = [own + logits[int(label)] - logit for logit in logits]
-            found.append((1 - share) * own + share * sum(every) / len(every))
-        return np.mean(found)
-
-    return value
-
-
-def am_logits(label, row):
-    return [20.0 * (float(c) - 0.1 * (j == label)) for j, c in enumerate(row)]
-
-
-def arc_logits(label, row):
-    """Of margin 0.5."""
-    angle = np.arccos(float(row[label]))
-    own = np.cos(angle + 0.5) if angle + 0.5 < np.pi else float(row[label]) - 0.5 * np.sin(0.5)
-    return [64.0 * (own if j == label else float(c)) for j, c in enumerate(row)]
 
 
 def sphere_face(labels, cosines, scale=30.0, margin=4, reduction="mean"):
@@ -82,34 +50,16 @@ def proxy_nca_plus_plus(labels, cosines, temperature=1 / 9, reduction="mean"):
     return total(values) if reduction == "sum" else mean(values)
 
 
-def norm_logits(label, row):
-    del label
-    return [20.0 * float(c) for c in row]
-
-
-def with_smoothing(reference, logits_of):
-    """A reference that takes `label_smoothing`, of the loss's default arguments."""
-
-    def value(labels, cosines, label_smoothing, reduction="mean"):
-        found = smoothed(reference, label_smoothing)(labels, cosines, logits_of)
-        return found * (len(labels) if reduction == "sum" else 1)
-
-    return value
-
-
 PLAIN = plain_references
 CASES = {
     "am": (AMSoftmaxLoss, PLAIN.am_softmax, {}),
     "am cars": (AMSoftmaxLoss, PLAIN.am_softmax, {"scale": 20.0, "margin": 0.05}),
     "am steep": (AMSoftmaxLoss, PLAIN.am_softmax, {"scale": 64.0, "margin": 0.35}),
-    "am smoothed": (AMSoftmaxLoss, with_smoothing(PLAIN.am_softmax, am_logits), {"label_smoothing": 0.2}),
     "norm": (NormSoftmaxLoss, PLAIN.norm_softmax, {}),
     "norm flat": (NormSoftmaxLoss, PLAIN.norm_softmax, {"scale": 1.0}),
-    "norm smoothed": (NormSoftmaxLoss, with_smoothing(PLAIN.norm_softmax, norm_logits), {"label_smoothing": 0.1}),
     "arc face": (ArcFaceLoss, references.arc_face, {}),
     "arc face gentle": (ArcFaceLoss, references.arc_face, {"scale": 10.0, "margin": 0.2}),
     "arc face wide": (ArcFaceLoss, references.arc_face, {"scale": 8.0, "margin": 1.5}),
-    "arc face smoothed": (ArcFaceLoss, with_smoothing(arc_face, arc_logits), {"label_smoothing": 0.1}),
     "proxy nca": (ProxyNCALoss, references.proxy_nca, {}),
     "proxy nca unit": (ProxyNCALoss, references.proxy_nca, {"scale": 2.0}),
     "proxy anchor": (ProxyAnchorLoss, references.proxy_anchor, {}),
@@ -165,18 +115,6 @@ def test_extreme_similarities_are_finite(make):
             assert np.all(np.isfinite(gradient))
 
 
-@pytest.mark.parametrize("make", [AMSoftmaxLoss, NormSoftmaxLoss])
-@pytest.mark.parametrize("mode", ["eager", "xla"])
-def test_degenerate_similarities_have_the_formula_s_gradient(make, mode):
-    reference = {AMSoftmaxLoss: PLAIN.am_softmax, NormSoftmaxLoss: PLAIN.norm_softmax}[make]
-    labels, ones = np.array([0, 1, 2, 0]), np.ones((4, 3))
-    for cosines in (0 * ones, ones, -ones, np.eye(4)[:, :3]):
-        value, (gradient,) = value_and_gradients(lambda c: make()(labels, c), cosines, mode=mode)
-        assert_close(value, reference(labels, cosines), floor=1e-12)
-        expected = finite_differences(functools.partial(reference, labels), cosines)[0]
-        assert_close(gradient, expected, floor=1e-6)
-
-
 @every_loss
 def test_contract(make):
     labels, cosines = similarities(make)
@@ -207,15 +145,10 @@ def test_a_label_without_a_proxy_is_not_a_number(make, label):
     ("text", "make", "proxies_per_class"),
     [
         ("arc_face(scale=30, margin=0.3)", ArcFaceLoss, 1),
-        ("proxy_nca", ProxyNCALoss, 1),
         ("2 * proxy_anchor(alpha=16)", ProxyAnchorLoss, 1),
         ("soft_triple(gamma=0.2)", SoftTripleLoss, 10),
-        ("soft_triple(proxies_per_class=3)", SoftTripleLoss, 3),
         ("soft_triple(proxies_per_class=1)", SoftTripleLoss, 1),
-        ("sphere_face(margin=2)", SphereFaceLoss, 1),
-        ("sub_center_arc_face(scale=30)", SubCenterArcFaceLoss, 3),
         ("sub_center_arc_face(proxies_per_class=5)", SubCenterArcFaceLoss, 5),
-        ("proxy_nca_plus_plus", ProxyNCAPlusPlusLoss, 1),
     ],
 )
 def test_objectives_give_them_proxies(text, make, proxies_per_class):
@@ -232,11 +165,19 @@ def test_objectives_give_them_proxies(text, make, proxies_per_class):
     assert math.isfinite(jrs({**x, **represented}, labels))
 
 
-def test_smoothing_is_keras_s_own():
-    labels, cosines = similarities(NormSoftmaxLoss, 2)
-    keras_loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.3)
-    expected = keras_loss(np.eye(5)[labels], 20.0 * cosines)
-    assert_close(losses.NormSoftmaxLoss(label_smoothing=0.3)(labels, cosines), expected)
+@pytest.mark.parametrize("make", [AMSoftmaxLoss, NormSoftmaxLoss, ArcFaceLoss, SubCenterArcFaceLoss])
+def test_smoothing_is_keras_s_own(make):
+    labels, cosines = similarities(make, 2)
+    loss, target = make(scale=10.0, label_smoothing=0.3), np.eye(5, dtype=bool)[labels]
+    expected = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.3)
+
+    def by_keras(c):
+        return expected(target, loss.logits(loss.class_similarities(c), target))
+
+    results = [value_and_gradients(function, cosines) for function in (lambda c: loss(labels, c), by_keras)]
+    (value, (gradient,)), (wanted, (slope,)) = results
+    assert_close(value, wanted)
+    assert_close(gradient, slope)
 
 
 def test_confident_images_keep_their_digits():
@@ -245,33 +186,6 @@ def test_confident_images_keep_their_digits():
         losses.AMSoftmaxLoss(20.0, 0.0)(labels, cosines), plain_references.am_softmax(labels, cosines, 20.0, 0.0)
     )
     assert losses.AMSoftmaxLoss(20.0, 0.0)(labels, cosines) > 0
-
-
-def test_many_classes():
-    labels, cosines = similarities(AMSoftmaxLoss, 0, 120, 11318)
-    value, (gradient,) = value_and_gradients(lambda c: losses.AMSoftmaxLoss()(labels, c), cosines)
-    assert np.isfinite(value)
-    assert np.all(np.isfinite(gradient))
-
-
-def test_gradient_through_cosines_reaches_embeddings_and_proxies():
-    labels, x = random_batch(2, 6, 4, 5, unit=False)
-    layer = CosineProxies(4)
-    layer.build((None, 5))
-
-    def value(embeddings, proxies):
-        layer_proxies = proxies / np.linalg.norm(proxies, axis=1, keepdims=True)
-        return plain_references.am_softmax(labels, plain_references.class_similarities(embeddings, layer_proxies))
-
-    proxies = keras.ops.convert_to_numpy(layer.proxies)
-    with tf.GradientTape() as tape:
-        embeddings = tf.constant(x)
-        tape.watch(embeddings)
-        loss = losses.AMSoftmaxLoss()(labels, layer(embeddings))
-    gradients = tape.gradient(loss, [embeddings, layer.proxies.value])
-    assert_close(loss, value(x, proxies))
-    for actual, expected in zip(gradients, finite_differences(value, x, proxies), strict=True):
-        assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("margin", [1, 2, 3, 4, 7])

@@ -115,11 +115,6 @@ def test_rows_sum_to_one_or_to_zero_without_negatives(batch):
     assert np.all(rows[labels[:, None] == labels[None]] == 0)
 
 
-def test_an_anchor_without_a_near_negative_draws_uniformly():
-    x = np.array([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.1]], "float32")
-    np.testing.assert_allclose(negative_probabilities(Pairs.of_batch(x, [0, 0, 1, 1]))[0], [0, 0, 0.5, 0.5])
-
-
 def test_no_gradient_flows_through():
     labels, x = random_batch(0, 6, 2, 4)
     _, (gradient,) = value_and_gradients(
@@ -133,18 +128,6 @@ def test_draws_follow_the_probabilities():
     indices, valid = sample_negatives(probabilities, seed=1)
     assert np.all(valid)
     np.testing.assert_allclose(np.bincount(np.asarray(indices)[:, 0], minlength=4) / 4000, probabilities[0], atol=0.03)
-
-
-def test_works_under_jit():
-    labels, x = random_batch(1, 6, 3, 4)
-    jit = tf.function(
-        lambda e: sample_negatives(negative_probabilities(Pairs.of_batch(e, labels)), 2, 5),
-        jit_compile=True,
-        autograph=False,
-    )
-    indices, valid = jit(tf.constant(x))
-    chosen = labels[np.asarray(indices)]
-    assert np.all((chosen != labels[:, None]) | ~np.asarray(valid))
 
 
 PAIRS = [
@@ -190,15 +173,6 @@ def test_keeps_what_the_strategies_say(positives, negatives):
             assert [np.flatnonzero(mask[a]).tolist() for mask in kept] == [sorted(part) for part in expected]
             dropped += not expected[0]
     assert dropped
-
-
-def test_every_degenerate_batch_gives_pairs_of_the_batch():
-    for labels, x in degenerate_batches().values():
-        pairs = Pairs.of_batch(x, labels)
-        for miner in (BatchEasyHardMiner(), BatchHardMiner(), BatchEasyHardMiner("semi_hard", "hard")):
-            for mask, pair in zip(masks(miner(pairs)), masks(pairs), strict=True):
-                assert not np.any(mask & ~pair)
-                assert np.max(np.sum(mask, axis=1)) <= 1
 
 
 def test_losses_know_miners_by_name():
@@ -317,13 +291,17 @@ def test_angular_mining_of_some_rows_is_that_of_the_batch():
             np.testing.assert_array_equal(one, other[4:10])
 
 
-@pytest.mark.parametrize("miner", [HardAwareMiner(), AngularMiner()])
-def test_batch_every_degenerate_batch_gives_pairs_of_the_batch(miner):
+@pytest.mark.parametrize(
+    "miner",
+    [BatchEasyHardMiner(), BatchHardMiner(), BatchEasyHardMiner("semi_hard", "hard"), HardAwareMiner(), AngularMiner()],
+)
+def test_every_degenerate_batch_gives_pairs_of_the_batch(miner):
     for labels, x in degenerate_batches().values():
         pairs = Pairs.of_batch(x, labels)
         for mask, pair in zip(masks(miner(pairs)), masks(pairs), strict=True):
             assert not np.any(mask & ~pair)
-            assert isinstance(miner, AngularMiner) or np.any(mask) == np.any(pair)
+            assert not isinstance(miner, BatchEasyHardMiner) or np.max(np.sum(mask, axis=1)) <= 1
+            assert not isinstance(miner, HardAwareMiner) or np.any(mask) == np.any(pair)
 
 
 @pytest.mark.parametrize("name", registered("miner"))

@@ -13,7 +13,6 @@ import tensorflow as tf
 from keras import ops
 
 from tests import references
-from tests.fork_server import fork_server
 from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import SIZE, colored_batch, config_of, images, jrd, tiny_embedder, values
 from tests.objectives import references_classes
@@ -518,21 +517,6 @@ def test_a_replica_makes_no_more_than_its_own_rows(name, monkeypatch):
     # In the first round replicas take themselves for the others; distances within a replica are logged.
     assert {(7, 12), (5, 12)} <= set(made)
     assert (12, 12) not in made
-
-
-@pytest.mark.slow
-def test_two_logical_devices_make_the_step_of_one(tmp_path):
-    """By chunks too: what replicas played in one process cannot do."""
-    path, cases = str(tmp_path / "steps.npz"), ("metric cached/10", "energy/10")
-    script = f"from tests import distribution_steps\ndistribution_steps.quick({path!r}, *{cases!r})\n"
-    assert fork_server().run_script(script).returncode == 0
-    arrays = dict(np.load(path))
-    for case in cases:
-        one = {key: value for key, value in arrays.items() if key.startswith(f"{case}|1|")}
-        largest = max(np.abs(value).max() for value in one.values())
-        assert largest > 1e-3
-        for key, expected in one.items():
-            assert_close(arrays[key.replace("|1|", "|2|")], expected, 1e-5, floor=1e-6 * largest)
 
 
 def test_a_replica_without_images_is_refused():

@@ -18,7 +18,7 @@ from tests.mathematics import (
 from tests.models.networks import images, tiny_embedder
 from tests.played_replicas import play, sum_and_gradient
 from tfdml import losses, models, objectives, replicas
-from tfdml.objectives import Matryoshka, MatryoshkaProxyLoss, MetricLoss, Objective, ProxyLoss
+from tfdml.objectives import Matryoshka, MatryoshkaProxyLoss, MetricLoss, ProxyLoss
 from tfdml.pairs import Scope, pairs_by_name
 
 MAKE = {
@@ -269,25 +269,3 @@ def test_a_learner_refuses_labels_without_a_proxy_in_the_batches_of_a_data_set(c
         learner.fit(as_dataset(x, BEYOND), verbose=0)
     with pytest.raises(tf.errors.InvalidArgumentError, match=ADVICE):
         learner.fit(as_dataset(x, right), validation_data=as_dataset(x, NEGATIVE), verbose=0)
-
-
-@pytest.mark.parametrize(
-    "objective",
-    [
-        MetricLoss(losses.BinomialDevianceLoss(alpha=3.0), "pooled", weight=0.3, name="pull"),
-        MetricLoss(losses.ContrastiveLoss(reduction="sum")),
-        Matryoshka(losses.BinomialDevianceLoss(), [2, 4], [1.0, 0.5], "pooled", weight=0.3),
-        ProxyLoss(losses.AMSoftmaxLoss(10.0, 0.2), 7, 2, "pooled", weight=2.0),
-        MatryoshkaProxyLoss(losses.AMSoftmaxLoss(), 7, [2, 4], [1.0, 0.5], proxies_per_class=2),
-    ],
-    ids=lambda objective: objective.name,
-)
-def test_serialization_restores_the_objective(objective):
-    for again in (
-        type(objective).from_config(objective.get_config()),
-        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(objective)),
-    ):
-        assert isinstance(again, Objective)
-        assert again.get_config() == objective.get_config()
-        assert (again.name, again.weight, again.per_image) == (objective.name, objective.weight, objective.per_image)
-        assert again.loss.get_config() == objective.loss.get_config()

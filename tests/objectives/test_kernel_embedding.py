@@ -2,7 +2,6 @@
 
 import itertools
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -213,25 +212,6 @@ def test_beyond_seventy_the_gradient_keeps_its_direction(mode):
         assert_close(gradient / value, wanted, 1e-3)
 
 
-@pytest.mark.parametrize(
-    ("levels", "name"), [*((tuple(DIMS), name) for name in (None, *KERNELS)), *((levels, None) for levels in SUBSETS)]
-)
-def test_serialization_restores_the_objective(levels, name):
-    objective = JointRepresentationSimilarity(
-        levels,
-        kernels=KERNELS[name][0] if name else None,
-        reduction="sum",
-        weight=0.4,
-        unit_length=levels[0],
-        name="jrs",
-    )
-    labels, arrays = batch(3, 6, 3, levels)
-    representations = dict(zip(levels, arrays, strict=True))
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(objective))
-    assert again.get_config() == objective.get_config()
-    np.testing.assert_array_equal(again(representations, labels), objective(representations, labels))
-
-
 @pytest.mark.slow
 def test_a_batch_of_four_thousand():
     labels = np.random.default_rng(0).integers(0, 100, 4096)
@@ -245,18 +225,6 @@ def test_a_batch_of_four_thousand():
 
 def call(objective, labels, levels, arrays):
     return objective(dict(zip(levels, arrays, strict=True)), labels)
-
-
-@every_norm
-@pytest.mark.parametrize("kernel", ["laplace", "polynomial"])
-def test_other_kernels(kind, kernel):
-    labels, arrays = batch(2, 8, 3, ("embedding", "class"))
-    gram = {"laplace": references.laplace, "polynomial": lambda x: references.polynomial(x, degree=2)}[kernel]
-    objective = KINDS[kind](
-        ("embedding", "class"), {"laplace": kernels.Laplace(), "polynomial": kernels.Polynomial(2)}[kernel]
-    )
-    expected = references_classes.joint_norms(labels, [gram(x) for x in arrays], kind)
-    assert_close(call(objective, labels, ("embedding", "class"), arrays), expected)
 
 
 @every_squared

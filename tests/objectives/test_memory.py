@@ -91,16 +91,6 @@ def test_what_the_memory_lacks_makes_no_pair_whatever_the_loss(name):
     assert abs(full - alone) > 1e-4
 
 
-@pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean", "cosine", "dot"])
-def test_the_gradient_reaches_an_image_as_an_anchor_alone(distance):
-    labels, x = random_batch(1, 9, 3, 5)
-    loss = losses.ContrastiveLoss(distance=distance)
-    objective = CrossBatchMemory(loss, 3)
-    _, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, tf.constant(labels)), x)
-    _, (both,) = value_and_gradients(lambda e: loss(labels, e), x)
-    assert_close(gradient, both / 2)
-
-
 def sharing(a, b):
     """Whether each of the label sets shares a label with each of the others, one by one."""
     return np.array([[bool(np.any(np.logical_and(one, other))) for other in b] for one in a])
