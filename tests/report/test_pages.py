@@ -1,12 +1,9 @@
 """Reports taken apart: what they show is what was measured, nothing is loaded, and names from outside are text."""
 
 import base64
-import hashlib
 import io
 import os
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -64,15 +61,11 @@ def part(report, name):
     return elements[starts[found] : starts[found + 1]]
 
 
-def test_nothing_is_loaded_and_only_its_own_script_may_run(report):
+def test_nothing_is_loaded_and_no_script_may_run(report):
     text = report["text"]
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\((?!#)", text)
-    script = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
-    assert len(script) == 1
-    digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
     (policy,) = [e["content"] for e in report["page"].all("meta") if "content" in e and "default-src" in e["content"]]
-    assert policy.startswith("default-src 'none';")
-    assert policy.endswith(f"script-src 'sha256-{digest}'")
+    assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     assert len(text) < 3 * 2**20
 
 
@@ -143,7 +136,6 @@ def test_every_section_can_be_reached(report):
         "retrieval",
         "map-of-images",
         "same-or-different",
-        "classes",
         "confusions",
         "settings",
     } == set(listed)
@@ -257,8 +249,6 @@ def test_parts_that_grow_with_the_data_are_bounded(tmp_path, monkeypatch):
     write_report(path, Run("t", {"metrics": {}}), dataset, embeddings)
     text = path.read_text("utf-8")
     page = check_page(text)
-    assert len(rows_of(text, "Classes, those found worst first")) == 100
-    assert "Of 1,200 classes, the 50 found worst and as many found best" in page.section("classes")
     assert len(rows_of(text, "Confusions, the most frequent first")) == 50
     # Noise is what compresses worst.
     assert path.stat().st_size < 10e6
@@ -270,16 +260,6 @@ def test_bad_arguments(tmp_path):
     with pytest.raises(UserError, match="41 embeddings for the 42 images of toys"):
         write_report(tmp_path / "r.html", Run("t", {"metrics": {}}), made(labels), embeddings[:41])
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs the browser chromium")
-def test_script_runs_in_a_browser(report, tmp_path):
-    """The page's policy lets its own script run: heads become buttons."""
-    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-    command += ["--virtual-time-budget=2000", "--dump-dom", report["path"].as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert dom.count("<button>") == 5  # the columns of the classes
 
 
 def test_curves_are_drawn_with_their_values_in_words(report):

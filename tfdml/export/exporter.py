@@ -279,8 +279,6 @@ def export_model(
     options = options or ExportOptions()
     if "onnx" in options.formats:
         check_onnx()
-    if "litert_int8" in options.formats and train is None:
-        raise UserError("litert_int8 needs representative images: pass the training images as train")
     embedder = saved_model.in_float32(embedder)
     resize = EvaluationTransform.of(embedder).resize
     of_images, servable = len(embedder.view_shape) > 1, "saved_model" in options.formats

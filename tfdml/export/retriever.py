@@ -274,18 +274,15 @@ class Retriever:
     """
 
     def __init__(self, path: Path):
-        self.path, file = path, path / RETRIEVER_CARD
-        self.card = read_json(file, _CARD, remedy := "copy the version again, or build it again")
+        self.path, file, remedy = path, path / RETRIEVER_CARD, "copy the version again, or build it again"
+        self.card = read_json(file, _CARD, remedy)
         compare_files(path, self.card["files"], str(file), remedy)
+        calibration = self.card.get("calibration") and read_calibration(self.card["calibration"], file)
+        self.calibration = calibration and calibration.for_searches("euclidean", len(self))
         # Whatever TensorFlow raises on a damaged graph.
         with user_errors(Exception, f"{path} cannot be loaded as a retriever: {REASON}", keep="last"):
             # Kept, as its signatures live no longer than it.
             self._loaded = tf.saved_model.load(str(path))
-            sizes = {len(column.numpy()) for name, column in self._loaded.table.items() if name != "threshold"}
-        if sizes != {len(self)}:
-            raise UserError(f"{path} is damaged: {RETRIEVER_CARD} states {len(self)} items; {remedy}")
-        calibration = self.card.get("calibration") and read_calibration(self.card["calibration"], file)
-        self.calibration = calibration and calibration.for_searches("euclidean", len(self))
 
     @classmethod
     def build(

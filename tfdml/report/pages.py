@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import hashlib
 import importlib.resources
 import inspect
 import io
@@ -31,7 +30,7 @@ from tfdml.evaluation.relevance import dataset_protocol
 from tfdml.evaluation.verification import accepted_rates, verification
 from tfdml.io.files import as_named, is_remote, write_whole
 from tfdml.report import figures, runs
-from tfdml.report.queries import choose_examples, class_rows, confusions, most_confused, rank_queries
+from tfdml.report.queries import choose_examples, confusions, most_confused, rank_queries
 from tfdml.report.runs import Run, read_run
 from tfdml.retrieval.exact import check_embeddings
 
@@ -48,8 +47,6 @@ _GROUPS = {
 }
 # The pairs of so many images are counted within seconds.
 _MOST_IMAGES = 10_000
-# Up to this many classes are all listed; of more, the worst and the best.
-_LISTED_CLASSES, _EXTREMES = 300, 50
 # Confusions that are pictured, and listed.
 _PICTURED, _LISTED = 12, 50
 
@@ -57,8 +54,7 @@ _PICTURED, _LISTED = 12, 50
 def write_page(path: str | os.PathLike, template: str, **values: Any) -> None:
     """Write a page atomically.
 
-    Its style and its one script are inside it. The page's policy lets that script run and no other, and lets nothing
-    be loaded.
+    Its style is inside it. The page's policy lets no script run, and nothing be loaded.
 
     Args:
         path: Where to write; the folder is made if it is missing.
@@ -68,9 +64,8 @@ def write_page(path: str | os.PathLike, template: str, **values: Any) -> None:
     Raises:
         OSError: The page cannot be written.
     """
-    style, script = (_resource(name) for name in ("page.css", "page.js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    values |= {"style": style, "script": script, "script_hash": f"sha256-{digest}"}
+    style = importlib.resources.files("tfdml.report").joinpath("templates/page.css").read_text("utf-8")
+    values["style"] = Markup(style)  # noqa: S704 - a file of ours
     if not is_remote(path):
         pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, as_named(_environment().get_template(template).render(values)).encode("utf-8"))
@@ -88,11 +83,6 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(inspect.getmembers(runs, inspect.isfunction), class_of=class_of)
     environment.filters.update(number=_number, thumbnail=thumbnail, setting=runs.setting_text)
     return environment
-
-
-def _resource(name: str) -> Markup:
-    text = importlib.resources.files("tfdml.report").joinpath(f"templates/{name}").read_text("utf-8")
-    return Markup(text)  # noqa: S704 - a file of ours
 
 
 def class_of(dataset: Any, index: int) -> str:
@@ -152,15 +142,14 @@ def write_report(
     held_out: tuple[Any, Any] | None = None,
     target: Mapping[str, float] = TARGET,
 ) -> None:
-    """Write the report: metrics, curves, retrieval examples, thresholds, the map, classes, confusions, settings.
+    """Write the report: metrics, curves, retrieval examples, thresholds, the map, confusions, settings.
 
     Of several seeds it has the mean of each metric with its intervals over classes and over seeds, each seed, and the
     curves.
 
-    The report loads nothing: pictures are inside it, figures are SVG, and its one script, which sorts tables, is
-    inside it too; without a script it reads the same. It is written atomically. What comes from
-    outside (names, flags) is escaped. Every part that could grow with the data is bounded, so that 60,000 images of
-    11,316 classes give a few MB.
+    The report loads nothing and has no script: pictures are inside it, figures are SVG. It is written atomically. What
+    comes from outside (names, flags) is escaped. Every part that could grow with the data is bounded, so that 60,000
+    images of 11,316 classes give a few MB.
 
     Args:
         path: Where to write; the folder is made if it is missing.
@@ -206,15 +195,13 @@ def write_report(
 
 
 def _images(run: Run, dataset: ImageDataset, embeddings: np.ndarray, distance: str, num_queries: int) -> dict[str, Any]:
-    """Return what the report shows of the images: what queries find, the map, classes and confusions."""
+    """Return what the report shows of the images: what queries find, the map, and confusions."""
     queries, gallery = (dataset, dataset) if dataset.is_query is None else (dataset.queries, dataset.gallery)
     protocol = dataset_protocol(embeddings, dataset)
     ranked = rank_queries(**protocol, distance=distance)
     values: dict[str, Any] = {"dataset": dataset, "queries": queries, "gallery": gallery, "ranked": ranked}
-    values |= dict.fromkeys(("examples", "classes", "pairs"), ())
+    values |= dict.fromkeys(("examples", "pairs"), ())
     if ranked is not None and ranked.answerable.any():
-        rows = class_rows(ranked, queries.labels, gallery.labels)
-        few = len(rows) <= _LISTED_CLASSES
         pairs = confusions(ranked, queries.labels, gallery.labels)
         # Without those whose reverse comes before them.
         one_way = {frozenset((pair.label, pair.taken_for)): pair for pair in reversed(pairs)}
@@ -222,8 +209,6 @@ def _images(run: Run, dataset: ImageDataset, embeddings: np.ndarray, distance: s
         values |= {
             "recall": figures.recall_figure(ranked.recall(), run.before),
             "examples": [(*_GROUPS[kind], chosen) for kind, chosen in examples.items()],
-            "classes": rows if few else rows[:_EXTREMES] + rows[-_EXTREMES:],
-            "num_classes": len(rows),
             "pairs": pairs,
             "pictured": [pair for pair in pairs if pair in one_way.values()][:_PICTURED],
             "listed": pairs[:_LISTED] if len(pairs) > _PICTURED else [],

@@ -1,4 +1,4 @@
-"""What one search of every query finds: its neighbors, Recall@K, queries to look at, and results by class."""
+"""What one search of every query finds: its neighbors, Recall@K, queries to look at, and confused classes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tfdml.evaluation.metrics import average_precision_at_r
 from tfdml.evaluation.relevance import Relevance, retrieval_task
 from tfdml.evaluation.retrieval import nearest_left
 
-# As far as the curve of Recall@K goes. Average precision at R is known for R up to this too.
+# As far as the curve of Recall@K goes.
 _DEPTH = 1000
-# What is looked at of every query, at least: most find an image of their class within it.
+# Neighbors of every query: most find an image of their class among them.
 _AT_FIRST = 32
 # Neighbors that are kept, to be shown.
 _KEPT = 8
@@ -27,8 +27,6 @@ class RankedQueries:
         depth: How many neighbors were looked at.
         matches: (N,) how many gallery images share the query's class, itself not counted.
         first_hit: (N,) rank, from 1, of the nearest image of the query's class; 0: not among `depth`.
-        wrong: (N,) gallery row of the nearest image of another class; -1: not among `depth`.
-        average_precision: (N,) AP@R; NaN where there is nothing to find or R is beyond `depth`.
         rows: (N, k) gallery rows of the 8 nearest images, fewer where the gallery is smaller.
         distances: (N, k) how far they are.
         hits: (N, k) whether they are of the query's class.
@@ -37,8 +35,6 @@ class RankedQueries:
     depth: int
     matches: np.ndarray
     first_hit: np.ndarray
-    wrong: np.ndarray
-    average_precision: np.ndarray
     rows: np.ndarray
     distances: np.ndarray
     hits: np.ndarray
@@ -73,7 +69,7 @@ def rank_queries(
     depth: int = _DEPTH,
     distance: str = "euclidean",
 ) -> RankedQueries | None:
-    """Search every query as deep as average precision needs, and on to `depth` the few that have no hit by then.
+    """Search every query for some neighbors, and on to `depth` the few that have no hit among them.
 
     Args:
         embeddings: (N, d) queries.
@@ -93,27 +89,18 @@ def rank_queries(
         return None
     matches = task.matches
 
-    # One more than R neighbors: they hold an image of another class.
-    shallow = min(depth, max(_AT_FIRST, int(matches.max()) + 1))
-    first_hit, wrong = np.zeros(len(labels), np.int64), np.zeros(len(labels), np.int64)
-    average_precision, kept = np.full(len(labels), np.nan), []
+    shallow = min(depth, _AT_FIRST)
+    first_hit, kept = np.zeros(len(labels), np.int64), []
     for block, rows, distances in nearest_left(task, shallow, distance):
         hits = task.relevance.of(block, rows)
-        first_hit[block], miss = _first(hits), _first(~hits)
-        wrong[block] = np.where(miss > 0, rows[np.arange(len(rows)), miss - 1], -1)
-        known = np.flatnonzero((matches[block] > 0) & (matches[block] <= shallow))
-        if len(known):
-            deepest = int(matches[block][known].max())
-            average_precision[block.start + known] = average_precision_at_r(
-                hits[known, :deepest], matches[block][known]
-            )
+        first_hit[block] = _first(hits)
         kept.append([values[:, :_KEPT].copy() for values in (rows, distances, hits)])
     late = np.flatnonzero((first_hit == 0) & (matches > 0))
     if len(late) and shallow < depth:
         for block, rows, _ in nearest_left(task, depth, distance, queries=late):
             first_hit[late[block]] = _first(task.relevance.of(late[block], rows))
     nearest = (np.concatenate(values) for values in zip(*kept, strict=True))
-    return RankedQueries(depth, matches, first_hit, wrong, average_precision, *nearest)
+    return RankedQueries(depth, matches, first_hit, *nearest)
 
 
 def _first(marked: np.ndarray) -> np.ndarray:
@@ -160,58 +147,6 @@ def spread_over_classes(rows: Sequence[int], labels: np.ndarray) -> list[int]:
     order = np.asarray(rows, np.int64)
     is_first = np.isin(np.arange(len(order)), np.unique(labels[order], return_index=True)[1])
     return [*order[is_first].tolist(), *order[~is_first].tolist()]
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassRow:
-    """One class.
-
-    Args:
-        label: Its id.
-        images: How many queries are of it.
-        recall: Its queries' Recall@1; NaN where none has an image to find.
-        map_at_r: Its queries' MAP@R; NaN as well where R is beyond the depth of the search.
-        nearest: The class that the nearest image of another class belongs to most often; None: there is none.
-        nearest_share: For what share of its queries.
-    """
-
-    label: int
-    images: int
-    recall: float
-    map_at_r: float
-    nearest: int | None
-    nearest_share: float
-
-
-def class_rows(ranked: RankedQueries, labels: np.ndarray, targets: np.ndarray) -> list[ClassRow]:
-    """Every class of the queries, the worst found first, those that cannot be measured last.
-
-    Args:
-        ranked: What the search found.
-        labels: (N,) class ids of the queries.
-        targets: (G,) class ids of the gallery.
-    """
-    classes, place, images = np.unique(labels, return_inverse=True, return_counts=True)
-    recall = _means(ranked.first_hit == 1, place, len(classes), ranked.answerable)
-    map_at_r = _means(ranked.average_precision, place, len(classes), np.isfinite(ranked.average_precision))
-    # The first wrong neighbor's class, by class of the query: the most frequent pair wins, of equals the lower id.
-    known = ranked.wrong >= 0
-    pairs, times = np.unique(np.stack([place[known], targets[ranked.wrong[known]]]), axis=1, return_counts=True)
-    nearest: dict[int, tuple[int, int]] = {}
-    for (row, other), count in zip(pairs.T.tolist(), times.tolist(), strict=True):
-        if count > nearest.get(row, (0, 0))[1]:
-            nearest[row] = (other, count)
-    rows = []
-    for row, (label, size) in enumerate(zip(classes.tolist(), images.tolist(), strict=True)):
-        other, count = nearest.get(row, (None, 0))
-        rows.append(ClassRow(label, size, float(recall[row]), float(map_at_r[row]), other, count / size))
-    return sorted(rows, key=lambda r: (*(np.inf if np.isnan(x) else x for x in (r.recall, r.map_at_r)), r.label))
-
-
-def _means(values: np.ndarray, place: np.ndarray, count: int, keep: np.ndarray) -> np.ndarray:
-    sums = np.bincount(place[keep], weights=values[keep].astype(np.float64), minlength=count)
-    with np.errstate(invalid="ignore"):
-        return sums / np.bincount(place[keep], minlength=count)
 
 
 # What is taken for what
