@@ -61,22 +61,14 @@ PAGES = {
         "audit/minutes",
         "audit/mb",
     ],
-    "docs/backbones.md": [
-        "export_transformer/table",
-    ],
-    "docs/backends.md": [],
     "docs/embedding.md": [
         "bulk_embedding/rates",
     ],
     "docs/evaluation.md": [
         "evaluation/exact",
-        "evaluation/index",
-        "evaluation/agreement",
     ],
     "docs/export.md": [
         "phones/table",
-        "export/encoded",
-        "export/views",
     ],
     "docs/generalization.md": [
         "generalization/table",
@@ -111,7 +103,6 @@ PAGES = {
     ],
     "docs/verification.md": [
         "verification/table",
-        "verification/searches",
     ],
 }
 
