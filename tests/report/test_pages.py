@@ -1,6 +1,7 @@
 """Reports taken apart: what they show is what was measured, nothing is loaded, and names from outside are text."""
 
 import base64
+import dataclasses
 import io
 import os
 import re
@@ -191,12 +192,11 @@ def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):
 
 
 def test_a_page_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
-    embeddings, labels = embedded()
-    path = tmp_path / "index.html"
+    path, run = tmp_path / "index.html", Run("t", {"metrics": {"recall@1": 0.5}})
     path.write_text("old")
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        write_report(path, Run("t", {"metrics": {"recall@1": 0.5}}), made(labels), embeddings)
+    with pytest.raises(UserError, match="disk full"):
+        write_report(path, dataclasses.replace(run, seeds=[run]))
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["index.html"]
 
