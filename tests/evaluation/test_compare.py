@@ -40,31 +40,22 @@ def test_with_roles_the_queries_alone_count():
 def test_why_queries_are_not_the_same():
     one = QueryValues.of(pages.made(LABELS), values())
     relabeled = QueryValues.of(pages.made(np.where(LABELS == 4, 5, LABELS)), values())
-    fewer = QueryValues.of(pages.made(LABELS[:8]), values(8))
-    ids = one.ids.copy()
-    ids[0] = 1
     for other, reason in (
-        (fewer, "other queries, or in another order"),
+        (QueryValues.of(pages.made(LABELS[:8]), values(8)), "other queries, or in another order"),
         (dataclasses.replace(one, ids=one.ids[::-1]), "other queries, or in another order"),
-        (dataclasses.replace(one, ids=ids), "other queries, or in another order"),
         (relabeled, "the same queries with other classes"),
         (dataclasses.replace(one, images="sha256:0"), "the same queries, searched among other images"),
     ):
         assert one.difference_to(other) == reason
+        with pytest.raises(UserError, match=f"their queries are not the same: {reason}"):
+            compare_queries([one], [other])
 
 
 def test_a_damaged_file_is_refused(tmp_path):
     path = tmp_path / "queries.npz"
-    one = QueryValues.of(pages.made(LABELS), values())
-    arrays = {"ids": one.ids, "labels": LABELS, "images": np.array("x")}
-    for content in (
-        {"ids": one.ids},
-        {**arrays, "recall@1": np.ones(11)},
-        {**arrays, "recall@1": np.array(["x"] * 12)},
-    ):
-        np.savez(path, **content)
-        with pytest.raises(UserError):
-            QueryValues.read(path)
+    np.savez(path, ids=np.arange(12), labels=LABELS, images="x", **{"recall@1": np.ones(11)})
+    with pytest.raises(UserError, match=r"recall@1 of shape \(11,\) for ids of shape \(12,\)"):
+        QueryValues.read(path)
     path.write_bytes(b"PK")
     with pytest.raises(UserError, match=r"queries\.npz cannot be read"):
         QueryValues.read(path)
@@ -80,6 +71,3 @@ def test_models_are_compared_over_classes_and_seeds():
     assert found.seeds["map@r"] == pytest.approx(seed_difference(*means))
     assert not compare_queries(*sides, seeds=False).seeds
     assert not compare_queries(sides[0], sides[1][:1]).seeds
-    moved = dataclasses.replace(sides[1][0], ids=sides[1][0].ids[::-1])
-    with pytest.raises(UserError, match="their queries are not the same: other queries, or in another order"):
-        compare_queries(sides[0], [moved])

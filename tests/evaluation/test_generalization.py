@@ -9,7 +9,7 @@ from scipy.spatial.distance import jensenshannon
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from tests.evaluation.test_pair_distances import all_distances
+from tests.evaluation.test_pair_distances import all_pairs
 from tfdml.errors import UserError
 from tfdml.evaluation import (
     class_density,
@@ -26,14 +26,14 @@ def test_figures_match_those_of_all_pairs():
     labels = np.repeat(np.arange(12), 10)
     embeddings = rng.normal(size=(12, 6))[labels] + 0.6 * rng.normal(size=(120, 6))
     figures = evaluate_overlap(embeddings, labels, bins=20)
-    positive, negative = all_distances(embeddings, labels, "euclidean")
-    edges = np.linspace(min(positive.min(), negative.min()), max(positive.max(), negative.max()) + 1e-9, 21)
+    distances, same = all_pairs(embeddings, labels, "euclidean")
+    positive, negative = distances[same], distances[~same]
+    edges = np.linspace(distances.min(), distances.max() + 1e-9, 21)
     p, q = np.histogram(positive, edges)[0], np.histogram(negative, edges)[0]
-    truth = np.repeat([1, 0], [len(positive), len(negative)])
     # The edges are those of the fine bins nearest to the reference's.
     assert figures["overlap"] == pytest.approx(np.minimum(p / p.sum(), q / q.sum()).sum(), abs=5e-3)
     assert figures["jsd_bits"] == pytest.approx(jensenshannon(p, q, base=2) ** 2, abs=5e-3)
-    assert figures["auc"] == pytest.approx(roc_auc_score(truth, -np.concatenate([positive, negative])), abs=1e-4)
+    assert figures["auc"] == pytest.approx(roc_auc_score(same, -distances), abs=1e-4)
     assert figures["mean_positive_distance"] == pytest.approx(positive.mean(), rel=1e-5)
     assert figures["mean_negative_distance"] == pytest.approx(negative.mean(), rel=1e-5)
     assert (figures["num_positive_pairs"], figures["num_negative_pairs"]) == (len(positive), len(negative))
@@ -113,36 +113,26 @@ def divergence_by_hand(seen, seen_labels, unseen, unseen_labels, splits):
     return np.array(lambdas), np.array(divergences)
 
 
-def splits_of(monkeypatch):
-    """The splits that are drawn, as they are drawn."""
-    drawn, split = [], generalization._split
-
-    def recorded(*arguments):
-        drawn.append(split(*arguments))
-        return drawn[-1]
-
-    monkeypatch.setattr(generalization, "_split", recorded)
-    return drawn
-
-
 @pytest.mark.parametrize("labeled", [0.15, 0.5, 0.9])
 def test_errors_are_those_of_nearest_neighbor_classifiers(labeled, monkeypatch):
-    drawn = splits_of(monkeypatch)
+    splits, split = [], generalization._split
+    monkeypatch.setattr(generalization, "_split", lambda *arguments: splits.append(split(*arguments)) or splits[-1])
     seen, unseen = groups(0, 7, 8, 0.5), groups(1, 5, 12, 0.7, shift=0.5)
     figures = evaluate_divergence(*seen, *unseen, labeled=labeled, repeats=3, seed=5)
-    lambdas, divergences = divergence_by_hand(*seen, *unseen, drawn)
-    assert figures["lambda"] == pytest.approx(lambdas.mean())
-    assert figures["h_divergence"] == pytest.approx(divergences.mean())
-    assert figures["lambda_plus_h_divergence"] == pytest.approx(lambdas.mean() + divergences.mean())
-    assert figures["joint_error"] == pytest.approx(lambdas.mean() / 2)
+    lambdas, divergences = divergence_by_hand(*seen, *unseen, splits)
+    for name, values in (
+        ("lambda", lambdas),
+        ("h_divergence", divergences),
+        ("lambda_plus_h_divergence", lambdas + divergences),
+        ("joint_error", lambdas / 2),
+    ):
+        assert figures[name] == pytest.approx(values.mean())
+        low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
+        assert figures[f"{name}_ci95"] == pytest.approx((high - low) / 2)
     assert figures["joint_error_seen"] + figures["joint_error_unseen"] == pytest.approx(figures["lambda"])
     assert figures["domain_error"] == pytest.approx(1 - divergences.mean())
     assert figures["proxy_a_distance"] == pytest.approx(2 * (1 - 2 * (1 - divergences.mean())))
-    assert (figures["held_out_seen"], figures["held_out_unseen"]) == ((~drawn[0][:56]).sum(), (~drawn[0][56:]).sum())
-    low, high = stats.t.interval(0.95, 2, lambdas.mean(), stats.sem(lambdas))
-    assert figures["lambda_ci95"] == pytest.approx((high - low) / 2)
-    low, high = stats.t.interval(0.95, 2, divergences.mean(), stats.sem(divergences))
-    assert figures["h_divergence_ci95"] == pytest.approx((high - low) / 2)
+    assert (figures["held_out_seen"], figures["held_out_unseen"]) == ((~splits[0][:56]).sum(), (~splits[0][56:]).sum())
 
 
 @settings(max_examples=100, deadline=None)
@@ -172,19 +162,15 @@ def test_ends_of_the_scales():
     assert chance["lambda"] > 1.8
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_divergence_refuses_bad_input():
+    arguments = {"seen": [[0.0], [1.0]], "seen_labels": [0, 0], "unseen": [[5.0], [6.0]], "unseen_labels": [0, 0]}
+    for change, message in (
         ({"unseen_labels": [0, 1]}, "unseen classes: none has two images"),
         ({"seen": [[0.0], [np.nan]]}, "seen_embeddings: 1 of 2 rows hold NaN"),
         ({"labeled": 1.0}, "labeled must be"),
-        ({"repeats": 0}, "`repeats` must be"),
-    ],
-)
-def test_divergence_refuses_bad_input(change, message):
-    arguments = {"seen": [[0.0], [1.0]], "seen_labels": [0, 0], "unseen": [[5.0], [6.0]], "unseen_labels": [0, 0]}
-    with pytest.raises(UserError, match=message):
-        evaluate_divergence(**(arguments | change))
+    ):
+        with pytest.raises(UserError, match=message):
+            evaluate_divergence(**(arguments | change))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from tfdml import register
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval, retrieval_per_query
-from tfdml.evaluation.metrics import METRICS, find_metric, metric, metric_names
+from tfdml.evaluation.metrics import METRICS, metric, metric_names
 
 POINTS = np.random.default_rng(0).normal(size=(40, 4))
 LABELS = np.arange(40) % 5
@@ -57,12 +57,9 @@ def test_names_are_in_the_order_of_the_table_and_of_k():
         (lambda: metric("map@r", "neighbors")(np.mean), r"metric 'map@r' is tfdml\.evaluation\.metrics\.average_pre"),
         (lambda: metric("mine", "images"), "unknown need of a metric 'images'"),
         (lambda: metric_names(["recal@1"]), "unknown metric 'recal@1'; did you mean 'recall"),
-        (lambda: metric_names(["recall@K"]), "unknown metric 'recall@K'"),
-        (lambda: find_metric("recall"), "unknown metric 'recall'; did you mean 'recall@K'"),
         (lambda: metric_names(["map@0"]), "unknown metric 'map@0'"),
         (lambda: metric_names([]), "no metric is asked for"),
         (lambda: metric_names(["recall"], ks=5), "ks must be a list of integers of at least 1, .* got 5"),
-        (lambda: metric_names(["recall"], ks=[0, 1]), "ks must be a list"),
         (lambda: retrieval_per_query(POINTS, LABELS, metrics=["nmi"]), "unknown metric 'nmi'; .*one of recall, "),
     ],
 )

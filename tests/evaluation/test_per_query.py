@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
+from tests.evaluation.rankings import ranked_hits
 from tfdml.errors import UserError
 from tfdml.evaluation import Relevance, retrieval, retrieval_per_query
 from tfdml.pairwise import DISTANCES
@@ -16,18 +17,15 @@ def made(classes=7, per_class=9, spread=0.8, seed=0):
     return rng.normal(size=(classes, 5))[labels] + spread * rng.normal(size=(len(labels), 5)), labels
 
 
-def ranked_hits(points, labels, query):
+def hits_of(points, labels, query):
     """Whether the nearest, the second nearest ... of the others shares the query's class, in float64."""
-    distances = ((points - points[query]) ** 2).sum(axis=1)
-    others = sorted((i for i in range(len(points)) if i != query), key=lambda i: (distances[i], i))
-    return np.array([labels[i] == labels[query] for i in others])
+    same = lambda query, row: labels[row] == labels[query]  # noqa: E731
+    return ranked_hits(points, query, points, same, lambda row: row == query)
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("counted", [0, 64])
-def test_full_ranking_agrees_with_scikit_learn(distance, counted, monkeypatch):
-    """Its average precision of the same scores, where none are tied; whether rows are counted or sorted."""
-    monkeypatch.setattr(retrieval, "_COUNTED", counted)
+def test_full_ranking_agrees_with_scikit_learn(distance):
+    """Its average precision of the same scores, where none are tied."""
     points, labels = made(classes=4, per_class=30)
     found = retrieval_per_query(points, labels, metrics=["map"], distance=distance, memory_budget=10_000)["map"]
     for query in range(0, len(labels), 5):
@@ -54,7 +52,7 @@ def test_full_ranking_orders_copies_by_row(counted, monkeypatch):
     labels = rng.integers(0, 3, 301)
     found = retrieval_per_query(points, labels, metrics=["map"], memory_budget=100_000)["map"]
     for query in range(0, 301, 3):
-        hits = ranked_hits(distinct[which].astype(np.float64), labels, query)
+        hits = np.array(hits_of(distinct[which].astype(np.float64), labels, query))
         assert found[query] == pytest.approx(np.mean(np.arange(1, hits.sum() + 1) / (1 + np.flatnonzero(hits))))
 
 
@@ -66,7 +64,7 @@ def test_neighbors_of_another_search_are_measured():
     metrics = ["recall@1", "recall@2", "precision@4", "map@r", "r_precision"]
     values = retrieval_per_query(points, labels, metrics=metrics, neighbors=rows)
     found = {name: column.mean() for name, column in values.items()}
-    hits = np.array([ranked_hits(points, labels, query) for query in range(len(labels))])
+    hits = np.array([hits_of(points, labels, query) for query in range(len(labels))])
     hits[:, 1::2] = False
     assert found["recall@1"] == found["recall@2"] == hits[:, 0].mean()
     assert found["precision@4"] == pytest.approx(hits[:, :4].mean())
