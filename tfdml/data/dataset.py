@@ -355,8 +355,6 @@ _TAIL = 256
 
 _JPEG_END, _JPEG_SCAN = b"\xff\xd9", b"\xff\xda"
 _PNG_END = b"IEND\xaeB`\x82"
-# A message of ours that came through TensorFlow, such as that of a box outside its image.
-_USER_ERROR = re.compile(r"UserError: (.+)")
 # What TensorFlow's message holds when reading or decoding an image failed: the operation's name or our own words.
 _IMAGE_FAILURE = re.compile(
     r"ReadFile|Decode(AndCrop)?(Jpeg|Png|WebP)|ExtractJpegShape|Unknown image file format|"
@@ -441,7 +439,7 @@ def find_faults(
     def fault(index: int) -> str | None:
         try:
             if decode:
-                return decoding_fault(images.encoded(index), decode_whole, max_pixels)
+                return decode_or_fault(images.encoded(index), decode_whole, max_pixels)[1]
             with images.open(index) as file:
                 return _content_fault(file, max_pixels)
         except Exception as error:  # clients of file systems have their own error types
@@ -455,8 +453,10 @@ def find_faults(
     return [ImageError(index, images.name(index), reason) for index, reason in reasons if reason]
 
 
-def decoding_fault(data: bytes, decode: Callable[[tf.Tensor], object], max_pixels: int = DECODER_LIMIT) -> str | None:
-    """Return what is wrong with the bytes of an image, which are decoded; None if nothing is.
+def decode_or_fault(
+    data: bytes, decode: Callable[[tf.Tensor], Any], max_pixels: int = DECODER_LIMIT
+) -> tuple[Any, str | None]:
+    """Decode the bytes of an image; return what the decoder makes of them, and what is wrong with them, if anything is.
 
     Args:
         data: The bytes.
@@ -464,17 +464,15 @@ def decoding_fault(data: bytes, decode: Callable[[tf.Tensor], object], max_pixel
         max_pixels: As for `find_faults`.
 
     Example:
-        >>> decoding_fault(jpeg[: len(jpeg) // 2], tfdml.data.decode_image)
-        'truncated JPEG (no end-of-image marker)'
+        >>> decode_or_fault(jpeg[: len(jpeg) // 2], tfdml.data.decode_image)
+        (None, 'truncated JPEG (no end-of-image marker)')
     """
-    fault = _content_fault(io.BytesIO(data), max_pixels)
-    if fault:
-        return fault
+    if fault := _content_fault(io.BytesIO(data), max_pixels):
+        return None, fault
     try:
-        decode(tf.constant(data))
+        return decode(tf.constant(data)), None
     except (tf.errors.OpError, UnicodeDecodeError) as error:  # the second where a message quotes bytes
-        return f"damaged: {short_message(error, 'last')}"
-    return None
+        return None, f"damaged: {short_message(error, 'last')}"
 
 
 def access_fault(error: Exception) -> str:
@@ -515,12 +513,7 @@ def explain_failure(
         ... except tf.errors.OpError as error:
         ...     raise (explain_failure(error, dataset) or error) from None
     """
-    if not isinstance(error, tf.errors.OpError):
-        return None
-    raised_below = _USER_ERROR.search(str(error))
-    if raised_below:
-        return UserError(raised_below[1])
-    if not _IMAGE_FAILURE.search(str(error)):
+    if not (isinstance(error, tf.errors.OpError) and _IMAGE_FAILURE.search(str(error))):
         return None
     logging.warning("an image of %s cannot be read; looking for it among %d", dataset.name, len(dataset))
     faults = find_faults(dataset.images)

@@ -470,11 +470,9 @@ def _orientation_of_tiff(tiff: tf.Tensor) -> tf.Tensor:
 
 def _orientation_of_xmp(xmp: tf.Tensor) -> tf.Tensor:
     """Return the first digit that is stated, as an attribute or an element; 1 where none is."""
-    parts = tf.raw_ops.StringSplitV2(input=xmp[None], sep=b"tiff:Orientation", maxsplit=-1).values
-    values = tf.strings.substr(parts[1:], 0, 3)
-    stated = tf.strings.regex_full_match(values, r'(?:="|>)[0-9]\C*')
-    digits = tf.strings.regex_replace(tf.boolean_mask(values, stated), r'^(?:="|>)([0-9])\C*', r"\1")
-    return tf.strings.to_number(tf.concat([digits, ["1"]], 0)[0], tf.int32)
+    pattern = r'\C*?tiff:Orientation(?:="|>)([0-9])\C*'
+    digit = tf.strings.regex_replace(xmp, f"^{pattern}$", r"\1")
+    return tf.strings.to_number(tf.where(tf.strings.regex_full_match(xmp, pattern), digit, "1"), tf.int32)
 
 
 def _has(encoded: tf.Tensor, at: int, expected: bytes) -> tf.Tensor:

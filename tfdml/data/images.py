@@ -187,15 +187,13 @@ def in_threads(
 def _source_read_here(images: Images) -> Source:
     """Return images that TensorFlow cannot read itself."""
 
-    def bytes_or_none(index: int) -> bytes:
+    def bytes_or_nothing(index: int) -> bytes:
         try:
             return images.encoded(index)
-        except UserError:
-            raise  # it names the image
         except Exception:  # clients of file systems have their own error types; no decoder takes an empty file
             return b""
 
-    return source_of_encoded(lambda indices: in_threads(bytes_or_none, indices.tolist(), per_task=1))
+    return source_of_encoded(lambda indices: in_threads(bytes_or_nothing, indices.tolist(), per_task=1))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -14,13 +14,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.dataset import ImageDataset, ImageError, access_fault, decoding_fault, find_faults
-from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, decode_image, format_of
+from tfdml.data.dataset import ImageDataset, ImageError, access_fault, decode_or_fault
+from tfdml.data.decoding import DECODER_LIMIT, decode_image, decode_whole, format_of
 from tfdml.data.images import Images, in_threads
 from tfdml.data.readers.own_images import COLUMNS
 from tfdml.data.transforms import resize_to_side
@@ -30,7 +30,6 @@ from tfdml.io import files
 LIST = "images.csv"
 _JPEG_QUALITY = 95
 _NAMED_IN_MESSAGES = 5
-_BLOCK = 1024  # images that are checked between two reports of progress
 _ATTEMPTS, _TIMEOUT = 3, 60.0  # of a download; seconds without a byte
 
 Progress = Callable[[int, int, int], None]  # images done, of how many, bad ones among them
@@ -236,15 +235,7 @@ def check_images(
         {'train': []}
     """
     check_positive(max_pixels=max_pixels)
-    faults: dict[str, list[ImageError]] = {split: [] for split in splits}
-    total, done = sum(map(len, splits.values())), 0
-    for split, dataset in splits.items():
-        for start in range(0, len(dataset), _BLOCK):
-            rows = range(len(dataset))[start : start + _BLOCK]
-            faults[split] += find_faults(dataset.images, rows, max_pixels=max_pixels)
-            done += len(rows)
-            progress(done, total, sum(map(len, faults.values())))
-    return faults
+    return _examine_all(splits, decode_whole, max_pixels, progress)
 
 
 def prepare(
@@ -328,31 +319,65 @@ def bad_images_in_words(splits: Mapping[str, ImageDataset], faults: Faults) -> s
     return f"{len(bad):,} of {total:,} images are bad ({counts}): {named}{more}"
 
 
+def _examine_all(
+    splits: Mapping[str, ImageDataset],
+    convert: Callable[[tf.Tensor], tf.Tensor],
+    max_pixels: int,
+    progress: Progress,
+    keep: Callable[[str, int, Any], None] = lambda *_: None,
+) -> dict[str, list[ImageError]]:
+    """Decode every image and return the bad ones.
+
+    Args:
+        splits: The data set's splits by name.
+        convert: From an image's bytes, which it decodes, to what `keep` gets.
+        max_pixels: See `check_images`.
+        progress: Called after each image.
+        keep: Called with the split, the place and the converted bytes of each good image, in their order.
+    """
+
+    def examine(images: Images, index: int) -> tuple[Any, str | None]:
+        try:
+            data = images.encoded(index)
+        except Exception as error:  # clients of file systems have their own error types
+            return b"", access_fault(error)
+        return decode_or_fault(data, convert, max_pixels)
+
+    faults: dict[str, list[ImageError]] = {split: [] for split in splits}
+    total, done = sum(map(len, splits.values())), 0
+    for split, dataset in splits.items():
+        results = in_threads(functools.partial(examine, dataset.images), range(len(dataset)), os.cpu_count() or 1)
+        for index, (converted, fault) in enumerate(results):
+            if fault:
+                faults[split].append(ImageError(index, dataset.images.name(index), fault))
+            else:
+                keep(split, index, converted)
+            done += 1
+            progress(done, total, sum(map(len, faults.values())))
+    return faults
+
+
 def _write(
     splits: Mapping[str, ImageDataset], folder: Path, shrink: int, max_pixels: int, progress: Progress
 ) -> dict[str, list[ImageError]]:
     """Write the images and the list; return the bad images."""
-    convert, total, done = _converter(shrink or DECODER_LIMIT), sum(map(len, splits.values())), 0
-    faults: dict[str, list[ImageError]] = {split: [] for split in splits}
     rows: list[dict[str, object]] = []
-    for split, dataset in splits.items():
-        folders = _folder_names(dataset.class_names)
-        for name in folders.values():
-            (folder / split / name).mkdir(parents=True)
-        examine = functools.partial(_examine, dataset.images, convert, max_pixels)
-        for index, (data, fault) in enumerate(in_threads(examine, range(len(dataset)), os.cpu_count() or 1)):
-            label, kind, done = int(dataset.labels[index]), format_of(data), done + 1
-            if fault or kind is None:
-                faults[split].append(ImageError(index, dataset.images.name(index), fault or FOREIGN))
-            else:
-                path = f"{split}/{folders[label]}/{index:07d}{kind.extensions[0]}"
-                (folder / path).write_bytes(data)
-                columns = {"super_label": dataset.super_labels, "group": dataset.groups}
-                row = {"path": path, "label": dataset.class_names[label], "split": split}
-                if dataset.is_query is not None:
-                    row["role"] = "query" if dataset.is_query[index] else "gallery"
-                rows.append(row | {name: int(column[index]) for name, column in columns.items() if column is not None})
-            progress(done, total, sum(map(len, faults.values())))
+    folders = {split: _folder_names(dataset.class_names) for split, dataset in splits.items()}
+
+    def write(split: str, index: int, converted: tf.Tensor) -> None:
+        dataset, data = splits[split], converted.numpy()
+        label, kind = int(dataset.labels[index]), format_of(data)
+        assert kind is not None
+        path = f"{split}/{folders[split][label]}/{index:07d}{kind.extensions[0]}"
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+        columns = {"super_label": dataset.super_labels, "group": dataset.groups}
+        row = {"path": path, "label": dataset.class_names[label], "split": split}
+        if dataset.is_query is not None:
+            row["role"] = "query" if dataset.is_query[index] else "gallery"
+        rows.append(row | {name: int(column[index]) for name, column in columns.items() if column is not None})
+
+    faults = _examine_all(splits, _converter(shrink or DECODER_LIMIT), max_pixels, progress, write)
     if not rows:
         raise UserError(f"{bad_images_in_words(splits, faults)}: none is left")
     header = [name for name in COLUMNS if any(name in row for row in rows)]
@@ -361,19 +386,6 @@ def _write(
         writer.writeheader()
         writer.writerows(rows)
     return faults
-
-
-def _examine(
-    images: Images, convert: Callable[[tf.Tensor], tf.Tensor], max_pixels: int, index: int
-) -> tuple[bytes, str | None]:
-    """Return the bytes of one image for the copy, and what is wrong with it."""
-    try:
-        data = images.encoded(index)
-    except Exception as error:  # clients of file systems have their own error types
-        return b"", access_fault(error)
-    converted = [b""]
-    fault = decoding_fault(data, lambda encoded: converted.append(convert(encoded).numpy()), max_pixels)
-    return converted[-1] or data, fault
 
 
 def _folder_names(class_names: Mapping[int, str]) -> dict[int, str]:
@@ -387,7 +399,7 @@ def _folder_names(class_names: Mapping[int, str]) -> dict[int, str]:
 
 @functools.lru_cache(maxsize=2)
 def _converter(side: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    """From an image's bytes to those of the shrunk one, or to an empty string where it stays as it is."""
+    """From an image's bytes to those of the shrunk one, or to the same where it stays as it is."""
 
     def encoded(image: tf.Tensor) -> tf.Tensor:
         # Resized as in training, so that training at this size does not resize again.
@@ -399,6 +411,6 @@ def _converter(side: int) -> Callable[[tf.Tensor], tf.Tensor]:
         size = tf.shape(image)
         # Even an image that stays as it is must be decoded.
         with tf.control_dependencies([tf.debugging.assert_positive(size)]):
-            return tf.cond(tf.reduce_min(size[:2]) > side, lambda: encoded(image), lambda: tf.constant(b""))
+            return tf.cond(tf.reduce_min(size[:2]) > side, lambda: encoded(image), lambda: data)
 
     return convert

@@ -64,7 +64,7 @@ _of_a_super_class = functools.lru_cache(maxsize=256)(permutation)
 
 @dataclasses.dataclass(frozen=True)
 class ClassIndex:
-    """The images of every class, one class after another; int32 unless there are 2^31 images or more.
+    """The images of every class, one class after another.
 
     Args:
         order: (N,) image indices grouped by class, classes in ascending order of their ids.
@@ -91,12 +91,9 @@ class ClassIndex:
         if not len(labels):
             raise UserError("there is no image to sample: labels are empty")
         require_classes(labels, "training")
-        small = np.int32 if len(labels) < 2**31 else np.int64
-        order = np.argsort(labels, kind="stable").astype(small)
-        grouped = labels[order]
-        starts = np.flatnonzero(grouped[1:] != grouped[:-1]) + 1
-        starts = np.concatenate([[0], starts]).astype(small)
-        return cls(order, starts, np.diff(starts, append=small(len(labels))))
+        order = np.argsort(labels, kind="stable")
+        _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+        return cls(order, starts, counts)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -104,7 +101,7 @@ class ClassIndex:
     @property
     def num_images(self) -> int:
         """The images of all classes."""
-        return int(self.counts.sum(dtype=np.int64))
+        return int(self.counts.sum())
 
     def select(self, classes: np.ndarray) -> ClassIndex:
         """Return some of the classes, by position or by a mask."""
@@ -127,7 +124,7 @@ class ClassIndex:
         for start, count, number in np.broadcast(self.starts[classes], self.counts[classes], numbers):
             turns = [rng.permutation(count) for _ in range(-(-number // count))]
             places.append(start + np.concatenate(turns)[:number])
-        return self.order[np.concatenate(places)].astype(np.int64)
+        return self.order[np.concatenate(places)]
 
 
 class ShuffleSampler:
@@ -218,7 +215,30 @@ class PairSampler:
 SHORT_CLASSES = ("repeat", "drop")
 
 
-class ClassBalancedSampler:
+class _ClassSampler:
+    """P classes a batch, K images of each; see `ClassBalancedSampler` for the arguments."""
+
+    def __init__(self, labels: Any, classes_per_batch: int, images_per_class: int, seed: int, short_classes: str):
+        check_positive(classes_per_batch=classes_per_batch, images_per_class=images_per_class)
+        check_not_negative(seed=seed)
+        check_choice("`short_classes`", short_classes, SHORT_CLASSES)
+        classes = ClassIndex.of(labels)
+        self._is_sampled = classes.counts >= (images_per_class if short_classes == "drop" else 1)
+        self._classes = classes.select(self._is_sampled)
+        self._images_per_class, self._seed = images_per_class, seed
+        self.classes_per_batch, self.batch_size = classes_per_batch, classes_per_batch * images_per_class
+        self.steps_per_epoch = max(1, self._classes.num_images // self.batch_size)
+
+    def batch(self, step: int) -> np.ndarray:
+        """See `Sampler.batch`."""
+        return self._classes.draw(self._classes_of(int(step)), self._images_per_class, self._seed, int(step))
+
+    def _classes_of(self, step: int) -> np.ndarray:
+        """Return the positions of the classes in the batch of a step, (P,)."""
+        raise NotImplementedError
+
+
+class ClassBalancedSampler(_ClassSampler):
     """P distinct classes a batch, K images of each.
 
     Classes come in shuffled passes of floor(C / P) batches: within a pass no class comes twice, and the C mod P
@@ -254,12 +274,7 @@ class ClassBalancedSampler:
         seed: int = 0,
         short_classes: str = "repeat",
     ):
-        check_positive(classes_per_batch=classes_per_batch, images_per_class=images_per_class)
-        check_not_negative(seed=seed)
-        check_choice("`short_classes`", short_classes, SHORT_CLASSES)
-        self._classes = ClassIndex.of(labels)
-        if short_classes == "drop":
-            self._classes = self._classes.select(self._classes.counts >= images_per_class)
+        super().__init__(labels, classes_per_batch, images_per_class, seed, short_classes)
         if classes_per_batch > len(self._classes):
             fault = f"`classes_per_batch={classes_per_batch}`, but the data has {len(self._classes)} classes"
             advice = "lower `classes_per_batch`"
@@ -267,17 +282,9 @@ class ClassBalancedSampler:
                 fault += f" with at least `images_per_class={images_per_class}` images"
                 advice += ", lower `images_per_class` or use `short_classes='repeat'`"
             raise UserError(f"{fault}; {advice}")
-        self._classes_per_batch, self._images_per_class, self._seed = classes_per_batch, images_per_class, seed
-        self.batch_size = classes_per_batch * images_per_class
-        self.steps_per_epoch = max(1, self._classes.num_images // self.batch_size)
-
-    def batch(self, step: int) -> np.ndarray:
-        """See `Sampler.batch`."""
-        return self._classes.draw(self._classes_of(int(step)), self._images_per_class, self._seed, int(step))
 
     def _classes_of(self, step: int) -> np.ndarray:
-        """Return the positions of the classes in the batch of a step, (P,)."""
-        num_classes, p = len(self._classes), self._classes_per_batch
+        num_classes, p = len(self._classes), self.classes_per_batch
         number, place = divmod(step, num_classes // p)
         return _of_a_pass(num_classes, self._seed, CLASS_STREAM, number)[place * p : (place + 1) * p]
 
@@ -332,9 +339,7 @@ class NeighborSampler(ClassBalancedSampler):
         check_positive(anchor_classes=anchor_classes)
         if anchor_classes > classes_per_batch:
             raise UserError(f"`anchor_classes={anchor_classes}` is above `classes_per_batch={classes_per_batch}`")
-        counts = np.unique(integer_labels(labels), return_counts=True)[1]
-        self._kept = counts >= (images_per_class if short_classes == "drop" else 1)
-        self._anchors, self.classes_per_batch = anchor_classes, classes_per_batch
+        self._anchors = anchor_classes
         self._tables = [(0, np.zeros((len(self._classes), 0), np.int64))]
 
     def update(self, neighbors: Any, first_step: int = 0) -> None:
@@ -349,14 +354,15 @@ class NeighborSampler(ClassBalancedSampler):
             UserError: There is not one row for each class.
         """
         neighbors = np.asarray(neighbors)
-        if neighbors.ndim != 2 or len(neighbors) != len(self._kept):
-            raise UserError(f"neighbors must be one row for each of {len(self._kept)} classes, not {neighbors.shape}")
-        places = np.where(self._kept, np.cumsum(self._kept) - 1, -1)
-        table = np.where(neighbors < 0, -1, places[neighbors])[self._kept]
+        if neighbors.ndim != 2 or len(neighbors) != len(self._is_sampled):
+            count = len(self._is_sampled)
+            raise UserError(f"neighbors must be one row for each of {count} classes, not {neighbors.shape}")
+        places = np.where(self._is_sampled, np.cumsum(self._is_sampled) - 1, -1)
+        table = np.where(neighbors < 0, -1, places[neighbors])[self._is_sampled]
         self._tables = [*self._tables[-1:], (first_step, table)]
 
     def _classes_of(self, step: int) -> np.ndarray:
-        num_classes, p, a = len(self._classes), self._classes_per_batch, self._anchors
+        num_classes, p, a = len(self._classes), self.classes_per_batch, self._anchors
         number, place = divmod(step, num_classes // a)
         positions = (place * a + np.arange(min(2 * p, num_classes))) % num_classes
         order = _of_a_pass(num_classes, self._seed, CLASS_STREAM, number)[positions]
@@ -368,7 +374,7 @@ class NeighborSampler(ClassBalancedSampler):
 WEIGHTS = ("proportional", "uniform")
 
 
-class HierarchicalSampler:
+class HierarchicalSampler(_ClassSampler):
     """P distinct classes a batch, K images of each, P / S of them from each of S distinct super-classes.
 
     On Stanford Online Products a batch then holds bicycles and lamps, say, and most of its negative pairs are of one
@@ -423,50 +429,40 @@ class HierarchicalSampler:
         weights: str = "proportional",
         short_classes: str = "repeat",
     ):
-        check_positive(classes_per_batch=classes_per_batch, images_per_class=images_per_class)
+        super().__init__(labels, classes_per_batch, images_per_class, seed, short_classes)
         check_positive(super_classes_per_batch=super_classes_per_batch)
-        check_not_negative(seed=seed)
         check_choice("`weights`", weights, WEIGHTS)
-        check_choice("`short_classes`", short_classes, SHORT_CLASSES)
         self._group, remainder = divmod(classes_per_batch, super_classes_per_batch)
         if remainder:
             divisor = f"`super_classes_per_batch={super_classes_per_batch}`"
             raise UserError(f"`classes_per_batch={classes_per_batch}` is no multiple of {divisor}")
-        self._classes = ClassIndex.of(labels)
-        kinds = _kind_of_classes(self._classes, labels, super_labels)
-        if short_classes == "drop":
-            keep = self._classes.counts >= images_per_class
-            self._classes, kinds = self._classes.select(keep), kinds[keep]
+        kinds = _kind_of_classes(labels, super_labels)[self._is_sampled]
         self._by_kind, self._starts, self._counts = _members(kinds, self._group)
         if len(self._counts) < super_classes_per_batch:
             fault = f"the data has {len(self._counts)} super-classes with at least {self._group} classes"
             advice = "lower `super_classes_per_batch` or `classes_per_batch`"
             raise UserError(f"`super_classes_per_batch={super_classes_per_batch}`, but {fault}; {advice}")
-        self._images_per_class, self._seed, self._rows = images_per_class, seed, super_classes_per_batch
+        self._rows = super_classes_per_batch
         shared = np.gcd.reduce(self._counts, initial=self._group)
         turns = self._counts // shared if weights == "proportional" else np.ones_like(self._counts)
         self._columns = _longest_pass(turns, super_classes_per_batch)
         self._turns = np.minimum(turns, self._columns)
-        self.batch_size = classes_per_batch * images_per_class
-        num_images = int(self._classes.counts[self._by_kind].sum(dtype=np.int64))
+        num_images = int(self._classes.counts[self._by_kind].sum())
         self.steps_per_epoch = max(1, num_images // self.batch_size)
 
-    def batch(self, step: int) -> np.ndarray:
-        """See `Sampler.batch`."""
-        number, place = divmod(int(step), self._columns)
+    def _classes_of(self, step: int) -> np.ndarray:
+        number, place = divmod(step, self._columns)
         order = _of_a_pass(len(self._turns), self._seed, SUPER_STREAM, number)
         ends = np.cumsum(self._turns[order])
         first = np.random.default_rng((self._seed, PASS_STREAM, number, 1)).integers(ends[-1])
         column = _of_a_pass(self._columns, self._seed, PASS_STREAM, number)[place]
         turns = (first + column + self._columns * np.arange(self._rows)) % ends[-1]
         places = np.searchsorted(ends, turns, side="right")
-        classes = [
-            self._classes_of(int(order[i]), number, int(turn - (ends[i] - self._turns[order[i]])))
-            for i, turn in zip(places, turns, strict=True)
-        ]
-        return self._classes.draw(np.concatenate(classes), self._images_per_class, self._seed, int(step))
+        turns -= ends[places] - self._turns[order[places]]
+        groups = zip(order[places].tolist(), turns.tolist(), strict=True)
+        return np.concatenate([self._group_of(kind, number, turn) for kind, turn in groups])
 
-    def _classes_of(self, kind: int, number: int, turn: int) -> np.ndarray:
+    def _group_of(self, kind: int, number: int, turn: int) -> np.ndarray:
         """Return the classes of a turn of a super-class, (Q,)."""
         count = int(self._counts[kind])
         again, group = divmod(number * int(self._turns[kind]) + turn, count // self._group)
@@ -474,19 +470,20 @@ class HierarchicalSampler:
         return self._by_kind[self._starts[kind] + members[group * self._group : (group + 1) * self._group]]
 
 
-def _kind_of_classes(classes: ClassIndex, labels: np.ndarray, super_labels: np.ndarray) -> np.ndarray:
+def _kind_of_classes(labels: Any, super_labels: Any) -> np.ndarray:
     """Return the super-class id of each class, (C,)."""
     labels, super_labels = integer_labels(labels), integer_labels(super_labels, "super_labels")
     if super_labels.shape != labels.shape:
         raise UserError(f"there are {len(labels)} labels and {len(super_labels)} super_labels: give one for each image")
-    grouped = super_labels[classes.order]
-    lowest, highest = (function.reduceat(grouped, classes.starts) for function in (np.minimum, np.maximum))
-    split = np.flatnonzero(lowest != highest)
+    _, first, classes = np.unique(labels, return_index=True, return_inverse=True)
+    kinds = super_labels[first]
+    split = np.flatnonzero(super_labels != kinds[classes])
     if len(split):
-        label = labels[classes.order[classes.starts[split[0]]]]
-        example = f"class {label} in {lowest[split[0]]} and {highest[split[0]]}"
-        raise UserError(f"{len(split)} classes lie in more than one super-class: {example}; correct the super-classes")
-    return lowest
+        lowest, highest = sorted((kinds[classes[split[0]]], super_labels[split[0]]))
+        example = f"class {labels[split[0]]} in {lowest} and {highest}"
+        count = len(np.unique(classes[split]))
+        raise UserError(f"{count} classes lie in more than one super-class: {example}; correct the super-classes")
+    return kinds
 
 
 def _members(kinds: np.ndarray, at_least: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -500,7 +497,7 @@ def _members(kinds: np.ndarray, at_least: int) -> tuple[np.ndarray, np.ndarray, 
     if sampled < len(kinds):
         text = "%d of %d classes are never sampled: their super-classes have fewer than %d classes"
         logging.warning(text, len(kinds) - sampled, len(kinds), at_least)
-    order = np.argsort(kinds, kind="stable").astype(np.int32)[:sampled]
+    order = np.argsort(kinds, kind="stable")[:sampled]
     return order, np.cumsum(counts) - counts, counts
 
 
@@ -568,7 +565,7 @@ class WholeClassSampler:
         number, place = divmod(int(step), self.steps_per_epoch)
         order, first = self._pass(number)
         classes = order[first[place] : first[place + 1]]
-        numbers = self._classes.counts[classes].astype(np.int64)
+        numbers = self._classes.counts[classes]
         numbers[-1] = self.batch_size - numbers[:-1].sum()
         return self._classes.draw(classes, numbers, self._seed, int(step))
 
@@ -577,16 +574,16 @@ class WholeClassSampler:
 
     def _sure_batches(self) -> int:
         sizes = self._sizes()
-        num_images, divisor = int(sizes.sum(dtype=np.int64)), int(np.gcd.reduce(sizes))
+        num_images, divisor = int(sizes.sum()), int(np.gcd.reduce(sizes))
         # What the first 0, 1, 2 ... batches use up at most.
-        used = np.concatenate([[0], np.cumsum(np.sort(sizes)[: -(num_images // self.batch_size) : -1], dtype=np.int64)])
+        used = np.concatenate([[0], np.cumsum(np.sort(sizes)[: -(num_images // self.batch_size) : -1])])
         used += np.arange(len(used)) * ((self.batch_size - 1) // divisor * divisor)
         return int(np.searchsorted(used, num_images - self.batch_size, side="right"))
 
     def _lay_out(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the order of classes in a pass, (C,), and where each batch begins and the last ends, (S + 1,)."""
         order = permutation(len(self._classes), self._seed, PASS_STREAM, number)
-        ends = np.cumsum(self._sizes()[order], dtype=np.int64)
+        ends = np.cumsum(self._sizes()[order])
         first = [0]
         for _ in range(self.steps_per_epoch):
             used = ends[first[-1] - 1] if first[-1] else 0

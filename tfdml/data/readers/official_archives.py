@@ -18,25 +18,25 @@ import scipy.io
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import EncodedImages, FileImages, Images
 from tfdml.data.readers import tables
-from tfdml.data.readers.tables import Table, first_of, images_in_files
+from tfdml.data.readers.tables import Table, first_of
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import is_file
 
-# Published numbers, by data set.
+# Published numbers of each part, by data set.
 NUM_IMAGES = {
     "cars196": {"train": 8_054, "test": 8_131},
     "cub200": {"train": 5_864, "test": 5_924},
     "inshop": {"train": 25_882, "query": 14_218, "gallery": 12_612},
+    "omniglot": {"train": 19_280, "test": 13_180},
     "sop": {"train": 59_551, "test": 60_502},
 }
 NUM_CLASSES = {
     "cars196": {"train": 98, "test": 98},
     "cub200": {"train": 100, "test": 100},
-    "inshop": {"train": 3_997, "test": 3_985},
+    "inshop": {"train": 3_997, "query": 3_985, "gallery": 3_985},
     "omniglot": {"train": 964, "test": 659},
     "sop": {"train": 11_318, "test": 11_316},
 }
-OMNIGLOT_IMAGES_PER_CLASS = 20
 # In the order of their ids, which start at 1.
 SOP_SUPER_CLASSES = (
     "bicycle", "cabinet", "chair", "coffee maker", "fan", "kettle",
@@ -52,6 +52,23 @@ _INSHOP_COLUMNS = ("image_name", "item_id", "evaluation_status")
 _INSHOP_ITEM = re.compile(r"id_[0-9]{1,18}")
 _OMNIGLOT_ARCHIVES = {"train": "images_background", "test": "images_evaluation"}
 _SOP_COLUMNS = ("image_id", "class_id", "super_class_id", "path")
+
+
+def _checked(dataset: ImageDataset, source: object, check_counts: bool) -> ImageDataset:
+    """Compare the numbers of images and classes with the published ones, and return the data set."""
+    parts = [dataset] if dataset.is_query is None else [dataset.queries, dataset.gallery]
+    for part in parts if check_counts else ():
+        for what, published, count in (("images", NUM_IMAGES, len(part)), ("classes", NUM_CLASSES, part.num_classes)):
+            if count != (expected := published[part.name][part.split]):
+                text = f"{part.name}: expected {expected:,} {part.split} {what} in {source}, found {count:,}"
+                advice = "unpack or download the official archive again, or pass check_counts=False for a part of it"
+                raise UserError(f"{text}; {advice}")
+    return dataset
+
+
+def _zero_shot(table: Table, name: str, numbers: np.ndarray) -> None:
+    """Give the table its split: the first half of the classes, by their numbers from 1 on, is for training."""
+    table.columns["split"] = np.where(numbers <= NUM_CLASSES[name]["train"], "train", "test").tolist()
 
 
 def read_cars196(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
@@ -73,16 +90,15 @@ def read_cars196(data_dir: str | os.PathLike, split: str = "train", *, check_cou
         98
     """
     root = pathlib.Path(data_dir)
-    paths, classes = _cars_rows(root)
-    rows = np.flatnonzero((classes <= NUM_CLASSES["cars196"]["train"]) == (split == "train"))
-    _check_count(check_counts, "cars196", f"{split} images", NUM_IMAGES["cars196"][split], len(rows), root)
-    labels, names = classes[rows] - 1, _car_names(root)
-    class_names = {int(c): names.get(int(c), f"class {c + 1}") for c in np.unique(labels)}
+    table = _cars_table(root)
+    numbers = table.integers("class", 1, 196)
+    _zero_shot(table, "cars196", numbers)
+    class_names = {label: f"class {label + 1}" for label in range(196)} | _car_names(root)
     advice = "unpack the image archives again next to devkit/"
-    return images_in_files("cars196", split, [paths[row] for row in rows], labels, class_names, advice)
+    return _checked(tables.dataset_of(table, split, numbers - 1, class_names, advice), root, check_counts)
 
 
-def _cars_rows(root: pathlib.Path) -> tuple[list[str], np.ndarray]:
+def _cars_table(root: pathlib.Path) -> Table:
     """Return the path and the class (1-196) of every image that the tables list."""
     merged = _find_table(root, "cars_annos.mat")
     train = _find_table(root, "cars_train_annos.mat")
@@ -95,8 +111,20 @@ def _cars_rows(root: pathlib.Path) -> tuple[list[str], np.ndarray]:
     else:
         lacking = "cars_test_annos_withlabels.mat" if train else "cars_train_annos.mat"
         raise UserError(f"cars196: found no {lacking} in {root} or {root / 'devkit'}; {_CARS_LAYOUT}")
-    paths, classes = zip(*(_cars_table(root, *form) for form in forms), strict=True)
-    return [path for part in paths for path in part], np.concatenate(classes)
+    lines: list[str] = []
+    columns: dict[str, list[str]] = {"path": [], "class": []}
+    for file, folder, field in forms:
+        records = _load_mat(file, "annotations")
+        if not {field, "class"} <= {*(records.dtype.names or ())}:
+            advice = "is it the official file, with labels?"
+            raise UserError(f"cars196: {file} has no annotations.{field} and class; {advice}")
+        lines += [f"{file.name}, row {row}" for row in range(1, len(records) + 1)]
+        columns["path"] += [os.path.join(root, folder, *str(name).split("/")) for name in records[field]]
+        columns["class"] += map(str, records["class"])
+    table = Table("cars196", str(root), lines, columns)
+    tables.check_composed(table, "path")
+    table.check_distinct("path")
+    return table
 
 
 def _find_table(root: pathlib.Path, name: str) -> pathlib.Path | None:
@@ -109,24 +137,10 @@ def _load_mat(path: pathlib.Path, field: str) -> np.ndarray:
         return np.ravel(scipy.io.loadmat(path, squeeze_me=True).get(field, np.zeros(0)))
 
 
-def _cars_table(root: pathlib.Path, file: pathlib.Path, folder: str, field: str) -> tuple[list[str], np.ndarray]:
-    """Return the path and the class (1-196) of every row of a table."""
-    records = _load_mat(file, "annotations")
-    if not {field, "class"} <= {*(records.dtype.names or ())}:
-        raise UserError(f"cars196: {file} has no annotations.{field} and class; is it the official file, with labels?")
-    cells = {column: list(map(str, records[column])) for column in (field, "class")}
-    table = Table("cars196", str(file), [f"row {row}" for row in range(1, len(records) + 1)], cells)
-    tables.check_composed(table, field)
-    table.check_distinct(field)
-    return [os.path.join(root, folder, *name.split("/")) for name in cells[field]], table.integers("class", 1, 196)
-
-
 def _car_names(root: pathlib.Path) -> dict[int, str]:
     """Names by label, from the meta file or, without it, from the merged table, which repeats them."""
-    paths = filter(None, (_find_table(root, file) for file in ("cars_meta.mat", "cars_annos.mat")))
-    return next(
-        (dict(enumerate(map(str, names))) for path in paths if len(names := _load_mat(path, "class_names"))), {}
-    )
+    path = _find_table(root, "cars_meta.mat") or _find_table(root, "cars_annos.mat")
+    return dict(enumerate(map(str, _load_mat(path, "class_names")))) if path else {}
 
 
 def read_cub200(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
@@ -157,14 +171,14 @@ def read_cub200(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     class_of = dict(zip(labels.columns["id"], labels.integers("class", 1, 200).tolist(), strict=True))
     images.check_cells("id", class_of.__contains__, f"in {labels.path}")
     labels.check_cells("id", {*images.columns["id"]}.__contains__, f"in {images.path}")
-    order = np.argsort(images.integers("id"))
-    classes = np.array([class_of[image] for image in images.columns["id"]])[order]
-    rows = np.flatnonzero((classes <= NUM_CLASSES["cub200"]["train"]) == (split == "train"))
-    _check_count(check_counts, "cub200", f"{split} images", NUM_IMAGES["cub200"][split], len(rows), labels.path)
-    paths = [os.path.join(root, "images", images.columns["path"][row]) for row in order[rows]]
-    name_of = dict(zip(names.columns["id"], names.columns["name"], strict=True))
-    class_names = {int(c) - 1: name_of.get(str(c), f"class {c}") for c in np.unique(classes[rows])}
-    return images_in_files("cub200", split, paths, classes[rows] - 1, class_names)
+    images = images.take(np.argsort(images.integers("id")).tolist())
+    numbers = np.array([class_of[image] for image in images.columns["id"]])
+    _zero_shot(images, "cub200", numbers)
+    images.columns["path"] = [os.path.join(root, "images", path) for path in images.columns["path"]]
+    class_names = {label: f"class {label + 1}" for label in range(200)}
+    class_names |= {int(number) - 1: name for number, name in zip(*names.columns.values(), strict=True)}
+    dataset = tables.dataset_of(images, split, numbers - 1, class_names, tables.UNPACK)
+    return _checked(dataset, images.path, check_counts)
 
 
 def _cub_table(path: str, column: str) -> Table:
@@ -182,13 +196,6 @@ def _official_root(name: str, data_dir: str | os.PathLike, folder: str, marker: 
         inner = os.path.join(data_dir, folder)
         raise UserError(f"{name}: found no {marker} in {data_dir} or {inner}; unpack the official {folder} there")
     return os.path.dirname(path)
-
-
-def _check_count(is_checked: bool, name: str, what: str, expected: int, count: int, source: object) -> None:
-    """Compare a number with the published one."""
-    if is_checked and count != expected:
-        advice = "unpack or download the official archive again, or pass check_counts=False for a part of the data set"
-        raise UserError(f"{name}: expected {expected:,} {what} in {source}, found {count:,}; {advice}")
 
 
 def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
@@ -217,28 +224,16 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
         raise UserError(f"inshop: found no {_INSHOP_PARTITION} in {root} or its Eval/ or Anno/; unpack it there")
     # The first line is the number of rows.
     table = tables.read_table("inshop", source, _INSHOP_COLUMNS, first_line=2, header=True)
-    names, items, statuses = table.columns.values()
     table.check_cells("evaluation_status", NUM_IMAGES["inshop"].__contains__, "train, query or gallery")
     table.check_cells("item_id", _INSHOP_ITEM.fullmatch, "the like of id_00000002")
     table.check_distinct("image_name")
-    status = np.array(statuses)
-    all_labels = np.array([int(item[3:]) for item in items], np.int64)
-    in_training = status == "train"
-    table.check_one_to_one(("item", "split"), all_labels, np.where(in_training, "train", "test"))
-    table.check_queries(all_labels, status == "query", status == "gallery")
-    rows = np.flatnonzero(in_training == (split == "train"))
-    labels = all_labels[rows]
-    for part in ("train",) if split == "train" else ("query", "gallery"):
-        count = int((status == part).sum())
-        _check_count(check_counts, "inshop", f"{part} images", NUM_IMAGES["inshop"][part], count, source)
-    classes = len(np.unique(labels))
-    _check_count(check_counts, "inshop", f"{split} items", NUM_CLASSES["inshop"][split], classes, source)
+    names, items, parts = table.columns.values()
+    labels = np.array([int(item[3:]) for item in items], np.int64)
     images = os.path.dirname(first_of(root, os.path.join("Img", "img"), "img"))
-    paths = [os.path.join(images, names[row]) for row in rows]
-    class_names = {int(label): items[row] for row, label in zip(rows, labels, strict=True)}
+    table.columns.update(path=[os.path.join(images, name) for name in names], split=parts)
+    class_names = dict(zip(labels.tolist(), items, strict=True))
     advice = "unpack img.zip so that its folder img/ lies in data_dir or in its Img/"
-    is_query = None if split == "train" else status[rows] == "query"
-    return images_in_files("inshop", split, paths, labels, class_names, advice, is_query=is_query)
+    return _checked(tables.dataset_of(table, split, labels, class_names, advice), source, check_counts)
 
 
 def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
@@ -251,7 +246,7 @@ def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_co
     Args:
         data_dir: The folder with the two archives.
         split: `"train"` or `"test"`.
-        check_counts: Whether to require the official number of classes and of images per class.
+        check_counts: Whether to require the official number of images and classes.
 
     Raises:
         UserError: The archive is missing or damaged, or the counts are wrong.
@@ -264,17 +259,13 @@ def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_co
     archive, folder = root / f"{stem}.zip", root / stem
     if not (archive.is_file() or folder.is_dir()):
         raise UserError(f"omniglot: found neither {archive} nor {folder}/; data_dir must hold the official {stem}.zip")
-    source = archive if archive.is_file() else folder
     images = _omniglot_zip(archive, stem) if archive.is_file() else _omniglot_folder(folder)
     # Names read .../<alphabet>/<character>/<image>.png
-    classes = ["/".join(images.name(i).replace(os.sep, "/").split("/")[-3:-1]) for i in range(len(images))]
-    class_names, labels = np.unique(classes, return_inverse=True)
-    expected = NUM_CLASSES["omniglot"][split]
-    _check_count(check_counts, "omniglot", "classes", expected, len(class_names), source)
-    for name, count in zip(class_names, np.bincount(labels).tolist(), strict=True):
-        _check_count(check_counts, "omniglot", f"images of {name}", OMNIGLOT_IMAGES_PER_CLASS, count, source)
+    classes = ["/".join(name.replace(os.sep, "/").split("/")[-3:-1]) for name in images.names]
+    names, labels = np.unique(classes, return_inverse=True)
     first = 0 if split == "train" else NUM_CLASSES["omniglot"]["train"]
-    return ImageDataset("omniglot", split, images, labels + first, dict(enumerate(map(str, class_names), first)))
+    dataset = ImageDataset("omniglot", split, images, labels + first, dict(enumerate(map(str, names), first)))
+    return _checked(dataset, archive if archive.is_file() else folder, check_counts)
 
 
 def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
@@ -325,13 +316,13 @@ def read_sop(data_dir: str | os.PathLike, split: str = "train", *, check_counts:
     source = os.path.join(root, file)
     table = tables.read_table("sop", source, _SOP_COLUMNS, header=True)
     labels = table.integers("class_id", 1) - 1
-    super_labels = table.integers("super_class_id", 1, len(SOP_SUPER_CLASSES)) - 1
+    kinds = table.integers("super_class_id", 1, len(SOP_SUPER_CLASSES)) - 1
     table.check_distinct("path")
-    table.check_one_to_one(("class_id", "super_class_id"), labels + 1, super_labels + 1)
-    classes, first = np.unique(labels, return_index=True)
-    _check_count(check_counts, "sop", f"{split} images", NUM_IMAGES["sop"][split], len(labels), source)
-    _check_count(check_counts, "sop", f"{split} classes", NUM_CLASSES["sop"][split], len(classes), source)
     paths = [os.path.join(root, name) for name in table.columns["path"]]
-    kinds = zip(classes, super_labels[first], strict=True)
-    class_names = {int(c): f"{SOP_SUPER_CLASSES[kind]} {c + 1}" for c, kind in kinds}
-    return images_in_files("sop", split, paths, labels, class_names, super_labels=super_labels)
+    table.columns.update(path=paths, split=[split] * len(table))
+    kind_of = {*zip(labels.tolist(), kinds.tolist(), strict=True)}
+    class_names = {label: f"{SOP_SUPER_CLASSES[kind]} {label + 1}" for label, kind in kind_of}
+    if len(class_names) < len(kind_of):
+        raise UserError(f"sop: {source}: some classes have two super-classes; download it again")
+    dataset = tables.dataset_of(table, split, labels, class_names, tables.UNPACK, super_labels=kinds)
+    return _checked(dataset, source, check_counts)

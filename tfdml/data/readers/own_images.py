@@ -12,7 +12,6 @@ import scipy.sparse
 
 from tfdml import arguments
 from tfdml.data.dataset import ImageDataset, PairList, Protocol
-from tfdml.data.images import FileImages
 from tfdml.data.readers import tables
 from tfdml.data.readers.tables import BETWEEN, LeftOut, Table, composed, images_below, quoted, warn
 from tfdml.errors import UserError, check_share, user_errors
@@ -74,78 +73,70 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
         ImageDataset('folder', 'all', images=12, classes=4)
     """
     check_share(test_fraction=test_fraction)
-    table = folder_table("folder", os.fspath(data_dir))
-    labels, parts = table.columns["label"], table.columns.get("split", ["all"] * len(table))
+    root = os.fspath(data_dir)
+    if not is_folder(root):
+        raise UserError(f"folder: there is no folder {root}, or it may not be read; check data_dir")
+    left_out = LeftOut("folder", root)
+    paths = images_below(root, left_out)
+    left_out.report()
+    if not paths:
+        reason = f"; {left_out}" if left_out.kinds.total() else ""
+        expected = os.path.join(root, "<class>", "<image>.jpg")
+        raise UserError(f"folder: found no image in {root}; expected {expected}{reason}")
+    places = [path[len(root.rstrip("/")) + 1 :].split("/") for path in paths]
+    table = Table("folder", root, [quoted("/".join(place)) for place in places], {"path": paths})
+    if parts := _take_splits(root, places):
+        table.columns["split"] = parts
+    table.columns["label"] = [place[0] if len(place) > 1 else "" for place in places]
+    tables.check_composed(table, "path")
+    tables.check_composed(table, "label")
+    table = _with_parts(_with_classes(table), split)
+    return tables.dataset_of(table, split, *class_ids(table, "label", is_name=True), test_fraction=test_fraction)
+
+
+def _take_splits(root: str, places: list[list[str]]) -> list[str]:
+    """Take the folders that are splits off the paths of images, and return these splits; none where there are none.
+
+    Raises:
+        UserError: Some folders look like splits and others do not, or two folders name one split.
+    """
+    folders = sorted({place[0] for place in places if len(place) > 1})
+    splits = {folder: part for folder in folders if (part := _part_of(folder))}
+    others = [folder for folder in folders if folder not in splits]
+    if others and (len(splits) > 1 or any(len(place) > 2 and place[0] in splits for place in places)):
+        mixed = f"{', '.join(f'{folder}/' for folder in splits)} next to {others[0]}/"
+        advice = "give splits a folder without others, or rename classes that are called like splits"
+        raise UserError(f"folder: {root} has {mixed}: they look like splits among classes; {advice}")
+    if others:
+        for folder in splits:
+            warn(f"folder: {root}/{folder} is taken for a class, as it lies among classes and holds images.")
+        return []
+    if len({*splits.values()}) < len(splits):
+        raise UserError(f"folder: {root} has folders that name one split, of {', '.join(splits)}; make them one")
+    parts = []
+    for place in places if splits else ():
+        part = splits[place.pop(0)] if len(place) > 1 else ""
+        role = _part_of(place[0]) if part == "test" and len(place) > 1 else ""
+        if role in ("query", "gallery"):
+            part = role
+            place.pop(0)
+        parts.append(part)
+    return parts
+
+
+def _with_classes(table: Table) -> Table:
+    """Return the table without images next to class folders; in a split without class folders each is its own class."""
+    labels = table.columns["label"]
+    parts = table.columns.get("split", ["all"] * len(table))
     labeled = {"", *(part for part, label in zip(parts, labels, strict=True) if label)}
-    rows = [row for row, label in enumerate(labels) if label or parts[row] not in labeled]
-    if len(rows) < len(table):
-        warn(f"folder: ignoring {len(table) - len(rows)} images outside the class folders of {table.path}.")
-    table = table.take(rows)
+    table = table.take([row for row, label in enumerate(labels) if label or parts[row] not in labeled])
+    if len(table) < len(labels):
+        warn(f"folder: ignoring {len(labels) - len(table)} images outside the class folders of {table.path}.")
     alone = [row for row, label in enumerate(table.columns["label"]) if not label]
     if alone:
         warn(f"folder: {table.path}: each of {len(alone)} images outside class folders is a class of its own.")
     for row in alone:
         table.columns["label"][row] = composed(os.path.relpath(table.columns["path"][row], table.path))
-    return _dataset_of(_with_parts(table, split), split, test_fraction, is_name=True)
-
-
-def folder_table(name: str, root: str) -> Table:
-    """Return the images below a folder of class folders, or of splits with class folders.
-
-    Args:
-        name: What reads it, for messages.
-        root: The folder, local or on any file system that `fsspec` knows.
-
-    Returns:
-        The columns `path`, `label`, the name of the class folder or nothing outside of these, and where there are
-        splits `split`.
-
-    Raises:
-        UserError: There is no folder, it cannot be read, it has no image, or some of its folders look like splits and
-            others do not.
-
-    Example:
-        >>> sorted({*folder_table("folder", "photos").columns["label"]})
-        ['bus', 'coupe', 'truck', 'van']
-    """
-    if not is_folder(root):
-        raise UserError(f"{name}: there is no folder {root}, or it may not be read; check data_dir")
-    left_out = LeftOut(name, root)
-    paths = images_below(root, left_out)
-    left_out.report()
-    if not paths:
-        reason = f"; {left_out}" if left_out.kinds.total() else ""
-        raise UserError(
-            f"{name}: found no image in {root}; expected {os.path.join(root, '<class>', '<image>.jpg')}{reason}"
-        )
-    places = [path[len(root.rstrip("/")) + 1 :].split("/") for path in paths]
-    folders = sorted({place[0] for place in places if len(place) > 1})
-    splits = {folder: _part_of(folder) for folder in folders if _part_of(folder)}
-    others = [folder for folder in folders if folder not in splits]
-    table = Table(name, root, [quoted("/".join(place)) for place in places], {"path": paths})
-    if others or not splits:
-        nested = any(len(place) > 2 and place[0] in splits for place in places)
-        if nested or len(splits) > 1:
-            mixed = f"{', '.join(f'{folder}/' for folder in splits)} next to {others[0]}/"
-            advice = "give splits a folder without others, or rename classes that are called like splits"
-            raise UserError(f"{name}: {root} has {mixed}: they look like splits among classes; {advice}")
-        for folder in splits:
-            warn(f"{name}: {root}/{folder} is taken for a class, as it lies among classes and holds images.")
-    else:
-        if len({*splits.values()}) < len(splits):
-            raise UserError(f"{name}: {root} has folders that name one split, of {', '.join(splits)}; make them one")
-        table.columns["split"] = parts = [splits.get(place[0], "") if len(place) > 1 else "" for place in places]
-        places = [place[len(place) > 1 :] for place in places]
-        roles = {
-            _part_of(place[0]) for place, part in zip(places, parts, strict=True) if part == "test" and len(place) > 1
-        }
-        if roles and roles <= {"query", "gallery"}:
-            for row, place in enumerate(places):
-                if parts[row] == "test" and len(place) > 1:
-                    parts[row], places[row] = _part_of(place[0]), place[1:]
-    table.columns["label"] = [place[0] if len(place) > 1 else "" for place in places]
-    tables.check_composed(table, "path")
-    tables.check_composed(table, "label")
     return table
 
 
@@ -216,40 +207,8 @@ def read_list(
             raise UserError(f"list: {pairs} has junk, which a list with the column label cannot use; {advice}")
     for column, field in (("super_label", "super_labels"), ("group", "groups")):
         columns[field] = class_ids(table, column)[0] if column in table.columns else None
-    dataset = _dataset_of(table, split, test_fraction, **columns)
     advice = f"correct the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}"
-    paths = tables.require_files("list", dataset.images.paths, advice)
-    return dataclasses.replace(dataset, images=FileImages(paths))
-
-
-def _dataset_of(table: Table, split: str, test_fraction: float, is_name: bool = False, **columns: Any) -> ImageDataset:
-    """Return a split of a table.
-
-    Args:
-        table: With `path`, `label` and, where there are splits and roles, `split`.
-        split: `"train"`, `"test"` or `"all"`.
-        test_fraction: See `read_list`.
-        is_name: Whether labels are names even if they look like integers.
-        **columns: Of `ImageDataset`, for all rows.
-    """
-    labels, class_names = class_ids(table, "label", is_name)
-    if split == "all":
-        return ImageDataset(table.name, split, FileImages(tuple(table.columns["path"])), labels, class_names, **columns)
-    is_test = _test_rows(table, labels, class_names, test_fraction)
-    is_query = _query_rows(table, labels)
-    rows = np.flatnonzero(is_test == (split == "test"))
-    if not len(rows):
-        raise UserError(f"{table.name}: {table.path} has no row of the {split} split")
-    if (pairs := columns.get("pairs")) is not None:
-        across = np.ptp(is_test[pairs.rows].astype(int), axis=1)
-        if across.any():
-            warn(f"{table.name}: {across.sum()} of {len(across)} pairs join both splits: left out")
-    columns["is_query"] = None if split == "train" else is_query
-    images = FileImages(tuple(table.columns["path"]))
-    dataset = ImageDataset(table.name, split, images, labels, class_names, **columns).take(rows)
-    if dataset.is_query is None:
-        tables.warn_singleton_classes(dataset)
-    return dataset
+    return tables.dataset_of(table, split, *class_ids(table, "label"), advice, test_fraction, **columns)
 
 
 def _split_labels(table: Table) -> list[list[str]]:
@@ -454,29 +413,3 @@ def class_ids(table: Table, column: str, is_name: bool = False) -> tuple[np.ndar
         table.check_cells(column, fits, "an integer of 64 bits")
         id_of = {cell: int(cell) for cell in unique}
     return np.array([id_of[value] for value in values], np.int64), {i: name for name, i in id_of.items()}
-
-
-def _test_rows(table: Table, labels: np.ndarray, class_names: dict[int, str], test_fraction: float) -> np.ndarray:
-    """Which rows are the test split, (N,) bool."""
-    if "split" not in table.columns:
-        classes = [class_names[label] for label in np.unique(labels).tolist()]
-        names = tables.split_classes(table.name, table.path, classes, test_fraction, "name the splits")["test"]
-        return np.isin(table.columns["label"], names)
-    is_test = np.array([part != "train" for part in table.columns["split"]])
-    shared = np.intersect1d(labels[is_test], labels[~is_test]).tolist()
-    tables.warn_shared_classes(table.name, table.path, [class_names[label] for label in shared])
-    return is_test
-
-
-def _query_rows(table: Table, labels: np.ndarray) -> np.ndarray | None:
-    """Which rows are queries, (N,) bool; None without roles."""
-    parts = np.array(table.columns.get("split", []))
-    is_query, is_gallery = parts == "query", parts == "gallery"
-    if not (is_query.any() or is_gallery.any()):
-        return None
-    for row in np.flatnonzero(parts == "test")[:1]:
-        raise UserError(f"{table.where(row)}: a test image has no role, where others have one")
-    if not (is_query.any() and is_gallery.any()):
-        raise UserError(f"{table.name}: {table.path} has one of query and gallery; add the other")
-    table.check_queries(labels, is_query, is_gallery)
-    return is_query

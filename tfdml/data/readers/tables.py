@@ -12,11 +12,12 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
+from PIL import Image
 
 from tfdml.data.dataset import ImageDataset, access_fault
 from tfdml.data.decoding import EXTENSIONS, format_of
@@ -32,7 +33,7 @@ LIST_EXTENSIONS = (".csv", ".parquet", *JSON_EXTENSIONS)
 BETWEEN = "|"  # the labels of one image
 
 _LONGEST_QUOTE = 120
-_UNPACK = "unpack the official image archive again"
+UNPACK = "unpack the official image archive again"
 _DELIMITERS = ",;\t"
 # By which a spreadsheet names the delimiter, in the first line.
 _SEPARATOR = re.compile(r'"?sep=(.)"?\n')
@@ -146,42 +147,6 @@ class Table:
         for row, value in enumerate(self.columns[column]):
             if first.setdefault(value, row) != row:
                 raise UserError(f"{self.where(first[value], row)}: {column} {quoted(value)} comes twice")
-
-    def check_one_to_one(self, columns: tuple[str, str], keys: np.ndarray, values: np.ndarray) -> None:
-        """Refuses a table in which rows of one key have different values, such as a class in two super-classes.
-
-        Args:
-            columns: What keys and values are called.
-            keys: (N,) the key of every row.
-            values: (N,) its value.
-
-        Raises:
-            UserError: A key has two values; the message names both lines.
-        """
-        _, first, of = np.unique(keys, return_index=True, return_inverse=True)
-        for row in np.flatnonzero(values != values[first][of])[:1]:
-            other = first[of[row]]
-            where = self.where(other, row)
-            raise UserError(f"{where}: {columns[0]} {keys[row]} has {columns[1]} {values[other]} and {values[row]}")
-
-    def check_queries(self, labels: np.ndarray, is_query: np.ndarray, is_gallery: np.ndarray) -> None:
-        """Refuses queries none of which the gallery can answer; counts, in a warning, those that it cannot.
-
-        Args:
-            labels: (N,) class ids.
-            is_query: (N,) bool.
-            is_gallery: (N,) bool.
-
-        Raises:
-            UserError: Queries and gallery have no class in common.
-        """
-        hopeless = np.flatnonzero(is_query & ~np.isin(labels, labels[is_gallery]))
-        if not len(hopeless):
-            return
-        first = self.where(hopeless[0])
-        if len(hopeless) == is_query.sum():
-            raise UserError(f"{first}: no query has its class in the gallery")
-        warn(f"{first}: the classes of {len(hopeless)} of {is_query.sum()} queries are not in the gallery.")
 
 
 def read_text(name: str, path: str) -> str:
@@ -365,18 +330,8 @@ def is_visible(name: str) -> bool:
 
 # Of operating systems, network disks and archives, in lower case. They are in nobody's count.
 _SYSTEM_FILES = {"@eadir", "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", ".ds_store"}
-# Images that are recognized by their first bytes, and not read.
-_FOREIGN_KINDS = {
-    "GIF": rb"GIF8[79]a",
-    "BMP": rb"BM.{4}\0{4}",
-    "TIFF": rb"II\*\0|MM\0\*|II\+\0\x08|MM\0\+\0\x08",
-    "HEIC": rb".{4}ftyp(hei|hev|mif1|msf1)",
-    "AVIF": rb".{4}ftypavi[fs]",
-    "JPEG 2000": rb"\0{3}\x0cjP  |\xff\x4f\xff\x51",
-    "JPEG XL": rb"\0{3}\x0cJXL |\xff\x0a",
-    "ICO": rb"\0\0\x01\0[^\0]\0",
-    "PSD": rb"8BPS\0[\x01\x02]",
-}
+# Of images that are not read, by Pillow's names.
+_FOREIGN_FORMATS = ("GIF", "BMP", "TIFF", "ICO", "PSD", "JPEG2000", "AVIF")
 
 
 class LeftOut:
@@ -393,10 +348,9 @@ class LeftOut:
     def images(self, paths: Sequence[str]) -> list[str]:
         """Return the paths of images, by their content where the extension is none of an image's; count the others."""
         unusual = [path for path in paths if not path.lower().endswith(EXTENSIONS)]
-        kinds = dict(zip(unusual, in_threads(lambda index: _kind_of(unusual[index]), range(len(unusual))), strict=True))
-        others = {path: kind for path, kind in kinds.items() if kind is not None}
-        for path, kind in others.items():
-            self.kinds[kind or os.path.splitext(path)[1].lower() or "without an extension"] += 1
+        kinds = in_threads(lambda index: _kind_of(unusual[index]), range(len(unusual)))
+        others = {path: kind for path, kind in zip(unusual, kinds, strict=True) if kind}
+        self.kinds.update(others.values())
         return [path for path in paths if path not in others]
 
     def visible(self, names: Sequence[str]) -> list[str]:
@@ -417,12 +371,12 @@ class LeftOut:
 
 
 def _kind_of(path: str) -> str | None:
-    """Return the kind of an image that is not read; None for one that is read, and "" for any other file."""
+    """Return the kind of a file that is no image that is read; None for one that is."""
     with contextlib.suppress(Exception), files.open_file(path, buffering=0) as file:  # a file system's own errors
-        head = file.read(32)
-        kinds = (kind for kind, start in _FOREIGN_KINDS.items() if re.match(start, head, re.DOTALL))
-        return None if format_of(head) else next(kinds, "")
-    return ""
+        if format_of(file.read(16)):
+            return None
+        return Image.open(file, formats=_FOREIGN_FORMATS).format
+    return os.path.splitext(path)[1].lower() or "without an extension"
 
 
 def images_below(folder: str, left_out: LeftOut) -> list[str]:
@@ -486,7 +440,7 @@ def images_named(name: str, source: str) -> list[str]:
     return paths
 
 
-def require_files(name: str, paths: Sequence[str], advice: str = _UNPACK) -> tuple[str, ...]:
+def require_files(name: str, paths: Sequence[str], advice: str = UNPACK) -> tuple[str, ...]:
     """Return where files are, by one listing per folder: a stat per file takes minutes on a network disk.
 
     Args:
@@ -531,32 +485,6 @@ def require_files(name: str, paths: Sequence[str], advice: str = _UNPACK) -> tup
 def _outline(path: str) -> str:
     """Return a path without what is easily mistaken: capitals, backslashes, the extension, the Unicode form."""
     return os.path.splitext(composed(path).replace("\\", "/").lower())[0]
-
-
-def images_in_files(
-    name: str,
-    split: str,
-    paths: Sequence[str],
-    labels: Any,
-    class_names: dict[int, str],
-    advice: str = _UNPACK,
-    **columns: Any,
-) -> ImageDataset:
-    """Return the data set of images in files, which must all be there.
-
-    Args:
-        name: The data set.
-        split: Its split.
-        paths: The files.
-        labels: (N,) their classes.
-        class_names: See `ImageDataset`.
-        advice: What to do if some are missing.
-        **columns: See `ImageDataset`.
-
-    Raises:
-        UserError: Files are missing.
-    """
-    return ImageDataset(name, split, FileImages(require_files(name, paths, advice)), labels, class_names, **columns)
 
 
 def first_of(folder: str | os.PathLike, *names: str) -> str:
@@ -610,7 +538,77 @@ def warn_shared_classes(name: str, source: str, shared: Sequence) -> None:
         warn(f"{name}: {len(shared)} classes are in both train and test of {source} {first}")
 
 
-def warn_singleton_classes(dataset: ImageDataset) -> None:
+def dataset_of(
+    table: Table,
+    split: str,
+    labels: np.ndarray,
+    class_names: Mapping[int, str],
+    advice: str = "",
+    test_fraction: float = 0.5,
+    **columns: Any,
+) -> ImageDataset:
+    """Return a split of a table.
+
+    Warnings count classes that are in both splits, queries that the gallery cannot answer, and classes of one image.
+
+    Args:
+        table: With `path` and, where there are splits and roles, `split`: train, test, query or gallery.
+        split: `"train"`, `"test"`, or `"all"` for all rows.
+        labels: (N,) the class of each row.
+        class_names: The names of all classes.
+        advice: What to do if images are missing; empty where they are known to be there.
+        test_fraction: Without splits: the share of the classes that is the test split.
+        **columns: Of `ImageDataset`, for all rows.
+
+    Raises:
+        UserError: The split has no row, only some test images have a role, no query can be answered, there is one class
+            only, or images are missing.
+    """
+    images = FileImages(tuple(table.columns["path"]))
+    dataset = ImageDataset(table.name, split, images, labels, dict(class_names), **columns)
+    if split != "all":
+        parts = _parts(table, labels, class_names, test_fraction)
+        is_test = parts != "train"
+        if dataset.pairs is not None and (across := np.ptp(is_test[dataset.pairs.rows].astype(int), axis=1)).any():
+            warn(f"{table.name}: {across.sum()} of {len(across)} pairs join both splits: left out")
+        if split == "test" and (parts == "query").any():
+            dataset = dataclasses.replace(dataset, is_query=parts == "query")
+        rows = np.flatnonzero(is_test == (split == "test"))
+        if not len(rows):
+            raise UserError(f"{table.name}: {table.path} has no row of the {split} split")
+        dataset = dataset.take(rows)
+        if dataset.is_query is None:
+            _warn_singleton_classes(dataset)
+    if not advice:
+        return dataset
+    return dataclasses.replace(dataset, images=FileImages(require_files(table.name, dataset.names, advice)))
+
+
+def _parts(table: Table, labels: np.ndarray, class_names: Mapping[int, str], test_fraction: float) -> np.ndarray:
+    """Return of each row whether it is train, test, query or gallery, (N,)."""
+    if "split" not in table.columns:
+        names = [class_names[label] for label in np.unique(labels).tolist()]
+        held_out = {*split_classes(table.name, table.path, names, test_fraction, "name the splits")["test"]}
+        return np.array(["test" if class_names[label] in held_out else "train" for label in labels.tolist()])
+    parts = np.array(table.columns["split"])
+    shared = np.intersect1d(labels[parts == "train"], labels[parts != "train"]).tolist()
+    warn_shared_classes(table.name, table.path, [class_names[label] for label in shared])
+    is_query, is_gallery = parts == "query", parts == "gallery"
+    if is_query.any() or is_gallery.any():
+        for row in np.flatnonzero(parts == "test")[:1]:
+            raise UserError(f"{table.where(row)}: a test image has no role, where others have one")
+        if not (is_query.any() and is_gallery.any()):
+            raise UserError(f"{table.name}: {table.path} has one of query and gallery; add the other")
+        hopeless = np.flatnonzero(is_query & ~np.isin(labels, labels[is_gallery]))
+        if len(hopeless) == is_query.sum():
+            raise UserError(f"{table.where(hopeless[0])}: no query has its class in the gallery")
+        if len(hopeless):
+            where = table.where(hopeless[0])
+            warn(f"{where}: the classes of {len(hopeless)} of {is_query.sum()} queries are not in the gallery.")
+    return parts
+
+
+def _warn_singleton_classes(dataset: ImageDataset) -> None:
     """Count, in a warning, the classes of a single image, which have no pair to learn from or to be found by."""
     classes, counts = np.unique(dataset.labels, return_counts=True)
     alone = classes[counts == 1]
