@@ -1,7 +1,7 @@
 """Looks at a batch every so many steps: gradients by part and term, and how far embeddings spread.
 
-What it sees is written for TensorBoard and `watch.json`, and raises alarms, whose thresholds are here too. Other
-libraries, Weights & Biases and MLflow, receive the numbers of each epoch.
+What it sees is written for TensorBoard and `watch.json`. A collapse of the embeddings raises an alarm. Other libraries,
+Weights & Biases and MLflow, receive the numbers of each epoch.
 """
 
 import dataclasses
@@ -16,14 +16,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 from keras import ops
-from scipy.spatial.distance import pdist
 
 from tfdml.data.pipeline import own_threads, training_batches
 from tfdml.data.sampling import Share
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import read_json, write_json
 from tfdml.models import MetricLearner
-from tfdml.pairs import Pairs
 from tfdml.training.build import Components
 from tfdml.training.checkpoints import RunFolder
 from tfdml.training.settings import Experiment
@@ -69,9 +67,7 @@ class GradientSampler:
         place = {id(variable): index for index, variable in enumerate(self._trained)}
         #: The places of each part's variables.
         self._parts = {part: [place[id(v)] for v in members] for part, members in learner.parts().items()}
-        backend = keras.backend.backend()
-        measure = _on_jax if backend == "jax" else _on_tensorflow
-        self._run = measure(self._terms, self._norms_and_gram, eagerly=learner.run_eagerly)
+        self._measure = self._compute if learner.run_eagerly else _compiled(self._compute)
 
     def __call__(self, images: Any, labels: Any) -> Sample:
         """Measure a batch.
@@ -81,7 +77,9 @@ class GradientSampler:
             labels: (B,) integers.
         """
         trained, others = ([_value(variable) for variable in group] for group in (self._trained, self._others))
-        terms, embeddings, squares, gram = self._run(trained, others, images, labels)
+        # Whatever the training is shared out over, this is the work of one device.
+        batch = np.asarray(images), np.asarray(labels).astype(np.int32)
+        terms, embeddings, squares, gram = self._measure(trained, others, *batch)
         names = [objective.name for objective in self._learner.objectives]
         return Sample(
             dict(zip(names, np.asarray(terms, np.float64).tolist(), strict=True)),
@@ -89,6 +87,10 @@ class GradientSampler:
             np.asarray(gram, np.float64),
             np.asarray(embeddings),
         )
+
+    def _compute(self, trained, others, images, labels):
+        terms, embeddings, gradients = _gradients(lambda own: self._terms(own, others, images, labels), trained)
+        return (terms, embeddings, *self._norms_and_gram(gradients))
 
     def _terms(self, trained, others, images, labels):
         """Return the weighted terms (T,), and the embeddings."""
@@ -106,58 +108,40 @@ class GradientSampler:
         """Squared norms by part of the sum over terms, and the products of terms over the embedder."""
 
         def product(a, b, part):
-            pairs = [(a[i], b[i]) for i in self._parts[part] if a[i] is not None and b[i] is not None]
-            return sum((ops.sum(ops.cast(x, "float32") * ops.cast(y, "float32")) for x, y in pairs), ops.zeros(()))
+            products = (ops.sum(ops.cast(a[i], "float32") * ops.cast(b[i], "float32")) for i in self._parts[part])
+            return sum(products, ops.zeros(()))
 
-        total = [_sum([term[i] for term in gradients]) for i in range(len(self._trained))]
+        total = [sum(of_variable[1:], of_variable[0]) for of_variable in zip(*gradients, strict=True)]
         squares = {part: product(total, total, part) for part in self._parts}
         embedder = [part for part in self._parts if part != "objectives"]
         gram = [[sum(product(a, b, part) for part in embedder) for b in gradients] for a in gradients]
         return squares, ops.stack([ops.stack(row) for row in gram])
 
 
-def _sum(gradients: Sequence[Any]):
-    known = [gradient for gradient in gradients if gradient is not None]
-    return sum(known[1:], known[0]) if known else None
+def _gradients(function: Callable[[Any], Any], x: list) -> tuple[Any, Any, list[list]]:
+    """Return the values (T,) of a function at x, what it returns besides, and the gradient of each value."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        values, back, others = jax.vjp(function, x, has_aux=True)
+        return values, others, [back(one)[0] for one in jax.numpy.eye(len(values), dtype=values.dtype)]
+    x = [tf.identity(value) for value in x]
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(x)
+        values, others = function(x)
+        each = tf.unstack(values)
+    gradients = [tape.gradient(value, x, unconnected_gradients=tf.UnconnectedGradients.ZERO) for value in each]
+    # A gradient of gathered rows lists the rows.
+    rows = [[tf.convert_to_tensor(gradient) for gradient in of_term] for of_term in gradients]
+    return values, others, rows
 
 
-def _on_tensorflow(terms_of: Callable, summarize: Callable, eagerly: bool) -> Callable:
-    def run(trained, others, images, labels):
-        own = [tf.identity(value) for value in trained]
-        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-            tape.watch(own)
-            terms, embeddings = terms_of(own, others, images, labels)
-            each = tf.unstack(terms)
-        # A gradient of gathered rows lists the rows.
-        gradients = [
-            [None if found is None else tf.convert_to_tensor(found) for found in tape.gradient(term, own)]
-            for term in each
-        ]
-        del tape
-        return (terms, embeddings, *summarize(gradients))
+def _compiled(function: Callable) -> Callable:
+    if keras.backend.backend() == "jax":
+        import jax
 
-    return run if eagerly else tf.function(run, autograph=False)
-
-
-def _on_jax(terms_of: Callable, summarize: Callable, eagerly: bool) -> Callable:
-    import jax
-
-    def run(trained, others, images, labels):
-        terms, back, embeddings = jax.vjp(
-            lambda own: terms_of(own, others, images, labels), list(trained), has_aux=True
-        )
-        gradients = [back(one)[0] for one in jax.numpy.eye(len(terms), dtype=terms.dtype)]
-        return (terms, embeddings, *summarize(gradients))
-
-    compiled = run if eagerly else jax.jit(run)
-
-    def on_one_device(trained, others, images, labels):
-        # Whatever the training is shared out over, this is the work of one device.
-        given = [np.asarray(x) for x in (images, labels)]
-        labels = given[1].astype(np.int32)
-        return compiled(trained, others, given[0], labels)
-
-    return on_one_device
+        return jax.jit(function)
+    return tf.function(function, autograph=False)
 
 
 def _value(variable: Any):
@@ -174,16 +158,15 @@ def spread(embeddings: np.ndarray) -> dict[str, float]:
 
         variance = sum_i l_i
         effective_rank = exp(-sum_i p_i ln p_i)
-        participation_ratio = (sum_i l_i)^2 / sum_i l_i^2
 
-    Both ranks lie between 1 and min(B - 1, d). Of unit vectors the variance is at most 1, and half the mean squared
+    The rank lies between 1 and min(B - 1, d). Of unit vectors the variance is at most 1, and half the mean squared
     distance of two of them (drawn with replacement).
 
     Args:
         embeddings: (B, d).
 
     Returns:
-        The three by name; of images that all have one embedding, variance 0 and ranks of 1.
+        Both by name; of images that all have one embedding, variance 0 and rank 1.
 
     Example:
         >>> spread(np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]]))["effective_rank"]
@@ -197,28 +180,9 @@ def spread(embeddings: np.ndarray) -> dict[str, float]:
     total = float(values.sum())
     # Rounding of float32 is no direction.
     if total <= 1e-12:
-        return {"variance": total, "effective_rank": 1.0, "participation_ratio": 1.0}
+        return {"variance": total, "effective_rank": 1.0}
     shares = values[values > 0] / total
-    return {
-        "variance": total,
-        "effective_rank": float(np.exp(-(shares * np.log(shares)).sum())),
-        "participation_ratio": float(1.0 / (shares**2).sum()),
-    }
-
-
-def pair_distances(
-    embeddings: np.ndarray, labels: np.ndarray, relation: Callable | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the Euclidean distances of positive and of negative pairs, each pair once, in float64.
-
-    Args:
-        embeddings: (B, d).
-        labels: (B,) class ids, or what `relation` takes.
-        relation: Which images belong together, see `MetricLearner.positives`.
-    """
-    pairs, distances = Pairs.of_batch(embeddings, labels, relation), pdist(embeddings)
-    upper = np.triu_indices(len(labels), 1)
-    return distances[np.asarray(pairs.positives)[upper]], distances[np.asarray(pairs.negatives)[upper]]
+    return {"variance": total, "effective_rank": float(np.exp(-(shares * np.log(shares)).sum()))}
 
 
 def gradient_shares(gram: np.ndarray) -> np.ndarray:
@@ -238,23 +202,13 @@ def gradient_shares(gram: np.ndarray) -> np.ndarray:
 
 # A batch whose variance has fallen to this share of its highest, or its effective rank to that one's, has collapsed.
 VARIANCE_SHARE, RANK_SHARE = 0.1, 0.25
-# Unit vectors with this variance are a thousandth apart.
-POINT = 5e-7
-# A gradient norm this many times the running median of so many samples, once so many are known, has exploded.
-EXPLOSION, MEDIAN_OF, MEDIAN_FROM = 10.0, 20, 3
-
-ADVICE = {
-    "collapse": "lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another mining)",
-    "explosion": "lower --learning_rate, add --clip_norm or --warm_up_epochs",
-}
-
-Samples = Sequence[Mapping[str, Any]]
+_ADVICE = "lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another mining)"
 
 
-def collapse(sample: Mapping[str, Any], earlier: Samples) -> str:
+def collapse(sample: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> str:
     """Return what in a sample shows a collapsed embedding, against the best of earlier ones; empty: nothing.
 
-    The variance is below a tenth of its highest so far, or is that of a point; or the effective rank is below a quarter
+    The variance is below a tenth of its highest so far; or the effective rank is below a quarter
     of its highest so far, or of C - 1 where that is less: images of C classes, each drawn together to a point, as
     training wants them, still span C - 1 directions.
 
@@ -263,8 +217,6 @@ def collapse(sample: Mapping[str, Any], earlier: Samples) -> str:
         earlier: The samples before.
     """
     variance, rank = sample["variance"], sample["effective_rank"]
-    if variance < POINT:
-        return f"the embeddings of a batch have a variance of {variance:.1e}: they are one point"
     if not earlier:
         return ""
     widest = max(earlier, key=lambda other: other["variance"])
@@ -280,52 +232,6 @@ def collapse(sample: Mapping[str, Any], earlier: Samples) -> str:
             f"{fullest['effective_rank']:.1f} at step {fullest['step']}"
         )
     return ""
-
-
-def explosion(sample: Mapping[str, Any], earlier: Samples) -> str:
-    """Return what of a sample says that a gradient has exploded; empty: nothing.
-
-    The norm of a part's gradient is above ten times the median of the last 20 samples, and higher than in any of them:
-    where a loss is often 0, and its median with it, a batch that is not is no explosion.
-
-    Args:
-        sample: With `gradient_norm`, by part.
-        earlier: The samples before; fewer than three are not enough.
-    """
-    last = earlier[-MEDIAN_OF:]
-    if len(last) < MEDIAN_FROM:
-        return ""
-    parts = []
-    for part, norm in sample["gradient_norm"].items():
-        norms = [other["gradient_norm"].get(part, norm) for other in last]
-        median = float(np.median(norms))
-        if norm > EXPLOSION * median and norm > max(norms):
-            parts.append(f"the gradient norm of the {part} is {norm:.3g}, {median:.3g} in the median of {len(norms)}")
-    return " and ".join(parts)
-
-
-def new_alarms(sample: dict[str, Any], earlier: Samples) -> list[dict[str, Any]]:
-    """Return the alarms that a sample raises; notes in the sample under `alarms` which kinds hold.
-
-    What held at the sample before is not raised again.
-
-    Args:
-        sample: What `collapse` and `explosion` read, with its `step`.
-        earlier: The samples before, each with `alarms`.
-    """
-    seen = {"collapse": collapse(sample, earlier), "explosion": explosion(sample, earlier)}
-    sample["alarms"] = [kind for kind, words in seen.items() if words]
-    before = earlier[-1] if earlier else {"alarms": [], "step": None}
-    since = "at the first look" if before["step"] is None else f"well at step {before['step']}"
-    return [
-        {
-            "kind": kind,
-            "step": sample["step"],
-            "line": f"{kind} at step {sample['step']} ({since}): {seen[kind]}; {ADVICE[kind]}",
-        }
-        for kind in sample["alarms"]
-        if kind not in before["alarms"]
-    ]
 
 
 @dataclasses.dataclass
@@ -376,44 +282,39 @@ class Watcher:
             self._sampler = GradientSampler(self.parts.learner)
         images, labels = next(self._stream)
         try:
-            found = self._sampler(images, labels)
+            sample = self._sampler(images, labels)
         except Exception as error:
             if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, tf.errors.ResourceExhaustedError):
                 raise
             logging.warning("a look at a batch does not fit the memory: the run continues unwatched")
             self._too_large = True
             return
-        embeddings = found.embeddings
-        if not np.isfinite(embeddings).all():
+        if not np.isfinite(sample.embeddings).all():
             return  # the step itself will raise
-        d_pos, d_neg = pair_distances(embeddings, labels, self.parts.learner.positives)
-        sample: dict[str, Any] = {
+        values: dict[str, Any] = {
             "step": step,
-            "terms": found.terms,
-            "gradient_norm": found.norms,
-            "gradient_share": dict(zip(found.terms, gradient_shares(found.gram).tolist(), strict=True)),
-            **spread(embeddings),
+            "terms": sample.terms,
+            "gradient_norm": sample.norms,
+            "gradient_share": dict(zip(sample.terms, gradient_shares(sample.gram).tolist(), strict=True)),
+            **spread(sample.embeddings),
             "classes": len(np.unique(labels, axis=0)),
             "images": len(labels),
-            "d_pos": float(d_pos.mean()) if len(d_pos) else None,
-            "d_neg": float(d_neg.mean()) if len(d_neg) else None,
         }
-        new = new_alarms(sample, self.samples)
-        for alarm in new:
-            logging.warning("%s", alarm["line"])
-        self.samples.append(sample)
-        self.alarms += new
+        reason = collapse(values, self.samples)
+        values["collapsed"] = bool(reason)
+        if reason and not self.samples[-1]["collapsed"]:  # what lasts is not raised again
+            line = f"collapse at step {step} (well at step {self.samples[-1]['step']}): {reason}; {_ADVICE}"
+            logging.warning("%s", line)
+            self.alarms.append({"step": step, "line": line})
+        self.samples.append(values)
         about = {"every": self.experiment.watch_every, "samples": self.samples, "alarms": self.alarms}
         write_json(self.folder.watch, about)
         with writer.as_default(step=step):
             for name in ("terms", "gradient_norm", "gradient_share"):
-                for part, value in sample[name].items():
+                for part, value in values[name].items():
                     tf.summary.scalar(f"watch/{name}/{part}", value)
-            for name in ("variance", "effective_rank", "participation_ratio"):
-                tf.summary.scalar(f"watch/{name}", sample[name])
-            for name, values in (("d_pos", d_pos), ("d_neg", d_neg)):
-                if len(values):
-                    tf.summary.histogram(f"watch/{name}", values)
+            for name in ("variance", "effective_rank"):
+                tf.summary.scalar(f"watch/{name}", values[name])
             writer.flush()
 
     def forget_batches(self) -> None:
