@@ -8,7 +8,7 @@ became of each: its exit status, or the number of the signal that ended it, nega
 A kill leaves a folder as it is. So a run may also go on, and leave copies of its folder as kills at many moments would
 have: `"copies": [[["after", "flags.txt", 1], "copy"], ...]`.
 
-A run that has begun is gone on with where it says `"go_on": true`. `"cores": 1` leaves a process that many.
+A run that has begun is gone on with where it says `"go_on": true`.
 """
 
 from __future__ import annotations
@@ -73,13 +73,11 @@ def _one(
     kill: list | None = None,
     copies: list | None = None,
     go_on: bool = False,
-    cores: int | None = None,
 ) -> int:
     if go_on and os.path.exists(os.path.join(_value_of("run_dir", flags), "flags.txt")):
         flags = [f"--run_dir={_value_of('run_dir', flags)}", "--resume"]
     child = os.fork()
     if child == 0:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
         if kill:
             _at(*kill, _kill)
         for moment, to in copies or []:

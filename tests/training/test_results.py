@@ -11,18 +11,13 @@ from tests.training import runs
 from tests.training.runs import noise
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
-from tfdml.models import Embedder
-from tfdml.training import RunFolder
 from tfdml.training.images import Splits, check_measurable
 from tfdml.training.results import (
     Evaluator,
-    drop_embedders,
-    keep_embedder,
     saturation_warnings,
     selected_epoch,
     selection_warnings,
 )
-from tfdml.training.settings import EvaluationSettings
 from tfdml.training.workers import Processes
 
 
@@ -85,31 +80,6 @@ def test_epochs_that_were_not_measured_do_not_win():
     for record, rate in zip(records[1:], (1.0, 0.1, 1.0), strict=True):
         record["learning_rate"] = rate
     assert selected_epoch(records, "validation") == 3
-
-
-def test_embedders_stay_as_long_as_a_checkpoint_may_need_them(tmp_path):
-    folder, embedder = RunFolder(tmp_path), small_embedder()
-    recalls, steps, settings = [0.1, 0.5, 0.4, 0.6, 0.3], 10, EvaluationSettings(selection="validation")
-    kept = []
-    for epoch in range(1, 5):
-        records = history(*recalls[: epoch + 1])
-        keep_embedder(folder, settings, records, embedder)
-        for old in folder.checkpoints.glob("*.npz"):
-            if int(old.stem.removeprefix("step-")) < (epoch - 1) * steps:
-                old.unlink()
-        (folder.checkpoints / f"step-{epoch * steps:08d}.npz").touch()
-        drop_embedders(folder, settings, records, steps)
-        kept.append(sorted(int(path.stem[-4:]) for path in folder.checkpoints.glob("selected-*.keras")))
-    # Checkpoints of epochs 1; 1 and 2; 2 and 3; 3 and 4.
-    assert kept == [[1], [1], [1, 3], [3]]
-    assert folder.embedder.read_bytes() == folder.selected(3).read_bytes()
-
-
-def small_embedder():
-    embedder = Embedder("conv4", embedding_dim=2, image_size=16)
-    embedder.build((None, 16, 16, 3))
-    embedder.built = True
-    return embedder
 
 
 def check(split, ks, name="test"):

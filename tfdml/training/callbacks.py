@@ -11,13 +11,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import ops
 
 from tfdml.errors import UserError
 from tfdml.io.files import write_lines
@@ -25,7 +26,7 @@ from tfdml.training import checkpoints
 from tfdml.training.build import Components
 from tfdml.training.checkpoints import RunFolder
 from tfdml.training.optimizers import averaged
-from tfdml.training.results import drop_embedders, flat, keep_embedder
+from tfdml.training.results import flat, selected_epoch_of
 from tfdml.training.settings import Experiment
 from tfdml.training.watching import Watcher
 from tfdml.training.workers import Processes
@@ -116,14 +117,14 @@ class Interruption:
             self.received = int(processes.gather(np.array([self.received or 0], np.int64)).max()) or None
 
     @contextlib.contextmanager
-    def deferred(self, value: bool = True) -> Iterator[None]:
-        """Enter a block in which a signal waits for `check()`; or, with False, one within that in which it does not."""
+    def deferred(self) -> Iterator[None]:
+        """Enter a block in which a signal waits for `check()`."""
         self.check()
-        before, self._deferred = self._deferred, value
+        self._deferred = True
         try:
             yield
         finally:
-            self._deferred = before
+            self._deferred = False
         self.check()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -173,6 +174,10 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._interruption, self._processes = interruption, processes
         self.records: list[dict[str, Any]] = []
         self.step = 0
+        #: The classes that are drawn together until the next search: see `NeighborSampler.update`.
+        self.neighbors: list[list[int]] | None = None
+        #: The embedder's weights in the selected epoch, where that may be an earlier one than the last.
+        self.selected: Sequence[np.ndarray] = ()
         self._metric_state: list[Any] | None = None
         self._writer: Any = None
         self._epoch_started = self._compiled = 0.0
@@ -182,6 +187,7 @@ class TrainingMonitor(keras.callbacks.Callback):
     def resume(self, state: checkpoints.TrainingState) -> None:
         """Continue from a checkpoint's state; the model holds the checkpoint's arrays."""
         self.records, self.step = state.records, state.step
+        self.neighbors, self.selected = state.neighbors, state.selected
         if self._processes.is_chief:
             write_lines(self.folder.metrics, self.records)
             self._watcher.resume(self.step)
@@ -210,10 +216,9 @@ class TrainingMonitor(keras.callbacks.Callback):
         if self._processes.is_chief:
             self._writer = tf.summary.create_file_writer(str(self.folder.tensorboard))
         if not self.records:
-            with self.measuring():
-                measured = self._evaluate(0)
-            self._record({"epoch": 0, "step": 0, **measured})
+            self._record({"epoch": 0, "step": 0, **self._evaluate(0)})
             self.checkpoint()
+            self._stop_if_asked()
 
     def on_epoch_begin(self, epoch, logs=None):
         """Start the clock."""
@@ -259,24 +264,16 @@ class TrainingMonitor(keras.callbacks.Callback):
         if self._steps_here > 1:  # the first step compiles
             record["images_per_second"] = (self._steps_here - 1) * self._batch_size / (now - self._compiled)
         record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
-        try:
-            with averaged(self.model), self.measuring():
-                record.update(self._evaluate(epoch + 1))
-        except KeyboardInterrupt:
-            # The resumed run closes this epoch before it continues.
-            self.checkpoint()
-            raise
+        self.checkpoint()  # a run that is killed while it measures closes this epoch when it is resumed
+        with averaged(self.model):
+            record.update(self._evaluate(epoch + 1))
         self._record(record)
         if self._experiment.log_to:  # the line of the epoch would repeat every term
             shared.update(flat(record))
         with averaged(self.model):
-            if self._processes.is_chief:
-                keep_embedder(self.folder, self._experiment, self.records, self.model.embedder)
+            self._keep_embedder()
         self.checkpoint()
-        if self._processes.is_chief:
-            drop_embedders(self.folder, self._experiment, self.records, self.steps_per_epoch)
-        self._interruption.agree(self._processes)
-        self._interruption.check()
+        self._stop_if_asked()
 
     def on_train_end(self, logs=None):
         """Close TensorBoard's file."""
@@ -293,13 +290,24 @@ class TrainingMonitor(keras.callbacks.Callback):
         """
         if part := checkpoints.first_not_finite(self.model):
             raise self._diverged(f"the {part}'s weights are not finite")
-        state = checkpoints.TrainingState(self.step, self.records)
+        state = checkpoints.TrainingState(self.step, self.records, self.neighbors, self.selected)
         checkpoints.save(self.folder.checkpoints, self.model, state, write=self._processes.is_chief)
         self._saved()
 
-    def measuring(self) -> contextlib.AbstractContextManager[None]:
-        """Return a block that a signal ends at once; of several workers, who measure together, after its end."""
-        return self._interruption.deferred(False) if self._processes.alone else contextlib.nullcontext()
+    def _keep_embedder(self) -> None:
+        """Keep the embedder of the newest epoch if it is the best so far."""
+        if self._experiment.selection == "last":
+            return
+        epoch = self._processes.of_chief(lambda: selected_epoch_of(self._experiment, self.records))
+        if epoch != self.records[-1]["epoch"]:
+            return
+        self.selected = [ops.convert_to_numpy(weight) for weight in self.model.embedder.weights]
+        if self._processes.is_chief:
+            checkpoints.save_model(self.folder.embedder, self.model.embedder)
+
+    def _stop_if_asked(self) -> None:
+        self._interruption.agree(self._processes)
+        self._interruption.check()
 
     def _record(self, record: dict[str, Any]) -> None:
         self.records.append(record)

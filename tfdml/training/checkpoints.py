@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tfdml.training.workers import Processes, assign_here
 from tfdml.version import __version__, installed
 
 _NAME = re.compile(r"step-(\d+)\.npz")
-_STATE = "state"
+_STATE, _SELECTED = "state", "selected"
 # Characters of a message about the shapes of a checkpoint.
 _LONGEST = 200
 # Groups of arrays that are no part's weights.
@@ -40,10 +40,14 @@ class TrainingState:
     Args:
         step: How many steps have been trained.
         records: One mapping per epoch that has been closed, that before training included.
+        neighbors: The classes that the embedder confused at the last search for them, if there was one.
+        selected: The weights of the embedder in the epoch that is the best so far; none for the last epoch's.
     """
 
     step: int
     records: list[dict[str, Any]]
+    neighbors: list[list[int]] | None = None
+    selected: Sequence[np.ndarray] = ()
 
 
 def parts(learner: MetricLearner) -> dict[str, list]:
@@ -98,7 +102,9 @@ def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int =
     arrays = {name: np.asarray(ops.convert_to_numpy(variable)) for name, variable in variables(learner).items()}
     if not write:
         return path
-    arrays[_STATE] = np.frombuffer(json.dumps(dataclasses.asdict(state)).encode(), np.uint8)
+    arrays |= {f"{_SELECTED}/{i:05d}": weight for i, weight in enumerate(state.selected)}
+    about = {"step": state.step, "records": state.records, "neighbors": state.neighbors}
+    arrays[_STATE] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -141,7 +147,8 @@ def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], 
     try:
         with np.load(path if data is None else io.BytesIO(data)) as file:
             arrays = {name: file[name] for name in file.files}
-        state = TrainingState(**json.loads(arrays.pop(_STATE).tobytes()))
+        selected = tuple(arrays.pop(name) for name in sorted(arrays) if name.startswith(f"{_SELECTED}/"))
+        state = TrainingState(**json.loads(arrays.pop(_STATE).tobytes()), selected=selected)
     except Exception as error:  # damaged bytes raise a dozen types
         raise ValueError(f"{path.name} is damaged ({short_message(error, 'first', named=True)})") from error
     return arrays, state
@@ -227,7 +234,7 @@ class RunFolder:
 
         flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  checkpoints/  embedder.keras
          tensorboard/  report/index.html
-        and, where they apply, moments.keras  watch.json  neighbors/
+        and, where they apply, moments.keras  watch.json
 
     Args:
         path: The folder, a local one.
@@ -248,14 +255,6 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.watch = self.path / "watch.json"
         self.report = self.path / "report" / "index.html"
-
-    def selected(self, epoch: int) -> Path:
-        """Where the embedder of an epoch is kept that was the best when the epoch ended."""
-        return self.checkpoints / f"selected-epoch-{epoch:04d}.keras"
-
-    def neighbors(self, epoch: int) -> Path:
-        """Where the classes are that the embedder confused before an epoch."""
-        return self.path / "neighbors" / f"epoch-{epoch:04d}.npy"
 
     # What is there
 
@@ -337,7 +336,7 @@ class RunFolder:
         with locked(self.path, "run_dir"):
             sweep(self.path)
             # What another command writes below the folder is its own; in these nobody else writes.
-            for folder in (self.checkpoints, self.report.parent, self.neighbors(0).parent):
+            for folder in (self.checkpoints, self.report.parent):
                 for half_written in folder.glob(f"{PARTIAL_PREFIX}*"):
                     half_written.unlink(missing_ok=True)
             yield

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -20,7 +19,7 @@ from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, embed, evaluate_dataset, student_interval
 from tfdml.evaluation.metrics import ks_within
 from tfdml.evaluation.relevance import images_to_search
-from tfdml.io.files import atomic_write, write_json
+from tfdml.io.files import write_json
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.training import checkpoints
@@ -28,7 +27,10 @@ from tfdml.training.build import EVALUATION_BATCH, has_orders
 from tfdml.training.checkpoints import RunFolder
 from tfdml.training.images import Splits, load_splits, make_transforms
 from tfdml.training.settings import PAIR_METRICS, USUAL_METRICS, EvaluationSettings, Experiment
-from tfdml.training.workers import Processes
+from tfdml.training.workers import Processes, assign_here
+
+if TYPE_CHECKING:
+    from tfdml.training.callbacks import TrainingMonitor
 
 #: One mapping per epoch, as in `metrics.jsonl`. The first is before training.
 Records = list[dict[str, Any]]
@@ -115,35 +117,9 @@ def saturation_warnings(records: Records, selection: str, metric: str = "map@r")
     ]
 
 
-def keep_embedder(folder: RunFolder, settings: EvaluationSettings, records: Records, embedder: Embedder) -> None:
-    """Keep the embedder of the newest epoch if it is the best; to be called before that epoch's checkpoint."""
-    epoch = records[-1]["epoch"]
-    if settings.selection != "last" and _selected(settings, records) == epoch:
-        folder.checkpoints.mkdir(exist_ok=True)
-        checkpoints.save_model(folder.selected(epoch), embedder)
-
-
-def drop_embedders(folder: RunFolder, settings: EvaluationSettings, records: Records, steps_per_epoch: int) -> None:
-    """Make the best embedder the run's, and drop those that no checkpoint needs; to be called after the checkpoint."""
-    if settings.selection == "last":
-        return
-    _publish(folder, _selected(settings, records))
-    # Whichever checkpoint the run is resumed from, the embedder that was selected by then has to be there.
-    steps = map(checkpoints.step_of, checkpoints.list_checkpoints(folder.checkpoints))
-    closed = {step // steps_per_epoch for step in steps} - {0}
-    needed = {folder.selected(_selected(settings, records[: epoch + 1])) for epoch in closed}
-    for path in folder.checkpoints.glob("selected-epoch-*.keras"):
-        if path not in needed:
-            path.unlink()
-
-
-def _selected(settings: EvaluationSettings, records: Records) -> int:
+def selected_epoch_of(settings: EvaluationSettings, records: Records) -> int:
+    """Return the epoch that the settings select, as `selected_epoch`."""
     return selected_epoch(records, settings.selection, settings.selection_metric)
-
-
-def _publish(folder: RunFolder, epoch: int) -> None:
-    with atomic_write(folder.embedder) as temporary:
-        shutil.copyfile(folder.selected(epoch), temporary)
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -315,14 +291,14 @@ _SELECTION = {
 
 
 def write_results(
-    learner: MetricLearner, evaluator: Evaluator, records: Records, seconds: float, planned: int
+    learner: MetricLearner, evaluator: Evaluator, monitor: TrainingMonitor, seconds: float, planned: int
 ) -> TrainingRun | None:
     """Write what of `embedder.keras`, `moments.keras`, `queries.npz` and `result.json` is not there yet.
 
     Args:
-        learner: As it is after the last step.
+        learner: As it is after the last step; afterwards its embedder is that of the selected epoch.
         evaluator: Measures the embedder.
-        records: Those of the epochs.
+        monitor: What it has recorded and selected.
         seconds: How long the run has taken in this process.
         planned: How many steps the run was to have.
 
@@ -333,26 +309,24 @@ def write_results(
         UserError: A file cannot be written.
     """
     experiment, processes, embedder = evaluator.settings, evaluator.processes, learner.embedder
-    folder, epoch = RunFolder(experiment.run_dir), _selected(experiment, records)
-    last = processes.of_chief(lambda: epoch == records[-1]["epoch"])
+    folder, records = RunFolder(experiment.run_dir), monitor.records
+    epoch = processes.of_chief(lambda: selected_epoch_of(experiment, records))
+    last = epoch == records[-1]["epoch"]
+    if not last:
+        for weight, value in zip(embedder.weights, monitor.selected, strict=True):
+            assign_here(weight, value)
     if processes.is_chief:
         for warning in saturation_warnings(records, experiment.selection, experiment.selection_metric):
             logging.warning("%s", warning)
-        if last:
-            checkpoints.save_model(folder.embedder, embedder)
-        else:
-            logging.info("the embedder is that of epoch %d", epoch)
-            _publish(folder, epoch)
-            embedder = keras.saving.load_model(folder.embedder)
-    elif not last:
-        return None  # an embedder of an earlier epoch is on the chief alone
+        logging.info("the embedder is that of epoch %d", epoch)
+        checkpoints.save_model(folder.embedder, embedder)
     if evaluator.splits.test is None:
         if not processes.is_chief:
             return None
         of_all = folder.read_result() or {**_final(evaluator, records, epoch), "seconds": seconds}
         write_json(folder.result, of_all)
         return TrainingRun(experiment, of_all)
-    embeddings = evaluator.embed(embedder, "test", together=last)
+    embeddings = evaluator.embed(embedder, "test")
     if not processes.is_chief:
         return None
     result = folder.read_result()
@@ -367,7 +341,7 @@ def write_results(
             result["metrics_moments"] = evaluator.write_moments(learner, folder)
         write_json(folder.result, result)
     run = TrainingRun(experiment, result)
-    run.embedder, run.splits, run.embeddings = embedder, evaluator.splits, embeddings
+    run.splits, run.embeddings = evaluator.splits, embeddings
     return run
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import io
 import math
 import shutil
 import sys
@@ -21,8 +20,8 @@ from absl import logging
 from tfdml.data.dataset import explain_failure
 from tfdml.data.pipeline import CACHE_LIMIT_MB, decoded_source, own_threads, training_batches
 from tfdml.data.sampling import NeighborSampler, Share
-from tfdml.errors import UserError, differences, user_errors
-from tfdml.io.files import atomic_write, write_json
+from tfdml.errors import UserError, differences
+from tfdml.io.files import write_json
 from tfdml.models import MetricLearner
 from tfdml.models.embedder import untrained_batch_norm
 from tfdml.retrieval import confusable_classes
@@ -41,7 +40,6 @@ from tfdml.training.results import (
 )
 from tfdml.training.settings import MOST_CLASSES, Experiment
 from tfdml.training.watching import Watcher, logger_of
-from tfdml.version import __version__, installed
 
 
 def train(
@@ -189,17 +187,11 @@ def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], Non
 
 
 def _check_alike(experiment: Experiment, processes: workers.Processes) -> None:
-    """Refuse to train with processes of other versions or with other settings."""
+    """Refuse to train with processes of other settings."""
     if processes.alone:
         return
-    versions = {"tfdml": __version__, **installed(("tensorflow", "keras", "jax", "numpy"))}
-    chief = processes.of_chief(lambda: {"versions": versions, "flags": experiment.as_flags()})
-    here = f"on worker {processes.index}"
-    for name, other in chief["versions"].items():
-        if versions.get(name) != other:
-            own = versions.get(name, "none")
-            raise UserError(f"{name} {own} {here} and {other} on worker 0: install the same version")
-    for name, own, other in experiment.differences_to(Experiment.from_flags(chief["flags"])):
+    chief, here = processes.of_chief(experiment.as_flags), f"on worker {processes.index}"
+    for name, own, other in experiment.differences_to(Experiment.from_flags(chief)):
         if name not in (*MAY_DIFFER, "weights", "start_from"):
             raise UserError(f"--{name}={own} {here} and {other} on worker 0: use the same")
 
@@ -327,34 +319,20 @@ class Trainer:
     def _update_neighbors(self, sampler: NeighborSampler, epoch: int) -> None:
         """Have batches of the classes that the embedder confuses, by the last search before an epoch.
 
-        It is written before the first step that depends on it, and read again where a run is resumed after that step.
+        What a search found is in the checkpoints of the steps that depend on it.
         """
         train, options = self.splits.train, self.experiment.sampling_call().arguments
-        epoch -= epoch % options["every"]
-        first_step, path = epoch * self.parts.steps_per_epoch, self.folder.neighbors(epoch)
-        with self.monitor.measuring():
-            embeddings = None
-            if self.monitor.step == first_step:
-                embeddings = self.evaluator.embed(self.learner.embedder, "train")
+        first_step = (epoch - epoch % options["every"]) * self.parts.steps_per_epoch
+        if self.monitor.step == first_step:
+            embeddings = self.evaluator.embed(self.learner.embedder, "train")
 
-            def search() -> None:
-                if embeddings is not None:
-                    table = confusable_classes(
-                        embeddings,
-                        train.labels,
-                        most=self.experiment.classes_per_batch or MOST_CLASSES,
-                        skip_top=options["skip_top"],
-                        relative_margin=options["relative_margin"],
-                    )
-                    path.parent.mkdir(exist_ok=True)
-                    with atomic_write(path) as temporary, open(temporary, "wb") as file:
-                        np.save(file, table)
-                lost = f"{path} is missing or damaged: the run cannot be resumed without it"
-                with user_errors((OSError, ValueError, EOFError), lost):
-                    np.load(path)
+            def search() -> list[list[int]]:
+                most, limits = self.experiment.classes_per_batch or MOST_CLASSES, ("skip_top", "relative_margin")
+                own = {name: options[name] for name in limits}
+                return confusable_classes(embeddings, train.labels, most=most, **own).tolist()
 
-            self.processes.of_chief(search)
-        sampler.update(np.load(io.BytesIO(self.processes.bytes_of_chief(path.read_bytes))), first_step)
+            self.monitor.neighbors = self.processes.of_chief(search)
+        sampler.update(np.array(self.monitor.neighbors), first_step)
         self.watcher.forget_batches()
 
     def finish(self) -> TrainingRun | None:
@@ -366,7 +344,7 @@ class Trainer:
         seconds = time.perf_counter() - self.started
         with self._naming_bad_images(), averaged(self.learner):
             planned = self.experiment.epochs * self.parts.steps_per_epoch
-            run = write_results(self.learner, self.evaluator, self.monitor.records, seconds, planned)
+            run = write_results(self.learner, self.evaluator, self.monitor, seconds, planned)
         # The others wait for the chief. It needs none of them any more.
         with contextlib.suppress(*workers.LOST) if left.is_chief else contextlib.nullcontext():
             left.of_chief(lambda: None)
