@@ -195,6 +195,10 @@ class TrainingMonitor(keras.callbacks.Callback):
             # fit() resets metrics at the start of an epoch; in the middle of one they must go on.
             self._metric_state = [keras.ops.convert_to_numpy(v) for v in self.model.metrics_variables]
 
+    def state(self) -> checkpoints.TrainingState:
+        """Return what a run that continues from here needs besides the model."""
+        return checkpoints.TrainingState(self.step, self.records, self.neighbors, self.selected)
+
     def close_epoch(self, within: bool = False) -> None:
         """Measure and record an epoch whose last step was made before the run was stopped, if there is one.
 
@@ -290,8 +294,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         """
         if part := checkpoints.first_not_finite(self.model):
             raise self._diverged(f"the {part}'s weights are not finite")
-        state = checkpoints.TrainingState(self.step, self.records, self.neighbors, self.selected)
-        checkpoints.save(self.folder.checkpoints, self.model, state, write=self._processes.is_chief)
+        checkpoints.save(self.folder.checkpoints, self.model, self.state(), write=self._processes.is_chief)
         self._saved()
 
     def _keep_embedder(self) -> None:

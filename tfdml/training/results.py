@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,13 +24,10 @@ from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.training import checkpoints
 from tfdml.training.build import EVALUATION_BATCH, has_orders
-from tfdml.training.checkpoints import RunFolder
+from tfdml.training.checkpoints import RunFolder, TrainingState
 from tfdml.training.images import Splits, load_splits, make_transforms
 from tfdml.training.settings import PAIR_METRICS, USUAL_METRICS, EvaluationSettings, Experiment
 from tfdml.training.workers import Processes, assign_here
-
-if TYPE_CHECKING:
-    from tfdml.training.callbacks import TrainingMonitor
 
 #: One mapping per epoch, as in `metrics.jsonl`. The first is before training.
 Records = list[dict[str, Any]]
@@ -291,14 +288,14 @@ _SELECTION = {
 
 
 def write_results(
-    learner: MetricLearner, evaluator: Evaluator, monitor: TrainingMonitor, seconds: float, planned: int
+    learner: MetricLearner, evaluator: Evaluator, state: TrainingState, seconds: float, planned: int
 ) -> TrainingRun | None:
     """Write what of `embedder.keras`, `moments.keras`, `queries.npz` and `result.json` is not there yet.
 
     Args:
         learner: As it is after the last step; afterwards its embedder is that of the selected epoch.
         evaluator: Measures the embedder.
-        monitor: What it has recorded and selected.
+        state: What was recorded and selected.
         seconds: How long the run has taken in this process.
         planned: How many steps the run was to have.
 
@@ -309,11 +306,11 @@ def write_results(
         UserError: A file cannot be written.
     """
     experiment, processes, embedder = evaluator.settings, evaluator.processes, learner.embedder
-    folder, records = RunFolder(experiment.run_dir), monitor.records
+    folder, records = RunFolder(experiment.run_dir), state.records
     epoch = processes.of_chief(lambda: selected_epoch_of(experiment, records))
     last = epoch == records[-1]["epoch"]
     if not last:
-        for weight, value in zip(embedder.weights, monitor.selected, strict=True):
+        for weight, value in zip(embedder.weights, state.selected, strict=True):
             assign_here(weight, value)
     if processes.is_chief:
         for warning in saturation_warnings(records, experiment.selection, experiment.selection_metric):

@@ -344,7 +344,7 @@ class Trainer:
         seconds = time.perf_counter() - self.started
         with self._naming_bad_images(), averaged(self.learner):
             planned = self.experiment.epochs * self.parts.steps_per_epoch
-            run = write_results(self.learner, self.evaluator, self.monitor, seconds, planned)
+            run = write_results(self.learner, self.evaluator, self.monitor.state(), seconds, planned)
         # The others wait for the chief. It needs none of them any more.
         with contextlib.suppress(*workers.LOST) if left.is_chief else contextlib.nullcontext():
             left.of_chief(lambda: None)
