@@ -65,126 +65,67 @@ def cosine(a, b):
     return float(a @ b) / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30)
 
 
-def euclidean(a, b):
-    return float(np.linalg.norm(a - b))
-
-
-def pairs_of(y, d, least, most):
-    """The distance of each pair that the miner keeps, by its two images."""
-    pairs = [(i, j) for i in range(len(y)) for j in range(len(y)) if i != j]
-    kept_positives = {(i, j) for i, j in pairs if y[i] == y[j] and d[i][j] > least}
-    return kept_positives, {(i, j) for i, j in pairs if y[i] != y[j] and d[i][j] < most}
-
-
-def mean(values):
-    return float(np.mean(values)) if len(values) else 0.0
-
-
-def contrastive(y, d, pos, neg):
-    pushes = [2.0 - d[i][j] for i, j in neg if d[i][j] < 2.0]
-    return mean([d[i][j] for i, j in pos]) + mean(pushes)
-
-
-def triplet(y, d, pos, neg):
-    hinges = [d[a][p] - d[a][n] + 0.4 for a, p in pos for b, n in neg if a == b]
-    return mean([hinge for hinge in hinges if hinge > 0])
-
-
-def quadruplet(y, d, pos, neg):
-    total = 0.0
-    for i in range(len(y)):
-        own = [d[i][j] for a, j in pos if a == i]
-        near = [d[i][k] for a, k in neg if a == i]
-        total += mean([max(p - n + 0.4, 0) for p in own for n in near])
-        total += mean([max(p - d[k][m] + 0.2, 0) for p in own for k, m in neg])
-    return total / len(y)
-
-
-def cosine_contrastive(y, d, pos, neg):
-    pushes = [(1 - d[i][j]) - 0.2 for i, j in neg if 1 - d[i][j] > 0.2]
-    return (mean([d[i][j] ** 2 for i, j in pos]) + mean(pushes)) / 2
-
-
-def binomial(y, d, pos, neg):
-    pull = mean([np.log1p(np.exp(-2 * (1 - d[i][j] - 0.5))) for i, j in pos])
-    return pull + mean([np.log1p(np.exp(2 * 5 * (1 - d[i][j] - 0.5))) for i, j in neg])
-
-
-def multi_similarity(y, d, pos, neg):
-    total = 0.0
-    for a in range(len(y)):
-        total += np.log1p(sum(np.exp(-2 * (1 - d[i][j] - 0.5)) for i, j in pos if i == a)) / 2
-        total += np.log1p(sum(np.exp(10 * (1 - d[i][j] - 0.5)) for i, j in neg if i == a)) / 10
-    return total / len(y)
-
-
-def lifted(y, d, pos, neg):
-    values = []
-    for i, j in pos:
-        push = sum(np.exp(1 - d[a][n]) for a, n in neg if a == i) + sum(np.exp(1 - d[a][n]) for a, n in neg if a == j)
-        values.append(max(d[i][j] + np.log(push), 0) ** 2 / 2 if push else 0.0)
-    return mean(values)
-
-
-def circle(y, d, pos, neg, frozen=None):
-    fixed = d if frozen is None else frozen  # the weights carry no gradient
-    values = []
-    for a in range(len(y)):
-        own, others = [j for i, j in pos if i == a], [j for i, j in neg if i == a]
-        if own and others:
-            pull = sum(np.exp(-3 * max(1.4 - (1 - fixed[a][j]), 0) * (1 - d[a][j] - 0.6)) for j in own)
-            push = sum(np.exp(3 * max(1 - fixed[a][j] + 0.4, 0) * (1 - d[a][j] - 0.4)) for j in others)
-            values.append(np.log1p(pull * push))
-    return mean(values)
-
-
 def composed():
-    """Each loss with a miner, and a distance where it has one: (loss, its formula, distance, range of the miner)."""
+    """Each loss with a miner, and a distance where it has one: (loss, distance, range of the miner)."""
     for name, (distance, measure) in DISTANCES.items():
         both = {"distance": distance, "mining": Between(*RANGE[name])}
-        yield f"contrastive {name}", losses.ContrastiveLoss(2.0, **both), contrastive, measure, RANGE[name]
-        yield f"triplet {name}", losses.TripletLoss(0.4, **both), triplet, measure, RANGE[name]
-        yield f"quadruplet {name}", losses.QuadrupletLoss(0.4, 0.2, **both), quadruplet, measure, RANGE[name]
+        yield f"contrastive {name}", losses.ContrastiveLoss(2.0, **both), measure, RANGE[name]
+        yield f"triplet {name}", losses.TripletLoss(0.4, **both), measure, RANGE[name]
+        yield f"quadruplet {name}", losses.QuadrupletLoss(0.4, 0.2, **both), measure, RANGE[name]
     on_cosines = (lambda a, b: 1 - cosine(a, b)), (0.3, 1.1)
     miner = Between()
-    yield "cosine_contrastive", losses.CosineContrastiveLoss(0.2, mining=miner), cosine_contrastive, *on_cosines
-    yield "binomial", losses.BinomialDevianceLoss(2.0, 0.5, 5.0, mining=miner), binomial, *on_cosines
-    yield "multi_similarity", losses.MultiSimilarityLoss(beta=10.0, mining=miner), multi_similarity, *on_cosines
-    yield "circle", losses.CircleLoss(0.4, 3.0, mining=miner), circle, *on_cosines
-    yield "lifted", losses.LiftedStructureLoss(mining=Between(0.6, 1.4)), lifted, euclidean, (0.6, 1.4)
+    yield "cosine_contrastive", losses.CosineContrastiveLoss(0.2, mining=miner), *on_cosines
+    yield "binomial", losses.BinomialDevianceLoss(2.0, 0.5, 5.0, mining=miner), *on_cosines
+    yield "multi_similarity", losses.MultiSimilarityLoss(beta=10.0, mining=miner), *on_cosines
+    yield "circle", losses.CircleLoss(0.4, 3.0, mining=miner), *on_cosines
+    lifted = losses.LiftedStructureLoss(mining=Between(0.6, 1.4))
+    yield "lifted", lifted, (lambda a, b: float(np.linalg.norm(a - b))), (0.6, 1.4)
 
 
 COMPOSED = {name: case for name, *case in composed()}
-every_loss = pytest.mark.parametrize(("loss", "formula", "measure", "limits"), COMPOSED.values(), ids=COMPOSED)
-
-
-def reference(formula, measure, limits, y, x, at=None):
-    """The formula's value on x, with the pairs, and what else is frozen, as they are at `at`."""
-    x = np.asarray(x, np.float64)
-    at = x if at is None else np.asarray(at, np.float64)
-    d, fixed = ([[measure(a, b) for b in points] for a in points] for points in (x, at))
-    more = {"frozen": fixed} if formula is circle else {}
-    return formula(y, d, *pairs_of(y, fixed, *limits), **more)
+every_loss = pytest.mark.parametrize(("loss", "measure", "limits"), COMPOSED.values(), ids=COMPOSED)
 
 
 @every_loss
 @pytest.mark.parametrize("mode", ["eager", "xla"])
-def test_value_and_gradient_are_those_of_the_kept_pairs(loss, formula, measure, limits, mode):
+def test_value_and_gradient_are_those_of_the_pairs_that_the_miner_keeps(loss, measure, limits, mode):
+    """The loss of these pairs alone, given one by one, is tested against its formula."""
     y, x = random_batch(3, 9, 3, 4)
-    positives, negatives = pairs_of(y, [[measure(a, b) for b in x] for a in x], *limits)
-    chances = [(i, j) for i in range(9) for j in range(9) if i != j]
-    assert 0 < len(positives) < sum(y[i] == y[j] for i, j in chances)
-    assert 0 < len(negatives) < sum(y[i] != y[j] for i, j in chances)
+    least, most = limits
+    pairs = [(i, j) for i in range(9) for j in range(i) if measure(x[i], x[j]) > least or y[i] != y[j]]
+    pairs = [(i, j) for i, j in pairs if measure(x[i], x[j]) < most or y[i] == y[j]]
+    given = [(i, j, y[i] == y[j]) for i, j in pairs]
+    for same in (True, False):
+        every = sum((y[i] == y[j]) == same for i in range(9) for j in range(i))
+        assert 0 < sum(similar == same for *_, similar in given) < every
+    alone = type(loss).from_config({**loss.get_config(), "mining": "all", "positives": mining.GivenPairs(given)})
+    expected, (slope,) = value_and_gradients(lambda e: alone(np.arange(9), e), x)
     value, (gradient,) = value_and_gradients(lambda e: loss(y, e), x, mode=mode)
-    assert_close(value, reference(formula, measure, limits, y, x), floor=1e-6)
-    (expected,) = finite_differences(lambda e: reference(formula, measure, limits, y, e, at=x), x)
-    assert np.any(expected)
-    assert_close(gradient, expected, 2e-5)
+    assert_close(value, expected)
+    assert np.any(slope)
+    assert_close(gradient, slope)
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_a_distance_of_ones_own_is_that_of_the_loss(name):
+    distance, measure = DISTANCES[name]
+    y, x = random_batch(3, 9, 3, 4)
+    loss = losses.ContrastiveLoss(2.0, distance, average="all")
+
+    def reference(x):
+        d = [[measure(a, b) for b in x] for a in x]
+        pull = [d[i][j] for i in range(9) for j in range(9) if i != j and y[i] == y[j]]
+        push = [max(2.0 - d[i][j], 0.0) for i in range(9) for j in range(9) if y[i] != y[j]]
+        return np.mean(pull) + np.mean(push)
+
+    value, (gradient,) = value_and_gradients(lambda e: loss(y, e), x)
+    assert_close(value, reference(np.float64(x)))
+    assert_close(gradient, finite_differences(reference, x)[0], 2e-5)
 
 
 @pytest.mark.one_quick_case
 @every_loss
-def test_degenerate_batches_are_finite(loss, formula, measure, limits):
+def test_degenerate_batches_are_finite(loss, measure, limits):
     for name, (y, x) in degenerate_batches().items():
         value, (gradient,) = value_and_gradients(lambda e, y=y: loss(y, e), x)
         assert np.isfinite(value), name
@@ -192,7 +133,7 @@ def test_degenerate_batches_are_finite(loss, formula, measure, limits):
 
 
 @every_loss
-def test_a_composed_loss_is_saved_and_loaded(loss, formula, measure, limits):
+def test_a_composed_loss_is_saved_and_loaded(loss, measure, limits):
     term = objectives.MetricLoss(loss, weight=0.5, name="mine")
     stored = json.loads(json.dumps(keras.saving.serialize_keras_object(term)))
     again = keras.saving.deserialize_keras_object(stored)

@@ -30,7 +30,7 @@ def make_quick(patch):
         return learner
 
     patch.setattr(build, "make_learner", eager)
-    patch.setitem(resolver._BACKBONES, "conv4", resolver._own(shallow, "tf", "width"))
+    patch.setitem(resolver._BACKBONES, "conv4", resolver._Entry(shallow, "tf", ("width",)))
     patch.setattr(build, "load_splits", lambda *arguments: runs.SPLITS)
 
 

@@ -43,11 +43,6 @@ def require_keras_hub() -> Any:
         return importlib.import_module("keras_hub")
 
 
-def families() -> tuple[str, ...]:
-    """Return the classes of KerasHub that `TokenBackbone` takes."""
-    return tuple(sorted(_LEADING))
-
-
 class PatchMap(SavedByArguments, keras.layers.Layer):
     """Tokens to the map of the patches, which lie in a square, row by row: (B, k + h h, c) -> (B, h, h, c).
 
@@ -92,7 +87,7 @@ class TokenBackbone(keras.Model):
     through the layer `patch_map`.
 
     Args:
-        network: A backbone of KerasHub, one of `families()`, or its serialized form.
+        network: A backbone of KerasHub, such as `ViTBackbone`, or its serialized form.
 
     Raises:
         UserError: KerasHub is missing, or the network is of another family.
@@ -110,7 +105,7 @@ class TokenBackbone(keras.Model):
         network = restore(network)
         family = type(network).__name__
         if family not in _LEADING:
-            raise UserError(f"a `hub:` backbone must be one of {', '.join(families())}, not {family}")
+            raise UserError(f"a `hub:` backbone must be one of {', '.join(sorted(_LEADING))}, not {family}")
         leading = _LEADING[family](network)
         head = getattr(network, "head", None) if family == "SigLIPVisionEncoder" else None
         tokens = network.output if head is None else network.post_layer_norm.output
@@ -225,10 +220,11 @@ def load_preset(name: str, image_size: int) -> tuple[keras.Model, dict[str, list
         network = network.vision_encoder
     with user_errors(Exception, f"cannot build backbone 'hub:{name}' at {image_size} px: {REASON}"):
         network = resized(network, image_size)
-    if type(network).__name__ in families():
+    if type(network).__name__ in _LEADING:
         return TokenBackbone(network), scaling, (PATCH_MAP,)
     if len(network.inputs) != 1 or not hasattr(network.output, "shape") or len(network.output.shape) != 4:
-        raise UserError(f"backbone 'hub:{name}' is a {type(network).__name__}; known are {', '.join(families())}")
+        families = ", ".join(sorted(_LEADING))
+        raise UserError(f"backbone 'hub:{name}' is a {type(network).__name__}; known are {families}")
     return network, scaling, None
 
 

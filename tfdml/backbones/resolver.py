@@ -37,32 +37,21 @@ class Backbone:
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    make: Callable[..., keras.Model]
+    """How a backbone is built: by a function `(input_shape, **options)`, or one of `keras.applications` by its name."""
+
+    build: str | Callable[..., Any]
     scaling: str
-    has_imagenet: bool
-    options: tuple[str, ...]
-    ensemble_cut: tuple[str, str] | None
+    options: tuple[str, ...] = ()
+    ensemble_cut: tuple[str, str] | None = None
 
-
-def _keras(function: str, scaling: str, *options: str, cut: tuple[str, str] | None = None) -> _Entry:
-    """Return the entry of a network of `keras.applications`."""
-
-    def make(input_shape, weights, **chosen):
-        build = getattr(keras.applications, function)
-        return build(include_top=False, input_shape=input_shape, weights=weights, **chosen)
-
-    return _Entry(make, scaling, True, options, cut)
-
-
-def _own(build: Callable[..., keras.Model], scaling: str, *options: str, cut: tuple[str, str] | None = None) -> _Entry:
-    """Return the entry of a network of `networks.py`, which has no weights of ImageNet."""
-    return _Entry(lambda input_shape, weights, **chosen: build(input_shape, **chosen), scaling, False, options, cut)
-
-
-def _of_user(build: Callable[..., Any]) -> _Entry:
-    """Return the entry of a registered function `(input_shape, **options)`, which returns a model or a `Backbone`."""
-    _, *options = inspect.signature(build).parameters
-    return _own(build, "tf", *options)
+    def make(self, shape: tuple, weights: str | None, options: dict[str, Any]) -> Backbone:
+        """Return the backbone, with weights of ImageNet or none."""
+        if isinstance(self.build, str):
+            build = getattr(keras.applications, self.build)
+            made = build(include_top=False, input_shape=shape, weights=weights, **options)
+        else:
+            made = self.build(shape, **options)
+        return made if isinstance(made, Backbone) else Backbone(made, self.scaling, self.ensemble_cut)
 
 
 _NO_WEIGHTS = (None, "", "none")
@@ -70,27 +59,27 @@ _RESNET_CUT = ("conv4_block1_out", "conv4_block6_out")
 _GOOGLENET_CUT = ("pool3_3x3_s2", "inception_4e")
 
 _BACKBONES = {
-    "conv4": _own(conv4, "tf", "width"),
-    "googlenet": _own(googlenet, "googlenet", cut=_GOOGLENET_CUT),
+    "conv4": _Entry(conv4, "tf", ("width",)),
+    "googlenet": _Entry(googlenet, "googlenet", ensemble_cut=_GOOGLENET_CUT),
     # torchvision feeds these weights with pixels of -1 to 1 (its transform_input), not with ImageNet's deviations.
-    "googlenet_bn": _own(functools.partial(googlenet, variant="batch_norm"), "tf", cut=_GOOGLENET_CUT),
-    "bn_inception": _own(bn_inception, "bn_inception", cut=("inception_3c", "inception_4d")),
-    "resnet50": _keras("ResNet50", "caffe", cut=_RESNET_CUT),
-    "resnet50_v1_5": _own(resnet50_v1_5, "torch", cut=_RESNET_CUT),
-    "resnet101": _keras("ResNet101", "caffe"),
-    "resnet50v2": _keras("ResNet50V2", "tf"),
-    "inceptionv3": _keras("InceptionV3", "tf"),
-    "mobilenetv2": _keras("MobileNetV2", "tf", "alpha"),
-    "mobilenetv3small": _keras("MobileNetV3Small", "none", "alpha"),
-    "mobilenetv3large": _keras("MobileNetV3Large", "none", "alpha"),
-    "efficientnetb0": _keras("EfficientNetB0", "none"),
-    "efficientnetv2b0": _keras("EfficientNetV2B0", "none"),
-    "efficientnetv2s": _keras("EfficientNetV2S", "none"),
-    "convnexttiny": _keras("ConvNeXtTiny", "none"),
-    "convnextsmall": _keras("ConvNeXtSmall", "none"),
-    "convnextbase": _keras("ConvNeXtBase", "none"),
-    "convnextlarge": _keras("ConvNeXtLarge", "none"),
-    "densenet121": _keras("DenseNet121", "torch"),
+    "googlenet_bn": _Entry(functools.partial(googlenet, variant="batch_norm"), "tf", ensemble_cut=_GOOGLENET_CUT),
+    "bn_inception": _Entry(bn_inception, "bn_inception", ensemble_cut=("inception_3c", "inception_4d")),
+    "resnet50": _Entry("ResNet50", "caffe", ensemble_cut=_RESNET_CUT),
+    "resnet50_v1_5": _Entry(resnet50_v1_5, "torch", ensemble_cut=_RESNET_CUT),
+    "resnet101": _Entry("ResNet101", "caffe"),
+    "resnet50v2": _Entry("ResNet50V2", "tf"),
+    "inceptionv3": _Entry("InceptionV3", "tf"),
+    "mobilenetv2": _Entry("MobileNetV2", "tf", ("alpha",)),
+    "mobilenetv3small": _Entry("MobileNetV3Small", "none", ("alpha",)),
+    "mobilenetv3large": _Entry("MobileNetV3Large", "none", ("alpha",)),
+    "efficientnetb0": _Entry("EfficientNetB0", "none"),
+    "efficientnetv2b0": _Entry("EfficientNetV2B0", "none"),
+    "efficientnetv2s": _Entry("EfficientNetV2S", "none"),
+    "convnexttiny": _Entry("ConvNeXtTiny", "none"),
+    "convnextsmall": _Entry("ConvNeXtSmall", "none"),
+    "convnextbase": _Entry("ConvNeXtBase", "none"),
+    "convnextlarge": _Entry("ConvNeXtLarge", "none"),
+    "densenet121": _Entry("DenseNet121", "torch"),
 }
 
 
@@ -155,8 +144,7 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
     hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
     with user_errors(Exception, f"cannot build backbone {name!r} at {image_size} px: {REASON}{hint}"):
         shape = (image_size, image_size, 3)
-        made = entry.make(shape, "imagenet" if weights == "imagenet" else None, **options)
-    backbone = made if isinstance(made, Backbone) else Backbone(made, entry.scaling, entry.ensemble_cut)
+        backbone = entry.make(shape, "imagenet" if weights == "imagenet" else None, options)
     if weights not in (None, "imagenet"):
         load_weights(backbone.model, weights)
     return backbone
@@ -176,7 +164,9 @@ def _find(name: str, weights: str | None, options: dict[str, Any]) -> tuple[_Ent
         name, options = call.name, {**call.arguments, **options}
     spelled = {_plain(known): known for known in registered("backbone")}
     entry = find("backbone", spelled.get(_plain(name), name))
-    entry = entry if isinstance(entry, _Entry) else _of_user(entry)
+    if not isinstance(entry, _Entry):
+        # A function of a user's module.
+        entry = _Entry(entry, "tf", tuple(inspect.signature(entry).parameters)[1:])
     for option, value in options.items():
         if option not in entry.options:
             known = f"its options: {', '.join(entry.options)}" if entry.options else "it has none"
@@ -187,7 +177,7 @@ def _find(name: str, weights: str | None, options: dict[str, Any]) -> tuple[_Ent
                 integer(option, value, at_least=1) if option == "width" else number(option, value, above=0)
     if weights in _NO_WEIGHTS:
         return entry, options
-    if weights == "imagenet" and not entry.has_imagenet:
+    if weights == "imagenet" and not isinstance(entry.build, str):
         raise UserError(f"there are no ImageNet weights for {name!r}; use `weights='none'` or a file")
     if weights != "imagenet" and not os.path.isfile(local_copy(weights)):
         raise UserError(f"`weights`: there is no file {weights}")
