@@ -55,14 +55,9 @@ PAGES = {
         "audit/labels",
         "audit/identical",
         "audit/conflicting",
-        "audit/conflicting_test",
         "audit/count",
         "audit/cpu_seconds",
-        "audit/minutes",
         "audit/mb",
-    ],
-    "docs/embedding.md": [
-        "bulk_embedding/rates",
     ],
     "docs/evaluation.md": [
         "evaluation/exact",
@@ -72,30 +67,23 @@ PAGES = {
     ],
     "docs/generalization.md": [
         "generalization/table",
-        "generalization/epochs",
     ],
     "docs/index.md": [
         "first_result/steps/together/seconds",
     ],
     "docs/install.md": [
         "first_result/steps",
-        "first_result/installed",
+        "first_result/installed/all/MB",
+        "first_result/installed/tensorflow/MB",
     ],
     "docs/labels.md": [
         "label_noise/table",
     ],
     "docs/reranking.md": [
-        "reranking/cost",
         "reranking_cars196/table",
-        "reranking_omniglot/table",
     ],
     "docs/retriever.md": [
         "retriever/table",
-    ],
-    "docs/smaller_embeddings.md": [
-        "smaller_embeddings/report",
-        "matryoshka/table",
-        "matryoshka/differences",
     ],
     "docs/two_hosts.md": [
         "two_processes/table/one process/Recall@1",
