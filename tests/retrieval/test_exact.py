@@ -26,6 +26,11 @@ def reference(queries, gallery, k, distance, own_rows=None):
     return np.array(indices), np.array(distances)
 
 
+def mapped(array, folder, name="x"):
+    np.save(folder / f"{name}.npy", array)
+    return np.load(folder / f"{name}.npy", mmap_mode="r")
+
+
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("with_gallery", [False, True])
 def test_matches_a_slow_reference(distance, with_gallery):
@@ -58,45 +63,36 @@ def test_large_gallery_takes_the_grouped_path(distance):
     k=st.integers(1, 29),
     budget=st.sampled_from([1, 2000, 2**20]),
 )
-def test_ties_and_duplicates_follow_gallery_order(points, k, budget):
+def test_ties_and_duplicates_follow_gallery_order(points, k, budget, tmp_path_factory):
     """Integer embeddings are full of exact ties: the lower row comes first, whatever the block."""
     k = min(k, len(points) - 1)
-    indices, distances = nearest_neighbors(points, k=k, distance="sqeuclidean", memory_budget=budget)
     expected = reference(points, points, k, "sqeuclidean", np.arange(len(points)))
-    np.testing.assert_array_equal(indices, expected[0])
-    np.testing.assert_array_equal(distances, expected[1])
+    for gallery in (points, mapped(points, tmp_path_factory.mktemp("ties"))):
+        result = nearest_neighbors(gallery, k=k, distance="sqeuclidean", memory_budget=budget)
+        np.testing.assert_array_equal(result[0], expected[0])
+        np.testing.assert_array_equal(result[1], expected[1])
 
 
 def test_many_equal_rows_in_the_grouped_path_follow_gallery_order():
-    rng = np.random.default_rng(2)
-    points = rng.integers(0, 3, size=(2500, 3)).astype(np.float32)
+    points = np.random.default_rng(2).integers(0, 3, size=(2500, 3)).astype(np.float32)
     indices, distances = nearest_neighbors(points[:20], points, k=9, own_rows=np.arange(20))
     np.testing.assert_array_equal(indices, reference(points[:20], points, 9, "euclidean", np.arange(20))[0])
     assert (distances == 0).all()
+    indices, distances = nearest_neighbors(np.full((2000, 16), 0.1234567, np.float32), k=3)
+    assert indices[[0, 2, -1]].tolist() == [[1, 2, 3], [0, 1, 3], [0, 1, 2]]
+    assert (distances == 0).all()
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_equally_near_rows_of_unequal_scores_follow_gallery_order(mapped, tmp_path):
+def test_equally_near_rows_of_unequal_scores_follow_gallery_order(tmp_path):
     """Differences of 1/256 are exact, so that all are equally far; the products that rank them first are rounded."""
     rng = np.random.default_rng(6)
     query = rng.integers(-100, 100, size=(1, 16))
     near = query + rng.choice([-1, 1], size=(40, 16)) / 256
     gallery = np.concatenate([near, -query + rng.integers(-9, 9, size=(60, 16))]).astype(np.float32)
-    if mapped:
-        np.save(tmp_path / "gallery.npy", gallery)
-        gallery = np.load(tmp_path / "gallery.npy", mmap_mode="r")
-    indices, distances = nearest_neighbors(query, gallery, k=36, distance="sqeuclidean", memory_budget=2000)
-    assert distances.tolist() == [[16 / 256**2] * 36]
-    assert indices.tolist() == [list(range(36))]
-
-
-def test_collapsed_embeddings_give_the_first_rows():
-    points = np.full((2000, 16), 0.1234567, np.float32)
-    indices, distances = nearest_neighbors(points, k=3)
-    assert indices[0].tolist() == [1, 2, 3]
-    assert indices[2].tolist() == [0, 1, 3]
-    assert indices[-1].tolist() == [0, 1, 2]
-    assert (distances == 0).all()
+    for side in (gallery, mapped(gallery, tmp_path)):
+        indices, distances = nearest_neighbors(query, side, k=36, distance="sqeuclidean", memory_budget=2000)
+        assert distances.tolist() == [[16 / 256**2] * 36]
+        assert indices.tolist() == [list(range(36))]
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
@@ -147,17 +143,12 @@ def test_zero_vectors_are_at_cosine_distance_one():
     ("arguments", "message"),
     [
         ({"queries": np.zeros((0, 4)), "k": 1}, "neither of them 0"),
-        ({"queries": np.zeros(4), "k": 1}, "shape \\(4,\\)"),
         ({"queries": np.zeros((3, 4)), "k": 3}, "k must be in 1 .. 2"),
-        ({"queries": np.zeros((3, 4)), "k": 0}, "got 0"),
-        ({"queries": np.zeros((1, 4)), "k": 1}, "1 .. 0"),
         ({"queries": np.zeros((3, 4)), "gallery": np.zeros((5, 3)), "k": 1}, "4 dimensions, the gallery 3"),
-        ({"queries": np.zeros((3, 4)), "gallery": np.zeros((5, 4)), "k": 6}, "1 .. 5"),
         ({"queries": np.zeros((3, 4)), "k": 1, "distance": "manhattan"}, "unknown distance 'manhattan'"),
         ({"queries": np.array([["a"]]), "k": 1}, "real numbers"),
         ({"queries": np.zeros((3, 4)), "k": 1, "own_rows": [0, 1, 2]}, "goes with a gallery"),
         ({"queries": np.zeros((3, 4)), "gallery": np.zeros((5, 4)), "k": 1, "own_rows": [0, 1, 5]}, "0 .. 4"),
-        ({"queries": np.zeros((3, 4)), "gallery": np.zeros((5, 4)), "k": 1, "own_rows": [0]}, "one integer per query"),
     ],
 )
 def test_bad_arguments_say_what_is_wrong(arguments, message):
@@ -195,13 +186,8 @@ def test_products_are_of_float32_whatever_training_allows(allowed, monkeypatch):
         tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
-def mapped(array, folder, name="x"):
-    np.save(folder / f"{name}.npy", array)
-    return np.load(folder / f"{name}.npy", mmap_mode="r")
-
-
 @pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("budget", [1, 3000, 40_000])
+@pytest.mark.parametrize("budget", [1, 3000])
 def test_the_same_bits_as_in_memory(distance, budget, tmp_path):
     rng = np.random.default_rng(0)
     gallery = rng.normal(size=(211, 6)).astype(np.float32) * 7 + 3
@@ -210,29 +196,11 @@ def test_the_same_bits_as_in_memory(distance, budget, tmp_path):
     queries = rng.normal(size=(13, 6)).astype(np.float32) * 7 + 3
     for arguments in ({}, {"own_rows": np.arange(100, 113)}):
         expected = nearest_neighbors(queries, gallery, k=9, distance=distance, **arguments)
-        found = nearest_neighbors(
-            queries, mapped(gallery, tmp_path), k=9, distance=distance, memory_budget=budget, **arguments
-        )
-        np.testing.assert_array_equal(found[0], expected[0])
-        np.testing.assert_array_equal(found[1], expected[1])
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    seed=st.integers(0, 1000),
-    size=st.integers(2, 40),
-    k=st.integers(1, 39),
-    budget=st.sampled_from([1, 200, 1500]),
-)
-def test_ties_across_chunks_follow_gallery_order(seed, size, k, budget, tmp_path_factory):
-    k = min(k, size - 1)
-    points = np.random.default_rng(seed).integers(-2, 3, size=(size, 2)).astype(np.float32)
-    expected = nearest_neighbors(points, k=k, distance="sqeuclidean")
-    found = nearest_neighbors(
-        mapped(points, tmp_path_factory.mktemp("ties")), k=k, distance="sqeuclidean", memory_budget=budget
-    )
-    np.testing.assert_array_equal(found[0], expected[0])
-    np.testing.assert_array_equal(found[1], expected[1])
+        disk = check_embeddings(mapped(gallery, tmp_path))
+        assert is_memory_mapped(disk[2:])
+        result = nearest_neighbors(queries, disk, k=9, distance=distance, memory_budget=budget, **arguments)
+        np.testing.assert_array_equal(result[0], expected[0])
+        np.testing.assert_array_equal(result[1], expected[1])
 
 
 def test_all_metrics_are_those_of_the_search_in_memory(tmp_path):
@@ -247,15 +215,6 @@ def test_all_metrics_are_those_of_the_search_in_memory(tmp_path):
     in_memory = (points[:40], labels[:40], points[40:], labels[40:])
     same = pytest.approx(evaluate_retrieval(*in_memory), rel=1e-14)
     assert evaluate_retrieval(*queries, memory_budget=2000) == same
-
-
-def test_what_counts_as_mapped(tmp_path):
-    """The check of the embeddings and slices of them keep the mapping; what was copied is in memory."""
-    disk = mapped(np.ones((6, 3), np.float32), tmp_path)
-    assert is_memory_mapped(disk)
-    assert is_memory_mapped(check_embeddings(disk)[2:5])
-    assert not is_memory_mapped(disk[[0, 1]].copy())
-    assert not is_memory_mapped(check_embeddings(disk.astype(np.float64)))
 
 
 @pytest.mark.slow
@@ -277,6 +236,7 @@ def test_memory_stays_within_the_budget(tmp_path):
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("name", NAMES)
 def test_neighbors_are_those_of_float64(name, distance):
+    """Also where one far vector, or many, would move the center and widen the rounding of the others."""
     x = far_vectors(name, size=400, dim=8)
     exact = x.astype(np.float64)
     if distance == "dot":
