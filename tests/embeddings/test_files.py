@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import shutil
 import signal
 
 import numpy as np
@@ -90,23 +89,17 @@ def test_read_back_as_written_in_files_of_whole_batches(rows_per_file, rows, tmp
     assert [about["rows"] for _, about in sorted(manifest["files"].items())] == rows
     for name, about in manifest["files"].items():
         assert about["sha256"] == files.files.sha256_of(tmp_path / "x" / name)
-
-
-def test_other_tools_see_plain_columns(tmp_path):
-    write(tmp_path / "x")
-    whole = pq.read_table(sorted((tmp_path / "x").glob("*.parquet")))
-    assert whole.schema.field("embedding").type == pa.list_(pa.float32(), 3)
-    assert whole.column_names == ["id", "path", "label", "class", "role", "embedding"]
-    first = whole.slice(3, 1).to_pylist()[0]
-    assert first["embedding"] == EMBEDDINGS[3].tolist()
-    assert (first["id"], first["label"], first["class"], first["role"]) == (3, 1, "class 1", "test")
     # What the file itself says, without Arrow's own notes: a list of floats, for tools that know no fixed size.
-    schema = pq.ParquetFile(tmp_path / "x" / "part-000000.parquet").schema
-    assert schema.column(5).path == "embedding.list.element"
+    assert pq.ParquetFile(tmp_path / "x" / "part-000000.parquet").schema.column(5).path == "embedding.list.element"
+    (tmp_path / "x" / "manifest.json").unlink()
+    whole = pq.read_table(tmp_path / "x")
+    assert whole.schema.field("embedding").type == pa.list_(pa.float32(), 3)
+    row = {"id": 3, "path": table().names[3], "label": 1, "class": "class 1", "role": "query"}
+    assert whole.slice(3, 1).to_pylist() == [{**row, "embedding": EMBEDDINGS[3].tolist()}]
+    assert read_names(tmp_path / "x") == table().names
 
 
-@pytest.mark.parametrize("rows_per_file", [4, 5])
-@pytest.mark.parametrize("stops", [[0], [3], [1, 1, 0], [2, 0, 1]])
+@pytest.mark.parametrize(("stops", "rows_per_file"), [([0], 4), ([3], 5), ([1, 1, 0], 4), ([2, 0, 1], 5)])
 def test_stopped_and_resumed_is_bit_equal_to_uninterrupted(stops, rows_per_file, tmp_path):
     write(tmp_path / "whole", rows_per_file=rows_per_file)
     written = 0
@@ -223,11 +216,8 @@ def test_foreign_folders_and_damaged_records_are_refused(tmp_path):
     refused(lambda: write(tmp_path / "y"), r"holds a manifest\.json of something else")
     write(tmp_path / "z", stop_after=1)
     record = tmp_path / "z" / "progress" / "part-000000.parquet.json"
-    for values in ({"rows": "1"}, {"dimension": "gone"}, {"sha256": 3}):
-        before = record.read_text()
-        change(record, **values)
-        refused(lambda: write(tmp_path / "z"), r"part-000000\.parquet\.json is damaged.*; delete .*z to start again")
-        record.write_text(before)
+    change(record, sha256=3)
+    refused(lambda: write(tmp_path / "z"), r"part-000000\.parquet\.json is damaged.*; delete .*z to start again")
     (tmp_path / "z" / "progress.json").write_text("{")
     refused(lambda: write(tmp_path / "z"), "damaged")
 
@@ -252,21 +242,19 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
 def test_values_that_are_no_embeddings_are_refused(tmp_path):
     with EmbeddingWriter(tmp_path / "x", IDENTITY, table()) as writer:
         writer.append(EMBEDDINGS[:4])
-        for wrong in (EMBEDDINGS[:4, :2], EMBEDDINGS[0], EMBEDDINGS[:0]):
-            refused(lambda wrong=wrong: writer.append(wrong), r"must be \(images, 3\)")
+        refused(lambda: writer.append(EMBEDDINGS[:4, :2]), r"must be \(images, 3\)")
         broken = EMBEDDINGS[4:8].copy()
         broken[1, 2] = np.nan
         refused(lambda: writer.append(broken), r'"5".jpg holds NaN')
         refused(writer.finish, "4 embeddings of 10")
         refused(lambda: writer.append(EMBEDDINGS), "more embeddings than the 10")
         assert writer.rows == 4
-    for arguments, says in (
-        ({"images": ImageTable(("a\udcff.jpg",), [0], ["test"])}, "not: rename the file"),
-        ({"images": ImageTable(("a.jpg",), [0], ["test"], {0: "\udcff"})}, "not: rename the file"),
-        ({"images": table(), "dtype": "float16"}, "unknown `dtype` 'float16'"),
-        ({"images": table(), "rows_per_file": 0}, "`rows_per_file` must be at least 1, not 0"),
+    for images, dtype, says in (
+        (ImageTable(("a\udcff.jpg",), [0], ["test"]), "float32", "not: rename the file"),
+        (ImageTable(("a.jpg",), [0], ["test"], {0: "\udcff"}), "float32", "not: rename the file"),
+        (table(), "float16", "unknown `dtype` 'float16'"),
     ):
-        refused(lambda arguments=arguments: EmbeddingWriter(tmp_path / "y", IDENTITY, **arguments), says)
+        refused(lambda images=images, dtype=dtype: EmbeddingWriter(tmp_path / "y", IDENTITY, images, dtype), says)
 
 
 def test_int8_keeps_each_component_to_half_a_scale(tmp_path):
@@ -357,25 +345,8 @@ def test_splits_in_any_order_have_their_rows(data):
             refused(lambda name=name: stored.split(name), f"no {name} images, only")
 
 
-def test_from_elsewhere_in_order_of_the_files(tmp_path):
-    order = [3, 0, 9, 1, 2, 7, 8, 4, 6, 5]
-    rows = {
-        "id": order,
-        "embedding": [EMBEDDINGS[i].astype(np.float64).tolist() for i in order],
-        "label": [f"class {i // 2}" for i in order],
-    }
-    (tmp_path / "x").mkdir()
-    pq.write_table(pa.table(rows).slice(0, 4), tmp_path / "x" / "a.parquet")
-    pq.write_table(pa.table(rows).slice(4), tmp_path / "x" / "b.parquet")
-    stored = read_embeddings(tmp_path / "x")
-    np.testing.assert_array_equal(stored.embeddings, EMBEDDINGS[order])
-    assert stored.labels.tolist() == [i // 2 for i in order]
-    assert stored.roles is None
-    assert read_names(tmp_path / "x") == tuple(map(str, range(10)))
-
-
-def test_classes_of_a_folder_go_by_name(tmp_path, caplog):
-    """Two files that number their classes each from 0; and one that has names alone."""
+def test_classes_of_a_folder_go_by_name_and_rows_in_order_of_the_files(tmp_path, caplog):
+    """Two files that number their classes each from 0; and one that has names alone, in float64."""
     for number, names in enumerate((["bus", "coupe", "bus"], ["pizza", "bus", "pizza"])):
         columns = {"id": range(3), "path": [f"{number}/{row}" for row in range(3)], "label": [0, 1, 0], "class": names}
         write_file(tmp_path / f"{number}.parquet", table_of(columns, np.eye(3, dtype=np.float32)))
@@ -385,18 +356,19 @@ def test_classes_of_a_folder_go_by_name(tmp_path, caplog):
     assert "the columns label and class disagree; classes go by name, and are 3" in caplog.text
     one = read_embeddings(tmp_path / "1.parquet")
     assert (one.labels.tolist(), one.class_names) == ([0, 1, 0], {0: "pizza", 1: "bus"})
-    pq.write_table(pa.table({"embedding": [[1.0], [2.0]], "class": ["x", "a"]}), tmp_path / "names.parquet")
-    assert read_embeddings(tmp_path / "names.parquet").classes.tolist() == ["x", "a"]
+    assert read_names(tmp_path) == ("0/0", "0/1", "0/2", "1/0", "1/1", "1/2")
+    pq.write_table(pa.table({"embedding": [[1.0], [0.1]], "label": ["x", "a"]}), tmp_path / "names.parquet")
+    plain = read_embeddings(tmp_path / "names.parquet")
+    assert (plain.classes.tolist(), plain.roles, read_names(plain.source)) == (["x", "a"], None, ("0", "1"))
+    np.testing.assert_array_equal(plain.embeddings, np.float32([[1.0], [0.1]]))
 
 
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
         ({"vector": [[1.0]]}, "no column embedding; it has vector"),
-        ({"embedding": [1.0, 2.0]}, "must be a list of as many numbers"),
         ({"embedding": [["a"], ["b"]]}, "must be a list of as many numbers"),
         ({"embedding": [[1.0], [2.0, 3.0], [4.0, 5.0, 6.0]]}, "as many numbers"),
-        ({"embedding": [[1.0, 2.0], None]}, "as many numbers"),
         ({"embedding": [[1.0, None], [1.0, 2.0]]}, "as many numbers"),
         ({"embedding": pa.array([[], []], pa.list_(pa.float32()))}, "as many numbers"),
         ({"embedding": pa.array([], pa.list_(pa.float32(), 2))}, "holds no row"),
@@ -416,11 +388,8 @@ def test_parquet_that_holds_no_embeddings(columns, says, tmp_path):
     [
         ({"vectors": EMBEDDINGS}, "embeddings is not a file in the archive"),
         ({"embeddings": EMBEDDINGS, "labels": np.arange(9)}, r"10 embeddings but label of shape \(9,\)"),
-        ({"embeddings": EMBEDDINGS, "labels": np.full(10, 0.5)}, "labels must be integers"),
         ({"embeddings": EMBEDDINGS[0]}, r"must be numbers .* \(3,\)"),
-        ({"embeddings": EMBEDDINGS[:0]}, r"must be numbers \(N, d\), not"),
         ({"embeddings": EMBEDDINGS, "is_query": np.arange(10)}, "is_query must be bool"),
-        ({"embeddings": EMBEDDINGS, "roles": ["best"] * 10}, "unknown role 'best'"),
         ({"embeddings": np.array([{}] * 3, object)}, "cannot be read"),
     ],
 )
@@ -458,12 +427,10 @@ def test_damaged_and_missing_files_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        *(({key: "gone"}, f"key {key} must be") for key in ("count", "identity", "files")),
+        ({"count": "gone"}, "key count must be"),
         ({"count": 11}, "states 11 images, the files hold 10"),
         ({"files": {"../../etc/passwd": {}}}, "names a file outside its folder"),
-        ({"files": {}}, "lists no Parquet file"),
         ({"files": {"part-000009.parquet": {}}}, "cannot be read: "),
-        ({"model": "x"}, "its key model must be dict"),
         ({"version": 1}, "not of a folder of embeddings of format version 2"),
     ],
 )
@@ -471,14 +438,6 @@ def test_folders_that_are_not_what_their_manifest_says(values, says, tmp_path):
     write(tmp_path / "x")
     change(tmp_path / "x" / "manifest.json", **values)
     refused(lambda: read_embeddings(tmp_path / "x"), says)
-
-
-def test_names_of_files_without_a_manifest(tmp_path):
-    write(tmp_path / "x")
-    shutil.copyfile(tmp_path / "x" / "part-000001.parquet", tmp_path / "y.parquet")
-    assert read_names(tmp_path / "y.parquet") == table().names[4:8]
-    (tmp_path / "x" / "manifest.json").unlink()
-    assert read_names(tmp_path / "x") == table().names
 
 
 def test_names_are_relative_to_the_data(tmp_path):

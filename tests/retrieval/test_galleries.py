@@ -10,7 +10,7 @@ from tests.retrieval.databases import KINDS, psycopg
 from tfdml import kernels
 from tfdml.errors import UserError, redact
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval import SCHEMES, connect, is_gallery, nearest_neighbors
+from tfdml.retrieval import connect, nearest_neighbors
 from tfdml.retrieval.galleries import parse
 
 # Signs that mean something in SQL, in expressions, in JSON, or to a terminal; and beyond ASCII.
@@ -58,19 +58,14 @@ def test_the_order_is_that_of_the_exact_search(kind, databases, distance):
     with databases.gallery(kind, distance=distance) as gallery:
         gallery.upsert(ids, vectors)
         assert gallery.distance == distance
-        found = gallery.search(queries, k=15)
-        wanted, distances = exact(queries, ids, vectors, 15, distance)
-        np.testing.assert_allclose(found.distances, distances, rtol=1e-5, atol=2e-5)
-        np.testing.assert_array_equal(found.ids, wanted)
+        neighbors = gallery.search(queries, k=15)
+        names, distances = exact(queries, ids, vectors, 15, distance)
+        np.testing.assert_allclose(neighbors.distances, distances, rtol=1e-5, atol=2e-5)
+        np.testing.assert_array_equal(neighbors.ids, names)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "distance"),
-    [
-        (kernels.GaussianMixture(), "euclidean"),
-        (kernels.Exponential(), "dot"),
-        (kernels.Polynomial(3), "dot"),
-    ],
+    ("kernel", "distance"), [(kernels.GaussianMixture(), "euclidean"), (kernels.Exponential(), "dot")]
 )
 def test_kernels_rank_as_the_distance_that_stands_for_them(kind, databases, kernel, distance):
     vectors = np.random.default_rng(5).normal(size=(80, 6)).astype(np.float32)
@@ -158,15 +153,11 @@ def test_wrong_rows_and_queries_are_refused_before_anything_is_written(gallery):
     queries = np.eye(3)
     with pytest.raises(UserError, match="holds no table"):
         gallery.search(queries)
-    with pytest.raises(UserError, match="write it with tfdml index"):
-        gallery.optimize()
     gallery.upsert(["a", "b", "c"], np.eye(3), {"class": ["x", "y", "z"]})
     for arguments, says in [
         ((["x"], np.ones((1, 4))), "have 4 dimensions, .* has 3"),
-        ((["x", "y"], np.ones((1, 3))), "give 1 vectors as many different `ids`"),
         ((["x", "x"], np.ones((2, 3))), "give 2 vectors"),
         (([""], np.ones((1, 3))), "no empty id"),
-        (("xyz", np.ones((3, 3))), "give 3 vectors"),
         ((["x"], np.ones((1, 3)), {"class": ["a", "b"]}), "give 1 vectors"),
         ((["x"], np.ones((1, 3)), {"price": ["a"]}), "unknown column 'price'; one of path, class"),
         ((["x"], np.full((1, 3), np.nan)), "NaN"),
@@ -175,8 +166,6 @@ def test_wrong_rows_and_queries_are_refused_before_anything_is_written(gallery):
             gallery.upsert(*arguments)
     for options, says in [
         ({"vectors": np.eye(2)}, "2 dimensions, .* has 3"),
-        ({"vectors": np.full((1, 3), np.inf)}, "NaN or infinite"),
-        ({"vectors": queries, "k": 0}, "`k` must be at least 1"),
         ({"vectors": queries, "where": {"price": "x"}}, "unknown column 'price'"),
     ]:
         with pytest.raises(UserError, match=says):
@@ -283,23 +272,15 @@ def test_an_index_is_built_with_the_numbers_of_its_address(kind, index, says, da
     assert all(part in built for part in says), built
 
 
-SECRET = "s3cr/et@#?x"
-QUOTED = "s3cr%2Fet%40%23%3Fx"
-
-
-def test_the_parts_of_an_address():
-    address = parse(f"pgvector://me:{QUOTED}@[::1]:5433/shop?table=cars&distance=cosine&index=hnsw&links=8")
-    assert (address.parts.hostname, address.parts.port, address.path) == ("::1", 5433, "/shop")
-    assert (address.table, address.options["distance"], address.index) == ("cars", "cosine", "hnsw")
-    assert address.parameters == {"links": 8}
-    assert str(address) == "pgvector://[::1]:5433/shop?table=cars&distance=cosine&index=hnsw&links=8"
-    plain = parse("lancedb:///data/my%20cars")
-    assert (plain.path, plain.table, plain.index) == ("/data/my cars", "gallery", "")
+SECRET, QUOTED = "s3cr/et@#?x", "s3cr%2Fet%40%23%3Fx"
 
 
 def test_no_text_made_of_an_address_holds_its_password():
+    address = parse(f"pgvector://me:{QUOTED}@[::1]:5433/my%20shop?table=cars&distance=cosine&index=hnsw&links=8")
+    assert (address.parts.hostname, address.parts.port, address.path) == ("::1", 5433, "/my shop")
+    assert (address.table, address.index, address.parameters) == ("cars", "hnsw", {"links": 8})
+    assert str(address) == "pgvector://[::1]:5433/my%20shop?table=cars&distance=cosine&index=hnsw&links=8"
     for uri in (
-        f"pgvector://me:{QUOTED}@host/shop",
         f"pgvector://me:{SECRET}@host/shop",
         f"pgvector://me:{QUOTED}@host:port/shop",
         f"pgvector://me:{QUOTED}@host/shop?index=x",
@@ -319,12 +300,9 @@ def test_no_text_made_of_an_address_holds_its_password():
     ("uri", "says"),
     [
         ("redis://host/0", "write lancedb:///folder or pgvector://user"),
-        ("lancedb://data/cars", "cannot be read: write lancedb:///folder"),
         ("lancedb:///", "cannot be read: write lancedb:///folder"),
         ("pgvector://host:99999/db", "cannot be read"),
-        ("lancedb:///a#b", "cannot be read"),
         ("lancedb:///a?table=a;drop", "the name of a table has a .. z"),
-        ("lancedb:///a?distance=manhattan", "unknown distance 'manhattan'; one of euclidean"),
         ("pgvector://h/d?index=ivf_pq", "one of ivf, hnsw"),
         ("lancedb:///a?lists=3", "unknown option 'lists'; one of table, distance, index"),
         ("lancedb:///a?index=ivf&lists=0", "with positive numbers"),
@@ -350,10 +328,10 @@ def test_a_missing_client_is_named_with_its_extra(uri, package, monkeypatch):
 def test_a_server_that_is_not_there_is_one_line_without_the_password(caplog, capfd):
     with warnings.catch_warnings(record=True) as warned, pytest.raises(UserError) as caught:
         connect(f"pgvector://me:{QUOTED}@127.0.0.1:1/shop")
-    told = str(caught.value) + caplog.text + "".join(capfd.readouterr()) + "".join(str(one.message) for one in warned)
-    assert "127.0.0.1:1/shop` cannot be opened: " in told
-    assert "refused" in told
-    assert "s3cr" not in told
+    text = str(caught.value) + caplog.text + "".join(capfd.readouterr()) + "".join(str(one.message) for one in warned)
+    assert "127.0.0.1:1/shop` cannot be opened: " in text
+    assert "refused" in text
+    assert "s3cr" not in text
     assert "\n" not in str(caught.value)
     assert "s3cr" not in str(caught.value.__cause__)
 
@@ -368,8 +346,3 @@ def test_files_of_something_else_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"), connect(f"lancedb://{tmp_path / 'file'}") as gallery:
         gallery.upsert(["a"], [[1.0]])
-
-
-def test_what_is_a_gallery():
-    assert all(is_gallery(f"{scheme}://x") for scheme in SCHEMES)
-    assert not any(map(is_gallery, ("lancedb", "runs/lancedb", "grpc://x", "")))
