@@ -17,10 +17,7 @@ def version(models, tmp_path):
     folder = tmp_path / "1"
     shutil.copytree(models.saved_model, folder)
     shutil.copyfile(models.keras, folder / "embedder.keras")
-    (folder / "onnx").mkdir()
-    (folder / "onnx" / "float32.onnx").write_bytes(b"compared before it is read")
     parts = {
-        "onnx_float32": [folder / "onnx" / "float32.onnx"],
         "saved_model": [folder / "saved_model.pb", *(folder / "variables").iterdir()],
         "litert_float32": [folder / "litert" / "float32.tflite"],
         "keras": [folder / "embedder.keras"],
@@ -46,7 +43,6 @@ def one_line(look, says):
     ("name", "file"),
     [
         ("litert/float32.tflite", "litert/float32.tflite"),
-        ("onnx/float32.onnx", "onnx/float32.onnx"),
         ("embedder.keras", "embedder.keras"),
         ("", "saved_model.pb"),
         ("", "variables/variables.index"),
@@ -71,7 +67,6 @@ def test_damage_elsewhere_does_not_matter(version, monkeypatch):
     ("artifacts", "says"),
     [
         ([], "it is no JSON object"),
-        ({"litert_float32": 3}, "no JSON object"),
         ({"litert_float32": {}}, "key files must be"),
         ({"litert_float32": {"files": {"litert/float32.tflite": {}}}}, "key sha256 must be"),
         ({"saved_model": {"files": {"../../etc/passwd": {"sha256": ""}}}}, "outside its folder"),
@@ -88,14 +83,10 @@ def test_a_malformed_list_of_files_is_refused(artifacts, says, version):
     "view",
     [
         {"resize": 60_000, "image_size": 60_000, "resize_mode": "shorter"},
-        {"resize": 40, "image_size": 32, "mode": "shorter"},
-        {"resize": 2**70, "image_size": 32, "resize_mode": "shorter"},
         {"resize": float("inf"), "image_size": 32, "resize_mode": "shorter"},
         {"resize": 40, "image_size": -1, "resize_mode": "shorter"},
         {"resize": 40, "image_size": 32, "resize_mode": "sideways"},
         {"resize": 40, "image_size": 32, "resize_mode": "pad", "pad_color": [float("inf"), 0, 0]},
-        {"resize": 40, "image_size": 32, "resize_mode": "pad", "pad_color": "no such"},
-        {"resize": 40},
         [40, 32, "shorter"],
     ],
 )
