@@ -180,11 +180,10 @@ class Index:
             raise UserError(f"{folder} exists: choose another folder, or remove it")
         folder.parent.mkdir(parents=True, exist_ok=True)
         images: dict[str, Any] = {"id": range(len(self)), "path": self.ids, "label": self.labels}
-        named = self.labels is not None and self.labels.dtype.kind not in "iu"
-        if named:
-            images["class"] = self.labels.astype(str).tolist()  # type: ignore[union-attr]
+        if self.labels is not None and self.labels.dtype.kind not in "iu":
+            images["class"] = self.labels.astype(str).tolist()
             images["label"] = np.unique(images["class"], return_inverse=True)[1]
-        about = {"distance": self.distance, "batch_size": self.batch_size, "named": named}
+        about = {"distance": self.distance, "batch_size": self.batch_size}
         about["model"] = fingerprint(self.model) if isinstance(self.model, keras.Model) else ""
         with partial_folder(folder.parent) as partial:
             write_file(partial / _EMBEDDINGS, table_of(images, gallery))
@@ -216,6 +215,8 @@ class Index:
         index = cls(model, distance=about["distance"], batch_size=about["batch_size"])
         stored = read_embeddings(folder / _EMBEDDINGS)
         index.embeddings, index.ids = stored.embeddings, list(read_names(folder / _EMBEDDINGS))
-        index.labels = stored.classes.astype(str) if about.get("named") else stored.labels  # type: ignore[union-attr]
+        index.labels = stored.labels
+        if stored.classes is not None and stored.class_names:
+            index.labels = stored.classes.astype(str)
         index.calibration = about.get("calibration") and Calibration.from_dict(about["calibration"])
         return index

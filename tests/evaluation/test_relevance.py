@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from tests.evaluation.rankings import METRICS, check, slow
-from tfdml.data import ArrayImages, ImageDataset, PairList
+from tfdml.data import ImageDataset, PairList
+from tfdml.data.dataset import Protocol
 from tfdml.errors import UserError
-from tfdml.evaluation import Relevance, evaluate_dataset, evaluate_retrieval, retrieval_per_query
+from tfdml.evaluation import Relevance, dataset_protocol, evaluate_dataset, evaluate_retrieval, retrieval_per_query
 from tfdml.evaluation import retrieval as module
 
 
@@ -118,18 +119,66 @@ def test_every_level_of_a_hierarchy():
     assert relevance.matches.tolist() == (shared > 0).sum(axis=1).tolist()
 
 
-def test_a_data_set_with_cameras():
-    points, labels, cameras = made(7)
-    roles = np.arange(60) % 3 == 0
-    images = ArrayImages(np.zeros((60, 4, 4, 3), np.uint8))
-    everything = ImageDataset("made", "test", images, labels, groups=cameras)
-    found = evaluate_dataset(points, everything, metrics=["map"])
-    assert found == evaluate_retrieval(points, relevance=Relevance.classes(labels, not_same=cameras), metrics=["map"])
-    divided = ImageDataset("made", "test", images, labels, is_query=roles, groups=cameras)
-    sides = labels[roles], labels[~roles]
-    relevance = Relevance.classes(*sides, not_same=cameras[roles], gallery_not_same=cameras[~roles])
-    expected = evaluate_retrieval(points[roles], gallery=points[~roles], relevance=relevance, metrics=["map"])
-    assert evaluate_dataset(points, divided, metrics=["map"]) == expected
+POINTS, LABELS, CAMERAS = made(7)
+SETS = (np.random.default_rng(0).random((60, 6)) < 0.25).astype(int)
+LEVELS = np.stack([LABELS, LABELS // 3, LABELS // 9], axis=1)
+NEXT = {row + 100: [(row + 1) % 60 + 100] for row in range(60)}
+LAST = {row + 100: [(row + 59) % 60 + 100] for row in range(60)}
+
+
+def neighbors_of(rows, among, step):
+    """Of each of these rows, the place of the row after or before it, where it is searched."""
+    return [[place for place in range(len(among)) if among[place] == (row + step) % 60] for row in rows]
+
+
+def sharing(rows, among):
+    """Of each of these rows, the places of those that have a label in common."""
+    return [np.flatnonzero((SETS[among] & SETS[row]).any(axis=1)) for row in rows]
+
+
+# What a data set has beside its classes, and what is then relevant for queries among images.
+PROTOCOLS = {
+    "classes": ({}, lambda rows, among: Relevance.classes(LABELS[rows], LABELS[among])),
+    "cameras": (
+        {"groups": CAMERAS},
+        lambda rows, among: Relevance.classes(
+            LABELS[rows], LABELS[among], not_same=CAMERAS[rows], gallery_not_same=CAMERAS[among]
+        ),
+    ),
+    "sets": ({"label_rows": SETS}, lambda rows, among: Relevance.lists(sharing(rows, among))),
+    "levels": (
+        {"protocol": Protocol(("map",), levels=LEVELS)},
+        lambda rows, among: Relevance.levels(LEVELS[rows], LEVELS[among]),
+    ),
+    "lists": (
+        {"protocol": Protocol(("map",), ids=np.arange(60) + 100, lists=(NEXT, LAST))},
+        lambda rows, among: Relevance.lists(neighbors_of(rows, among, 1), neighbors_of(rows, among, 59)),
+    ),
+}
+
+
+@pytest.mark.parametrize("roles", [False, True])
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_data_set_is_measured_by_its_protocol(name, roles):
+    fields, relevance = PROTOCOLS[name]
+    is_query = np.arange(60) % 3 == 0
+    dataset = ImageDataset("made", "test", np.zeros((60, 4, 4, 3), np.uint8), LABELS, **fields)
+    dataset = dataclasses.replace(dataset, is_query=is_query if roles else None)
+    rows, among = (np.flatnonzero(is_query), np.flatnonzero(~is_query)) if roles else (np.arange(60), np.arange(60))
+    sides = {"gallery": POINTS[among], "relevance": relevance(rows, among), "own_rows": None if roles else rows}
+    metrics = ["recall@1", "map", "map@r", "asi"]
+    expected = evaluate_retrieval(POINTS[rows], **sides, metrics=metrics)
+    assert evaluate_dataset(POINTS, dataset, metrics=metrics) == pytest.approx(expected, rel=1e-12)
+    if name != "levels":
+        values = retrieval_per_query(**dataset_protocol(POINTS, dataset), metrics=["map"])["map"]
+        np.testing.assert_allclose(np.nanmean(values), expected["map"], rtol=1e-12)
+
+
+def test_a_part_of_a_data_set_keeps_its_protocol():
+    fields = {"protocol": Protocol(("recall",), ids=np.arange(60) + 100, lists=(NEXT, LAST))}
+    dataset = ImageDataset("made", "test", np.zeros((60, 4, 4, 3), np.uint8), LABELS, **fields)
+    part = evaluate_dataset(np.array([[0.0], [1.0], [9.0]]), dataset.take([4, 5, 30]))
+    assert (part["recall@1"], part["queries_without_match"]) == (1, 2)
 
 
 def test_without_classes_intervals_are_over_queries():
@@ -177,25 +226,6 @@ def test_bad_relevance(make, message):
 def test_relevance_that_does_not_fit(arguments, message):
     with pytest.raises(UserError, match=message):
         evaluate_retrieval(np.eye(3), **arguments)
-
-
-def test_label_sets_are_lists_of_the_images_that_share_a_label():
-    rng = np.random.default_rng(0)
-    sets, x = (rng.random((23, 6)) < 0.25).astype(int), rng.normal(size=(23, 3))
-    lists = [np.flatnonzero((sets & row).any(axis=1)) for row in sets]
-    options = {"metrics": ["recall", "map@r", "map", "minp"], "ks": (1, 3)}
-    expected = evaluate_retrieval(x, relevance=Relevance.lists(lists), **options)
-    dataset = ImageDataset(images=np.zeros((23, 2, 2, 3), np.uint8), labels=np.zeros(23, int), label_rows=sets)
-    found = evaluate_dataset(x, dataset, **options)
-    assert found == pytest.approx(expected, rel=1e-12)
-    is_query = np.arange(23) % 3 == 0
-    sides = [
-        [g for g, row in enumerate(np.flatnonzero(~is_query)) if row in lists[q]] for q in np.flatnonzero(is_query)
-    ]
-    expected = evaluate_retrieval(x[is_query], gallery=x[~is_query], relevance=Relevance.lists(sides), **options)
-    found = evaluate_dataset(x, dataclasses.replace(dataset, is_query=is_query), **options)
-    assert found == pytest.approx(expected, rel=1e-12)
-    assert Relevance.sets(sets).rows_of(4).tolist() == lists[4].tolist()
 
 
 def test_given_pairs_of_a_data_set_are_measured_beside_retrieval():

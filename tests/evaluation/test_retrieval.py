@@ -1,4 +1,4 @@
-"""A data set with roles is measured query against gallery, any other all-to-all."""
+"""Retrieval metrics of classes, with their intervals, and of parts of the test set."""
 
 import numpy as np
 import pytest
@@ -8,15 +8,10 @@ from scipy import stats
 
 from tests.evaluation.rankings import METRICS as METRICS_BY_HAND
 from tests.evaluation.rankings import check, slow
-from tfdml.data import ArrayImages, ImageDataset
-from tfdml.data.dataset import Protocol
 from tfdml.errors import UserError
 from tfdml.evaluation import (
-    Relevance,
     confidence_intervals,
-    dataset_protocol,
     evaluate_clustering,
-    evaluate_dataset,
     evaluate_retrieval,
     part_protocol,
     retrieval_per_query,
@@ -114,26 +109,6 @@ def test_bad_arguments_say_what_is_wrong(arguments, message):
         evaluate_retrieval(**{"embeddings": POINTS, "labels": LABELS, **arguments})
 
 
-def make(is_query):
-    images = ArrayImages(np.zeros((6, 4, 4, 3), np.uint8), tuple("abcdef"))
-    labels = np.array([0, 0, 1, 1, 1, 0])
-    return ImageDataset("made", "test", images, labels, {0: "zero", 1: "one"}, is_query=is_query)
-
-
-EMBEDDINGS = np.array([[0.0], [0.1], [5.0], [5.2], [0.3], [4.9]])
-
-
-def test_roles_decide_the_protocol():
-    query = np.array([True, False, True, False, True, False])
-    found = evaluate_dataset(EMBEDDINGS, make(query), ks=(1,), metrics=("recall",))
-    # Query 0 finds row 1 (its class); query 2 finds row 5 (another); query 4 finds row 1 (another).
-    assert found["recall@1"] == 1 / 3
-    assert (found["num_queries"], found["num_gallery"]) == (3, 3)
-    everything = evaluate_dataset(EMBEDDINGS, make(None), ks=(1,), metrics=("recall",))
-    assert everything == evaluate_retrieval(EMBEDDINGS, make(None).labels, ks=(1,), metrics=("recall",))
-    assert everything["num_gallery"] == 5
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 7), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 99))
 def test_parts_are_disjoint_even_and_hold_every_class(parts, more, seed):
@@ -176,30 +151,3 @@ def test_parts_without_an_image_of_each_class_are_refused():
     points, labels = made()
     with pytest.raises(UserError, match=r"41 parts need 41 images of every class; 6 of 6 classes have fewer"):
         part_protocol(points, labels, parts=41)
-
-
-def test_lists_of_a_protocol_say_what_is_right():
-    points = np.array([[0.0], [10.0], [0.1], [0.2], [9.0], [8.0]])
-    protocol = Protocol(("recall", "mp@2"), (1, 2), np.array([70, 71, 5, 6, 7, 8]), ({70: [6], 71: [8]}, {70: [5]}))
-    images, labels = np.zeros((6, 4, 4, 3), np.uint8), np.zeros(6, int)
-    dataset = ImageDataset("lists", "test", images, labels, is_query=np.arange(6) < 2, protocol=protocol)
-    found = evaluate_dataset(points, dataset, intervals="queries")
-    assert (found["recall@1"], found["recall@2"], found["num_queries"]) == (0.5, 1, 2)
-    assert set(found["intervals"]) == {"recall@1", "recall@2", "mp@2"}
-    assert evaluate_retrieval(**dataset_protocol(points, dataset), metrics=["recall@1"])["recall@1"] == 0.5
-    # A part of the data set keeps its lists.
-    rows = [0, 1, 4, 3]
-    part = evaluate_dataset(points[rows], dataset.take(rows))
-    assert (part["recall@1"], part["queries_without_match"]) == (1, 1)
-    assert dataset.queries.protocol is None
-
-
-def test_levels_are_measured_where_a_protocol_says_so():
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(6), 4)
-    points, images = labels[:, None] + 0.4 * rng.normal(size=(24, 3)), np.zeros((24, 4, 4, 3), np.uint8)
-    levels = np.stack([labels, labels // 3], axis=1)
-    leveled = ImageDataset("levels", "test", images, labels, protocol=Protocol(("map", "asi"), levels=levels))
-    expected = evaluate_retrieval(points, relevance=Relevance.levels(levels), metrics=["map", "asi"])
-    assert evaluate_dataset(points, leveled) == expected
-    assert set(expected) >= {"map/0", "map/1", "asi", "asi/0", "asi/1"}

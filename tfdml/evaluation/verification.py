@@ -528,16 +528,13 @@ class AllPairs:
             # Whole classes: the tile's rows, and no more counts than fit.
             last = max(first + 1, int(np.searchsorted(starts, starts[first] + _TILE, side="right")) - 1)
             last = min(last, first + max(1, _STRIP // (num * max(kinds, 1))))
-            strip = np.zeros((last - first, num, kinds))
+            counts = np.zeros((last - first) * num * kinds)
             for rows, columns, distances, counted in self.tiles(int(starts[first]), int(starts[last])):
                 accepted = distances <= (thresholds[-1] if kinds else -np.inf)
                 row, column = np.nonzero(accepted if counted is ... else accepted & counted)
-                low = self.classes[columns.start]
-                wide = self.classes[columns.stop - 1] + 1 - low
-                cell = (self.classes[rows][row] - first) * wide + self.classes[columns][column] - low
-                from_kind = np.searchsorted(thresholds, distances[row, column], side="left")
-                counts = np.bincount(cell * kinds + from_kind, minlength=len(strip) * wide * kinds)
-                strip[:, low : low + wide] += counts.reshape(len(strip), wide, kinds).cumsum(axis=-1)
+                cell = (self.classes[rows][row] - first) * num + self.classes[columns][column]
+                np.add.at(counts, cell * kinds + np.searchsorted(thresholds, distances[row, column]), 1)
+            strip = counts.reshape(last - first, num, kinds).cumsum(axis=-1)
             for i, of_class in enumerate(strip):
                 same[first + i] = of_class[first + i]
                 of_class[first + i] = 0
