@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdml import losses, objectives
 from tfdml.mining import GivenPairs
 
 EPSILON = 1e-6
@@ -18,6 +19,19 @@ BASES = ("PairLoss", "ClassSimilarityLoss", "Objective")
 def public_classes(package):
     """Name -> class of what a package exports, without the base classes."""
     return {name: cls for name, cls in inspect.getmembers(package, inspect.isclass) if name not in BASES}
+
+
+# What a class cannot be made without.
+_REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2, "dims": [1, 2], "pairs": [(0, 1, 1)]}
+
+
+def required_arguments(cls):
+    """The arguments without which a loss, objective, layer, kernel or miner cannot be made."""
+    parameters = inspect.signature(cls).parameters
+    named = {name for name, one in parameters.items() if one.default is one.empty}
+    required = {name: value for name, value in _REQUIRED.items() if name in named}
+    on_classes = "loss" in named and issubclass(cls, objectives.ProxyLoss)
+    return required | ({"loss": losses.AMSoftmaxLoss()} if on_classes else {})
 
 
 def random_batch(seed=0, size=8, classes=3, dim=5, unit=True):

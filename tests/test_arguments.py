@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.mathematics import public_classes
+from tests.mathematics import public_classes, required_arguments
 from tfdml import kernels, layers, losses, mining, objectives
 from tfdml.arguments import boolean, integer, number, one_of
 
@@ -59,10 +59,6 @@ def test_integers_and_truth_values_are_no_others():
             boolean("x", value)
 
 
-# What a class cannot be made without.
-REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2, "dims": [1, 2], "pairs": [(0, 1, 1)]}
-
-
 def _numeric_arguments():
     """Every public class, with each of its arguments whose default is a number or a truth value."""
     modules = (kernels, layers, losses, mining, objectives)
@@ -70,14 +66,9 @@ def _numeric_arguments():
     classes |= {cls for _, cls in inspect.getmembers(kernels, inspect.isclass) if issubclass(cls, kernels.Kernel)}
     for cls in sorted((cls for cls in classes if inspect.isclass(cls)), key=lambda cls: cls.__name__):
         parameters = inspect.signature(cls).parameters
-        required = {
-            key: REQUIRED[key] for key, one in parameters.items() if key in REQUIRED and one.default is one.empty
-        }
-        if cls in (objectives.ProxyLoss, objectives.MatryoshkaProxyLoss):
-            required["loss"] = losses.AMSoftmaxLoss()
         for parameter in parameters.values():
             if isinstance(parameter.default, (bool, int, float)):
-                yield pytest.param(cls, required, parameter, id=f"{cls.__name__}-{parameter.name}")
+                yield pytest.param(cls, required_arguments(cls), parameter, id=f"{cls.__name__}-{parameter.name}")
 
 
 @pytest.mark.parametrize(("cls", "required", "parameter"), list(_numeric_arguments()))

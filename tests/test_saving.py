@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.mathematics import required_arguments
 from tfdml import kernels, layers, losses, objectives
 from tfdml.saving import SavedByArguments, restore
 
@@ -28,10 +29,6 @@ def test_plain_values_are_left_alone():
     assert isinstance(restore(keras.saving.serialize_keras_object(losses.NPairLoss())), losses.NPairLoss)
 
 
-# What a class cannot be made without.
-REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2, "dims": [1, 2]}
-
-
 def _saved_classes():
     """Every public class that Keras saves by the arguments of its constructor."""
     modules = (kernels, layers, losses, objectives)
@@ -51,9 +48,7 @@ def _other(default):
 def test_every_argument_is_in_the_config_under_its_name(cls):
     """Also in classes that are added later: an argument that is kept under another name would not be saved."""
     named = {name: p.default for name, p in inspect.signature(cls).parameters.items() if name != "kwargs"}
-    required = {name: REQUIRED[name] for name in named if name in REQUIRED}
-    if cls in (objectives.ProxyLoss, objectives.MatryoshkaProxyLoss):
-        required["loss"] = losses.AMSoftmaxLoss()
+    required = required_arguments(cls)
     config = cls(**required).get_config()
     assert set(named) <= set(config)
     json.dumps(keras.saving.serialize_keras_object(cls(**required)))

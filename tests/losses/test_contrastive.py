@@ -33,13 +33,6 @@ def test_degenerate_batches_have_the_formula_s_gradient(case):
             assert_close(gradient, expected, floor=rounding(case.loss))
 
 
-def test_active_average_keeps_the_push_of_the_few():
-    x = np.array([[0.0, 0], [0.5, 0], [9, 0], [0, 9]], "float32")
-    labels = [0, 1, 2, 3]
-    assert_close(losses.ContrastiveLoss(1.0, "euclidean", "active")(labels, x), 0.5)
-    assert_close(losses.ContrastiveLoss(1.0, "euclidean", "all")(labels, x), 0.5 / 6)
-
-
 def test_the_default_weights_are_those_of_the_authors_code_on_two_views():
     views = np.random.default_rng(3).normal(size=(2, 5, 3)) * 0.5
     views[1] = views[0]  # with equal views, both batches have the statistics of one

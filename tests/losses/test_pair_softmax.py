@@ -7,7 +7,6 @@ from tests.mathematics import assert_close, random_batch
 from tfdml.losses import (
     AngularLoss,
     LiftedStructureLoss,
-    MultiSimilarityLoss,
     NPairLoss,
     NTXentLoss,
     SupConLoss,
@@ -77,13 +76,3 @@ def test_lifted_structure_is_tensorflow_addons():
     hinged = np.maximum(np.log(push[:, None] + push[None]) + distances, 0) ** 2
     positive = same & ~np.eye(9, dtype=bool)
     assert_close(LiftedStructureLoss(1.0)(labels, x), 0.25 * hinged[positive].sum() / (positive.sum() / 2))
-
-
-def test_multi_similarity_counts_unmined_anchors_in_its_mean():
-    # The third image has no positive and the fourth neither: they mine nothing but count.
-    x = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.8]], "float32")
-    labels = [0, 0, 1, 2]
-    rows = np.asarray(MultiSimilarityLoss(mining_epsilon=0.6).call(labels, x))
-    assert np.all(rows[:2] > 0)
-    np.testing.assert_array_equal(rows[2:], 0.0)
-    assert_close(MultiSimilarityLoss(mining_epsilon=0.6)(labels, x), rows.sum() / 4)

@@ -6,8 +6,6 @@ import pytest
 from tests.losses import references
 from tests.mathematics import MODES, assert_close, random_batch, value_and_gradients
 from tfdml.losses import QuadrupletLoss, TripletLoss
-from tfdml.mining import negative_probabilities, sample_negatives
-from tfdml.pairs import Pairs
 
 
 def test_the_distance_is_that_of_the_source_by_default():
@@ -40,31 +38,6 @@ def test_a_hinge_of_exactly_zero_is_not_active(mode):
     value, (gradient,) = value_and_gradients(lambda e: loss([0, 0, 1], e), x, mode=mode)
     assert value == 1.0
     np.testing.assert_array_equal(gradient, [[-1.0], [2.0], [-1.0]])
-
-
-def test_averages_over_active_or_over_all_triplets():
-    x = np.array([[0.0], [1.0], [1.5], [9.0]], "float32")
-    labels = [0, 0, 1, 2]
-    # Hinges: anchor 0: [1 - 1.5 + 1]_+ = 0.5 and 0; anchor 1: [1 - 0.5 + 1]_+ = 1.5 and 0.
-    assert_close(TripletLoss(1.0, distance="euclidean")(labels, x), 1.0)
-    assert_close(TripletLoss(1.0, distance="euclidean", average="all")(labels, x), 0.5)
-    assert_close(TripletLoss(1.0, "hard", "euclidean", "all")(labels, x), 1.0)
-    assert_close(TripletLoss(1.0, distance="euclidean", reduction="sum")(labels, x), 2.0)
-
-
-@pytest.mark.slow
-def test_distance_weighted_is_the_mean_of_many_draws():
-    labels, x = random_batch(1, 8, 3, 4)
-    probabilities = negative_probabilities(Pairs.of_batch(x, labels))
-    squared = ((x[:, None] - x[None]) ** 2).sum(-1)
-    total, draws = 0.0, 500
-    pairs = references.positive_pairs(labels)
-    for seed in range(draws):
-        drawn = np.asarray(sample_negatives(probabilities, seed=seed)[0])[:, 0]
-        for a, p in pairs:
-            total += max(squared[a, p] - squared[a, drawn[a]] + 0.5, 0.0)
-    loss = TripletLoss(0.5, "distance_weighted", reduction="sum")
-    assert_close(loss(labels, x), total / draws, 0.05)
 
 
 def test_a_thousand_images_lose_no_digits():

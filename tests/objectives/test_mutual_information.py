@@ -113,14 +113,6 @@ def test_gradient_of_the_statistics_step(mode, monotonicity):
         assert_close(actual, wanted, floor=1e-6)
 
 
-def test_the_embedders_step_does_not_train_v():
-    objective = make()
-    labels, x = random_batch(1, 8, 3, 4)
-    with tf.GradientTape() as tape:
-        value = call(objective, labels, x)
-    assert tape.gradient(value, [v.value for v in objective.network.weights]) == [None] * 6
-
-
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("phase", ["embedder", "statistics"])
 @pytest.mark.parametrize(
