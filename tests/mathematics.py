@@ -74,18 +74,20 @@ def degenerate_batches(dim=4):
 DEGENERATE = tuple(degenerate_batches())
 
 
-def value_and_gradients(function, *arrays, mode="eager"):
-    """The value of function(*arrays) and its gradient with respect to each, as NumPy.
+def value_and_gradients(function, *arrays, mode="eager", weights=()):
+    """The value of function(*arrays) and its gradient with respect to each, and to each of the weights, as NumPy.
 
     `mode` is "eager", "graph" (tf.function) or "xla" (tf.function with jit_compile=True).
     """
+    variables = [weight.value for weight in weights]
 
     def run(*tensors):
         with tf.GradientTape() as tape:
             for tensor in tensors:
                 tape.watch(tensor)
             value = function(*tensors)
-        gradients = tape.gradient(value, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        sources = [*tensors, *variables]
+        gradients = tape.gradient(value, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return value, gradients
 
     if mode != "eager":

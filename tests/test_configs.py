@@ -1,23 +1,19 @@
 """Every flag file of `configs` is an experiment that builds, has its paper's K, and takes a step."""
 
 import dataclasses
-import functools
 import gc
 
 import keras
 import numpy as np
 import pytest
 
-from tests.data.trees import write_tree
-from tests.experiments import ROOT, experiment_of, terms_of
+from tests.experiments import ROOT, experiment_of
 from tests.training.runs import learner as learner_of
-from tfdml import backbones, data
+from tfdml import data
 from tfdml.data.pipeline import training_batches
-from tfdml.expressions import parse_call, parse_sum
+from tfdml.expressions import parse_sum
 from tfdml.flag_files import read_flag_files
-from tfdml.training import Experiment
-from tfdml.training.images import check_measurable, load_splits, make_sampler, make_transforms
-from tfdml.training.settings import DataSettings
+from tfdml.training.images import make_sampler, make_transforms
 
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.flags") if path.parent.name != "recipes")
 BASELINES = ["contrastive", "triplet", "npair", "binomial", "margin", "am_softmax", "proxy_anchor", "multi_similarity"]
@@ -191,65 +187,6 @@ def test_recall_is_measured_at_the_k_of_the_papers_table(path):
 def test_the_header_says_how_to_run_it(path):
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert any(f"tfdml train --flagfile={path.relative_to(ROOT)} " in line for line in header)
-
-
-def some_slow(path):
-    """Quick are the files at the papers' scale of one data set: the protocols of the others are the same."""
-    quick = path.parent.name == "configs" and path.stem.startswith("sop_")
-    return path if quick else pytest.param(path, marks=pytest.mark.slow)
-
-
-@pytest.fixture(scope="module")
-def trees(tmp_path_factory):
-    """Each data set of the papers in its official layout, loaded as a run does: enough classes and K, tiny images."""
-    folder = tmp_path_factory.mktemp("trees")
-    sizes = {"cub200": (95, 70), "cars196": (95, 70), "sop": (95, 510), "inshop": (95, 55), "omniglot": (95, 5)}
-
-    @functools.cache
-    def load(name, holdout_classes):
-        if not (folder / name).exists():
-            write_tree(name, folder / name, *sizes[name])
-        options = {"data_dir": str(folder / name), "dataset_options": "check_counts=false"}
-        return load_splits(DataSettings(dataset=name, holdout_classes=holdout_classes, **options), seed=0)
-
-    return load
-
-
-# What decides which images are in a batch, and how they look.
-OF_BATCHES = ("dataset", "holdout_classes", "seed", "sampling", "classes_per_batch", "images_per_class", "batch_size")
-OF_BATCHES += ("resize_mode", "pad_color", "augmentation", "min_scale", "flip")
-
-
-@pytest.fixture(scope="module")
-def batch_shapes(trees, characters):
-    """The shapes of an experiment's first batch, of its images and its labels; many experiments share their batches."""
-
-    @functools.cache
-    def read(*values):
-        experiment = Experiment(
-            **dict(zip(OF_BATCHES, values, strict=True)), image_size=24, resize=32, run_dir="unused"
-        )
-        name, share = experiment.dataset, experiment.holdout_classes
-        train = characters if name == "glyphs" else trees(name, share).train
-        sampler = make_sampler(experiment, train, experiment.seed)
-        transform, _ = make_transforms(experiment)
-        ((images, labels),) = training_batches(train, sampler, transform, num_steps=1)
-        return tuple(images.shape), tuple(labels.shape)
-
-    return lambda experiment: read(*(getattr(experiment, name) for name in OF_BATCHES))
-
-
-@pytest.mark.one_quick_case
-@pytest.mark.parametrize("path", [some_slow(path) for path in CONFIGS], ids=config_name)
-def test_an_experiment_is_resolved_on_files_in_the_data_sets_layout(path, trees, batch_shapes):
-    written = written_in(path, run_dir="unused")
-    assert parse_call(written.backbone, "--backbone").name in backbones.names()
-    if written.dataset != "glyphs":
-        check_measurable(trees(written.dataset, written.holdout_classes), written.recall_ks())
-    assert len(terms_of(written)) == written.objectives.count(" + ") + 1
-    size = written.classes_per_batch * written.images_per_class
-    expected = written.batch_size if written.sampling in ("shuffle", "whole_classes") else size
-    assert batch_shapes(written) == ((expected, 24, 24, 3), (expected,))
 
 
 def takes_a_step(experiment, characters):

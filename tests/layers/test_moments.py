@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests import references_moments as slow
 from tests.mathematics import MODES as COMPILATIONS
-from tests.mathematics import assert_close, dtype_policy, finite_differences
+from tests.mathematics import assert_close, dtype_policy, finite_differences, value_and_gradients
 from tests.models.networks import values
 from tfdml.layers import HighOrderMoments, MomentEmbeddings, moments
 from tfdml.layers.moments import MODES, as_orders
@@ -72,24 +72,18 @@ def test_gradient_reaches_the_features_and_every_projection(narrow_blocks, mode,
     x = maps(2, 2, 2, 1, 3)
     layer = layer_for(x, orders, 7, mode)
     weights = np.random.default_rng(3).normal(size=(len(layer.orders), 2, 7)).astype("float32")
-    trained = [variable.value for variable in layer.trainable_variables]
+    trained = layer.trainable_variables
     assert len(trained) == (0 if mode == "random" else len(layer.projections))
-
-    def run(features):
-        with tf.GradientTape() as tape:
-            tape.watch(features)
-            value = weighted_sum(layer, features, weights)
-        return tape.gradient(value, [features, *trained])
-
-    if compilation != "eager":
-        run = tf.function(run, jit_compile=compilation == "xla", autograph=False)
 
     def reference(features, *projections):
         found = slow.moments(features, projections or values(layer.projections), layer.orders, mode)
         return sum(np.sum(weight * value) for weight, value in zip(weights, found.values(), strict=True))
 
     expected = finite_differences(reference, x, *map(np.asarray, trained))
-    for actual, wanted in zip(run(tf.constant(x)), expected, strict=True):
+    _, gradients = value_and_gradients(
+        lambda features: weighted_sum(layer, features, weights), x, mode=compilation, weights=trained
+    )
+    for actual, wanted in zip(gradients, expected, strict=True):
         assert np.any(wanted)
         assert_close(actual, wanted)
 

@@ -45,11 +45,9 @@ def test_gradient_reaches_embeddings_and_proxies(per_class):
     layer = CosineProxies(2, per_class)
     layer.build((None, 3))
     weights = np.random.default_rng(1).normal(size=(4, 2 * per_class)).astype("float32")
-    with tf.GradientTape() as tape:
-        embeddings = tf.constant(x)
-        tape.watch(embeddings)
-        value = tf.reduce_sum(weights * tf.reshape(layer(embeddings), (4, -1)))
-    gradients = tape.gradient(value, [embeddings, layer.proxies.value])
+    _, gradients = value_and_gradients(
+        lambda e: tf.reduce_sum(weights * tf.reshape(layer(e), (4, -1))), x, weights=[layer.proxies]
+    )
     proxies = keras.ops.convert_to_numpy(layer.proxies)
     expected = finite_differences(
         lambda e, p: float(np.sum(weights * references.class_similarities(e, p.reshape(-1, 3)))), x, proxies
@@ -71,11 +69,7 @@ def test_zero_embedding_and_zero_proxy_have_cosine_zero_and_finite_gradients():
     layer = CosineProxies(2)
     layer.build((None, 3))
     layer.proxies.assign(np.array([[0, 0, 0], [1, 2, 3]], "float32"))
-    with tf.GradientTape() as tape:
-        embeddings = tf.constant([[0.0, 0, 0], [1, 1, 1]])
-        tape.watch(embeddings)
-        value = layer(embeddings)
-    gradients = tape.gradient(value, [embeddings, layer.proxies.value])
+    value, gradients = value_and_gradients(layer, [[0.0, 0, 0], [1, 1, 1]], weights=[layer.proxies])
     np.testing.assert_array_equal(value[0], [0, 0])
     assert value[1, 0] == 0
     assert all(np.all(np.isfinite(gradient)) for gradient in gradients)

@@ -176,18 +176,8 @@ def test_proxy_loss_equals_the_paper(mode, reduction):
     def reference(embeddings, proxies):
         return references.am_softmax(labels, references.class_similarities(embeddings, proxies), reduction=reduction)
 
-    @tf.function(jit_compile=mode == "xla", autograph=False)
-    def run(embeddings):
-        with tf.GradientTape() as tape:
-            tape.watch(embeddings)
-            value = objective({"embedding": embeddings}, labels)
-        return value, tape.gradient(value, [embeddings, objective.class_proxies.proxies.value])
-
-    tf.config.run_functions_eagerly(mode == "eager")
-    try:
-        value, gradients = run(tf.constant(x))
-    finally:
-        tf.config.run_functions_eagerly(False)
+    weights = [objective.class_proxies.proxies]
+    value, gradients = value_and_gradients(lambda e: objective({"embedding": e}, labels), x, mode=mode, weights=weights)
     assert_close(value, reference(x, proxies_of(objective)))
     for actual, expected in zip(gradients, finite_differences(reference, x, proxies_of(objective)), strict=True):
         assert_close(actual, expected)

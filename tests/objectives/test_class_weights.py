@@ -6,10 +6,9 @@ import math
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.losses.references import cross_entropy, draw_probabilities
-from tests.mathematics import assert_close, finite_differences, random_batch
+from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
 from tests.models.networks import images, tiny_embedder, values
 from tests.objectives import references_classes as references
 from tests.objectives.checks import (
@@ -40,21 +39,8 @@ def on_embedding(objective):
     return lambda labels, x: objective({"embedding": x}, labels)
 
 
-def value_and_gradients(objective, labels, x, weights, mode):
-    """The value, and its gradients by the vectors and by the objective's weights."""
-
-    @tf.function(jit_compile=mode == "xla", autograph=False)
-    def run(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            value = objective({"embedding": x}, labels)
-        return value, tape.gradient(value, [x, *(weight.value for weight in weights)])
-
-    tf.config.run_functions_eagerly(mode == "eager")
-    try:
-        return run(tf.constant(x, tf.float32))
-    finally:
-        tf.config.run_functions_eagerly(False)
+def of_vectors(objective, labels):
+    return lambda x: objective({"embedding": x}, labels)
 
 
 @every_case
@@ -69,7 +55,7 @@ def test_margin_gradients_equal_finite_differences(arguments, mode):
     labels, x = random_batch(11, 8, 3, 4)
     objective = margin(BETA[:3], **arguments)
     start, drawn = np.asarray(objective.beta), draw_probabilities(labels, x)
-    value, actual = value_and_gradients(objective, labels, x, [objective.beta], mode)
+    value, actual = value_and_gradients(of_vectors(objective, labels), x, mode=mode, weights=[objective.beta])
     assert_close(value, references.learned_margin(labels, x, start, **arguments))
     expected = finite_differences(
         lambda e, b: references.learned_margin(labels, e, b, probabilities=drawn, **arguments), x, start
@@ -97,7 +83,7 @@ def test_soft_triple_equals_the_formula(mode, tau):
     def reference(x, centers):
         return references.regularized_soft_triple(labels, x, centers, tau, scale=5.0)
 
-    value, actual = value_and_gradients(objective, labels, x, [proxies], mode)
+    value, actual = value_and_gradients(of_vectors(objective, labels), x, mode=mode, weights=[proxies])
     assert_close(value, reference(x, start))
     for found, wanted in zip(actual, finite_differences(reference, x, start), strict=True):
         assert_close(found, wanted)
@@ -109,7 +95,7 @@ def test_centers_that_coincide_are_finite_and_cost_nothing():
     one = np.random.default_rng(0).normal(size=(4, 1, 4))
     objective.class_proxies.proxies.assign(np.repeat(one, 3, axis=1))
     assert objective.regularizer() == 0.0
-    _, (_, gradient) = value_and_gradients(objective, labels, x, [objective.class_proxies.proxies], "eager")
+    _, (_, gradient) = value_and_gradients(of_vectors(objective, labels), x, weights=[objective.class_proxies.proxies])
     assert np.all(np.isfinite(gradient))
 
 
@@ -194,7 +180,7 @@ def test_values_and_gradients_equal_the_formulas(mode):
     chosen = list(cases().items())[:: 2 if mode == "xla" else 1]
     for name, (objective, weights, reference) in chosen:
         labels, x = random_batch(3, 7, CLASSES, 4, unit=False)
-        value, actual = value_and_gradients(objective, labels, x, weights, mode)
+        value, actual = value_and_gradients(of_vectors(objective, labels), x, mode=mode, weights=weights)
         arrays = [x, *(np.asarray(weight) for weight in weights)]
         assert_close(value, reference(labels, *arrays)), name
         expected = finite_differences(lambda *a, y=labels, r=reference: r(y, *a), *arrays)
@@ -209,7 +195,7 @@ def test_the_gradient_of_sphere_face_2_passes_its_adjustment_by(mode):
     labels, x = random_batch(3, 7, CLASSES, 4, unit=False)
     proxies, bias = np.asarray(objective.class_proxies.proxies), float(objective.bias)
     weights = [objective.class_proxies.proxies]
-    value, actual = value_and_gradients(objective, labels, x, weights, mode)
+    value, actual = value_and_gradients(of_vectors(objective, labels), x, mode=mode, weights=weights)
     assert_close(value, sphere_face2(labels, x, proxies, bias, 6.0))
     expected = finite_differences(lambda *a: sphere_face2(labels, *a, bias, 6.0, at=(x, proxies)), x, proxies)
     for found, wanted in zip(actual, expected, strict=True):
@@ -223,7 +209,7 @@ def test_degenerate_batches_labels_and_configurations():
         for rows in (1, 5):
             x = np.zeros((rows, 4), "float32")
             labels = np.arange(rows) % CLASSES
-            value, gradients = value_and_gradients(objective, labels, x, weights, "eager")
+            value, gradients = value_and_gradients(of_vectors(objective, labels), x, weights=weights)
             assert_close(value, reference(labels, x, *(np.asarray(weight) for weight in weights)), 1e-5)
             assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
         half = objective({"embedding": keras.ops.ones((2, 4), "float16")}, [0, 1])

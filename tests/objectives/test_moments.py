@@ -6,7 +6,15 @@ import tensorflow as tf
 from tests import references
 from tests import references_moments as slow
 from tests.marks import first_quick
-from tests.mathematics import DEGENERATE, MODES, assert_close, degenerate_batches, finite_differences, random_batch
+from tests.mathematics import (
+    DEGENERATE,
+    MODES,
+    assert_close,
+    degenerate_batches,
+    finite_differences,
+    random_batch,
+    value_and_gradients,
+)
 from tests.models.networks import SIZE, colored_batch, config_of, tiny_embedder, values
 from tfdml import losses
 from tfdml.models import MetricLearner
@@ -112,16 +120,6 @@ def test_gradient_reaches_the_map_and_every_weight(name, compilation):
         layer.reduction.kernel,
     ]
     assert {id(variable) for variable in variables} == {id(variable) for variable in objective.trainable_variables}
-    trained = [variable.value for variable in variables]
-
-    def run(features):
-        with tf.GradientTape() as tape:
-            tape.watch(features)
-            value = objective({"feature_map": features}, labels)
-        return value, tape.gradient(value, [features, *trained])
-
-    if compilation != "eager":
-        run = tf.function(run, jit_compile=compilation == "xla", autograph=False)
 
     def of_arrays(features, *arrays):
         ends = np.cumsum([len(projections), len(dense), len(proxies)])
@@ -129,7 +127,9 @@ def test_gradient_reaches_the_map_and_every_weight(name, compilation):
         return reference(objective, name, labels, features, (*parts, arrays[-1]))
 
     arrays = [x, *projections, *dense, *proxies, reduction]
-    value, gradients = run(tf.constant(x))
+    value, gradients = value_and_gradients(
+        lambda features: objective({"feature_map": features}, labels), x, mode=compilation, weights=variables
+    )
     assert_close(value, of_arrays(*arrays))
     for actual, wanted in zip(gradients, finite_differences(of_arrays, *arrays), strict=True):
         assert np.any(wanted)

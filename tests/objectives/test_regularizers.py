@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import references as plain_references
-from tests.mathematics import assert_close, finite_differences, random_batch
+from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
 from tests.models.networks import colored_batch, images, tiny_embedder, values
 from tests.objectives import references_classes as references
 from tests.objectives.checks import (
@@ -169,19 +169,8 @@ def test_batches_that_teach_nothing(names, batches):
 def test_gradients_of_embeddings_and_targets_equal_finite_differences(arguments, mode):
     labels, x = random_batch(11, 8, 4, 4)
     objective = make(**arguments)
-
-    @tf.function(jit_compile=mode == "xla", autograph=False)
-    def run(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            value = objective({"embedding": x}, labels)
-        return value, tape.gradient(value, [x, objective.target_density.value])
-
-    tf.config.run_functions_eagerly(mode == "eager")
-    try:
-        value, gradients = run(tf.constant(x))
-    finally:
-        tf.config.run_functions_eagerly(False)
+    weights = [objective.target_density]
+    value, gradients = value_and_gradients(lambda e: objective({"embedding": e}, labels), x, mode=mode, weights=weights)
     start = np.asarray(objective.target_density)
     assert_close(value, reference(labels, x, start, **arguments))
     expected = finite_differences(lambda e, t: reference(labels, e, t, **arguments), x, start)
