@@ -2,8 +2,7 @@
 
     KERAS_BACKEND=jax python -m tests.training.method_steps FILE.npz
 
-takes the first weights from FILE.npz, where `first_weights` has put them, and leaves there what the steps gave and what
-`jax_shares` found.
+takes the first weights from FILE.npz, where `first_weights` has put them, and leaves there what the steps gave.
 """
 
 import sys
@@ -65,9 +64,6 @@ LEARNERS = {
     "rank_mi": lambda: (tiny_embedder(), [objectives.RankMI(0.5, hidden=8, depth=1, negatives="all")]),
 }
 
-# Also trained in bfloat16: a method of one phase, and that of two.
-HALVES = ("jrd", "rank_mi")
-
 
 def make(name):
     """A learner whose optimizer has what a run's has: rates of parts, decay, momentum and clipping."""
@@ -101,30 +97,9 @@ class _Logs(keras.callbacks.Callback):
         self.steps.append([float(logs[name]) for name in sorted(logs)])
 
 
-def in_bfloat16(given):
-    """The same steps of `HALVES`, whose networks compute in bfloat16, by "name, bfloat16|...", and the dtypes."""
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        found = {}
-        for name in HALVES:
-            learner = make(name)
-            stepped = steps(name, given, learner)
-            found.update({key.replace("|", ", bfloat16|", 1): value for key, value in stepped.items()})
-            x = colored_batch(0)[1]
-            dtypes = {
-                "compute": learner.embedder.backbone.compute_dtype,
-                "embedding": keras.backend.standardize_dtype(learner.embedder(x).dtype),
-                "weights": " ".join({variable.dtype for variable in learner.trainable_variables}),
-            }
-            found.update({f"{name}, bfloat16|{what}": np.array(dtype) for what, dtype in dtypes.items()})
-        return found
-    finally:
-        keras.config.set_dtype_policy("float32")
-
-
-def steps(name, given, learner=None):
+def steps(name, given):
     """What ten steps report and where the weights end, by "name|..."."""
-    learner = learner or make(name)
+    learner = make(name)
     for i, variable in enumerate(learner.variables):
         variable.assign(given[f"{name}|first|{i}"])
     batches = [colored_batch(seed) for seed in range(STEPS)]
@@ -136,14 +111,10 @@ def steps(name, given, learner=None):
 
 
 def main(path):
-    from tests.training import jax_shares
-
     given = dict(np.load(path))
     found = {}
     for name in LEARNERS:
         found.update(steps(name, given))
-    found.update(in_bfloat16(given))
-    found.update(jax_shares.values())
     np.savez(path, **found)
 
 

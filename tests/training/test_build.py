@@ -32,14 +32,10 @@ from tfdml.training.workers import Processes
     ("flag", "value", "says"),
     [
         ("backbone", "resnet5", "unknown backbone 'resnet5'; did you mean 'resnet50'?"),
-        ("backbone", "conv4(hight=3)", "backbone 'conv4' has no option 'hight'"),
         ("weights", "/no/such.weights.h5", "`weights`: there is no file /no/such.weights.h5"),
-        ("weights", "imagenet", "there are no ImageNet weights for 'conv4'"),
         ("objectives", "am_softmaxx + jrs", "unknown loss or objective 'am_softmaxx'; did you mean 'am_softmax'?"),
         ("objectives", "am_softmax(margn=0.1)", "am_softmax: no argument 'margn'; it has"),
-        ("objectives", "am_softmax + jrs(kernels=laplacian)", "unknown kernel or loss 'laplacian'"),
         ("policy", "0.5 * blurr", "unknown `policy` 'blurr'"),
-        ("optimizer", "adamm", "--optimizer=adamm: must be one of adam"),
     ],
 )
 def test_what_does_not_exist_is_found_before_the_images_are_read(flag, value, says, tmp_path, monkeypatch):
@@ -74,7 +70,7 @@ def test_the_parts_are_those_of_the_settings(tmp_path):
     )
     assert [term.name for term in parts.learner.objectives] == ["am_softmax"]
     assert parts.learner.objectives[0].class_proxies.num_classes == 8
-    assert (parts.cache.training, parts.cache.evaluation) == (True, True)
+    assert parts.cache.kept
     assert list(tmp_path.iterdir()) == []
 
 
@@ -82,11 +78,9 @@ def test_the_parts_are_those_of_the_settings(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"images_per_class": 1}, "--images_per_class=1: contrastive learns from positive pairs"),
         ({"moment_embedder": True}, "--moment_embedder needs one horde"),
         ({"objectives": "xbm(loss=contrastive, size=24, start=100)"}, "its memory starts after 100 steps"),
         ({"ks": "1,100"}, "--ks=1,100"),
-        ({"classes_per_batch": 9}, "the data has 8 classes"),
     ],
 )
 def test_parts_that_do_not_go_together_are_refused(changes, says, tmp_path):
@@ -176,8 +170,6 @@ def test_an_embedding_of_no_size_of_its_own_is_the_pooled_features():
 
 PAIRS = objectives.MetricLoss(losses.ContrastiveLoss(), name="contrastive")
 PROXIES = objectives.ProxyLoss(losses.AMSoftmaxLoss(), 3)
-HORDE = objectives.HighOrderMomentLoss(losses.ContrastiveLoss(), orders=2, dim=4)
-HORDE_OF_PROXIES = objectives.HighOrderMomentLoss(losses.AMSoftmaxLoss(), orders=2, dim=4, num_classes=3)
 
 
 @pytest.mark.parametrize(
@@ -185,11 +177,8 @@ HORDE_OF_PROXIES = objectives.HighOrderMomentLoss(losses.AMSoftmaxLoss(), orders
     [
         (PAIRS, {"images_per_class": 1}, "--images_per_class=1: contrastive learns from positive pairs"),
         (PAIRS, {"classes_per_batch": 1}, "--classes_per_batch=1: contrastive learns from negative pairs"),
-        (PAIRS, {"classes_per_batch": 1, "images_per_class": 1}, "no batch would hold one"),
         (PAIRS, {"sampling": "shuffle", "batch_size": 1}, "--batch_size=1: contrastive"),
-        (HORDE, {"images_per_class": 1}, "--images_per_class=1"),
         (objectives.DensityAdaptivity(3), {"images_per_class": 1}, "--images_per_class=1"),
-        (objectives.GlobalOrthogonal(), {"classes_per_batch": 1}, "--classes_per_batch=1"),
         (objectives.RankMI(), {"classes_per_batch": 1}, "--classes_per_batch=1"),
     ],
 )
@@ -219,7 +208,6 @@ def exact_backbone():
     [
         ("linear", "am_softmax(margin=0.1) + 0.4 * jrs(levels=[pooled, embedding])"),
         pytest.param("mlp(hidden=5)", "cross_batch_memory(loss=contrastive, size=24)", marks=pytest.mark.slow),
-        pytest.param("linear", "rank_mi", marks=pytest.mark.slow),
     ],
 )
 def test_a_head_trains_as_behind_a_frozen_backbone_to_the_last_bit(head, terms):
@@ -261,10 +249,7 @@ def test_a_head_trains_as_behind_a_frozen_backbone_to_the_last_bit(head, terms):
     ("changes", "says"),
     [
         ({"head": "mlpp"}, "--head=mlpp: must be one of linear, mlp, whitened"),
-        ({"head": "mlp(width=3)"}, "--head=mlp.width=3.: there is no option 'width', only hidden"),
-        ({"head": "mlp(hidden=0)"}, "hidden"),
         ({"head": "mlp", "embedding_dim": 0}, "embedding_dim must be a positive integer"),
-        ({"head": "mlp(bias=false)"}, "there is no option 'bias'"),
         ({"head": "whitened(power=2)"}, "power"),
         ({"head": "ensemble"}, "has heads on a backbone"),
     ],
@@ -351,25 +336,14 @@ def test_another_backbone_is_refused_and_nothing_changes(old):
         np.testing.assert_array_equal(a, keras.ops.convert_to_numpy(b))
 
 
-def test_a_damaged_checkpoint_of_a_run_falls_back(old, tmp_path):
-    run = RunFolder(tmp_path)
-    run.checkpoints.mkdir()
-    content = (old[1].checkpoints / "step-00000003.npz").read_bytes()
-    (run.checkpoints / "step-00000003.npz").write_bytes(content)
-    (run.checkpoints / "step-00000004.npz").write_bytes(content[:1000])
-    new = learner()
-    start_from(str(tmp_path), new)
-    assert same_parts(old[0], new) == ALL
-    with pytest.raises(UserError, match=r"--start_from=.*step-00000004.npz is damaged"):
-        start_from(str(run.checkpoints / "step-00000004.npz"), new)
-
-
-def test_what_is_none_of_those_is_refused(tmp_path):
+def test_what_is_none_of_those_is_refused(old, tmp_path):
     (tmp_path / "note.txt").write_text("mine")
+    (tmp_path / "half.npz").write_bytes((old[1].checkpoints / "step-00000003.npz").read_bytes()[:1000])
     for name, says in (
         ("", "holds neither a checkpoint"),
         ("note.txt", "cannot be loaded"),
         ("nowhere.npz", "damaged"),
+        ("half.npz", "half.npz is damaged"),
     ):
         with pytest.raises(UserError, match=says):
             start_from(str(tmp_path / name), learner())

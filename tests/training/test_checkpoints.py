@@ -8,7 +8,6 @@ import pytest
 
 from tests.training.test_optimizers import make_embedder, make_learner
 from tfdml.errors import UserError
-from tfdml.io.files import atomic_write, write_json
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import MetricLearner
 from tfdml.objectives import ProxyLoss
@@ -40,7 +39,7 @@ def saved_twice(tmp_path_factory):
 
 def test_a_checkpoint_restores_weights_statistics_and_optimizer(tmp_path):
     saved = trained(epochs=3)
-    state = TrainingState(3, [{"epoch": 0, "test": {"recall@1": 0.5}}])
+    state = TrainingState(3, [{"epoch": 0, "test": {"recall@1": 0.5}}], neighbors=[[1, 2], [0, 2], [-1, -1]])
     checkpoints.save(tmp_path, saved, state)
     fresh = trained(epochs=1)
     assert checkpoints.restore_latest(tmp_path, fresh) == state
@@ -66,31 +65,22 @@ def rewritten(path, change):
 
 def damage(path, how):
     content = path.read_bytes()
-    state = {"a state that is no JSON": b"{", "no records": b'{"step": 2}'}
     if how == "truncated":
         path.write_bytes(content[: len(content) // 2])
-    elif how == "empty":
-        path.write_bytes(b"")
     elif how == "a flipped bit":
         place = content.index(b"backbone/00000") + 1000
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    elif how == "no state":
-        rewritten(path, lambda arrays: arrays.pop("state"))
     elif how == "a missing array":
         rewritten(path, lambda arrays: arrays.pop("optimizer/00000"))
     elif how == "metrics of another model":
         rewritten(path, lambda arrays: arrays.update({"metrics/00099": np.zeros(2)}))
     else:
-        rewritten(path, lambda arrays: arrays.update(state=np.frombuffer(state[how], np.uint8)))
+        rewritten(path, lambda arrays: arrays.update(state=np.frombuffer(b"{", np.uint8)))
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        "truncated", "empty", "a flipped bit", "no state", "a missing array", "metrics of another model",
-        "a state that is no JSON", "no records",
-    ],
-)  # fmt: skip
+    "how", ["truncated", "a flipped bit", "a missing array", "metrics of another model", "a state that is no JSON"]
+)
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(how, saved_twice, tmp_path):
     learner, files = saved_twice
     for name, content in files.items():
@@ -134,20 +124,3 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(term, save
         checkpoints.restore_latest(tmp_path, other)
     for old, new in zip(before, arrays(other), strict=True):
         np.testing.assert_array_equal(old, new)
-
-
-def test_an_interrupted_write_leaves_the_old_file_and_no_debris(tmp_path):
-    path = tmp_path / "result.json"
-    write_json(path, {"a": float("nan"), "b": [1, float("inf")]})
-    before = path.read_text()
-    assert "null" in before
-
-    def interrupted():
-        with atomic_write(path) as temporary:
-            temporary.write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert path.read_text() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]

@@ -22,7 +22,6 @@ from tfdml.mining import shares_a_label
 from tfdml.training import Experiment
 from tfdml.training import images as memory
 from tfdml.training.images import (
-    CachePlan,
     Splits,
     load_splits,
     make_sampler,
@@ -93,8 +92,6 @@ def test_images_of_a_run_are_told_from_others():
     "objectives",
     [
         "soft_triple + jrs",
-        "regularized_soft_triple(proxies_per_class=3) + jrs(levels=[embedding, class])",
-        "am_softmax + jrs(kernels=exponential)",
         "rank_mi",
         "triplet(mining=distance_weighted) + horde(loss=am_softmax, orders=3, dim=16)",
     ],
@@ -146,9 +143,6 @@ def test_the_views_of_the_flags(flags, train, evaluation):
     assert make_transforms(experiment(**{"min_scale": 0.08, **flags})) == (train, evaluation)
 
 
-NEVER, ALWAYS = CachePlan(False, False), CachePlan(True, True)
-
-
 def dataset(count, side):
     images = ArrayImages(np.zeros((count, side, side, 3), np.uint8), ("",) * count)
     return ImageDataset("made", "train", images, np.zeros(count), {0: ""})
@@ -162,10 +156,13 @@ def plan(spare, monkeypatch, drawn=1000, **settings):
 
 
 def test_auto_keeps_what_fits(monkeypatch):
-    training, views = 100 * 20 * 20 * 3, 30 * 16 * 16 * 3
-    assert plan(training + views, monkeypatch) == ALWAYS
-    assert plan(training + views - 1, monkeypatch) == CachePlan(True, False)
-    assert plan(training - 1, monkeypatch) == NEVER
+    needed = 100 * 20 * 20 * 3 + 30 * 16 * 16 * 3
+    assert plan(needed, monkeypatch).kept
+    assert not plan(needed - 1, monkeypatch).kept
+    assert plan(needed - 1, monkeypatch, cache="true").kept
+    assert not plan(needed, monkeypatch, cache="false").kept
+    # A run that sees its images hardly once gains nothing.
+    assert not plan(needed, monkeypatch, drawn=199).kept
 
 
 def batches_of(**settings):

@@ -39,16 +39,14 @@ def test_what_means_nothing_on_a_backend_is_refused(monkeypatch):
 
 def test_processes_are_named_by_the_environment(monkeypatch):
     assert JaxProcesses.from_environment() == (0, ("",))
-    monkeypatch.setenv(COUNT, "2")
-    with pytest.raises(UserError, match=f"{ADDRESSES} is not set, but others"):
-        JaxProcesses.from_environment()
-    monkeypatch.setenv(ADDRESSES, "localhost:1234")
-    monkeypatch.setenv(INDEX, "1")
+    for name, value in ((COUNT, "2"), (ADDRESSES, "localhost:1234"), (INDEX, "1")):
+        monkeypatch.setenv(name, value)
     assert JaxProcesses.from_environment() == (1, ("localhost:1234", "process 1"))
-    for wrong in ("2", "-1", "first"):
-        monkeypatch.setenv(INDEX, wrong)
-        with pytest.raises(UserError, match=f"PROCESS_ID={wrong} is not one of 2 from 0 on"):
-            JaxProcesses.from_environment()
+    for name, wrong in ((INDEX, "2"), (INDEX, "-1"), (INDEX, "first"), (ADDRESSES, "")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, wrong)
+            with pytest.raises(UserError, match="are the address of process 0"):
+                JaxProcesses.from_environment()
 
 
 def test_one_process_is_its_own_chief(monkeypatch):
@@ -115,23 +113,19 @@ def test_tf_config_says_who_trains(monkeypatch, text, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        ("{", "TF_CONFIG does not say who trains"),
-        ("[]", "TF_CONFIG does not say who trains"),
-        (json.dumps({"cluster": {"worker": ["a:1", "b:2"]}}), "TF_CONFIG does not say who trains"),
-        (config({"worker": ["a:1", "b:2"]}, index=2), "there is no worker 2 among 2"),
-        (config({"worker": ["a:1", "b:2"], "ps": ["c:3"]}), "jobs that do not train here (ps)"),
+        "{",
+        "[]",
+        json.dumps({"cluster": {"worker": ["a:1", "b:2"]}}),
+        config({"worker": ["a:1", "b:2"]}, index=2),
+        config({"worker": ["a:1", "b:2"], "ps": ["c:3"]}),
     ],
 )
-def test_a_wrong_tf_config_is_told(monkeypatch, text, words):
+def test_a_wrong_tf_config_is_told(monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError, match="TF_CONFIG does not say who trains"):
         TensorFlowWorkers.from_environment()
-    assert words in str(told.value)
-
-
-LOST = "Collective ops is aborted by: The following tasks are unhealthy:\n/job:worker/replica:0/task:1\n"
 
 
 def test_workers_do_not_split_their_cpu(monkeypatch, tmp_path):

@@ -328,17 +328,13 @@ def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:
 
 def _read(path: Path) -> tuple[Path, dict[str, Sequence[np.ndarray]]]:
     """Return where weights are, and the arrays of each part."""
-    run = RunFolder(path) if path.is_dir() else None
-    *newer, last = [run.embedder, *checkpoints.list_checkpoints(run.checkpoints)][::-1] if run else [path]
-    for source in newer:
-        try:
-            return source, _arrays_of(source)
-        except ValueError as error:
-            logging.warning("%s; trying the one before", error)
-    if run and not last.is_file():
-        raise UserError(f"--start_from={path} holds neither a checkpoint nor an embedder")
+    if path.is_dir():
+        run = RunFolder(path)
+        *_, path = run.embedder, *checkpoints.list_checkpoints(run.checkpoints)
+        if not path.is_file():
+            raise UserError(f"--start_from={run.path} holds neither a checkpoint nor an embedder")
     with user_errors(ValueError, f"--start_from={path}: {REASON}"):
-        return last, _arrays_of(last)
+        return path, _arrays_of(path)
 
 
 def _arrays_of(path: Path) -> dict[str, Sequence[np.ndarray]]:

@@ -286,11 +286,9 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         if train.super_labels is None:
             raise UserError(f"--sampling=hierarchical: {train.name} has no super-classes")
         by_class |= {"super_classes_per_batch": options["super_classes"], "weights": options["weights"]}
-        with user_errors(UserError, f"--sampling={settings.sampling}: {REASON}"):
-            sampler = sampling.HierarchicalSampler(labels, train.super_labels, **by_class)
+        sampler = sampling.HierarchicalSampler(labels, train.super_labels, **by_class)
     elif name == "neighbors":
-        with user_errors(UserError, f"--sampling={settings.sampling}: {REASON}"):
-            sampler = sampling.NeighborSampler(labels, **by_class, anchor_classes=options["anchor_classes"])
+        sampler = sampling.NeighborSampler(labels, **by_class, anchor_classes=options["anchor_classes"])
     else:
         sampler = sampling.ClassBalancedSampler(labels, **by_class)
     sampling.check_divides(sampler.batch_size, replicas, "replicas")
@@ -337,47 +335,39 @@ def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationT
 
 @dataclasses.dataclass(frozen=True)
 class CachePlan:
-    """What is kept in memory; batches are the same bit by bit either way.
+    """Whether the decoded training images and the evaluation views stay in memory; batches are the same bit by bit.
 
     Args:
-        training: The decoded training images.
-        evaluation: The evaluation views.
+        kept: Whether they do.
         reason: Why, in words, with the memory that they take.
     """
 
-    training: bool
-    evaluation: bool
+    kept: bool
     reason: str = dataclasses.field(default="", compare=False)
 
 
 def plan_cache(settings: DataSettings, splits: Splits, transform: TrainTransform, images_drawn: int) -> CachePlan:
-    """Decide what `--cache` means for a run.
+    """Decide what `--cache` means for a run. With auto, a run that sees its images hardly once keeps none.
 
     Args:
         settings: What is asked for.
         splits: The images.
         transform: The augmentation.
         images_drawn: How many training images the run will draw.
-
-    Returns:
-        With `--cache=auto`: both where they fit together, else the training images where they fit alone. A run that
-        sees its images hardly once gains nothing, and keeps none.
     """
     if settings.features:
-        return CachePlan(False, False, "the vectors are in memory, or mapped")
+        return CachePlan(False, "the vectors are in memory, or mapped")
     images = decoded_bytes(splits.train, transform)
     views = sum(len(split) for split in splits.evaluated().values()) * 3 * transform.image_size**2
-    spare = memory_to_spare(CACHE_LIMIT_MB)
-    again = images_drawn >= 2 * len(splits.train)
-    training, evaluation = again and images <= spare, again and images + views <= spare
-    if settings.cache != "auto":
-        training = evaluation = settings.cache == "true"
-    kept = "both are kept" if evaluation else "the training images are kept" if training else "neither is kept"
-    reason = (
+    spare, kept = memory_to_spare(CACHE_LIMIT_MB), settings.cache == "true"
+    if settings.cache == "auto":
+        kept = images_drawn >= 2 * len(splits.train) and images + views <= spare
+    how = "both are kept" if kept else "neither is kept"
+    return CachePlan(
+        kept,
         f"--cache={settings.cache}: training images take about {images / MEGABYTE:,.1f} MB decoded, evaluation views "
-        f"{views / MEGABYTE:,.1f} MB; {spare / MEGABYTE:,.0f} MB may be used: {kept}"
+        f"{views / MEGABYTE:,.1f} MB; {spare / MEGABYTE:,.0f} MB may be used: {how}",
     )
-    return CachePlan(training, evaluation, reason)
 
 
 def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:

@@ -186,11 +186,6 @@ _HELD_OUT = either(needs("holdout_classes"), needs("folds"))
 _RATES = ("backbone_rate", "projection_rate", "objective_rate")
 
 
-def _batch_size(given: Mapping[str, Any]) -> int:
-    by_class = (given["classes_per_batch"] or MOST_CLASSES) * given["images_per_class"]
-    return by_class if _BY_CLASS.holds(given) else given["batch_size"]
-
-
 def _drops(given: Mapping[str, Any]) -> bool:
     return any(epoch < given["epochs"] for epoch in integers(given["drop_epochs"], "--drop_epochs"))
 
@@ -208,7 +203,6 @@ _SHARED_RATE = Effect(
 )
 _EPOCHS_OF_PASSES = both(needs("epochs"), Effect(lambda given: not given["steps_per_epoch"], "no --steps_per_epoch"))
 _DROPS_IN_TIME = both(needs("schedule", "step"), Effect(_drops, "an epoch in it that is below --epochs"))
-_LARGER_BATCH = Effect(lambda given: given["gradient_cache"] < _batch_size(given), "a batch of more images than that")
 _HORDE = Effect(_names_horde, "horde(...) in --objectives")
 _NO_LIST = Effect(lambda given: "," not in given["seeds"], "--seeds without a list, which names the seeds itself")
 
@@ -431,7 +425,7 @@ class OptimizationSettings(Settings):
     )
     clip_norm: float = choice(0.0, check=not_negative)
     ema: float = choice(0.0, check=fraction)
-    gradient_cache: int = choice(0, check=not_negative, effect=_LARGER_BATCH)
+    gradient_cache: int = choice(0, check=not_negative)
 
     def __post_init__(self):
         super().__post_init__()
@@ -591,14 +585,13 @@ class RunSettings(Settings):
         """
         if not self.seeds.strip():
             return ()
-        try:
+        wrong = f"--seeds={self.seeds}: write how many (2 to {_MOST_SEEDS}), or which (0,1,2)"
+        with user_errors(ValueError, wrong):
             seeds = [int(part) for part in self.seeds.split(",")]
-        except ValueError:
-            seeds = []
         if len(seeds) == 1:
             seeds = list(range(self.seed, self.seed + min(seeds[0], _MOST_SEEDS + 1)))
         if not 2 <= len(set(seeds)) == len(seeds) <= _MOST_SEEDS or min(seeds) < 0 or max(seeds) > LARGEST_INTEGER:
-            raise UserError(f"--seeds={self.seeds}: write how many (2 to {_MOST_SEEDS}), or which (0,1,2)")
+            raise UserError(wrong)
         return tuple(seeds)
 
 

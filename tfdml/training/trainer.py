@@ -226,7 +226,7 @@ class Trainer:
             logging.warning("%s", warning)
         logging.info("%s", parts.cache.reason)
         views = parts.evaluation_view, parts.train_view
-        self.evaluator = Evaluator(experiment, self.splits, *views, parts.cache.evaluation, processes)
+        self.evaluator = Evaluator(experiment, self.splits, *views, parts.cache.kept, processes)
         self.watcher = Watcher(experiment, parts, folder)
         evaluate = functools.partial(self.evaluator.each_epoch, self.learner)
         self.monitor = TrainingMonitor(
@@ -270,7 +270,7 @@ class Trainer:
         with self._naming_bad_images(), self.interruption.deferred():
             monitor.close_epoch()
             left = monitor.step < self.experiment.epochs * steps
-            images = decoded_source(self.splits.train, view, CACHE_LIMIT_MB) if parts.cache.training and left else False
+            images = decoded_source(self.splits.train, view, CACHE_LIMIT_MB) if parts.cache.kept and left else False
             share = Share(parts.sampler, self.processes.index, self.processes.count)
             for first, last in self._spans():
                 if isinstance(parts.sampler, NeighborSampler) and first < last:

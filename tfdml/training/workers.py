@@ -36,7 +36,7 @@ _JOBS = ("chief", "worker")
 # What collective operations raise where a worker is lost.
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
 _EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 0}}'
-_ADDRESS, _COUNT, _INDEX = _VARIABLES = (
+_VARIABLES = (
     "KERAS_DISTRIBUTION_JOB_ADDRESSES",
     "KERAS_DISTRIBUTION_NUM_PROCESSES",
     "KERAS_DISTRIBUTION_PROCESS_ID",
@@ -224,11 +224,9 @@ class TensorFlowWorkers(Processes):
             addresses = tuple(str(address) for job in jobs for address in cluster[job])
             if len(addresses) < 2:
                 return 0, ("",)
-            if others := ", ".join(sorted(set(cluster) - set(_JOBS))):
-                raise UserError(f"TF_CONFIG names jobs that do not train here ({others}): {_EXAMPLE}")
             job, index = config["task"]["type"], int(config["task"]["index"])
-            if not 0 <= index < len(cluster[job]):
-                raise UserError(f"TF_CONFIG: there is no {job} {index} among {len(cluster[job])}")
+            if set(cluster) - set(_JOBS) or not 0 <= index < len(cluster[job]):
+                raise ValueError(f"it has other jobs than {' and '.join(_JOBS)}, or no {job} {index}")
         return index + (len(cluster["chief"]) if job == "worker" and "chief" in jobs else 0), addresses
 
     @classmethod
@@ -297,18 +295,17 @@ class JaxProcesses(Processes):
             >>> JaxProcesses.from_environment()
             (0, ('',))
         """
-        given = {name: os.environ.get(name, "") for name in _VARIABLES}
-        if not any(given.values()):
+        address, count_text, index_text = (os.environ.get(name, "") for name in _VARIABLES)
+        if not (address or count_text or index_text):
             return 0, ("",)
-        if missing := [name for name, value in given.items() if not value]:
-            raise UserError(f"{missing[0]} is not set, but others of {', '.join(_VARIABLES)} are")
-        try:
-            index, count = int(given[_INDEX]), int(given[_COUNT])
-        except ValueError:
-            index, count = 0, 0
-        if not 0 <= index < count:
-            raise UserError(f"{_INDEX}={given[_INDEX]} is not one of {given[_COUNT]} from 0 on")
-        return index, (given[_ADDRESS], *(f"process {i}" for i in range(1, count)))
+        wrong = (
+            f"{', '.join(_VARIABLES)} are the address of process 0, how many there are, and which this is, from 0 on"
+        )
+        with user_errors(ValueError, wrong):
+            index, count = int(index_text), int(count_text)
+        if not address or not 0 <= index < count:
+            raise UserError(wrong)
+        return index, (address, *(f"process {i}" for i in range(1, count)))
 
     @classmethod
     def join(cls, index: int, addresses: tuple[str, ...]) -> JaxProcesses:
@@ -325,7 +322,7 @@ class JaxProcesses(Processes):
 
         if not jax.distributed.is_initialized():
             keras.utils.set_random_seed(0)  # else Keras has the processes agree on one; the run sets its own later
-            lost = f"the processes of {_ADDRESS} do not find one another: {REASON}"
+            lost = f"the processes of {_VARIABLES[0]} do not find one another: {REASON}"
             with user_errors((RuntimeError, ValueError), lost):
                 keras.distribution.initialize()
         return JaxProcesses(index, addresses)
