@@ -4,8 +4,6 @@ from PIL import Image
 from tfdml.data import catalog
 from tfdml.errors import UserError
 
-FILES = ["cars196", "cub200", "folder", "inshop", "omniglot", "sop"]
-
 
 def test_unknown_and_missing_names_splits_and_options_are_named():
     with pytest.raises(UserError, match=r"unknown data set 'cars'.*cars196, cub200, folder, glyphs"):
@@ -28,17 +26,12 @@ def test_all_is_of_a_folder_alone(tmp_path):
         catalog.load("glyphs", split="all")
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_reader_of_files_asks_for_its_folder(name):
+@pytest.mark.parametrize("name", ["cars196", "cub200", "folder", "inshop", "omniglot", "sop"])
+def test_a_reader_asks_for_its_folder_and_names_one_that_is_not_there(name, tmp_path):
     with pytest.raises(UserError, match=f"{name} is read from a folder.*`data_dir=DIR`"):
         catalog.load(name)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_folder_that_is_not_there_is_named(name, tmp_path):
-    missing = tmp_path / "nowhere"
-    with pytest.raises(UserError, match=str(missing)):
-        catalog.load(name, missing, "test")
+    with pytest.raises(UserError, match=str(tmp_path / "nowhere")):
+        catalog.load(name, tmp_path / "nowhere", "test")
 
 
 def test_options_reach_the_reader_and_a_tilde_is_expanded(tmp_path, monkeypatch):

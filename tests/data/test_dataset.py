@@ -1,9 +1,7 @@
 import functools
-import io
 import os
 import re
 import struct
-import zipfile
 
 import numpy as np
 import pytest
@@ -31,15 +29,12 @@ def test_arrays_alone_make_a_data_set():
     assert dataset.labels.tolist() == [7, 7, 9, 9]
     assert dataset.class_names == {7: "7", 9: "9"}
     assert dataset.names == ("0", "1", "2", "3")
+    assert set(ImageTable.of([dataset]).roles) == {"test"}
     assert dataset.contiguous().take([2]).class_names == {1: "9"}
     view = tfdml.data.EvaluationTransform(resize=8, image_size=8)
     ((images, labels),) = tfdml.data.evaluation_batches(dataset, view, 4)
     np.testing.assert_array_equal(images, PIXELS)
     assert np.asarray(labels).tolist() == [7, 7, 9, 9]
-
-
-def test_the_images_of_a_whole_folder_are_test_images_in_files_of_embeddings():
-    assert set(ImageTable.of([ImageDataset(images=PIXELS, labels=[0, 0, 1, 1])]).roles) == {"test"}
 
 
 @pytest.mark.parametrize(
@@ -74,13 +69,12 @@ def test_balanced_rows_are_drawn_evenly(sizes, limit, seed):
     assert 0 < len(rows) <= limit
     assert (np.diff(rows) > 0).all()
     np.testing.assert_array_equal(rows, dataset.balanced_rows(limit, seed))
-    counts = {int(c): int((labels[rows] == c).sum()) for c in np.unique(labels[rows])}
-    most = max(counts.values())
-    if len(counts) > 1:
-        # Each class has as many as the others, or all its images.
-        assert all(n == most or n == (labels == c).sum() for c, n in counts.items())
-    if sum(sizes) <= limit:
-        assert len(rows) == sum(sizes)
+    classes, counts = np.unique(labels[rows], return_counts=True)
+    # Each class has as many as the others, or all its images.
+    assert len(classes) == 1 or all(
+        n in (counts.max(), (labels == c).sum()) for c, n in zip(classes, counts, strict=True)
+    )
+    assert len(rows) == sum(sizes) or sum(sizes) > limit
 
 
 def test_balanced_rows_of_many_classes_are_fewer_classes_of_ten():
@@ -96,15 +90,6 @@ def test_balanced_rows_of_many_classes_are_fewer_classes_of_ten():
 
 
 inspect = functools.partial(find_faults, decode=False)
-
-
-def _zip() -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("a", "b")
-    return file.getvalue()
-
-
 GOOD = {
     "jpeg": picture(0),
     "jpeg_gray": picture(0, mode="L"),
@@ -135,14 +120,9 @@ BAD = {
     "png_no_end": (GOOD["png"][:-12], "truncated PNG"),
     "webp_short": (GOOD["webp"][:-10], "truncated WebP"),
     "text": (b"hello, I am no image\n", "not a JPEG, PNG or WebP image: it begins with b'hello, I am"),
-    "html": (b"\n<!DOCTYPE html><html>404</html>", "it begins with b'\\n<!DOCTYPE html>"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid", "it begins with b'version https://git-lfs"),
-    "zip": (_zip(), "it begins with b'PK"),
-    "pdf": (b"%PDF-1.7 ...", "it begins with b'%PDF"),
-    "zeros": (bytes(5000), "it begins with b'\\x00"),
     "noise": (b"\x01\xfe\x80\x03" * 40, "it begins with b'\\x01"),
     "gif": (picture(0, kind="GIF"), "not a JPEG, PNG or WebP image: it begins with b'GIF87a"),
-    "svg": (b'<?xml version="1.0"?>\n<svg xmlns="x">', "it begins with b'<?xml"),
     "webp_animated": (
         picture(0, kind="WEBP", save_all=True, append_images=[Image.new("RGB", (40, 30))]),
         "unsupported type: animated WebP",
@@ -193,10 +173,6 @@ def _decodes(data: bytes) -> bool:
         return False
 
 
-def _agree(data: bytes) -> bool:
-    return _decodes(data) == (not inspect(_encoded(data)))
-
-
 def _patched(data: bytes, at: int, new: bytes) -> bytes:
     return data[:at] + new + data[at + len(new) :]
 
@@ -211,24 +187,18 @@ KINDS = {
         if not (bits == 16 and colors == 3)
     },
     "png_interlaced_wrongly": png(5, 4, colors=0, interlace=9),
-    "png_no_width": png(0, 4, colors=0),
     "png_too_wide": png(1_000_001, 4, bits=1, colors=0),
     **{f"jpeg_sof_{kind}": _patched(GOOD["jpeg"], _FRAME + 1, bytes([0xC0 + kind])) for kind in (0, 1, 3, 5, 6, 7, 11)},
-    "jpeg_progressive": GOOD["jpeg_progressive"],
     "jpeg_12_bits": _patched(GOOD["jpeg"], _FRAME + 4, b"\x0c"),
     "jpeg_no_height": _patched(GOOD["jpeg"], _FRAME + 5, b"\0\0"),
-    "jpeg_no_width": _patched(GOOD["jpeg"], _FRAME + 7, b"\0\0"),
     "jpeg_of_two_channels": _patched(GOOD["jpeg"], _FRAME + 9, b"\2"),
     "jpeg_too_large": _patched(GOOD["jpeg"], _FRAME + 5, b"\xff\xf0\xff\xf0"),
-    "jpeg_without_frame": b"\xff\xd8\xff\xda\0\2" + bytes(300) + b"\xff\xd9",
     "jpeg_long_exif": picture(0, exif=b"Exif\0\0" + bytes(60_000)),
     "jpeg_stray_bytes": GOOD["jpeg"][:2] + b"\xff\xff\xff" + GOOD["jpeg"][2:],
     "webp_no_key_frame": _patched(GOOD["webp"], 20, bytes([GOOD["webp"][20] | 1])),
     "webp_no_size": _patched(GOOD["webp"], 26, b"\0\0\0\0"),
     "webp_unknown_chunk": _patched(GOOD["webp"], 12, b"XXXX"),
     "webp_states_too_little": _patched(GOOD["webp"], 4, struct.pack("<I", 10)),
-    "webp_states_nothing": _patched(GOOD["webp"], 4, struct.pack("<I", 0)),
-    "webp_trailer": GOOD["webp"] + bytes(50),
     "webp_lossless_unsigned": _patched(GOOD["webp_lossless"], 20, b"\0"),
     "webp_exif": picture(0, kind="WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0"),
 }
@@ -240,15 +210,10 @@ UNDECODED = {*(f"jpeg_sof_{kind}" for kind in (3, 5, 6, 7, 11)), "png_interlaced
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_verdict_on_a_kind_is_that_of_the_decoder(name):
-    if name in UNDECODED:
-        assert find_faults(_encoded(KINDS[name]))
-    else:
-        assert _agree(KINDS[name]), inspect(_encoded(KINDS[name]))
-
-
-def test_the_verdict_is_that_of_the_decoder():
-    assert all(_decodes(data) for data in GOOD.values())
-    assert not any(_decodes(BAD[name][0]) for name in BAD)
+    decodes, images = _decodes(KINDS[name]), _encoded(KINDS[name])
+    assert decodes == (not find_faults(images))
+    if name not in UNDECODED:
+        assert decodes == (not inspect(images))
 
 
 BOMBS = {
@@ -304,30 +269,24 @@ def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
     ]
 
 
-def test_check_names_the_first_paths_the_count_and_the_flag(tmp_path):
-    names = ["good", *(f"bad{i}" for i in range(5))]
-    images = _files(tmp_path, {name: GOOD["png"] if name == "good" else b"text" for name in names})
+def test_check_names_the_first_bad_images_or_skips_them_with_a_warning(tmp_path, caplog):
+    contents = {"good": GOOD["png"], **{f"bad{i}": b"text" for i in range(4)}, "empty": b"", "last": GOOD["webp"]}
+    images = _files(tmp_path, contents)
     with pytest.raises(UserError) as error:
         check(_dataset(images))
     message = str(error.value)
     assert "\n" not in message
-    assert message.startswith("5 of 6 images of mine (train) cannot be used: ")
+    assert message.startswith("5 of 7 images of mine (train) cannot be used: ")
     assert f"{images.paths[1]}: not a JPEG, PNG or WebP image: it begins with b'text'" in message
     assert images.paths[3] in message
     assert images.paths[4] not in message
     assert "`bad_images='skip'`" in message
-
-
-def test_check_can_skip_with_one_warning(tmp_path, caplog):
-    images = _files(tmp_path, {"a": GOOD["png"], "b": b"", "c": b"text", "d": b"", "e": GOOD["webp"]})
     with caplog.at_level("WARNING", logger="absl"):
-        kept = check(_dataset(images), bad_images="skip")
-    assert kept.images.paths == (images.paths[0], images.paths[4])
-    assert kept.labels.tolist() == [0, 2]
-    assert kept.class_names == {0: "c0", 2: "c2"}
+        good = check(_dataset(images), bad_images="skip")
+    assert good.images.paths == (images.paths[0], images.paths[6])
+    assert (good.labels.tolist(), good.class_names) == ([0, 3], {0: "c0", 3: "c3"})
     assert len(caplog.records) == 1
-    assert "skipping 3 of 5 images of mine (train)" in caplog.text
-    assert f"{images.paths[1]}: empty file" in caplog.text
+    assert "skipping 5 of 7 images of mine (train)" in caplog.text
 
 
 def test_remote_file_system():
@@ -357,8 +316,7 @@ def test_decoding_finds_damage_that_headers_do_not_show():
     assert len(check(dataset)) == 3
     (fault,) = find_faults(images)
     assert (fault.index, fault.name, fault.reason[:9]) == (1, "b", "damaged: ")
-    assert find_faults(images, indices=np.array([0, 2])) == []
-    assert [fault.index for fault in find_faults(images, indices=[2, 1])] == [1]
+    assert find_faults(images.take([0, 2])) == []
     assert check(dataset, "skip", "decode").images.names == ("a", "c")
     with pytest.raises(UserError, match="1 of 3 images of toy"):
         check(dataset, "error", "decode")

@@ -127,27 +127,6 @@ def test_damaged_bytes_give_an_image_or_a_plain_error(file_format, at, junk):
         assert decode(data[:at] + junk + data[at + len(junk) :]).shape[-1] == 3
 
 
-def test_decodes_inside_a_saved_model(tmp_path):
-    """The serving graph maps it over a batch of strings."""
-
-    class Decoder(tf.Module):
-        @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False)
-        def __call__(self, batch):
-            means = tf.map_fn(
-                lambda data: tf.reduce_mean(tf.cast(decode_image(data), tf.float32), (0, 1)),
-                batch,
-                fn_output_signature=tf.TensorSpec((3,), tf.float32),
-            )
-            return {"means": means}
-
-    tf.saved_model.save(Decoder(), str(tmp_path))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    batch = [encoded(COLOR, "JPEG", exif=exif), encoded(SEE_THROUGH, "PNG"), encoded(SEE_THROUGH, "WEBP")]
-    means = tf.saved_model.load(str(tmp_path))(tf.constant(batch))["means"]
-    np.testing.assert_allclose(means, [as_seen(data).mean((0, 1)) for data in batch], atol=1e-2)
-
-
 @pytest.mark.parametrize(("kind", "size"), [("JPEG", (10_000, 2)), ("PNG", (2, 10_000)), ("WEBP", (101, 1))])
 def test_a_banner_is_refused_before_it_is_enlarged(kind, size):
     """Enlarged to a shorter side of 256, 10,000 x 2 pixels would become a gigabyte."""
@@ -158,9 +137,8 @@ def test_a_banner_is_refused_before_it_is_enlarged(kind, size):
     for check in (True, False):
         (fault,) = find_faults(images, decode=check)
         assert str(fault).startswith(f"banner: too narrow: {size[0]:,} x {size[1]:,} pixels")
-    for transform in (TrainTransform("random_crop", 16, 12), TrainTransform("none", 16, 12, "squash")):
-        with pytest.raises(UserError, match="banner: too narrow"):
-            decoded_source(ImageDataset(images=images, labels=[0, 1]), transform, 100.0)
+    with pytest.raises(UserError, match="banner: too narrow"):
+        decoded_source(ImageDataset(images=images, labels=[0, 1]), TrainTransform("random_crop", 16, 12), 100.0)
     rows = [row for rows, _ in readable_views(images, EvaluationTransform(16, 12), 2) for row in rows.tolist()]
     assert rows == [1]
 
@@ -217,23 +195,13 @@ def test_large_transparent_images_take_ten_bytes_a_pixel_one_at_a_time(way):
 
 
 FILES = {form: encoded(Image.new("RGB", (3, 2)), form) for form in ("JPEG", "PNG", "WebP", "GIF", "TIFF")}
-NO_IMAGES = {
-    "wave": b"RIFF\x24\0\0\0WAVEfmt ",
-    "cut off": b"RIFF\x24\0",
-    "start of a JPEG": b"\xff\xd8",
-    "empty": b"",
-    "text": b"BM is the name of a bitmap",
-    "video": b"\0\0\0\x18ftypisom\0\0\0\0",
-    "thumbnails": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
-}
-READ = ("JPEG", "PNG", "WebP")
+NO_IMAGES = {"wave": b"RIFF\x24\0\0\0WAVEfmt ", "cut off": b"RIFF\x24\0", "start of a JPEG": b"\xff\xd8", "empty": b""}
 
 
 @pytest.mark.parametrize("name", [*FILES, *NO_IMAGES])
 def test_the_format_of_a_file(name):
     data = (FILES | NO_IMAGES)[name]
-    known = [form.name for form in FORMATS if form.matches(data[:16])]
-    assert known == ([name] if name in READ else [])
-    assert format_of(data[:16]) == next((form for form in FORMATS if form.name == name), None)
-    in_graph = [form.name for form in FORMATS if is_format(tf.constant(data), form)]
-    assert in_graph == known
+    formats = [form for form in FORMATS if form.name == name]
+    assert [form for form in FORMATS if form.matches(data[:16])] == formats
+    assert format_of(data[:16]) == (formats[0] if formats else None)
+    assert [form for form in FORMATS if is_format(tf.constant(data), form)] == formats

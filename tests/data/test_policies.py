@@ -137,14 +137,6 @@ def test_a_half_precision_policy_of_the_process_changes_no_bit():
         keras.config.set_dtype_policy("float32")
 
 
-NO_JITTER = {"brightness_factor": 0.0, "contrast_factor": 0.0, "saturation_factor": [0.5, 0.5], "hue_factor": 0.0}
-
-
-def test_color_jitter_of_nothing_changes_nothing():
-    still = Policy((Step("color_jitter", NO_JITTER),))
-    assert np.abs(still(IMAGE, keys(1)[0]).numpy().astype(int) - IMAGE.numpy()).max() <= 1
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -162,15 +154,6 @@ def test_color_jitter_of_nothing_changes_nothing():
 def test_wrong_policies_are_refused_before_the_first_batch(make, message):
     with pytest.raises(UserError, match=message):
         make()
-
-
-@pytest.mark.slow
-def test_rand_augment_applies_as_many_layers_as_it_is_told():
-    changed = [
-        Policy((Step("rand_augment", {"num_ops": count, "factor": 0.3}),))(IMAGE, keys(1)[0]) for count in (0, 2)
-    ]
-    np.testing.assert_array_equal(changed[0], IMAGE)
-    assert not np.array_equal(changed[1], IMAGE)
 
 
 def test_a_transform_takes_the_sum_that_the_command_takes():

@@ -13,6 +13,7 @@ from collections import Counter
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -34,9 +35,9 @@ from tfdml.data.sampling import (
 from tfdml.errors import UserError
 
 
-def labels_of_of_class_balanced(counts, rng=None):
-    labels = np.repeat(np.arange(len(counts)) * 10 + 3, counts)
-    return labels if rng is None else rng.permutation(labels)
+def labels_of(counts, seed=0):
+    """Labels of so many images of each class, shuffled."""
+    return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)) * 10 - 7, counts))
 
 
 @given(
@@ -45,7 +46,7 @@ def labels_of_of_class_balanced(counts, rng=None):
 @settings(max_examples=100, deadline=None)
 def test_class_balanced_batches(counts, classes_per_batch, images_per_class, step):
     classes_per_batch = min(classes_per_batch, len(counts))
-    labels = labels_of_of_class_balanced(counts, np.random.default_rng(step))
+    labels = labels_of(counts, step)
     sampler = ClassBalancedSampler(labels, classes_per_batch, images_per_class, seed=5)
     batch = sampler.batch(step)
     assert batch.dtype == np.int64
@@ -63,7 +64,7 @@ def test_class_balanced_batches(counts, classes_per_batch, images_per_class, ste
 
 
 def test_a_pass_uses_every_class_at_most_once_and_leaves_out_others_each_time():
-    labels = labels_of_of_class_balanced([2] * 23)
+    labels = labels_of([2] * 23)
     sampler = ClassBalancedSampler(labels, 5, 2, seed=0)
     left_out = set()
     for number in range(150):
@@ -75,7 +76,7 @@ def test_a_pass_uses_every_class_at_most_once_and_leaves_out_others_each_time():
 
 def test_a_short_class_comes_in_a_new_order_each_time():
     """Three images in three turns: one order for all of them would be seen in every step, by chance in one of 36."""
-    sampler = ClassBalancedSampler(labels_of_of_class_balanced([3, 3]), 2, 9, seed=0)
+    sampler = ClassBalancedSampler(labels_of([3, 3]), 2, 9, seed=0)
     orders = np.concatenate([sampler.batch(step).reshape(2, 3, 3) for step in range(300)])
     assert (np.sort(orders, axis=2) == np.sort(orders, axis=2)[:, :1]).all(), "every turn has every image"
     for first, second in ((0, 1), (1, 2), (0, 2)):
@@ -83,10 +84,10 @@ def test_a_short_class_comes_in_a_new_order_each_time():
 
 
 def test_short_classes_are_dropped_on_request():
-    labels = labels_of_of_class_balanced([4, 2, 3, 1, 5])
+    labels = labels_of([4, 2, 3, 1, 5])
     sampler = ClassBalancedSampler(labels, 3, 3, seed=0, short_classes="drop")
     seen = {int(label) for step in range(50) for label in labels[sampler.batch(step)]}
-    assert seen == {3, 23, 43}
+    assert seen == {-7, 13, 33}
     assert sampler.steps_per_epoch == 12 // 9
     with pytest.raises(
         UserError,
@@ -161,18 +162,6 @@ def test_batches(classes_per_kind, group, rows, images_per_class, weights, step)
     np.testing.assert_array_equal(HierarchicalSampler(*arguments, seed=5, weights=weights).batch(step), batch)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3])
-def test_in_proportion_every_class_comes_equally_often(rows):
-    classes_per_kind = [4, 6, 8, 12, 10, 2]
-    labels, kinds = data_of(classes_per_kind)
-    sampler = HierarchicalSampler(labels, kinds, 2 * rows, 1, rows, seed=1)
-    per_pass = sum(classes_per_kind) // 2 // rows
-    for number in range(20):
-        seen = [int(c) for i in range(per_pass) for c in set(labels[sampler.batch(number * per_pass + i)].tolist())]
-        assert len(seen) == len(set(seen)), "no class comes twice in a pass"
-        assert len(seen) >= sum(classes_per_kind) - 2 * (rows - 1)
-
-
 @pytest.mark.parametrize("classes_per_kind", [[7, 4], [7, 4, 9, 5], [5, 6, 10]])
 @pytest.mark.parametrize("rows", [1, 2])
 def test_in_proportion_the_sizes_of_super_classes_need_not_fit(classes_per_kind, rows):
@@ -216,7 +205,7 @@ def test_short_super_classes_are_merged_or_counted(caplog):
 
 def test_short_classes_are_dropped_before_super_classes_are_counted():
     labels = np.repeat(np.arange(6), [4, 4, 4, 4, 1, 1])
-    kinds = np.repeat([0, 0, 1, 1, 0, 1], [4, 4, 4, 4, 1, 1])
+    kinds = np.array([0, 0, 1, 1, 0, 1])[labels]
     sampler = HierarchicalSampler(labels, kinds, 2, 2, short_classes="drop")
     assert {int(c) for step in range(50) for c in labels[sampler.batch(step)]} == {0, 1, 2, 3}
     assert sampler.steps_per_epoch == 4
@@ -240,11 +229,6 @@ def test_a_pass_is_as_long_as_it_can_be(classes_per_kind, rows):
     assert len(seen) == len(set(seen)) == rows * longest
 
 
-def labels_of_of_whole_classes(counts, seed=0):
-    labels = np.repeat(np.arange(len(counts)) * 10 - 7, counts)
-    return np.random.default_rng(seed).permutation(labels)
-
-
 def fewest_batches(counts, batch_size):
     """The batches that every order is sure to fill: each uses up what it holds before its last class, and that."""
     counts = sorted((min(count, batch_size) for count in counts), reverse=True)
@@ -265,7 +249,7 @@ counts_and_size = st.lists(st.integers(1, 12), min_size=2, max_size=60).flatmap(
 @settings(max_examples=80, deadline=None)
 def test_a_pass(case, number, seed):
     counts, batch_size = case
-    labels = labels_of_of_whole_classes(counts)
+    labels = labels_of(counts)
     sizes = dict(zip(*np.unique(labels, return_counts=True), strict=True))
     sampler = WholeClassSampler(labels, batch_size, seed)
     steps = sampler.steps_per_epoch
@@ -290,24 +274,6 @@ def test_a_pass(case, number, seed):
         np.testing.assert_array_equal(WholeClassSampler(labels, batch_size, seed).batch(number * steps + i), batches[i])
 
 
-@pytest.mark.slow
-def test_images_are_drawn_evenly_over_passes():
-    counts = [1, 2, 3, 4, 5, 6, 7, 8] * 6
-    labels = labels_of_of_whole_classes(counts)
-    sampler = WholeClassSampler(labels, 20, seed=3)
-    passes = 400
-    drawn = np.zeros(len(labels))
-    for step in range(passes * sampler.steps_per_epoch):
-        drawn[sampler.batch(step)] += 1
-    assert drawn.max() <= passes
-    share = drawn / passes
-    # 9 of 10 batches' worth; an image of a large class is cut a little more often than one of a small.
-    expected = sampler.steps_per_epoch * 20 / len(labels)
-    assert share.mean() == pytest.approx(expected)
-    assert share.min() > expected - 0.12
-    assert share.max() < expected + 0.12
-
-
 def test_a_class_beyond_the_batch_gives_no_more_than_a_batch(caplog):
     labels = np.repeat([1, 2, 3], [50, 3, 3])
     with caplog.at_level("WARNING", logger="absl"):
@@ -326,15 +292,11 @@ KINDS = np.repeat([0, 1, 2], 15)
     ("make", "message"),
     [
         (lambda: ClassBalancedSampler(LABELS, 16, 2), "`classes_per_batch=16`, but the data has 15 classes"),
-        (lambda: ClassBalancedSampler(LABELS, 0, 2), "`classes_per_batch` must be at least 1, not 0"),
-        (lambda: ClassBalancedSampler(LABELS, 2, 2, seed=-1), "`seed` must not be negative"),
-        (lambda: ClassBalancedSampler(LABELS, 2, 2, short_classes="pad"), "unknown `short_classes` 'pad'"),
         (lambda: ClassBalancedSampler(np.zeros(0, np.int64), 2, 2), "labels are empty"),
         (lambda: HierarchicalSampler(LABELS, KINDS, 4, 2, 3), "`classes_per_batch=4` is no multiple of `super_cla"),
         (lambda: HierarchicalSampler(LABELS, KINDS, 4, 2, 4), "=4`, but the data has 3 super-classes with at least 1"),
         (lambda: HierarchicalSampler(LABELS, KINDS[:3], 4, 2), "there are 45 labels and 3 super_labels"),
         (lambda: HierarchicalSampler(LABELS, np.arange(45), 4, 2), r"15 classes lie in more than one super-class"),
-        (lambda: WholeClassSampler(LABELS, 46), "`batch_size=46`, but the data has 45 images; lower `batch_size`"),
         (lambda: ShuffleSampler(10, 11), "`batch_size=11`, but the data has 10 images"),
         (lambda: PairSampler(np.zeros((25, 2)), 52), "`batch_size=52` must be a multiple of 2, up to 50"),
     ],
@@ -453,26 +415,38 @@ def test_every_worker_makes_its_rows_alone(tmp_path):
     np.testing.assert_allclose(totals[0], whole, rtol=1e-5)
 
 
-def test_fit_gets_other_batches_of_arrays_in_each_epoch():
-    class Steps:
-        batch_size, steps_per_epoch = 1, 3
+class Steps:
+    """Step i has image i alone."""
 
-        def batch(self, step):
-            return np.array([step])
+    batch_size, steps_per_epoch = 1, 3
 
-    seen = []
+    def batch(self, step):
+        return np.array([step])
 
-    class Model(keras.Model):
-        def train_step(self, data):
-            seen.append(int(data[0][0, 0]))
-            return {"loss": keras.ops.zeros(())}
 
-    model = Model()
+class Seen(keras.Model):
+    """Keeps the images that it is trained on."""
+
+    def __init__(self):
+        super().__init__()
+        self.images = []
+
+    def train_step(self, data):
+        self.images.append(int(data[0][0, 0]))
+        return {"loss": keras.ops.zeros(())}
+
+
+def test_fit_gets_the_next_batches_of_arrays_in_each_epoch_and_in_order():
+    model = Seen()
     model.compile("sgd", run_eagerly=True)
     batches = ArrayBatches(np.arange(30.0)[:, None], np.arange(30), Steps())
     model.fit(batches, epochs=3, verbose=0, shuffle=False)
-    first = seen[0]
-    assert seen == list(range(first, first + 9))
+    assert model.images == list(range(model.images[0], model.images[0] + 9))
+    keras.utils.set_random_seed(0)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="batches of a sampler have an order: give fit `shuffle=Fa"
+    ):
+        model.fit(batches, epochs=9, verbose=0)
 
 
 def test_array_batches_are_those_of_the_sampler():
@@ -494,7 +468,7 @@ def test_array_batches_are_those_of_the_sampler():
 @pytest.mark.parametrize("short_classes", ["repeat", "drop"])
 def test_neighbor_batches_hold_the_classes_of_the_table_after_their_anchors(short_classes):
     counts = [3, 1, 2, 4, 2, 5, 2, 3]
-    labels = labels_of_of_class_balanced(counts, np.random.default_rng(0))
+    labels = labels_of(counts)
     ids = np.unique(labels)
     kept = [c for c, count in enumerate(counts) if count >= 2 or short_classes == "repeat"]
     sampler = NeighborSampler(labels, 5, 2, seed=3, short_classes=short_classes, anchor_classes=2)

@@ -411,25 +411,19 @@ def check(dataset: ImageDataset, bad_images: str = "error", check_images: str = 
     return dataset.take(np.setdiff1d(np.arange(len(dataset)), [fault.index for fault in faults]))
 
 
-def find_faults(
-    images: Images,
-    indices: Sequence[int] | np.ndarray | None = None,
-    decode: bool = True,
-    max_pixels: int = DECODER_LIMIT,
-) -> list[ImageError]:
+def find_faults(images: Images, decode: bool = True, max_pixels: int = DECODER_LIMIT) -> list[ImageError]:
     """Check images, on all cores by the decoder that training uses, or by their header and end alone.
 
     JPEG, PNG and WebP are supported, recognized by content and not by name.
 
     Args:
         images: The images. Arrays have nothing to check.
-        indices: Which of them to check; all by default.
         decode: Decode images in full, at about a millisecond each. Damage in the middle of a file is not found
             otherwise.
         max_pixels: An image whose header states more pixels is bad: a small file can exhaust the memory.
 
     Returns:
-        The bad images, in the order of `indices`.
+        The bad images, in order.
 
     Example:
         >>> find_faults(EncodedImages((b"",), ("a.jpg",)))[0].reason
@@ -447,9 +441,8 @@ def find_faults(
 
     if images.decoded:
         return []
-    chosen = range(len(images)) if indices is None else [int(index) for index in indices]
     threads = {"threads": os.cpu_count() or 1} if decode else {}
-    reasons = zip(chosen, in_threads(fault, chosen, **threads), strict=True)
+    reasons = enumerate(in_threads(fault, range(len(images)), **threads))
     return [ImageError(index, images.name(index), reason) for index, reason in reasons if reason]
 
 

@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -30,7 +30,7 @@ from tfdml.io import files
 LIST = "images.csv"
 _JPEG_QUALITY = 95
 _NAMED_IN_MESSAGES = 5
-_ATTEMPTS, _TIMEOUT = 3, 60.0  # of a download; seconds without a byte
+_ATTEMPTS, _TIMEOUT, _BLOCK = 3, 60.0, 2**16  # of a download; seconds without a byte; bytes
 
 Progress = Callable[[int, int, int], None]  # images done, of how many, bad ones among them
 Faults = Mapping[str, list[ImageError]]  # by split
@@ -147,25 +147,6 @@ def download(
     return new
 
 
-class _Bar:
-    """A progress bar as Pooch wants it, which ends a transfer that is too long: a server need not state its length."""
-
-    def __init__(self, progress: Callable[[int, int], None], target: BinaryIO, size: int):
-        self._progress, self._target, self._size, self.total = progress, target, size, 0
-
-    def update(self, _: int) -> None:
-        done = self._target.tell()
-        if max(done, self.total) > self._size:
-            raise OSError(f"it is longer than its {self._size:,} bytes")
-        self._progress(done, self._size)
-
-    def reset(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 def fetch(file: Download, folder: str | os.PathLike, progress: Callable[[int, int], None] = lambda *_: None) -> str:
     """Download a file into a folder, unless it is there already; return its path.
 
@@ -177,14 +158,20 @@ def fetch(file: Download, folder: str | os.PathLike, progress: Callable[[int, in
     Raises:
         UserError: The server refuses, cannot be reached or sends another file, or the file cannot be written.
     """
-    import pooch  # takes a while to import
+    import pooch  # these take a while to import
+    import requests
 
     urls, registry = {file.name: file.url}, {file.name: f"sha256:{file.sha256}"}
     fetcher = pooch.create(folder, base_url="", registry=registry, urls=urls, retry_if_failed=_ATTEMPTS - 1)
 
-    def receive(url: str, path: str, fetcher: pooch.Pooch) -> None:
-        with open(path, "wb") as target:
-            pooch.HTTPDownloader(_Bar(progress, target, file.size), timeout=_TIMEOUT)(url, target, fetcher)
+    def receive(url: str, path: str, _: object) -> None:
+        with requests.get(url, stream=True, timeout=_TIMEOUT) as response, open(path, "wb") as target:
+            response.raise_for_status()
+            for block in response.iter_content(_BLOCK):
+                target.write(block)
+                if target.tell() > file.size:  # a server need not state the length
+                    raise OSError(f"it is longer than its {file.size:,} bytes")
+                progress(target.tell(), file.size)
 
     advice = f"run the command again, or fetch it by hand and put it at {os.path.join(folder, file.name)}"
     # Errors of requests are OSErrors; Pooch raises ValueError where the checksum differs.

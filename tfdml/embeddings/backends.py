@@ -192,9 +192,12 @@ def embed_readable(
     if len(diverged):
         raise UserError(f"the embedding of {dataset.images.name(rows[diverged[0]])} holds NaN or infinite values")
     left_out = np.setdiff1d(np.arange(len(dataset)), rows)
-    reasons = {fault.index: fault for fault in find_faults(dataset.images, left_out)}
+    reasons = {fault.index: fault.reason for fault in find_faults(dataset.images.take(left_out))}
     # One may be readable again by now.
-    faults = [reasons.get(i) or ImageError(i, dataset.images.name(i), "cannot be decoded") for i in left_out.tolist()]
+    faults = [
+        ImageError(index, dataset.images.name(index), reasons.get(place, "cannot be decoded"))
+        for place, index in enumerate(left_out.tolist())
+    ]
     return rows, vectors, faults
 
 

@@ -62,19 +62,11 @@ def test_splits_partition_the_classes(classes, fraction):
     assert abs(test.num_classes - wanted) <= 0.5 + 1e-9
 
 
-def test_train_and_test_folders_are_taken_as_they_are(tmp_path):
-    touch(tmp_path, "train/b/1.jpg", "train/d/1.jpg", "test/a/1.jpg", "test/c/1.jpg", "val/e/1.jpg")
-    train, test = own_images.read_folder(tmp_path, "train"), own_images.read_folder(tmp_path, "test")
-    assert train.class_names == {1: "b", 3: "d"}
-    assert test.class_names == {0: "a", 2: "c"}
-    assert _relative(tmp_path, test) == ["test/a/1.jpg", "test/c/1.jpg"]
-
-
-@pytest.mark.parametrize(("train", "test"), [("Training", "holdout"), ("TRAIN", "VAL"), ("train", "Testing")])
+@pytest.mark.parametrize(("train", "test"), [("train", "test"), ("Training", "holdout"), ("TRAIN", "VAL")])
 def test_usual_names_of_folders_are_splits(tmp_path, train, test):
-    touch(tmp_path, f"{train}/a/1.jpg", f"{train}/b/1.jpg", f"{test}/c/1.jpg", "@eaDir/x/1.jpg", "__MACOSX/train/1.jpg")
+    touch(tmp_path, f"{train}/b/1.jpg", f"{train}/d/1.jpg", f"{test}/c/1.jpg", "@eaDir/x/1.jpg", "__MACOSX/train/1.jpg")
     names = {split: own_images.read_folder(tmp_path, split).class_names for split in ("train", "test", "all")}
-    assert names == {"train": {0: "a", 1: "b"}, "test": {2: "c"}, "all": {0: "a", 1: "b", 2: "c"}}
+    assert names == {"train": {0: "b", 2: "d"}, "test": {1: "c"}, "all": {0: "b", 1: "c", 2: "d"}}
 
 
 def test_validation_next_to_test_is_left_out_with_its_count(tmp_path, caplog):
@@ -101,10 +93,7 @@ def test_query_and_gallery_folders_are_roles(tmp_path, caplog, above):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (
-            ["train/a/1.jpg", "test/a/1.jpg", "bus/1.jpg"],
-            "test/, train/ next to bus/: they look like splits among classes",
-        ),
+        (["train/a/1.jpg", "test/a/1.jpg", "bus/1.jpg"], "test/, train/ next to bus/: they look like splits among"),
         (["train/1.jpg", "val/1.jpg", "bus/1.jpg"], "train/, val/ next to bus/"),
         (["train/a/1.jpg", "bus/1.jpg"], "train/ next to bus/"),
         (["train/a/1.jpg", "Train/b/1.jpg", "test/c/1.jpg"], "folders that name one split, of Train, test, train"),
@@ -224,15 +213,6 @@ def test_folders_of_which_nothing_can_be_learned_are_refused(tmp_path, files, op
         own_images.read_folder(tmp_path / "none")
 
 
-def test_remote_file_system():
-    root = "memory://folder-test"
-    for file in ("a/1.jpg", "a/.hidden/2.jpg", "a/deep/3.jpg", "b/1.jpg"):
-        write_whole(f"{root}/{file}", b"x")
-    dataset = own_images.read_folder(root, "train")
-    assert dataset.images.paths == (f"{root}/a/1.jpg", f"{root}/a/deep/3.jpg")
-    assert dataset.class_names == {0: "a"}
-
-
 @pytest.mark.parametrize("name", ["a\nb", "a\x7f", "a\udcff"])
 def test_names_that_no_report_can_hold_are_refused(tmp_path, name):
     touch(tmp_path, f"{name}/1.jpg", f"{name}/2.jpg", "b/1.jpg")
@@ -276,45 +256,12 @@ def _names(dataset):
     return [path.rsplit("/", 1)[1] for path in dataset.images.paths]
 
 
-def test_integer_labels_are_kept(write):
-    path = write("path,label\na.jpg,7\nb.jpg,-3\nc.jpg,9223372036854775807\nd.jpg,-9223372036854775808\ne.jpg,7\n")
-    train, test = _both(path)
-    assert train.labels.tolist() == [-3, -(2**63)]
-    assert test.labels.tolist() == [7, 2**63 - 1, 7]
-    assert test.class_names == {7: "7", 2**63 - 1: "9223372036854775807"}
-    assert _names(test) == ["a.jpg", "c.jpg", "e.jpg"]
-    assert test.super_labels is None
-    assert test.groups is None
-    assert test.is_query is None
-
-
 def test_names_are_numbered_in_sorted_order_over_both_splits(write):
     path = write("path,label,split\na.jpg,dog,test\nb.jpg,cat,train\nc.jpg,ant,test\nd.jpg,Ökapi,train\n")
     train, test = _both(path)
     assert train.class_names == {1: "cat", 3: "Ökapi"}
-    assert test.class_names == {0: "ant", 2: "dog"}
-    assert test.labels.tolist() == [2, 0]
-
-
-@pytest.mark.parametrize(("fraction", "classes"), [(0.5, 2), (0.25, 1), (0.01, 1), (0.99, 3)])
-def test_list_the_last_classes_are_the_test_split(write, fraction, classes):
-    train, test = _both(write("path,label\na.jpg,40\nb.jpg,5\nc.jpg,100\nd.jpg,20\n"), test_fraction=fraction)
-    assert [*train.classes, *test.classes] == [5, 20, 40, 100]
-    assert test.num_classes == classes
-
-
-def test_windows_and_spreadsheet_habits(write):
-    path = write(
-        b"\xef\xbb\xbf label , path,split\r\n"
-        b'  "Smith, John",  a.jpg , train\r\n'
-        b'"say ""hi""",b.jpg,test\r\n'
-        b",,\r\n   \r\n"
-        b"\xc3\xa9t\xc3\xa9,c.jpg,test"
-    )
-    train, test = _both(path)
-    assert train.class_names == {0: "Smith, John"}
-    assert test.class_names == {1: 'say "hi"', 2: "été"}
-    assert _names(train) == ["a.jpg"]
+    assert (test.class_names, test.labels.tolist()) == ({0: "ant", 2: "dog"}, [2, 0])
+    assert (test.super_labels, test.groups, test.is_query) == (None, None, None)
 
 
 def test_paths_are_relative_to_the_list_or_absolute(tmp_path, monkeypatch):
@@ -358,17 +305,19 @@ def test_roles_alone_are_splits(write, caplog):
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-@pytest.mark.parametrize("start", ["", "\ufeff", "sep={}\n", '\ufeff"sep={}"\r\n'])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("start", "end"), [("", "\n"), ("\ufeff", "\r\n"), ("sep={}\n", "\n"), ('\ufeff"sep={}"\r\n', "\r\n")]
+)
 def test_every_way_that_a_spreadsheet_or_pandas_writes_a_list(write, caplog, delimiter, start, end):
     rows = [["", "Unnamed: 0", " Label ", "PATH", "Super Label", "Split", "color"]]
-    rows += [["0", "7", "x, y", "a.jpg", "s;t", "Train", "red"], ["1", "8", "z", "b.jpg", "s;t", "test", "blue"]]
+    rows += [["0", "7", " x, y", "a.jpg ", "s;t", "Train", "red"], [" "] * 7]
+    rows += [["1", "8", 'say "é"', "b.jpg", "s;t", "test", "blue"]]
     text = io.StringIO(newline="")
     csv.writer(text, delimiter=delimiter, lineterminator=end).writerows(rows)
     path = write(start.format(delimiter) + text.getvalue())
     with caplog.at_level("WARNING", logger="absl"):
         train, test = _both(path)
-    assert (_names(train), train.class_names, test.class_names) == (["a.jpg"], {0: "x, y"}, {1: "z"})
+    assert (_names(train), train.class_names, test.class_names) == (["a.jpg"], {1: "x, y"}, {0: 'say "é"'})
     assert train.super_labels.tolist() == [0]
     assert caplog.text.count("'', 'Unnamed: 0', 'color'") == 1
 
@@ -440,36 +389,25 @@ GOOD = '{"path": "a.jpg", "label": 1}\n'
     ("text", "message"),
     [
         ("", r"list\.csv has no column path"),
-        ("path,label\n", r"list\.csv has no row"),
         ("a.jpg,1\nb.jpg,2\n", r"list\.csv has no column path; it has 'a\.jpg', '1'"),
         ("\npath,label,path\na.jpg,1,a\n", r"column 'path' is twice"),
         ("path,label\na.jpg,1\nb,c.jpg,2\n", r"line 3: expected 2 cells as in the header, found 3"),
         ("path,label\na.jpg,1\n\nb.jpg,\n", r"line 4: label must be there"),
         ("path,label,split\na.jpg,1,train\nb.jpg,2,x\n", r"line 3: split must be train or test .*, it is 'x'"),
-        ('path,label\na.jpg,1\n"b.jpg,2\nc.jpg,3\n', r"line 4: not CSV \(unexpected end of data\)"),
         ('path,label\n"a\nb.jpg",1\nc.jpg,2\n', r"line 3: path must be text without control characters"),
         ("path,label\na.jpg,1\nb.jpg,9223372036854775808\n", r"line 3: label must be an integer of 64 bits"),
-        (f"path,label\na.jpg,1\nb.jpg,{'9' * 5000}\n", r"line 3: label must be an integer of 64 bits"),
         ("path,label\na.jpg,1\nb.jpg,2\na.jpg,3\n", r"line 2 and line 4: '\S*/a\.jpg' has two values of label"),
-        ("path,label,split\na.jpg,1,train\n./a.jpg,1,test\n", r"line 2 and line 3: .* has two values of split"),
         ("path,label\na.jpg,x\nb.jpg,x\n", r"list\.csv has one class only \(\['x'\]\)"),
         ("path,label,split\na.jpg,1,test\nb.jpg,2,test\n", r"list\.csv has no row of the train split"),
         ("path,label\na.jpg,1\nno.jpg,1\nnone.jpg,1\nb.jpg,2\n", r"2 of 3 images are missing, .*/no\.jpg; correct"),
         (ROLES + "a.jpg,1,test,probe\n", r"line 3: role must be train or query or gallery or junk, it is 'probe'"),
-        (ROLES + "a.jpg,1,test,query\n", r"list\.csv has one of query and gallery"),
         (ROLES + "a.jpg,1,test,query\nb.jpg,1,test,\n", r"line 4: a test image has no role"),
-        (
-            ROLES + "e.jpg,9,train,query\na.jpg,1,test,query\n",
-            r"line 3: an image of the split train has the role query",
-        ),
+        (ROLES + "e.jpg,9,train,query\na.jpg,1,test,query\n", r"line 3: an image of the split train has the role que"),
         (ROLES + "a.jpg,2,test,gallery\nb.jpg,1,test,query\n", r"line 4: no query has its class in the gallery"),
         (b"path,label\na.jpg,1\n\xff\xfe,2\n", r"list\.csv is not UTF-8 text"),
         (GOOD + "\n{'path': 'b.jpg'}\n", r"line 3: expected one JSON object"),
         (GOOD + "[" * 100_000, r"line 2: expected one JSON object"),
-        (GOOD + '{"label": ' + "9" * 5000 + "}", r"line 2: expected one JSON object"),
-        (GOOD + '{"path": "b.jpg"}', r"line 2: label must be there"),
         (GOOD + '{"path": "b.jpg", "label": 2.0}', r"line 2: label must be a text or an integer, it is 2\.0"),
-        (GOOD + '{"path": "b.jpg", "label": true}', r"line 2: label must be a text or an integer, it is True"),
         (GOOD + '{"path": ["b.jpg"], "label": 2}', r"line 2: path must be a text or an integer, it is \['b\.jpg'\]"),
         (GOOD + '{"path": "\\ud800.jpg", "label": 2}', r"line 2: path must be text without control characters"),
     ],
@@ -482,14 +420,22 @@ def test_a_faulty_list_names_file_and_line(write, text, message):
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_missing_file_and_folder_instead_of_a_file(tmp_path):
-    with pytest.raises(UserError, match=r"list: \S*none\.csv is missing; check data_dir"):
-        own_images.read_list(tmp_path / "none.csv")
-    with pytest.raises(UserError, match=rf"list: {tmp_path} is a folder, not a file"):
-        own_images.read_list(tmp_path)
+def test_a_missing_file_and_a_folder_instead_are_named(tmp_path):
+    for place, fault in (
+        (tmp_path / "none.csv", r"\S*none\.csv is missing; check data_dir"),
+        (tmp_path, r"\S* is a fold"),
+    ):
+        with pytest.raises(UserError, match=f"list: {fault}"):
+            own_images.read_list(place)
 
 
-def test_list_remote_file_system():
+def test_folders_and_lists_on_a_remote_file_system():
+    root = "memory://folder-test"
+    for file in ("a/1.jpg", "a/.hidden/2.jpg", "a/deep/3.jpg", "b/1.jpg"):
+        write_whole(f"{root}/{file}", b"x")
+    dataset = own_images.read_folder(root, "train")
+    assert dataset.images.paths == (f"{root}/a/1.jpg", f"{root}/a/deep/3.jpg")
+    assert dataset.class_names == {0: "a"}
     root = "memory://listing-test"
     for name, data in (("in/a.jpg", "x"), ("b.jpg", "x"), ("list.csv", f"path,label\nin/a.jpg,1\n{root}/b.jpg,2\n")):
         write_whole(f"{root}/{name}", data.encode())
@@ -526,15 +472,11 @@ def test_any_bytes_are_read_or_refused_in_one_line(header, body, suffix, split):
     assert message.isprintable()
 
 
-def test_list_classes_of_one_image_are_counted(write, caplog):
-    text = "path,label,split\na.jpg,x,train\nb.jpg,y,train\nc.jpg,y,train\nd.jpg,z,test\n"
-    path = write(text)
+def test_classes_of_one_image_are_counted(write, caplog):
+    path = write("path,label,split\na.jpg,x,train\nb.jpg,y,train\nc.jpg,y,train\nd.jpg,z,test\n")
     with caplog.at_level("WARNING", logger="absl"):
-        own_images.read_list(path)
+        _both(path)
     assert "1 of 2 train classes have one image only (the first is x): they give no positive pair" in caplog.text
-    caplog.clear()
-    with caplog.at_level("WARNING", logger="absl"):
-        own_images.read_list(path, "test")
     assert "1 of 1 test classes have one image only (the first is z): as queries they are left out" in caplog.text
 
 
@@ -614,10 +556,7 @@ def test_triplets_and_similarities_of_a_list(write):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "a,b\na.jpg,b.jpg\n",
-            "must have the columns a,b,similar or a,b,similarity or anchor,positive,negative; it has",
-        ),
+        ("a,b\na.jpg,b.jpg\n", "must have the columns a,b,similar or a,b,similarity or anchor,positive,negative"),
         ("a,b,similar\na.jpg,g.jpg,1\n", r"line 2: b must be an image of .*list\.csv, it is 'g\.jpg'"),
         ("a,b,similar\na.jpg,b.jpg,2\n", "line 2: similar must be 0 or 1 or false or true or junk, it is '2'"),
         ("a,b,similarity\na.jpg,b.jpg,high\n", "line 2: similarity must be a number, it is 'high'"),

@@ -21,7 +21,7 @@ from tfdml.memory import require_memory
 # scaled to one bounding box and blurred a little correlate by 0.9 or more. Within each group, in the order above,
 # the character with the fewest look-alikes left is kept and they are dropped, until none is left; symbols in more
 # faces went first, up to 320 characters in all. So none of c/C, o/O/0, A/Alpha/Cyrillic A has two classes.
-# tests/data/readers/test_glyphs.py checks all this.
+
 CHARACTERS = (
     "#$%&2345789;<>@ACDEGJKLMNPRTUVWXabdefkmnqyz¤§©¬±¶÷ŒƈƜƝƣƥƸƺȵȼȾɀɁɂ"
     "ɕɚɝɠʁʂʅʍʎʐʑʛʞʣʤʦʨʩʫʬʭʮͰͲͶͼΞΣΨαλμνξςωϗϞϡϻϼϿЂЉЊЋЖЫЮЯлчъџѣѤѬѱҐғҘқҡҢ"
