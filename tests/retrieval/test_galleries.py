@@ -71,9 +71,9 @@ def test_kernels_rank_as_the_distance_that_stands_for_them(kind, databases, kern
     vectors = np.random.default_rng(5).normal(size=(80, 6)).astype(np.float32)
     with databases.gallery(kind, distance=distance) as gallery:
         gallery.upsert([f"{row}" for row in range(80)], vectors)
-        found = gallery.search(vectors[:9], k=80).ids.astype(int)
+        neighbors = gallery.search(vectors[:9], k=80).ids.astype(int)
     gram = np.asarray(kernel(vectors[:9], vectors), np.float64)
-    ranked = np.take_along_axis(gram, found, axis=1)
+    ranked = np.take_along_axis(gram, neighbors, axis=1)
     assert np.all(np.diff(ranked, axis=1) <= 1e-6 * np.abs(ranked).max())
     assert np.all(ranked[:, 0] > ranked[:, -1])
 
@@ -82,9 +82,9 @@ def test_equal_distances_are_ordered_by_id(gallery):
     vectors = np.ones((6, 4), np.float32)
     vectors[:2] = 9
     gallery.upsert(["f", "e", "d", "c", "b", "a"], vectors)
-    found = gallery.search(np.ones((1, 4)), k=4)
-    assert found.ids.tolist() == [["a", "b", "c", "d"]]
-    assert found.distances.tolist() == [[0.0] * 4]
+    neighbors = gallery.search(np.ones((1, 4)), k=4)
+    assert neighbors.ids.tolist() == [["a", "b", "c", "d"]]
+    assert neighbors.distances.tolist() == [[0.0] * 4]
     assert gallery.search(np.ones((1, 4)), k=9).ids[0, 4:].tolist() == ["e", "f", None, None, None]
 
 
@@ -92,11 +92,11 @@ def test_upsert_replaces_the_whole_row(gallery):
     gallery.upsert(["a", "b"], np.eye(2), {"class": ["bus", "coupe"], "role": ["query", "gallery"]})
     gallery.upsert(["b", "c"], -np.eye(2), {"class": ["van", "bus"]})
     assert len(gallery) == 3
-    found = gallery.search(np.array([[-1.0, 0.0]]), k=3)
-    assert found.ids.tolist() == [["b", "c", "a"]]
-    assert found.distances[0, 0] == 0
-    assert found.columns["class"].tolist() == [["van", "bus", "bus"]]
-    assert found.columns["role"].tolist() == [["", "", "query"]]
+    neighbors = gallery.search(np.array([[-1.0, 0.0]]), k=3)
+    assert neighbors.ids.tolist() == [["b", "c", "a"]]
+    assert neighbors.distances[0, 0] == 0
+    assert neighbors.columns["class"].tolist() == [["van", "bus", "bus"]]
+    assert neighbors.columns["role"].tolist() == [["", "", "query"]]
     assert gallery.search(np.eye(2)[:1], 3, {"class": "bus", "role": "query"}).ids.tolist() == [["a", None, None]]
     assert gallery.search(np.eye(2)[:1], 1, {"class": "coupe"}).ids.tolist() == [[None]]
 
@@ -117,9 +117,9 @@ def test_awkward_texts_are_ids_values_and_filters(gallery):
     vectors = np.random.default_rng(0).normal(size=(len(AWKWARD), 5))
     gallery.upsert(AWKWARD, vectors, {"path": AWKWARD, "class": AWKWARD[::-1]})
     for row, text in enumerate(AWKWARD):
-        found = gallery.search(vectors[:1], 2, {"path": text})
-        assert found.ids.tolist() == [[text, None]]
-        assert found.columns["class"].tolist() == [[AWKWARD[-1 - row], None]]
+        neighbors = gallery.search(vectors[:1], 2, {"path": text})
+        assert neighbors.ids.tolist() == [[text, None]]
+        assert neighbors.columns["class"].tolist() == [[AWKWARD[-1 - row], None]]
         assert gallery.search(vectors[row : row + 1], 1).ids.tolist() == [[text]]
         assert gallery.rows(9, [text, text + "x"]).columns["path"] == [text]
     assert gallery.search(vectors, 1, {"class": AWKWARD[3], "path": AWKWARD[0]}).ids.tolist() == [[None]] * 12
@@ -135,9 +135,9 @@ def test_rows_that_are_written_are_there_when_opened_again(kind, databases):
     plain = uri.replace("&distance=cosine", "").replace("?distance=cosine", "")
     with connect(plain) as gallery:
         assert (gallery.distance, len(gallery)) == ("cosine", 2)
-        found = gallery.search(np.array([[5.0, 5.0], [0.0, 0.0]]), k=2)
-        np.testing.assert_allclose(found.distances, [[1 - 2**-0.5] * 2, [1, 1]], atol=1e-6)
-        assert found.ids.tolist() == [["a", "b"]] * 2
+        neighbors = gallery.search(np.array([[5.0, 5.0], [0.0, 0.0]]), k=2)
+        np.testing.assert_allclose(neighbors.distances, [[1 - 2**-0.5] * 2, [1, 1]], atol=1e-6)
+        assert neighbors.ids.tolist() == [["a", "b"]] * 2
         gallery.upsert(["c"], np.ones((1, 2)))
         assert gallery.search(np.ones((1, 2)), k=1, model="sha256:1").ids.tolist() == [["c"]]
         for call in (lambda: gallery.upsert(["d"], np.ones((1, 2)), model="sha256:2"),
@@ -192,8 +192,10 @@ def points():
     return vectors, queries, rows.astype(str), distances
 
 
-def recall(found, wanted):
-    return np.mean([len(set(a) & set(b)) / NEAREST for a, b in zip(found.ids.tolist(), wanted.tolist(), strict=True)])
+def recall(neighbors, nearest):
+    return np.mean(
+        [len(set(a) & set(b)) / NEAREST for a, b in zip(neighbors.ids.tolist(), nearest.tolist(), strict=True)]
+    )
 
 
 @pytest.mark.one_quick_case
@@ -208,30 +210,30 @@ def recall(found, wanted):
     ],
 )
 def test_an_index_is_used_and_effort_finds_more(kind, index, few, many, databases, points):
-    vectors, queries, wanted, distances = points
+    vectors, queries, nearest, distances = points
     uri = databases.address(kind)
     ids = list(map(str, range(ROWS)))
     with connect(uri) as gallery:
         gallery.upsert(ids, vectors, {"class": [str(row // 10) for row in range(ROWS)]})
-        assert recall(gallery.search(queries, NEAREST), wanted) == 1
-    found = {}
+        assert recall(gallery.search(queries, NEAREST), nearest) == 1
+    neighbors = {}
     for effort in (few, many):
         with connect(f"{uri}{'&' if '?' in uri else '?'}index={index}&{effort}") as gallery:
             if effort == few:
                 gallery.optimize()
-            found[effort] = gallery.search(queries, NEAREST)
+            neighbors[effort] = gallery.search(queries, NEAREST)
             filtered = gallery.search(queries, NEAREST, {"class": "3"}).ids
             assert {name for name in filtered.ravel() if name is not None} <= set(map(str, range(30, 40)))
             gallery.upsert(["new"], queries[:1])
             assert gallery.search(queries[:1], 1).ids.tolist() == [["new"]]
             assert gallery.delete(["new"]) == 1
     least = 1 if "ivf&" in index else 0.95
-    assert recall(found[many], wanted) >= least
-    assert recall(found[few], wanted) <= recall(found[many], wanted)
+    assert recall(neighbors[many], nearest) >= least
+    assert recall(neighbors[few], nearest) <= recall(neighbors[many], nearest)
     # A graph of so few rows may miss none.
-    assert recall(found[few], wanted) < 1 or "hnsw" in index
-    # What is found has its own distance, also where the index has rounded it.
-    for one in found.values():
+    assert recall(neighbors[few], nearest) < 1 or "hnsw" in index
+    # What an index finds has its own distance, also where the index has rounded it.
+    for one in neighbors.values():
         there = one.ids != None  # noqa: E711  (element by element)
         query, _ = np.nonzero(there)
         true = np.linalg.norm(vectors[one.ids[there].astype(int)] - queries[query], axis=1)
@@ -239,7 +241,7 @@ def test_an_index_is_used_and_effort_finds_more(kind, index, few, many, database
     # Without an index in the address the search is exact, whatever has been built.
     with connect(uri) as gallery:
         exact = gallery.search(queries, NEAREST)
-        np.testing.assert_array_equal(exact.ids, wanted)
+        np.testing.assert_array_equal(exact.ids, nearest)
         np.testing.assert_allclose(exact.distances, distances, rtol=1e-5)
 
 

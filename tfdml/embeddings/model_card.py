@@ -152,12 +152,12 @@ def compare_with_card(model: Path) -> None:
         return
     artifacts = fields(read_json(card).get("artifacts", {}), {}, f"{card}: artifacts")
     for name, artifact in artifacts.items():
-        listed = fields(artifact, {"files": dict}, f"{card}: artifacts.{name}")["files"]
+        entries = fields(artifact, {"files": dict}, f"{card}: artifacts.{name}")["files"]
         if model != card.parent:
-            listed = {file: entry for file, entry in listed.items() if card.parent / file == model}
+            entries = {file: entry for file, entry in entries.items() if card.parent / file == model}
         elif name != "saved_model":
             continue
-        compare_files(card.parent, listed, str(card), "copy the version again from its source, or export it again")
+        compare_files(card.parent, entries, str(card), "copy the version again from its source, or export it again")
 
 
 def served_version(path: Path) -> Path | None:
@@ -170,5 +170,5 @@ def served_version(path: Path) -> Path | None:
     if (path / "saved_model.pb").is_file():
         return path
     versions = [entry for entry in path.iterdir() if re.fullmatch("[0-9]{1,18}", entry.name)] if path.is_dir() else []
-    served = [entry for entry in versions if (entry / "saved_model.pb").is_file()]
-    return max(served, key=lambda entry: int(entry.name)) if served else None
+    models = [entry for entry in versions if (entry / "saved_model.pb").is_file()]
+    return max(models, key=lambda entry: int(entry.name), default=None)

@@ -365,7 +365,7 @@ def whole_rankings(
     frame = exact.frame_of(task.queries, task.gallery, distance)
     space = exact.Space(task.queries, task.gallery, frame)
     size, count = len(space.gallery), len(task.queries)
-    copies, originals = _copies(space.gallery)
+    copies, originals = _copies(space.placed_gallery)
     table = exact.score_table(space, size)
 
     def scores_of(block: slice) -> np.ndarray:

@@ -149,7 +149,7 @@ def neighbor_blocks(
         # Three copies of a chunk are alive at once; of a query, two, and two lists of neighbors that are being merged.
         chunk_rows = min(max(memory_budget // (12 * dim), k), len(gallery))
         for block in row_blocks(len(queries), max(memory_budget // (8 * dim + 96 * k), 1)):
-            rows, measured = np.zeros((block.stop - block.start, 0), np.int64), np.zeros((block.stop - block.start, 0))
+            rows, distances = np.zeros((block.stop - block.start, 0), np.int64), np.zeros((block.stop - block.start, 0))
             for chunk in row_blocks(len(gallery), chunk_rows):
                 space = Space(queries[block], gallery[chunk], frame)
                 hidden = None if ignored is None else _shifted(ignored, block.start, chunk.start)
@@ -157,13 +157,13 @@ def neighbor_blocks(
                 parts = list(ranked_blocks(space, depth, memory_budget, hidden, most_ignored))
                 near = np.concatenate([columns for _, columns, _ in parts])
                 rows = np.concatenate([rows, np.where(near < 0, near, chunk.start + near)], axis=1)
-                measured = np.concatenate([measured, np.concatenate([far for _, _, far in parts])], axis=1)
-                rows, measured = nearest_first(rows, measured, k)
-            yield block, rows, measured
+                distances = np.concatenate([distances, np.concatenate([far for _, _, far in parts])], axis=1)
+                rows, distances = nearest_first(rows, distances, k)
+            yield block, rows, distances
 
     whole = None if is_memory_mapped(gallery) else Space(queries, gallery, frame)
     blocks = in_chunks() if whole is None else ranked_blocks(whole, k, memory_budget, ignored, most_ignored)
-    return ((block, rows, in_float32(measured, distance)) for block, rows, measured in blocks)
+    return ((block, rows, in_float32(distances, distance)) for block, rows, distances in blocks)
 
 
 def is_memory_mapped(array: np.ndarray) -> bool:
@@ -304,30 +304,30 @@ class Frame:
 class Space:
     """Queries and gallery: as they are, to measure them, and placed."""
 
-    asked: np.ndarray
-    searched: np.ndarray
+    queries: np.ndarray
+    gallery: np.ndarray
     frame: Frame
 
     @functools.cached_property
-    def gallery(self) -> np.ndarray:
-        """The gallery, placed."""
-        return self.frame.place(self.searched)
+    def placed_gallery(self) -> np.ndarray:
+        """The gallery in the frame."""
+        return self.frame.place(self.gallery)
 
     @functools.cached_property
-    def queries(self) -> np.ndarray:
-        """The queries, placed."""
-        return self.gallery if self.asked is self.searched else self.frame.place(self.asked)
+    def placed_queries(self) -> np.ndarray:
+        """The queries in the frame."""
+        return self.placed_gallery if self.queries is self.gallery else self.frame.place(self.queries)
 
     @functools.cached_property
     def longest(self) -> float:
         """The largest length of a placed gallery row."""
-        return float(np.sqrt(_squares(self.gallery).max()))
+        return float(np.sqrt(_squares(self.placed_gallery).max()))
 
 
-def in_float32(measured: np.ndarray, distance: str) -> np.ndarray:
+def in_float32(distances: np.ndarray, distance: str) -> np.ndarray:
     """Return the float32 distances that the caller asked for, from those of `measure`."""
     with np.errstate(over="ignore"):
-        return (np.sqrt(measured) if distance == "euclidean" else measured).astype(np.float32)
+        return (np.sqrt(distances) if distance == "euclidean" else distances).astype(np.float32)
 
 
 def _squares(rows: np.ndarray) -> np.ndarray:
@@ -406,11 +406,11 @@ def _top_columns(scores: Any, candidates: int, group: int) -> tuple[Any, Any]:
     groups = size // group
     grouped = ops.reshape(scores, (rows, groups, group))
     # Ascending group order keeps columns ascending, so that top_k's "lower position first" means lower column.
-    chosen = ops.sort(ops.top_k(ops.max(grouped, axis=2), candidates)[1], axis=1)
+    best_groups = ops.sort(ops.top_k(ops.max(grouped, axis=2), candidates)[1], axis=1)
     row_start = ops.expand_dims(ops.arange(rows, dtype="int32") * groups, 1)
-    members = ops.take(ops.reshape(scores, (rows * groups, group)), chosen + row_start, axis=0)
+    members = ops.take(ops.reshape(scores, (rows * groups, group)), best_groups + row_start, axis=0)
     best, place = ops.top_k(ops.reshape(members, (rows, candidates * group)), candidates)
-    return ops.take_along_axis(chosen, place // group, axis=1) * group + place % group, best[:, -1]
+    return ops.take_along_axis(best_groups, place // group, axis=1) * group + place % group, best[:, -1]
 
 
 def measure(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distance: str) -> np.ndarray:
@@ -419,19 +419,19 @@ def measure(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distance
     From differences, so that exact copies are at exactly 0. In NumPy on every backend: m is small, and a few rows at
     a time never leave the processor's cache.
     """
-    measured = np.empty(rows.shape)
+    distances = np.empty(rows.shape)
     step = max(1, _MEASURED_AT_ONCE // (rows.shape[1] * queries.shape[1]))
     for part in row_blocks(len(rows), step):
         near, own = (np.asarray(side, np.float64) for side in (gallery[rows[part]], queries[part, None]))
         if distance == "dot":
-            measured[part] = -np.einsum("bmd,bld->bm", near, own)
+            distances[part] = -np.einsum("bmd,bld->bm", near, own)
             continue
         near, own = (unit_rows(near), unit_rows(own)) if distance == "cosine" else (near, own)
-        measured[part] = _squares(near - own)
+        distances[part] = _squares(near - own)
         if distance == "cosine":  # |q - g|^2 / 2 = 1 - cos of unit vectors; zero vectors have cosine 0 with all
             zero = np.logical_not(near.any(axis=-1) & own.any(axis=-1))
-            measured[part] = np.where(zero, 1.0, measured[part] / 2)
-    return measured
+            distances[part] = np.where(zero, 1.0, distances[part] / 2)
+    return distances
 
 
 def score_table(space: Space, columns: int, slack: float = 0.0) -> Any:
@@ -441,19 +441,19 @@ def score_table(space: Space, columns: int, slack: float = 0.0) -> Any:
 
     The bias rides along as one more row of the product, which saves a pass over every block.
     """
-    size, dim = space.gallery.shape
+    size, dim = space.placed_gallery.shape
     table = np.zeros((dim + 1, columns), np.float32)
-    table[:dim, :size] = space.gallery.T
+    table[:dim, :size] = space.placed_gallery.T
     # |q - g|^2 is smallest where <q, g> - |g|^2 / 2 is largest.
     if space.frame.distance in ("euclidean", "sqeuclidean"):
-        table[dim, :size] = np.float32(-0.5 * (1 - slack)) * _squares(space.gallery)
+        table[dim, :size] = np.float32(-0.5 * (1 - slack)) * _squares(space.placed_gallery)
     table[dim, size:] = _PADDING_SCORE
     return ops.convert_to_tensor(table)
 
 
 def block_scores(space: Space, table: Any, block: slice) -> Any:
     """(B, columns) tensor, larger for nearer gallery images, from `score_table`'s table."""
-    rows = space.queries[block]
+    rows = space.placed_queries[block]
     queries = np.ones((len(rows), rows.shape[1] + 1), np.float32)
     queries[:, :-1] = rows
     with _full_float32():
@@ -497,7 +497,7 @@ def ranked_blocks(
         return ops.convert_to_numpy(columns).astype(np.int64), ops.convert_to_numpy(last).astype(np.float64)
 
     def nearest_of(block: slice, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        far = measure(space.asked[block], space.searched, columns, space.frame.distance)
+        far = measure(space.queries[block], space.gallery, columns, space.frame.distance)
         if ignored is not None:
             hidden = ignored(block, columns)
             columns, far = np.where(hidden, -1, columns), np.where(hidden, np.inf, far)
@@ -526,7 +526,7 @@ def _settled(space: Space, block: slice, farthest: np.ndarray, last: np.ndarray,
     """
     if space.frame.distance == "cosine":
         return 1 - farthest >= last + slack
-    squares = _squares(space.queries[block].astype(np.float64))
+    squares = _squares(space.placed_queries[block].astype(np.float64))
     farthest = farthest / space.frame.unit**2
     if space.frame.distance == "dot":
         return -farthest >= last + slack * np.sqrt(squares) * space.longest
@@ -536,14 +536,14 @@ def _settled(space: Space, block: slice, farthest: np.ndarray, last: np.ndarray,
 
 def _float64_columns(space: Space, queries: np.ndarray, count: int) -> Iterator[np.ndarray]:
     """Yield for each query the gallery rows that may be among its `count` nearest, by products in float64."""
-    asked = space.frame.place(space.asked[queries].astype(np.float64))
-    half = np.empty((len(queries), len(space.searched)))
-    for part in row_blocks(len(space.searched), _ROWS_AT_ONCE):
-        rows = space.frame.place(space.searched[part].astype(np.float64))
-        half[:, part] = -asked @ rows.T
+    points = space.frame.place(space.queries[queries].astype(np.float64))
+    half = np.empty((len(queries), len(space.gallery)))
+    for part in row_blocks(len(space.gallery), _ROWS_AT_ONCE):
+        rows = space.frame.place(space.gallery[part].astype(np.float64))
+        half[:, part] = -points @ rows.T
         if space.frame.distance in ("euclidean", "sqeuclidean"):
             half[:, part] += _squares(rows) / 2
-    for row, squared in zip(half, _squares(asked), strict=True):
+    for row, squared in zip(half, _squares(points), strict=True):
         limit = np.partition(row, count - 1)[count - 1]
         rounding = 1e-12 * (squared + abs(limit))
         columns = np.flatnonzero(row <= limit + rounding)

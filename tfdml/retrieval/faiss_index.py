@@ -115,8 +115,8 @@ class GalleryIndex:
         parameters = self._parameters(self.default_effort if effort is None else effort, depth)
         rows, distances = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
         for block in exact.row_blocks(len(queries), _rows_at_once(max(self.dimension, 4 * depth))):
-            placed = _placed(queries[block], self.distance, "query embeddings")
-            scores, near = self.index.search(placed, depth, params=parameters)
+            points = _placed(queries[block], self.distance, "query embeddings")
+            scores, near = self.index.search(points, depth, params=parameters)
             left_out = near < 0 if own_rows is None else (near < 0) | (near == own_rows[block, None])
             far = np.where(left_out, np.float32(np.inf), self._distances(scores))
             rows[block], distances[block] = exact.nearest_first(near, far, k)
@@ -147,8 +147,8 @@ class GalleryIndex:
             UserError: The file cannot be written.
         """
         about = json.dumps({"distance": self.distance, "kind": self.kind, "count": len(self)})
-        cannot = f"{path} cannot be written: {REASON}"
-        with user_errors((OSError, RuntimeError), cannot), atomic_write(os.fspath(path)) as temporary:
+        message = f"{path} cannot be written: {REASON}"
+        with user_errors((OSError, RuntimeError), message), atomic_write(os.fspath(path)) as temporary:
             _faiss().write_index(self.index, temporary)
             with open(temporary, "ab") as file:
                 file.write(_TRAILER + about.encode())
@@ -217,14 +217,14 @@ def build_index(
     index = faiss.index_factory(dim, structure + STORAGES[storage], metric)
     if not index.is_trained:
         count = min(size, max(_TRAINING_ROWS_PER_LIST * lists if kind == "ivf" else 0, 2**14))
-        chosen = np.sort(np.random.default_rng(seed).choice(size, count, replace=False))
+        sample = np.sort(np.random.default_rng(seed).choice(size, count, replace=False))
         if kind == "ivf":
             # No warning of few images per list, and no sampling of the sample.
             index.cp.seed, index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = seed, 1, count
-        index.train(_placed(gallery[chosen], distance, "a sample of the gallery"))
-    made = GalleryIndex(index, distance, kind)
-    made.add(gallery)
-    return made
+        index.train(_placed(gallery[sample], distance, "a sample of the gallery"))
+    gallery_index = GalleryIndex(index, distance, kind)
+    gallery_index.add(gallery)
+    return gallery_index
 
 
 def load_index(path: str | os.PathLike, *, mapped: bool = False) -> GalleryIndex:
@@ -311,14 +311,14 @@ def index_recall(
         raise UserError(f"the index holds {len(index)} images, the gallery {len(gallery)}: it is of another one")
     check_positive(sample=sample)
     pool = gallery if queries is None else queries
-    chosen = np.sort(np.random.default_rng(seed).choice(len(pool), min(sample, len(pool)), replace=False))
-    asked, gallery, own_rows = exact.check_sides(pool[chosen], gallery, chosen if queries is None else None)
-    nearest, _ = exact.nearest_neighbors(asked, gallery, k=k, distance=index.distance, own_rows=own_rows)
-    farthest = exact.measure(asked, gallery, nearest, index.distance).max(axis=1, keepdims=True)
+    picks = np.sort(np.random.default_rng(seed).choice(len(pool), min(sample, len(pool)), replace=False))
+    queries, gallery, own_rows = exact.check_sides(pool[picks], gallery, picks if queries is None else None)
+    nearest, _ = exact.nearest_neighbors(queries, gallery, k=k, distance=index.distance, own_rows=own_rows)
+    farthest = exact.measure(queries, gallery, nearest, index.distance).max(axis=1, keepdims=True)
 
     for effort in [index.default_effort] if efforts is None else efforts:
-        rows, _ = index.search(asked, k=k, effort=effort, own_rows=own_rows)
-        distances = exact.measure(asked, gallery, np.maximum(rows, 0), index.distance)
+        rows, _ = index.search(queries, k=k, effort=effort, own_rows=own_rows)
+        distances = exact.measure(queries, gallery, np.maximum(rows, 0), index.distance)
         shares = ((rows >= 0) & (distances <= farthest)).mean(axis=1)
         error = float(shares.std(ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
         yield IndexRecall(float(shares.mean()), error, len(shares), k, effort)

@@ -169,8 +169,8 @@ def expand_queries(queries: Any, gallery: Any = None, *, k: int = 10, alpha: flo
     result = np.empty_like(search.queries)
     for part in blocks(len(rows), rows.shape[1] * search.queries.shape[1]):
         weights = (np.maximum(similarities[part], 0) ** np.float32(alpha)).astype(np.float32)
-        moved = np.einsum("bmd,bm->bd", search.gallery[rows[part]], weights)
-        result[part] = exact.unit_rows(search.queries[part] + moved)
+        sums = np.einsum("bmd,bm->bd", search.gallery[rows[part]], weights)
+        result[part] = exact.unit_rows(search.queries[part] + sums)
     return result
 
 
@@ -229,10 +229,10 @@ def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
     parts = []
     for part in blocks(count, 2 * (k1 + 1) * (k1 // 2 + 1)):
         own = near[part]
-        shared = own.multiply(own @ half.T).tocoo()  # of each j in R(i, k1), how much of R(j, k1 / 2) is in R(i, k1)
-        joined = 3 * shared.data >= 2 * sizes[shared.col]
-        places = (shared.row[joined], shared.col[joined])
-        parts.append(own + sparse.csr_array((shared.data[joined], places), shape=own.shape) @ half)
+        overlap = own.multiply(own @ half.T).tocoo()  # of each j in R(i, k1), how much of R(j, k1 / 2) is in R(i, k1)
+        joins = 3 * overlap.data >= 2 * sizes[overlap.col]
+        places = (overlap.row[joins], overlap.col[joins])
+        parts.append(own + sparse.csr_array((overlap.data[joins], places), shape=own.shape) @ half)
     members = sparse.vstack(parts, format="csr")
     members.sort_indices()
     row, column = np.repeat(np.arange(count), np.diff(members.indptr)), members.indices
@@ -256,8 +256,8 @@ def _listed(lists: np.ndarray, value: Any) -> sparse.csr_array:
 
 def _mutual(lists: np.ndarray) -> sparse.csr_array:
     """(n, n) sparse, 1 where i and j are in the lists of each other."""
-    listed = _listed(lists, np.int32(1))
-    return listed.multiply(listed.T).tocsr()
+    members = _listed(lists, np.int32(1))
+    return members.multiply(members.T).tocsr()
 
 
 def k_reciprocal_neighbors(
