@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tfdml
+from tests.models.networks import tiny_embedder
 from tfdml.embeddings import read_embeddings
 from tfdml.errors import UserError
 from tfdml.evaluation import KNNClassifier
@@ -122,3 +123,12 @@ def test_an_index_is_loaded_with_its_own_model_alone(index, model, tmp_path):
         tfdml.Index.load(tmp_path / "index", other)
     other.set_weights(model.get_weights())
     assert len(tfdml.Index.load(tmp_path / "index", other)) == 18
+
+
+def test_images_in_the_unit_range_are_warned_of_and_gray_ones_refused():
+    index = tfdml.Index(tiny_embedder())
+    unit = np.random.default_rng(0).random((4, 12, 12, 3), "float32")
+    with pytest.warns(UserWarning, match="multiply images in 0..1 by 255"):
+        index.add(unit)
+    with pytest.raises(UserError, match=r"\(4, 12, 12, 1\)"):
+        index.search(255 * unit[..., :1])
