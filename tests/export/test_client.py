@@ -31,17 +31,13 @@ def url(server, protocol, model="embedder", version=""):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_image_of_a_mixed_batch_has_its_vector_or_its_error(protocol, server, shop):
+def test_every_query_of_a_mixed_batch_has_its_answer_or_its_error(protocol, server, shop):
     batch = [shop.images[0], b"", *shop.images[1:3], b"text"]
     outputs = client.predict(url(server, protocol, version="/1"), "embed_each", {"image_bytes": batch})
     assert [bool(error) for error in outputs["error"]] == [False, True, False, False, True]
     assert outputs["error"][1] == "no bytes"
     good = np.array(outputs["embedding"])[[0, 2, 3]]
     np.testing.assert_allclose(good, shop.embeddings[:3], atol=1e-6)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_searches_by_images_and_by_embeddings(protocol, server, shop):
     address = url(server, protocol, "retriever")
     by_image = client.predict(address, "search_each", {"image_bytes": [shop.images[4], b""], "k": [3, 3]})
     by_vector = client.predict(address, "search_embedding", {"embedding": shop.embeddings[[4]].tolist(), "k": [3]})
@@ -53,16 +49,13 @@ def test_searches_by_images_and_by_embeddings(protocol, server, shop):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_has_no_answer_is_one_line(protocol, server, shop):
+    nowhere = "grpc://127.0.0.1:1/x" if protocol == "grpc" else "http://127.0.0.1:1/v1/models/x"
+    one = {"image_bytes": [shop.images[0]]}
     cases = [
         (url(server, protocol), "serving_default", {"image_bytes": [shop.images[0], b""]}, "no bytes"),
-        (url(server, protocol, "nobody"), "embed_each", {"image_bytes": [shop.images[0]]}, "nobody"),
-        (url(server, protocol, version="/7"), "embed_each", {"image_bytes": [shop.images[0]]}, "7"),
-        (
-            f"{protocol.replace('rest', 'http')}://127.0.0.1:1/{'' if protocol == 'grpc' else 'v1/models/'}x",
-            "x",
-            {},
-            "",
-        ),
+        (url(server, protocol, "nobody"), "embed_each", one, "nobody"),
+        (url(server, protocol, version="/7"), "embed_each", one, "7"),
+        (nowhere, "x", {}, ""),
     ]
     for address, signature, inputs, says in cases:
         with pytest.raises(client.ServerError, match=says) as caught:
@@ -70,7 +63,7 @@ def test_what_has_no_answer_is_one_line(protocol, server, shop):
         assert "\n" not in str(caught.value)
     server.failures.append(Failure(grpc.StatusCode.UNAVAILABLE, "The batch scheduling queue is full"))
     with pytest.raises(client.ServerError, match=r"^(UNAVAILABLE|503): The batch scheduling queue is full$"):
-        client.predict(url(server, protocol), "embed_each", {"image_bytes": [shop.images[0]]})
+        client.predict(url(server, protocol), "embed_each", one)
 
 
 def test_addresses():

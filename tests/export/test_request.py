@@ -114,27 +114,16 @@ def test_images_keep_their_places_and_do_not_touch_one_another(served):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signature", ["serving_default", "embed_each"])
-def test_an_empty_batch_gives_no_vector(signature, served):
-    answer = embed(served, [], signature)
-    assert answer["embedding"].shape == (0, 8)
-    assert signature != "embed_each" or answer["error"].shape == (0,)
-    images = tf.zeros((0, 50, 60, 3), tf.uint8)
-    assert served.signatures["embed_images"](images=images)["embedding"].shape == (0, 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
-def test_an_image_of_one_pixel_has_a_vector_of_length_1(form, served):
-    vector = embed(served, [picture(5, 1, 1, form)])["embedding"]
-    np.testing.assert_allclose(np.linalg.norm(vector), 1.0, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(2, 0, 5, 3), (1, 5, 0, 3), (1, 1, 5000, 3), (1, 1000, 1000, 3)])
-def test_decoded_images_of_no_or_too_many_pixels_are_refused(shape, served):
-    with pytest.raises(tf.errors.InvalidArgumentError, match="images: "):
-        served.signatures["embed_images"](images=tf.zeros(shape, tf.uint8))
+def test_empty_batches_and_images_of_one_pixel(served):
+    for signature in ("serving_default", "embed_each"):
+        assert embed(served, [], signature)["embedding"].shape == (0, 8)
+    of_images = served.signatures["embed_images"]
+    assert of_images(images=tf.zeros((0, 50, 60, 3), tf.uint8))["embedding"].shape == (0, 8)
+    vectors = embed(served, [picture(5, 1, 1, form) for form in ("JPEG", "PNG", "WEBP")])["embedding"]
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+    for shape in ((2, 0, 5, 3), (1, 5, 0, 3), (1, 1, 5000, 3), (1, 1000, 1000, 3)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="images: "):
+            of_images(images=tf.zeros(shape, tf.uint8))
 
 
 def in_python(data):
@@ -154,14 +143,11 @@ ENCODED = {
 }
 
 
-@pytest.mark.parametrize("name", ENCODED)
-def test_sizes_are_those_that_python_reads(name):
-    assert tuple(header_size(tf.constant(ENCODED[name])).numpy()) == in_python(ENCODED[name])
-
-
-@pytest.mark.parametrize("data", [b"", b"B", b"hello, world", b"RIFF1234WAVEfmt ", b"\x89PNG\r\n\x1a\n", b"GIF89a"])
-def test_what_states_no_size_has_none(data):
-    np.testing.assert_array_equal(header_size(tf.constant(data)), [0, 0])
+def test_sizes_are_those_that_python_reads():
+    for data in ENCODED.values():
+        assert tuple(header_size(tf.constant(data)).numpy()) == in_python(data)
+    for data in (b"", b"B", b"hello, world", b"RIFF1234WAVEfmt ", b"\x89PNG\r\n\x1a\n", b"GIF89a"):
+        np.testing.assert_array_equal(header_size(tf.constant(data)), [0, 0])
 
 
 @settings(max_examples=40, deadline=None)
@@ -197,8 +183,6 @@ def test_faults_of_sizes(size, mode, says):
     fault = views.size_fault(tf.constant(size, tf.int64)).numpy().decode()
     assert says in fault
     assert bool(says) == bool(fault)
-
-
-def test_a_resize_that_is_itself_beyond_the_limit_forbids_no_square():
-    views = RequestPreprocessor(EvaluationTransform(500, 500), max_pixels=1000)
-    assert views.size_fault(tf.constant([9, 9], tf.int64)).numpy() == b""
+    # A resize that is itself beyond the limit forbids no square.
+    beyond = RequestPreprocessor(EvaluationTransform(500, 500), max_pixels=1000)
+    assert beyond.size_fault(tf.constant([9, 9], tf.int64)).numpy() == b""

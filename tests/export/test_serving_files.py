@@ -93,51 +93,41 @@ def flags(words):
     return dict(word.removeprefix("--").split("=", 1) for word in words)
 
 
-def test_compose_and_kubernetes_start_the_server_alike(compose, container):
-    assert compose["command"] == container["args"]
-    assert compose["image"] == container["image"]
+def test_compose_and_kubernetes_start_the_server_alike(compose, container, kubernetes):
+    assert (compose["command"], compose["image"]) == (container["args"], container["image"])
     assert compose["entrypoint"] == container["command"]
-    for name, value in flags(container["args"]).items():
+    server = dict(word.removeprefix("--").split("=", 1) for word in container["args"])
+    for name, value in server.items():
         if name.endswith("_file"):
             assert (EXPORT / value.removeprefix("/config/")).is_file()
-
-
-def test_ports_are_those_of_the_server(compose, container, kubernetes):
-    server = flags(container["args"])
     ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
     assert ports == {"grpc": server["port"], "rest": server["rest_api_port"]}
     for port in kubernetes["Service"]["spec"]["ports"]:
         assert str(port["port"]) == ports[port["targetPort"]]
     assert compose["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports.values()]
     notes = kubernetes["Deployment"]["spec"]["template"]["metadata"]["annotations"]
-    assert notes["prometheus.io/port"] == ports["rest"]
-    assert (
-        notes["prometheus.io/path"] == parsed("monitoring.config", message("MonitoringConfig")).prometheus_config.path
-    )
+    monitoring = parsed("monitoring.config", message("MonitoringConfig")).prometheus_config
+    assert (notes["prometheus.io/port"], notes["prometheus.io/path"]) == (ports["rest"], monitoring.path)
 
 
 def test_the_config_map_holds_the_files_of_this_folder(kubernetes, container):
-    held = kubernetes["ConfigMap"]["data"]
-    assert {name: (EXPORT / name).read_text() for name in held} == held
-    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert mounted == {"models": "/models", "config": "/config"}
+    content = kubernetes["ConfigMap"]["data"]
+    assert {name: (EXPORT / name).read_text() for name in content} == content
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts == {"models": "/models", "config": "/config"}
     volumes = {volume["name"]: volume for volume in kubernetes["Deployment"]["spec"]["template"]["spec"]["volumes"]}
     assert volumes["config"]["configMap"]["name"] == kubernetes["ConfigMap"]["metadata"]["name"]
 
 
 def test_probes_ask_for_a_model_that_is_served(compose, container, kubernetes):
     for probe in ("startupProbe", "readinessProbe"):
-        path = container[probe]["httpGet"]["path"]
-        assert path.removeprefix("/v1/models/") in models()
-    assert "livenessProbe" in container
+        assert container[probe]["httpGet"]["path"].removeprefix("/v1/models/") in models()
     asked = re.search(r"GET /v1/models/(\w+)", " ".join(compose["healthcheck"]["test"]))
     assert asked[1] in models()
     for bound in ("requests", "limits"):
         assert set(container["resources"][bound]) == {"cpu", "memory"}
-    labels = kubernetes["Deployment"]["spec"]["template"]["metadata"]["labels"]
-    for selector in (
-        kubernetes["Deployment"]["spec"]["selector"]["matchLabels"],
-        kubernetes["Service"]["spec"]["selector"],
-        kubernetes["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
-    ):
-        assert selector == labels
+    deployment, service, budget = (
+        kubernetes[kind]["spec"] for kind in ("Deployment", "Service", "PodDisruptionBudget")
+    )
+    selectors = [deployment["selector"]["matchLabels"], service["selector"], budget["selector"]["matchLabels"]]
+    assert selectors == [deployment["template"]["metadata"]["labels"]] * 3

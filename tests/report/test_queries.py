@@ -58,10 +58,7 @@ def test_queries_without_an_early_hit_are_searched_deeper():
     assert found.first_hit[0] == 150
     assert found.depth == 299
     assert found.answerable.sum() == 2
-
-
-def test_one_image_has_no_neighbor():
-    assert rank_queries(np.ones((1, 2)), np.zeros(1, int)) is None
+    assert rank_queries(np.ones((1, 2)), np.zeros(1, int)) is None  # one image has no neighbor
 
 
 def test_worst_and_best_are_what_they_say():
@@ -78,11 +75,8 @@ def test_worst_and_best_are_what_they_say():
     for query in everything:
         assert query not in ranked.rows[query]
         np.testing.assert_array_equal(ranked.hits[query], labels[ranked.rows[query]] == labels[query])
-
-
-def test_each_class_comes_once_before_any_comes_twice():
-    labels = np.array([1, 1, 2, 3, 3, 3])
-    assert spread_over_classes([5, 4, 0, 1, 2], labels) == [5, 0, 2, 4, 1]
+    # Each class comes once before any comes twice.
+    assert spread_over_classes([5, 4, 0, 1, 2], np.array([1, 1, 2, 3, 3, 3])) == [5, 0, 2, 4, 1]
 
 
 def test_confusions_are_those_of_the_nearest_image():
