@@ -90,4 +90,4 @@ def test_networks_and_views_are_those_of_training(commands, tmp_path, monkeypatc
     network = "--backbone=conv4(width=4)", "--weights=none", "--image_size=16", "--resize=18"
     status, _, errors = commands.run("audit", *data, *network, "--resize_mode=pad", "--pad_color=white")
     assert status == 0, errors
-    assert embedded == [(4, EvaluationTransform(18, 16, "pad", "white"), 2)] * 2
+    assert embedded == [(4, EvaluationTransform(18, 16, "pad", (255, 255, 255)), 2)] * 2

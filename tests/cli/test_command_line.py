@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,23 +15,37 @@ from tests.cli.commands import load
 from tests.docs.files import write_photos
 from tests.experiments import ROOT, experiment_of
 from tfdml.cli import STAGES, command_line
-from tfdml.cli.command_line import Command, Flags, Formatter
+from tfdml.cli.command_line import Command, CommandFlags, Flags, Formatter
 from tfdml.effects import in_vain
 from tfdml.flag_files import read_flag_files
 from tfdml.io import files
 from tfdml.io.files import parse_flags
 from tfdml.training import Experiment
 from tfdml.training.settings import EFFECTS as SETTINGS
+from tfdml.training.settings import choice
 
 
-@pytest.fixture
-def known():
-    """The flags of a command."""
-    values = Flags()
-    for name in ("batch_size", "bad_images", "out", "dataset_options", "data_dir"):
-        values.define(name, "", "")
-    values.define("allow_extra", False, "")
-    return values
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Some(CommandFlags):
+    """Flags of a command.
+
+    Args:
+        batch_size: Images per batch.
+        bad_images: What to do with them.
+        out: Folder to write.
+        dataset_options: Options of the data set.
+        data_dir: Where it lies.
+        allow_extra: Whether there may be more.
+        queries: Images.
+    """
+
+    batch_size: int = 1
+    bad_images: str = ""
+    out: str = ""
+    dataset_options: str = ""
+    data_dir: str = ""
+    allow_extra: bool = False
+    queries: Sequence[str] = choice((), paths=True)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +62,8 @@ def known():
         ("run `tfds build cars196`", "run `tfds build cars196`"),
     ],
 )
-def test_arguments_are_shown_as_flags(message, expected, known):
-    command = Command("try", print, known, "", {"folder": "out"})
+def test_arguments_are_shown_as_flags(message, expected):
+    command = Command("try", print, Flags(Some), "", {"folder": "out"})
     assert command.as_flags(message) == expected
     record = logging.LogRecord("absl", logging.WARNING, "", 0, "%s", (message,), None)
     assert Formatter(command).format(record) == expected
@@ -278,8 +293,7 @@ def test_paths_are_repeated_or_have_commas(tmp_path, monkeypatch):
     """An existing file may have commas in its name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a,b.jpg").write_text("")
-    values = Flags()
-    values.define("queries", [], "Images.", kind="paths")
+    values = Flags(Some)
     values.parse([])
     assert values.queries == []
     values.parse(["--queries=a,b.jpg", "--queries=*.png,c.jpg"])

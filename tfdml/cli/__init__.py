@@ -110,9 +110,8 @@ def _run(name: str, rest: list[str]) -> int:
 def flag_names() -> set[str]:
     """Return the names that flags of the commands may have, read from the source: to import it takes seconds."""
     sources = [path.read_text(encoding="utf-8") for path in pathlib.Path(__file__).parents[1].rglob("*.py")]
-    pattern = re.compile(r"""\.(?:define|DEFINE_alias)\(\s*"(\w+)"|^    (\w+): .+ = """, re.MULTILINE)
-    names = {name for text in sources for pair in pattern.findall(text) for name in pair if name}
-    return names | {"help", "flagfile"}
+    pattern = re.compile(r"^    (\w+): \w.*", re.MULTILINE)
+    return {name for text in sources for name in pattern.findall(text)} | {"help", "flagfile", "import"}
 
 
 def unknown_flag(words: Iterable[str]) -> str:

@@ -29,11 +29,11 @@ import numpy as np
 from tfdml import backbones
 from tfdml.audit import Audit, audit, write_table
 from tfdml.backbones.hub import PREFIX
-from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.data.images import FileImages
 from tfdml.data.pipeline import evaluation_batches
-from tfdml.data.transforms import MODES, EvaluationTransform
+from tfdml.data.transforms import MODES, EvaluationTransform, as_color
 from tfdml.effects import Effect, either, needs
 from tfdml.embeddings import embed
 from tfdml.embeddings.files import ImageTable, read_embeddings
@@ -42,6 +42,7 @@ from tfdml.io.files import partial_folder, require_local
 from tfdml.models import Embedder
 from tfdml.report import write_audit
 from tfdml.retrieval import EmbeddingsToIndex
+from tfdml.training.settings import choice, not_negative, positive
 
 _IMAGES = either(needs("model"), needs("dataset"))
 _EMBEDDED = Effect(lambda values: not values["embeddings"], "images to embed, not --embeddings")
@@ -52,42 +53,61 @@ _PICTURES = Effect(
 _VECTORS = Effect(lambda values: not _PICTURES.holds(values), "--features, or --embeddings without --data_dir")
 _NETWORK = Effect(lambda values: not (values["model"] or values["embeddings"]), "no --model and no --embeddings")
 
-FLAGS = Flags()
-model_flags.define_model_flags(FLAGS, embeds=_EMBEDDED)
-model_flags.define_data_flags(FLAGS)
-FLAGS.effects.update(truncate_dim=needs("model"), features=needs("model"), dataset_options=_IMAGES, bad_images=_IMAGES)
-FLAGS.define("embeddings", "", "In place of --model: a folder of tfdml embed, or a Parquet, .npz or .npy file.")
-_BACKBONE = "Without --model: as in tfdml train; no projection follows."
-FLAGS.define("backbone", "mobilenetv2", _BACKBONE, effect=_NETWORK)
-_WEIGHTS = "Without --model: as in tfdml train; empty: a preset's own, or imagenet (downloaded)."
-FLAGS.define("weights", "", _WEIGHTS, effect=_NETWORK)
-_SIZE = "Without --model: side of its images in pixels."
-FLAGS.define("image_size", 224, _SIZE, lower_bound=1, effect=_NETWORK)
-FLAGS.define("resize", 0, "Without --model: as in tfdml train; 0: as --image_size.", lower_bound=0, effect=_NETWORK)
-FLAGS.define("resize_mode", "shorter", "Without --model: as in tfdml train.", MODES, effect=_NETWORK)
-FLAGS.define("pad_color", "black", "Without --model: as in tfdml train.", effect=_NETWORK)
-FLAGS.define("pick", 0, "How many images to choose that are worth labeling next (k-center).", lower_bound=0)
-_CORRELATION = "Of the pixels of duplicates, after alignment."
-FLAGS.define("min_correlation", 0.8, _CORRELATION, lower_bound=0.0, upper_bound=1.0, effect=_PICTURES)
-_DISTANCE = "Without images: largest cosine distance of duplicates."
-FLAGS.define("max_distance", 0.01, _DISTANCE, lower_bound=0.0, effect=_VECTORS)
-FLAGS.define("out", "", "Folder to write: new or empty.")
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditFlags(DataFlags):
+    """What is audited, how, and where the findings are written.
+
+    Args:
+        embeddings: In place of --model: a folder of tfdml embed, or a Parquet, .npz or .npy file.
+        backbone: Without --model: as in tfdml train; no projection follows.
+        weights: Without --model: as in tfdml train; empty: a preset's own, or imagenet (downloaded).
+        image_size: Without --model: side of its images in pixels.
+        resize: Without --model: as in tfdml train; 0: as --image_size.
+        resize_mode: Without --model: as in tfdml train.
+        pad_color: Without --model: as in tfdml train.
+        pick: How many images to choose that are worth labeling next (k-center).
+        min_correlation: Of the pixels of duplicates, after alignment.
+        max_distance: Without images: largest cosine distance of duplicates.
+        out: Folder to write: new or empty.
+    """
+
+    embeddings: str = ""
+    backbone: str = choice("mobilenetv2", effect=_NETWORK)
+    weights: str = choice("", effect=_NETWORK)
+    image_size: int = choice(224, check=positive, effect=_NETWORK)
+    resize: int = choice(0, check=not_negative, effect=_NETWORK)
+    resize_mode: str = choice("shorter", choices=MODES, effect=_NETWORK)
+    pad_color: str = choice("black", effect=_NETWORK)
+    pick: int = choice(0, check=not_negative)
+    min_correlation: float = choice(0.8, check=lambda value: 0 <= value <= 1, effect=_PICTURES)
+    max_distance: float = choice(0.01, check=not_negative, effect=_VECTORS)
+    out: str
+
+
+FLAGS = Flags(
+    AuditFlags,
+    effects={
+        **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDED),
+        **dict.fromkeys(("dataset_options", "bad_images"), _IMAGES),
+        "features": needs("model"),
+    },
+)
 _Picture = Callable[[int], np.ndarray]
 
 
 def run_audit(values: Flags) -> None:
     """Audit as the flags say."""
-    values.require("out")
-    require_local(values.out, "out")
-    out = Path(values.out).expanduser().absolute()
+    flags = values.settings(AuditFlags)
+    require_local(flags.out, "out")
+    out = Path(flags.out).expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out={values.out} exists already: name a new folder, or an empty one")
-    if values.embeddings and values.model:
+        raise UserError(f"--out={flags.out} exists already: name a new folder, or an empty one")
+    if flags.embeddings and flags.model:
         raise UserError("--embeddings takes the place of --model: name one of them")
-    name, vectors, table, picture = _data_of(values)
-    limits = {"max_distance": values.max_distance, "min_correlation": values.min_correlation}
-    result = audit(vectors, table, picture, pick=values.pick, **limits)
+    name, vectors, table, picture = _data_of(flags)
+    limits = {"max_distance": flags.max_distance, "min_correlation": flags.min_correlation}
+    result = audit(vectors, table, picture, pick=flags.pick, **limits)
     out.parent.mkdir(parents=True, exist_ok=True)
     with partial_folder(out.parent) as folder:
         _write(folder, result, name, picture)
@@ -107,32 +127,34 @@ def run_audit(values: Flags) -> None:
     )
 
 
-def _data_of(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
+def _data_of(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
     """Return what the images are called, their embeddings, their table, and the images where they are there."""
-    stored = EmbeddingsToIndex.read(os.path.expanduser(values.embeddings)) if values.embeddings else None
-    if stored and not values.dataset:
-        return _named(stored, values)
-    if not values.model:
-        values.require("dataset")
-    choice = model_flags.data_choice(values)
-    size, embedder = values.image_size, None
-    view = EvaluationTransform(values.resize or size, size, values.resize_mode, values.pad_color)
-    if not (values.model or stored):
-        weights = os.path.expanduser(values.weights or ("none" if values.backbone.startswith(PREFIX) else "imagenet"))
-        embedder = Embedder(backbones.resolve(values.backbone, size, weights), embedding_dim=0, image_size=size)
-    splits = choice.parts("all")
-    table = ImageTable.of(splits, os.path.expanduser(choice.directory))
-    if choice.features and read_embeddings(os.path.expanduser(choice.features)).labels is None:
+    stored = EmbeddingsToIndex.read(os.path.expanduser(flags.embeddings)) if flags.embeddings else None
+    if stored and not flags.dataset:
+        return _named(stored, flags)
+    if not (flags.model or flags.dataset):
+        raise UserError("--dataset is missing")
+    selection = data_choice(flags)
+    size, embedder = flags.image_size, None
+    view = EvaluationTransform(flags.resize or size, size, flags.resize_mode, as_color(flags.pad_color))
+    if not (flags.model or stored):
+        weights = os.path.expanduser(flags.weights or ("none" if flags.backbone.startswith(PREFIX) else "imagenet"))
+        embedder = Embedder(backbones.resolve(flags.backbone, size, weights), embedding_dim=0, image_size=size)
+    splits = selection.parts("all")
+    table = ImageTable.of(splits, os.path.expanduser(selection.directory))
+    if selection.features and read_embeddings(os.path.expanduser(selection.features)).labels is None:
         table = dataclasses.replace(table, labels=np.full(len(table), -1))
     if stored:
         if tuple(stored.names) != table.names:
-            raise UserError(f"--embeddings={values.embeddings} is not of the training and test images of {choice.name}")
+            raise UserError(
+                f"--embeddings={flags.embeddings} is not of the training and test images of {selection.name}"
+            )
         vectors = stored.stored.embeddings
     elif embedder is None:
-        source = model_flags.load_source(values)
-        vectors = np.concatenate([source.embed(split, values.batch_size) for split in splits])
+        source = load_source(flags)
+        vectors = np.concatenate([source.embed(split, flags.batch_size) for split in splits])
     else:
-        batches = [evaluation_batches(split, view, values.batch_size) for split in splits]
+        batches = [evaluation_batches(split, view, flags.batch_size) for split in splits]
         vectors = np.concatenate([embed(embedder, each) for each in batches])
     places = [(split.images, row) for split in splits for row in range(len(split))]
 
@@ -140,17 +162,17 @@ def _data_of(values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | Non
         images, place = places[row]
         return images.picture(place)
 
-    return choice.name, vectors, table, None if choice.features else picture
+    return selection.name, vectors, table, None if selection.features else picture
 
 
-def _named(read: EmbeddingsToIndex, values: Flags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
+def _named(read: EmbeddingsToIndex, flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
     """Return the same of stored embeddings, whose names count from `--data_dir`."""
-    stored, base = read.stored, os.path.expanduser(values.data_dir)
+    stored, base = read.stored, os.path.expanduser(flags.data_dir)
     labels = np.full(len(read), -1) if stored.labels is None else stored.labels
     roles = np.full(len(read), "test") if stored.roles is None else stored.roles
     table = ImageTable(tuple(read.names), labels, roles, stored.class_names)
     images = FileImages(tuple(os.path.join(base, name) for name in read.names))
-    name = os.path.basename(os.path.normpath(values.embeddings))
+    name = os.path.basename(os.path.normpath(flags.embeddings))
     return name, stored.embeddings, table, images.picture if base else None
 
 

@@ -15,7 +15,7 @@ import time
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import flags
 from absl import logging as absl_logging
@@ -26,84 +26,78 @@ from tfdml.flag_files import read_flag_files
 from tfdml.io.files import as_named, local_copy
 from tfdml.registry import import_modules
 from tfdml.training.callbacks import SIGNALS, Stopped
-from tfdml.training.settings import meanings
+from tfdml.training.settings import Settings, meanings
 
-KINDS: dict[Any, str] = {bool: "bool", int: "integer", float: "float", str: "string", list: "list"}
-KINDS |= {float | None: "float", Sequence[str]: "list"}
+# What comes after `DEFINE_` in the name of absl's function, by the type of a field.
+_KINDS: dict[Any, str] = {bool: "bool", int: "integer", float: "float", float | None: "float", str: "string"}
 # In every command: read from a local copy, where they are URLs of a store. Other paths are opened where they are.
 _COPIED = ("model", "compare", "embedder", "embeddings", "gallery", "stack_on")
 # By argument, in every command.
 _FLAG_OF = {"options": "dataset_options"}
+_Class = TypeVar("_Class")
+
+
+class CommandFlags(Settings):
+    """The flags of a command, or a part of them; a field without a default is a flag that must be given."""
+
+    stored = False
 
 
 class Flags(flags.FlagValues):
-    """The flags of one command. A flag's value is an attribute, and the flag itself an item.
+    """The flags of one command: one for each field of its settings. A flag's value is an attribute, the flag an item.
+
+    Args:
+        *classes: Data classes with defaults, whose docstrings say what the fields mean; see `choice`.
+        effects: By flag, the condition for it to have an effect, next to those of the fields.
 
     Attributes:
-        effects: By flag, the condition for it to have an effect; flags that always have one are left out.
+        effects: The conditions; flags that always have an effect are left out.
 
     Example:
-        >>> values = Flags()
-        >>> values.define("k", 10, "How many neighbors.", lower_bound=1)
-        >>> values.parse(["--k=3"])
-        >>> values.k
-        3
+        >>> from tfdml.cli.index import IndexFlags
+        >>> values = Flags(IndexFlags)
+        >>> values.parse(["--to=lancedb:///data/galleries", "--embeddings=embeddings/cars"])
+        >>> values.settings(IndexFlags).embeddings
+        'embeddings/cars'
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *classes: Any, effects: Mapping[str, Effect] = {}):
         super().__init__()
-        self.__dict__["effects"] = {}  # an attribute that is set is a flag
+        self.__dict__["effects"] = dict(effects)  # an attribute that is set is a flag
+        place: dict[str, Any] = {"flag_values": self, "module_name": "tfdml"}
+        for each in classes:
+            types, texts = typing.get_type_hints(each), meanings(each)
+            for field in dataclasses.fields(each):
+                name, text, kind, rules = field.name, texts[field.name], types[field.name], field.metadata
+                if "choices" in rules:
+                    text += f" One of {', '.join(rules['choices'])}."
+                default = "" if field.default is dataclasses.MISSING else field.default
+                if rules.get("paths"):
+                    words = flags.ArgumentParser[str](), flags.ArgumentSerializer[str]()
+                    flags.DEFINE_flag(_Paths(*words, name, list(default), text), **place)
+                elif kind == Sequence[str]:
+                    flags.DEFINE_list(name, list(default), text, **place)
+                else:
+                    getattr(flags, f"DEFINE_{_KINDS[kind]}")(name, default, text, **place)
+                if "effect" in rules:
+                    self.effects.setdefault(name, rules["effect"])
+        if "imports" in self:
+            flags.DEFINE_alias("import", "imports", flag_values=self)
+        else:
+            text = "Modules of your own, with commas, that register what flags name."
+            flags.DEFINE_string("import", "", text, **place)
 
-    def define(
-        self,
-        name: str,
-        default: Any,
-        text: str,
-        choices: Sequence[str] = (),
-        *,
-        kind: str = "",
-        effect: Effect | None = None,
-        **bounds: float,
-    ) -> None:
-        """Define a flag.
+    def settings(self, kind: type[_Class]) -> _Class:
+        """Return a data class of settings with the values of the flags.
 
-        Args:
-            name: The flag's name.
-            default: Its value where the command line does not set it.
-            text: Its help.
-            choices: The values that a text may have; empty: any.
-            kind: What comes after `DEFINE_` in the name of absl's function; by default that of the default value. Or
-                `paths`, for paths and patterns.
-            effect: When it has an effect; None: always.
-            **bounds: `lower_bound` and `upper_bound`, of a number.
+        Raises:
+            UserError: A flag without a default is not given; or as the class.
         """
-        if effect:
-            self.effects[name] = effect
-        if kind == "paths":
-            flag = _Paths(flags.ArgumentParser[str](), flags.ArgumentSerializer[str](), name, default, text)
-            flags.DEFINE_flag(flag, flag_values=self, module_name="tfdml")
-            return
-        kind = kind or ("enum" if choices else KINDS[type(default)])
-        rest = ([choices] if choices else []) + [text]
-        getattr(flags, f"DEFINE_{kind}")(name, default, *rest, flag_values=self, module_name="tfdml", **bounds)
-
-    def define_settings(self, settings: type, effects: Mapping[str, Effect] = {}) -> None:
-        """Define a flag for each field of a data class, with its default and its meaning.
-
-        Args:
-            settings: The data class.
-            effects: When its fields have an effect, by name.
-        """
-        types, meaning = typing.get_type_hints(settings), meanings(settings)
-        for field in dataclasses.fields(settings):
-            choices = field.metadata.get("choices")
-            text = meaning.get(field.name, "") + (f" One of {', '.join(choices)}." if choices else "")
-            default = list(field.default) if isinstance(field.default, tuple) else field.default
-            self.define(field.name, default, text, kind=KINDS[types[field.name]], effect=effects.get(field.name))
-
-    def settings(self, settings: Any) -> Any:
-        """Return a data class of settings with the values of the flags."""
-        return settings(**{field.name: self[field.name].value for field in dataclasses.fields(settings)})
+        fields = {field.name: field.default for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        for name, default in fields.items():
+            if default is dataclasses.MISSING and not self[name].value:
+                raise UserError(f"--{name} is missing")
+        return kind(**{name: self[name].value for name in fields})
 
     def parse(self, words: Sequence[str]) -> None:
         """Set the flags from a command line without the command, after those of its flag files.
@@ -120,12 +114,6 @@ class Flags(flags.FlagValues):
         rest = self(["tfdml", *read_flag_files(words)])[1:]
         if rest:
             raise UserError(f"unexpected argument {rest[0]!r}: flags are written --name=value (see --help)")
-
-    def require(self, *names: str) -> None:
-        """Refuse a command line that leaves one of these flags empty."""
-        for name in names:
-            if not self[name].value:
-                raise UserError(f"--{name} is missing")
 
 
 class _Paths(flags.MultiFlag):
@@ -160,10 +148,6 @@ class Command:
     flag_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sections: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     values: Callable[[Flags], Mapping[str, Any]] = Flags.flag_values_dict
-
-    def __post_init__(self):
-        if "import" not in self.flags:
-            self.flags.define("import", "", "Modules of your own, with commas, that register what flags name.")
 
     def parse(self, words: Sequence[str]) -> None:
         """Set the flags from a command line without the command; refuse flags without an effect.
@@ -206,10 +190,9 @@ class Command:
         value could not carry.
 
         Example:
-            >>> values = Flags()
-            >>> values.define("batch_size", 100, "Images per batch.")
-            >>> Command("try", print, values, "").as_flags("`batch_size=0` is too small")
-            '--batch_size=0 is too small'
+            >>> from tfdml.cli.index import IndexFlags
+            >>> Command("try", print, Flags(IndexFlags), "").as_flags("`truncate_dim=-1` is too small")
+            '--truncate_dim=-1 is too small'
         """
 
         def written(match: re.Match[str]) -> str:

@@ -19,6 +19,7 @@ random token, without which nobody is answered. Ctrl-C ends the demo.
 """
 
 import contextlib
+import dataclasses
 import os
 import secrets
 from pathlib import Path
@@ -26,76 +27,85 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
-from tfdml.effects import Effect, needs
+from tfdml.cli.model_flags import DISTANCES, ModelFlags, kind_of_gallery, load_source
+from tfdml.effects import Effect
 from tfdml.embeddings.model_card import card_of, served_version
 from tfdml.errors import UserError
 from tfdml.evaluation import Calibration
 from tfdml.export.exporter import calibration_of_file, read_calibration
-from tfdml.export.retriever import RETRIEVER_CARD, Retriever
+from tfdml.export.retriever import Retriever
 from tfdml.io.files import read_json
 from tfdml.retrieval import connect
-
-
-def _kind(gallery: str) -> str:
-    """Return what a gallery is: as `kind_of_gallery`, or a folder of `images`."""
-    kind, version = model_flags.kind_of_gallery(gallery), served_version(Path(gallery))
-    return "images" if kind == "retriever" and not (version and (version / RETRIEVER_CARD).is_file()) else kind
+from tfdml.training.settings import choice
 
 
 def _for(text: str, *kinds: str) -> Effect:
-    return Effect(lambda values: _kind(os.path.expanduser(values["gallery"])) in kinds, text)
+    return Effect(lambda values: kind_of_gallery(values["gallery"]) in kinds, text)
 
 
-FLAGS = Flags()
-FLAGS.define("gallery", "", "What is searched, see above.")
-_FOLDER = "The folder of the images of a gallery of embeddings. No file of outside is page."
-_EMBEDDINGS = _for("a gallery that is no folder of images", "embeddings", "database", "retriever")
-FLAGS.define("data_dir", "", _FOLDER, effect=_EMBEDDINGS)
-model_flags.define_distance(FLAGS, _for("images or embeddings as --gallery", "images", "embeddings"))
-FLAGS.define("calibration", "", "What is near enough: a JSON file of tfdml evaluate --target=fpir=0.01.")
-FLAGS.define("host", "127.0.0.1", "Address to listen at; 0.0.0.0: at all of this machine.")
-FLAGS.define("port", 8765, "Port to listen at; 0: any that is free.", lower_bound=0, upper_bound=65535)
-_BY_MODEL = _for("a gallery that does not embed images itself", "images", "embeddings", "database")
-model_flags.define_model_flags(FLAGS, model=_BY_MODEL, embeds=needs("model"))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DemoFlags(ModelFlags):
+    """What is shown, and where.
+
+    Args:
+        gallery: What is searched, see above.
+        data_dir: The folder of the images of a gallery of embeddings. No file of outside is opened.
+        distance: What near means.
+        calibration: What is near enough: a JSON file of tfdml evaluate --target=fpir=0.01.
+        host: Address to listen at; 0.0.0.0: at all of this machine.
+        port: Port to listen at; 0: any that is free.
+    """
+
+    gallery: str
+    data_dir: str = choice(
+        "", effect=_for("a gallery that is no folder of images", "embeddings", "database", "retriever")
+    )
+    distance: str = choice(
+        "euclidean", choices=DISTANCES, effect=_for("images or embeddings as --gallery", "images", "embeddings")
+    )
+    calibration: str = ""
+    host: str = "127.0.0.1"
+    port: int = choice(8765, check=lambda port: 0 <= port < 2**16)
+    model: str = choice(
+        "", effect=_for("a gallery that does not embed images itself", "images", "embeddings", "database")
+    )
 
 
 def demo(values: Flags) -> None:
     """Serve the page as the flags say."""
-    values.require("gallery")
+    flags = values.settings(DemoFlags)
     try:
         from tfdml import demo as web
     except ModuleNotFoundError as error:
         raise UserError(f"the demo needs the package {error.name}: pip install 'tfdml[demo]'") from error
-    address, folder, model = map(os.path.expanduser, (values.gallery, values.data_dir, values.model))
-    kind = _kind(address)
+    address, folder, model = map(os.path.expanduser, (flags.gallery, flags.data_dir, flags.model))
+    kind = kind_of_gallery(address)
     if kind == "retriever":
         retriever = Retriever.load(address)
         items = retriever.gallery()
         gallery = web.Gallery(address, items.ids, items.embeddings, items.classes, folder)
         page = web.Demo(gallery, lambda data: retriever.embed(data)[0], str(retriever.path), retriever.calibration)
     else:
-        values.require("model")
-        source = model_flags.load_source(values, model)
+        source = load_source(flags)
         with contextlib.ExitStack() as opened:
             if kind == "database":
                 gallery = web.database_gallery(opened.enter_context(connect(address)), folder, source.fingerprint())
             elif kind == "embeddings":
-                gallery = web.stored_gallery(address, folder, values.distance, source.fingerprint())
+                gallery = web.stored_gallery(address, folder, flags.distance, source.fingerprint())
             else:
-                gallery = web.folder_gallery(address, source, values.batch_size, values.distance)
+                gallery = web.folder_gallery(address, source, flags.batch_size, flags.distance)
         page = web.Demo(gallery, web.embedder_of(source), model)
     # So that the first search does not wait, and a model of another dimension is refused.
     gallery.search(page.embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy()), 1)
-    if values.calibration:
-        page.calibration = calibration_of_file(values.calibration)
+    if flags.calibration:
+        page.calibration = calibration_of_file(flags.calibration)
     elif model and gallery.distance == "euclidean":
         page.calibration = _of_card(card_of(served_version(Path(model)) or Path(model)))
     if page.calibration:
         page.calibration.for_searches(gallery.distance, len(gallery))
-    token = "" if values.host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(24)
-    web.serve(page, values.host, values.port, token)
+    token = "" if flags.host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(24)
+    web.serve(page, flags.host, flags.port, token)
 
 
 def _of_card(card: Path | None) -> Calibration | None:
@@ -104,4 +114,4 @@ def _of_card(card: Path | None) -> Calibration | None:
     return read_calibration(stored, str(card)) if stored and stored.get("kind") == "fpir" else None
 
 
-COMMAND = Command("demo", demo, FLAGS, __doc__, flag_of={"uri": "gallery"})
+COMMAND = Command("demo", demo, Flags(DemoFlags), __doc__, flag_of={"uri": "gallery"})

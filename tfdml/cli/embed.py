@@ -14,49 +14,64 @@ flag may be repeated), or one list as --dataset=list reads it, of which only pat
 bad_images.csv.
 """
 
+import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags, Progress
+from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.cluster import bulk_embedding
 from tfdml.effects import Effect, needs
 from tfdml.embeddings.files import EmbeddingWriter, ImageTable
 from tfdml.errors import UserError
 from tfdml.io.files import as_named
+from tfdml.training.settings import choice, not_negative, positive
 
 _ONE_PROCESS = Effect(lambda values: not values["cluster"], "a command without --cluster, whose images --input names")
+_OF_DATA = ("dataset", "features", "data_dir", "dataset_options", "bad_images")
 
-FLAGS = Flags()
-model_flags.define_model_flags(FLAGS)
-model_flags.define_data_flags(FLAGS, _ONE_PROCESS, _ONE_PROCESS)
-FLAGS.define("out", "", "Folder to write: new, empty, or begun by the same command.")
-SPLITS = ["test", "train", "all", "query", "gallery"]
-_SPLIT = "Images of unseen or training classes, or both; or one role of the test images."
-FLAGS.define("split", "test", _SPLIT, SPLITS, effect=_ONE_PROCESS)
-FLAGS.define("dtype", "float32", "Vectors as they are, or 8 bits with a scale for each row.", ["float32", "int8"])
-FLAGS.define("dry_run", False, "Say what would be done, write nothing.")
-FLAGS.define("cluster", "", "Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379.")
-FLAGS.define("input", [], "With --cluster, which images: see above.", kind="paths")
-_ACTORS = "Processes with the model; 0: one per GPU, or per 4 CPUs."
-FLAGS.define("actors", 0, _ACTORS, lower_bound=0, effect=needs("cluster"))
-FLAGS.define("rows_per_file", 4096, "Images of a Parquet file; a kill loses the files under way.", lower_bound=1)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbedFlags(DataFlags):
+    """What embeds which images, and where the embeddings are written.
+
+    Args:
+        out: Folder to write: new, empty, or begun by the same command.
+        split: Images of unseen or training classes, or both; or one role of the test images.
+        dtype: Vectors as they are, or 8 bits with a scale for each row.
+        dry_run: Say what would be done, write nothing.
+        cluster: Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379.
+        input: With --cluster, which images: see above.
+        actors: Processes with the model; 0: one per GPU, or per 4 CPUs.
+        rows_per_file: Images of a Parquet file; a kill loses the files under way.
+    """
+
+    model: str = choice(dataclasses.MISSING)
+    out: str
+    split: str = choice("test", choices=("test", "train", "all", "query", "gallery"), effect=_ONE_PROCESS)
+    dtype: str = choice("float32", choices=("float32", "int8"))
+    dry_run: bool = False
+    cluster: str = ""
+    input: Sequence[str] = choice((), paths=True)
+    actors: int = choice(0, check=not_negative, effect=needs("cluster"))
+    rows_per_file: int = choice(4096, check=positive)
 
 
 def embed(values: Flags) -> None:
     """Embed as the flags say."""
-    values.require("model", "out")
-    if bool(values.cluster) != bool(values.input):
-        missing = "input" if values.cluster else "cluster"
+    flags = values.settings(EmbedFlags)
+    if bool(flags.cluster) != bool(flags.input):
+        missing = "input" if flags.cluster else "cluster"
         raise UserError(f"--{missing} is missing: --cluster and --input go together")
-    out = os.path.expanduser(values.out)
-    if values.cluster:
-        _embed_in_bulk(values, out)
+    out = os.path.expanduser(flags.out)
+    if flags.cluster:
+        _embed_in_bulk(flags, out)
         return
-    choice = model_flags.data_choice(values)
-    source = model_flags.load_source(values)
-    splits = choice.parts(values.split)
+    choice = data_choice(flags)
+    source = load_source(flags)
+    splits = choice.parts(flags.split)
     table = ImageTable.of(splits, os.path.expanduser(choice.directory))
     identity = {
         "model": source.checksum(),
@@ -64,12 +79,12 @@ def embed(values: Flags) -> None:
         "view": json.dumps(source.view, sort_keys=True),
         "dataset": choice.name,
         "images": table.checksum(),
-        "batch_size": values.batch_size,
+        "batch_size": flags.batch_size,
     }
-    embedding_writer = EmbeddingWriter(out, identity, table, values.dtype, values.rows_per_file)
-    if values.dry_run:
+    embedding_writer = EmbeddingWriter(out, identity, table, flags.dtype, flags.rows_per_file)
+    if flags.dry_run:
         embedding_writer.read()
-        images, model = f"{len(table):,} images of {choice.name}, {values.split}", as_named(source.address)
+        images, model = f"{len(table):,} images of {choice.name}, {flags.split}", as_named(source.address)
         print(f"would write embeddings of {images}, by {model} to {out}; nothing was written (--dry_run)")
         return
     with embedding_writer as writer:
@@ -79,14 +94,14 @@ def embed(values: Flags) -> None:
         with _resumed(len(table), skipped := writer.rows) as progress:
             for dataset in splits:  # no batch holds images of two splits
                 if skipped < len(dataset):
-                    for vectors in source.stream(dataset, values.batch_size, skipped):
+                    for vectors in source.stream(dataset, flags.batch_size, skipped):
                         writer.append(vectors)
                         progress.images(writer.rows)
                 skipped = max(skipped - len(dataset), 0)
             rate = progress.rate(writer.rows)
         names = {"source": source.address, "kind": source.kind}
         by = {**names, "checksum": source.checksum(), "fingerprint": source.fingerprint()}
-        about = {"name": choice.name, "options": choice.options, "split": values.split}
+        about = {"name": choice.name, "options": choice.options, "split": flags.split}
         manifest = writer.finish({"model": by, "view": source.view, "dataset": about})
     print(f"{manifest['count']:,} embeddings of {manifest['dimension']} dimensions in {out}, {rate}")
 
@@ -97,15 +112,15 @@ def _resumed(total: int, done: int) -> Progress:
     return Progress(total, done)
 
 
-def _embed_in_bulk(values: Flags, out: str) -> None:
+def _embed_in_bulk(flags: EmbedFlags, out: str) -> None:
     """Embed the images of `--input` over many processes."""
     names = ("cluster", "actors", "batch_size", "dtype", "rows_per_file", "truncate_dim")
-    options: dict[str, Any] = {name: values[name].value for name in names}
-    source = values.input[0] if len(values.input) == 1 else values.input
-    request = bulk_embedding.BulkRequest(as_named(os.path.expanduser(values.model)), source, out, **options)
-    if values.dry_run:
-        images = f"{len(bulk_embedding.images_of(source)):,} images of {','.join(values.input)}"
-        print(f"would embed {images} by {as_named(values.model)} into {out}; nothing was written (--dry_run)")
+    options: dict[str, Any] = {name: getattr(flags, name) for name in names}
+    source = flags.input[0] if len(flags.input) == 1 else flags.input
+    request = bulk_embedding.BulkRequest(as_named(os.path.expanduser(flags.model)), source, out, **options)
+    if flags.dry_run:
+        images = f"{len(bulk_embedding.images_of(source)):,} images of {','.join(flags.input)}"
+        print(f"would embed {images} by {as_named(flags.model)} into {out}; nothing was written (--dry_run)")
         return
     lines: list[Progress] = []
 
@@ -125,4 +140,10 @@ def _embed_in_bulk(values: Flags, out: str) -> None:
         print(f"{bad:,} images could not be read: {out}/bad_images.csv")
 
 
-COMMAND = Command("embed", embed, FLAGS, __doc__, flag_of={"folder": "out", "source": "input"})
+COMMAND = Command(
+    "embed",
+    embed,
+    Flags(EmbedFlags, effects=dict.fromkeys(_OF_DATA, _ONE_PROCESS)),
+    __doc__,
+    flag_of={"folder": "out", "source": "input"},
+)

@@ -43,8 +43,8 @@ import numpy as np
 from absl import logging
 
 from tfdml import evaluation
-from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.model_flags import DISTANCES, DataChoice, DataFlags, data_choice, load_source
 from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.backends import EmbeddingBackend
@@ -60,70 +60,76 @@ from tfdml.report.runs import metric_name, metric_order
 from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder
 from tfdml.training.images import split_training_classes
-from tfdml.training.settings import integers
+from tfdml.training.settings import choice, integers, positive
 
-_RETRIEVAL = needs("task", "retrieval")
 _ALONE = Effect(lambda values: not values["compare"], "--model in place of --compare")
 _MODEL = Effect(lambda values: not values["compare"] and not holds_embeddings(values["model"]), "a model as --model")
+_HEAD = Effect(lambda values: not holds_embeddings(values["model"]), "a head as --model")
 _IMAGES = either(needs("dataset"), needs("features"), _MODEL)
-_MEASURED = both(_ALONE, _RETRIEVAL)
+_MEASURED = both(_ALONE, needs("task", "retrieval"))
+_TASKS = ("retrieval", "verification", "classification")
 
-FLAGS = Flags()
-model_flags.define_model_flags(FLAGS, embeds=_MODEL)
-model_flags.define_data_flags(FLAGS, images=_IMAGES)
-FLAGS.effects["features"] = Effect(lambda values: not holds_embeddings(values["model"]), "a head as --model")
-FLAGS.define("split", "test", "Which classes to measure on.", ["test", "train"], effect=_ALONE)
-_METRICS = "Which metrics, see above. Large sets are quicker without nmi, ami and f1."
-FLAGS.define("metrics", [], _METRICS, effect=_MEASURED)
-_KS = "The K of Recall@K; by default the benchmark's, or those of 1, 2, 4 and 8 that fit the images."
-FLAGS.define("ks", [], _KS, effect=_MEASURED)
-model_flags.define_distance(FLAGS, _ALONE)
-INTERVALS = ["none", "classes", "queries", "parts"]
-_INTERVALS = "95 % intervals: by bootstrap, or means over ten parts of the images."
-FLAGS.define("intervals", "none", _INTERVALS, INTERVALS, effect=_MEASURED)
-TASKS = ["retrieval", "verification", "classification"]
-FLAGS.define("task", "retrieval", "What the embeddings are for.", TASKS, effect=_ALONE)
-_TARGET = "Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 with classification."
-FLAGS.define("target", "", _TARGET, effect=needs("task", *TASKS[1:]))
-FLAGS.define("neighbors", 5, "How many images vote.", lower_bound=1, effect=needs("task", "classification"))
-_GENERALIZATION = "Also compare the embeddings of the training classes with these."
-FLAGS.define("generalization", False, _GENERALIZATION, effect=_MEASURED)
-FLAGS.define("json", "", "File to write the metrics to, as fractions.")
-FLAGS.define("report", "", "File to write an HTML page to.", effect=both(_ALONE, needs("task", *TASKS[:2])))
-FLAGS.define("compare", [], "In place of --model: finished runs, compared with the first of them.", kind="paths")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateFlags(DataFlags):
+    """What is measured, and how.
+
+    Args:
+        split: Which classes to measure on.
+        metrics: Which metrics, see above. Large sets are quicker without nmi, ami and f1.
+        ks: The K of Recall@K; by default the benchmark's, or those of 1, 2, 4 and 8 that fit the images.
+        distance: What near means.
+        intervals: 95 % intervals: by bootstrap, or means over ten parts of the images.
+        task: What the embeddings are for.
+        target: Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 with
+            classification.
+        neighbors: How many images vote.
+        generalization: Also compare the embeddings of the training classes with these.
+        json: File to write the metrics to, as fractions.
+        report: File to write an HTML page to.
+        compare: In place of --model: finished runs, compared with the first of them.
+    """
+
+    split: str = choice("test", choices=("test", "train"), effect=_ALONE)
+    metrics: Sequence[str] = choice((), effect=_MEASURED)
+    ks: Sequence[str] = choice((), effect=_MEASURED)
+    distance: str = choice("euclidean", choices=DISTANCES, effect=_ALONE)
+    intervals: str = choice("none", choices=("none", "classes", "queries", "parts"), effect=_MEASURED)
+    task: str = choice("retrieval", choices=_TASKS, effect=_ALONE)
+    target: str = choice("", effect=needs("task", *_TASKS[1:]))
+    neighbors: int = choice(5, check=positive, effect=needs("task", "classification"))
+    generalization: bool = choice(False, effect=_MEASURED)
+    json: str = ""
+    report: str = choice("", effect=both(_ALONE, needs("task", *_TASKS[:2])))
+    compare: Sequence[str] = choice((), paths=True)
+
+
+_EFFECTS = dict.fromkeys(("batch_size", "truncate_dim"), _MODEL) | {"features": _HEAD}
+FLAGS = Flags(EvaluateFlags, effects=_EFFECTS | dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES))
 
 
 def evaluate(values: Flags) -> None:
     """Evaluate as the flags say."""
-    if bool(values.model) == bool(values.compare):
-        raise UserError("--model is missing" if not values.model else "--compare takes the place of --model")
-    if is_gallery(values.model):
+    flags = values.settings(EvaluateFlags)
+    if bool(flags.model) == bool(flags.compare):
+        raise UserError("--compare takes the place of --model" if flags.model else "--model is missing")
+    if is_gallery(flags.model):
         raise UserError("--model is the address of a gallery in a database, and no model: see tfdml search --gallery")
-    for name, path in (("json", values.json), ("report", values.report)):
+    for name, path in (("json", flags.json), ("report", flags.report)):
         if path:
             require_writable(path, name)
-    if values.compare:
-        result = _compared(values)
-    else:
-        split = _split_of(values)
-        measure = {"retrieval": _retrieval, "verification": _verification, "classification": _classification}
-        result = {"model": values.model, "dataset": split.data, "split": values.split, "distance": values.distance}
-        result |= {} if values.task == "retrieval" else {"task": values.task}
-        measures = measure[values.task](values, split)
-        result |= measures
-        if values.report:
-            _write_page(values, split, measures)
-    if values.json:
-        write_json(values.json, result)
-    for path in filter(None, (values.json, values.report)):
+    result = _compared(flags.compare) if flags.compare else _measured(flags)
+    if flags.json:
+        write_json(flags.json, result)
+    for path in filter(None, (flags.json, flags.report)):
         print(f"written: {as_named(path)}")
 
 
-def _compared(values: Flags) -> dict[str, Any]:
+def _compared(folders: Sequence[str]) -> dict[str, Any]:
     """Print how runs compare with the first, query by query, and return the differences for JSON."""
-    if len(values.compare) < 2:
+    if len(folders) < 2:
         raise UserError("--compare: name at least two runs")
-    reference, *others = [read_run(folder) for folder in values.compare]
+    reference, *others = map(read_run, folders)
     differences: list[dict[str, Any]] = []
     for run in others:
         names = f"{run.name} compared with {reference.name}"
@@ -140,7 +146,21 @@ def _compared(values: Flags) -> dict[str, Any]:
             ends = [f"{100 * of.low:.1f} to {100 * of.high:.1f} over {kind}" for kind, of in kinds.items() if of]
             print(f"  {metric_name(name):<16}{100 * result.classes[name].mean:>+7.1f}  {', '.join(ends)}")
         differences.append({"run": run.name, "over_classes": result.classes, "over_seeds": result.seeds})
-    return {"first": values.compare[0], "differences": differences}
+    return {"first": folders[0], "differences": differences}
+
+
+def _measured(flags: EvaluateFlags) -> dict[str, Any]:
+    """Print what a split measures, and return it for JSON."""
+    split = _split_of(flags)
+    measure = {"retrieval": _retrieval, "verification": _verification, "classification": _classification}
+    result = {"model": flags.model, "dataset": split.data, "split": flags.split, "distance": flags.distance}
+    result |= {} if flags.task == "retrieval" else {"task": flags.task}
+    size = f"{len(split.embeddings):,} images of {len(np.unique(split.images.labels)):,} classes"
+    print(f"{as_named(flags.model)} on {split.name}: {size}")
+    measures = measure[flags.task](flags, split)
+    if flags.report:
+        _write_page(flags, split, measures)
+    return result | measures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,36 +185,36 @@ class _Split:
     images: Any
     ks: tuple[int, ...]
     dataset: ImageDataset | None
-    choice: model_flags.DataChoice | None
+    choice: DataChoice | None
     source: EmbeddingBackend | None
     stored: StoredEmbeddings | None
 
 
-def _split_of(values: Flags) -> _Split:
-    stored = read_embeddings(values.model) if holds_embeddings(values.model) else None
-    if stored and values.report and not values.dataset:
+def _split_of(flags: EvaluateFlags) -> _Split:
+    stored = read_embeddings(flags.model) if holds_embeddings(flags.model) else None
+    if stored and flags.report and not flags.dataset:
         raise UserError("--report shows images: name their --dataset and --data_dir next to the embeddings")
-    if values.target:
-        evaluation.target_of(values.target, kinds=KINDS[1:] if values.task == "verification" else KINDS[:1])
-    choice = model_flags.data_choice(values) if values.dataset or stored is None else None
-    dataset = choice.load(values.split) if choice else None
+    if flags.target:
+        evaluation.target_of(flags.target, kinds=KINDS[1:] if flags.task == "verification" else KINDS[:1])
+    choice = data_choice(flags) if flags.dataset or stored is None else None
+    dataset = choice.load(flags.split) if choice else None
     if stored is None:
         assert choice is not None
         assert dataset is not None
-        source = model_flags.load_source(values)
-        ks = _ks(values, dataset)
-        name = f"{choice.name}, {values.split}"
-        embeddings = source.embed(dataset, values.batch_size)
+        source = load_source(flags)
+        ks = _ks(flags, dataset)
+        name = f"{choice.name}, {flags.split}"
+        embeddings = source.embed(dataset, flags.batch_size)
         return _Split(name, choice.name, embeddings, dataset, ks, dataset, choice, source, None)
-    part = stored.split(values.split)
+    part = stored.split(flags.split)
     if dataset is not None:
         part = _with_labels_of(part, dataset)
     if part.labels is None:
-        raise UserError(f"{values.model} has no labels: add the class of each embedding, or name a --dataset")
-    about = part.manifest.get("dataset", {}).get("name") or (choice.name if choice else Path(values.model).name)
-    name = f"{about}, {values.split}" if part.roles is not None or choice else about
+        raise UserError(f"{flags.model} has no labels: add the class of each embedding, or name a --dataset")
+    about = part.manifest.get("dataset", {}).get("name") or (choice.name if choice else Path(flags.model).name)
+    name = f"{about}, {flags.split}" if part.roles is not None or choice else about
     images = part if dataset is None or not (dataset.protocol or dataset.groups is not None) else dataset
-    return _Split(name, about, part.embeddings, images, _ks(values, images), dataset, choice, None, stored)
+    return _Split(name, about, part.embeddings, images, _ks(flags, images), dataset, choice, None, stored)
 
 
 def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset) -> StoredEmbeddings:
@@ -211,40 +231,39 @@ def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset) -> StoredEmbe
     return part
 
 
-def _metrics(values: Flags, images: Any) -> list[str]:
+def _metrics(flags: EvaluateFlags, images: Any) -> list[str]:
     benchmark = getattr(images, "protocol", None)
-    return values.metrics or list(benchmark.metrics if benchmark else evaluation.DEFAULT_METRICS)
+    return list(flags.metrics or (benchmark.metrics if benchmark else evaluation.DEFAULT_METRICS))
 
 
-def _ks(values: Flags, images: Any) -> tuple[int, ...]:
+def _ks(flags: EvaluateFlags, images: Any) -> tuple[int, ...]:
     """Return the K of Recall@K; refuse metrics that there are not, and K that the images are too few for."""
-    benchmark, metrics = getattr(images, "protocol", None), _metrics(values, images)
-    ks = integers(",".join(values.ks), "--ks") or (benchmark.ks if benchmark else DEFAULT_KS)
-    if values.task == "retrieval":
+    benchmark, metrics = getattr(images, "protocol", None), _metrics(flags, images)
+    ks = integers(",".join(flags.ks), "--ks") or (benchmark.ks if benchmark else DEFAULT_KS)
+    if flags.task == "retrieval":
         metric_names(metrics, ks)
-    if values.task != "retrieval" or "recall" not in metrics:
+    if flags.task != "retrieval" or "recall" not in metrics:
         return ks
     fitting = ks_within(ks, available := images_to_search(images))
     reason = f"there are {available:,} images to search in"
-    if values.ks and fitting != ks:
-        raise UserError(f"--ks={','.join(values.ks)}: {reason}; choose e.g. --ks={','.join(map(str, fitting))}")
+    if flags.ks and fitting != ks:
+        raise UserError(f"--ks={','.join(flags.ks)}: {reason}; choose e.g. --ks={','.join(map(str, fitting))}")
     if fitting != ks:
         logging.warning("recall@K is measured for K = %s alone: %s", ", ".join(map(str, fitting)), reason)
     return fitting
 
 
-def _retrieval(values: Flags, split: _Split) -> dict[str, Any]:
-    metrics = _metrics(values, split.images)
-    options: dict[str, Any] = {"ks": split.ks, "metrics": metrics, "distance": values.distance}
-    resampled = values.intervals if values.intervals in ("classes", "queries") else None
+def _retrieval(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
+    metrics = _metrics(flags, split.images)
+    options: dict[str, Any] = {"ks": split.ks, "metrics": metrics, "distance": flags.distance}
+    resampled = flags.intervals if flags.intervals in ("classes", "queries") else None
     result = evaluation.evaluate_dataset(split.embeddings, split.images, intervals=resampled, **options)
-    if values.intervals == "parts":
+    if flags.intervals == "parts":
         if split.images.is_query is not None or getattr(split.images, "groups", None) is not None:
             raise UserError("--intervals=parts: parts are searched all-to-all, and these images have roles or groups")
         result["parts"] = evaluation.part_protocol(split.embeddings, split.images.labels, **options)
-    if values.generalization:
-        result["generalization"] = _generalization(values, split)
-    _print_name(values, split)
+    if flags.generalization:
+        result["generalization"] = _generalization(flags, split)
     _print_metrics(result, result.get("intervals", {}))
     for name, interval in result.get("parts", {}).items():
         print(f"  {name:<24}{100 * interval.mean:6.2f} %{_interval(interval)}  mean over ten disjoint parts")
@@ -253,26 +272,25 @@ def _retrieval(values: Flags, split: _Split) -> dict[str, Any]:
     return result
 
 
-def _generalization(values: Flags, split: _Split) -> dict[str, Any]:
-    if values.split == "train":
+def _generalization(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
+    if flags.split == "train":
         raise UserError("--generalization compares the test classes with the training classes: leave --split=test")
     train: tuple[Any, Any] = None, None
     if split.source is not None and split.choice is not None:
-        dataset, _ = seen_and_held_out(split.choice.load("train"), split.choice.name, values.model)
-        train = split.source.embed(dataset, values.batch_size), dataset.labels
+        dataset, _ = seen_and_held_out(split.choice.load("train"), split.choice.name, flags.model)
+        train = split.source.embed(dataset, flags.batch_size), dataset.labels
     elif split.stored is not None and split.stored.roles is not None and (split.stored.roles == "train").any():
         part = split.stored.split("train")
         train = part.embeddings, part.labels
     else:
         logging.warning("no embeddings of training classes: some measures are left out (tfdml embed --split=all)")
     labels = split.images.labels
-    return evaluation.evaluate_generalization(split.embeddings, labels, *train, distance=values.distance)
+    return evaluation.evaluate_generalization(split.embeddings, labels, *train, distance=flags.distance)
 
 
-def _verification(values: Flags, split: _Split) -> dict[str, Any]:
-    labels, distance = split.images.labels, values.distance
+def _verification(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
+    labels, distance = split.images.labels, flags.distance
     measured = evaluation.verification(split.embeddings, labels, distance=distance)
-    _print_name(values, split)
     print(f"  pairs: {measured.num_same:,} of one class, {measured.num_different:,} of different classes; {distance}")
     print(f"  {'auc':<24}{measured.auc:9.6f}")
     print(f"  {'eer':<24}{100 * measured.eer:6.2f} %  at a distance of {measured.eer_threshold:.6g}")
@@ -280,19 +298,18 @@ def _verification(values: Flags, split: _Split) -> dict[str, Any]:
         place = f"at a distance of {point.threshold:.6g}"
         print(f"  {f'tar@far={far:g}':<24}{100 * point.tar.mean:6.2f} %{_interval(point.tar)}  {place}")
     intervals = {f"tar@far={far:g}": point.tar for far, point in measured.points.items()}
-    return {**measured.to_dict(), "intervals": intervals, **_calibration(values, split.embeddings, labels)}
+    return {**measured.to_dict(), "intervals": intervals, **_calibration(flags, split.embeddings, labels)}
 
 
-def _classification(values: Flags, split: _Split) -> dict[str, Any]:
+def _classification(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
     """Measure a gallery of every second image of the first half of the classes; the other classes are unknown to it."""
     labels = np.asarray(split.images.labels)
     classes, in_gallery = np.unique(labels), np.zeros(len(labels), bool)
     for label in classes[: -(-len(classes) // 2)]:
         in_gallery[np.flatnonzero(labels == label)[::2]] = True
-    gallery, options = split.embeddings[in_gallery], {"k": values.neighbors, "distance": values.distance}
-    classifier = evaluation.KNNClassifier(gallery, labels[in_gallery], **options)
+    gallery = split.embeddings[in_gallery]
+    classifier = evaluation.KNNClassifier(gallery, labels[in_gallery], k=flags.neighbors, distance=flags.distance)
     result = evaluation.evaluate_classification(classifier, split.embeddings[~in_gallery], labels[~in_gallery])
-    _print_name(values, split)
     print(
         f"  a gallery of {len(gallery):,} images of {len(classifier.classes):,} classes; {result['num_known']:,} "
         f"queries of these, {result['num_unknown']:,} of other classes"
@@ -305,32 +322,33 @@ def _classification(values: Flags, split: _Split) -> dict[str, Any]:
         if len(rows) == len(labels):  # searches meet all stored images
             labels = stored.classes[rows]
             sides = {"gallery": stored.embeddings, "gallery_labels": stored.classes, "own_rows": rows}
-    return {**result, **_calibration(values, split.embeddings, labels, **sides)}
+    return {**result, **_calibration(flags, split.embeddings, labels, **sides)}
 
 
-def _calibration(values: Flags, embeddings: np.ndarray, labels: Any, **sides: Any) -> dict[str, Any]:
+def _calibration(flags: EvaluateFlags, embeddings: np.ndarray, labels: Any, **sides: Any) -> dict[str, Any]:
     """Print the threshold of `--target`, and what to expect of it on as many other classes; return it for JSON."""
-    if not values.target:
+    if not flags.target:
         return {}
-    target = evaluation.target_of(values.target)
-    calibration = evaluation.calibrate(embeddings, labels, distance=values.distance, **sides, **target)
+    target = evaluation.target_of(flags.target)
+    calibration = evaluation.calibrate(embeddings, labels, distance=flags.distance, **sides, **target)
     print(f"  {calibration}")
     return {"calibration": calibration.to_dict()}
 
 
-def _write_page(values: Flags, split: _Split, result: dict[str, Any]) -> None:
-    options: dict[str, Any] = {"distance": values.distance}
-    if split.source is not None and split.choice is not None and values.split == "test" and _is_run(values.model):
-        _, classes = seen_and_held_out(split.choice.load("train"), split.choice.name, values.model)
+def _write_page(flags: EvaluateFlags, split: _Split, result: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"distance": flags.distance}
+    if split.source is not None and split.choice is not None and flags.split == "test" and _is_run(flags.model):
+        _, classes = seen_and_held_out(split.choice.load("train"), split.choice.name, flags.model)
         if classes is not None:
-            options["held_out"] = split.source.embed(classes, values.batch_size), classes.labels
-    if values.task == "verification":
+            options["held_out"] = split.source.embed(classes, flags.batch_size), classes.labels
+    if flags.task == "verification":
         result = {name: result[name] for name in result if name in ("auc", "intervals") or name.startswith("tar@")}
-    if values.target:
-        options["target"] = evaluation.target_of(values.target)
-    flags = {name: values[name].value for name in values if values[name].present}
-    run = Run(values.model, {"metrics": result}, flags=flags)
-    write_report(values.report, run, split.dataset, split.embeddings, **options)
+    if flags.target:
+        options["target"] = evaluation.target_of(flags.target)
+    fields = {field.name: (getattr(flags, field.name), field.default) for field in dataclasses.fields(flags)}
+    changed = {name: value for name, (value, default) in fields.items() if value != default}
+    run = Run(flags.model, {"metrics": result}, flags=changed)
+    write_report(flags.report, run, split.dataset, split.embeddings, **options)
 
 
 def _is_run(model: str) -> bool:
@@ -351,11 +369,6 @@ def seen_and_held_out(train: ImageDataset, name: str, model: str) -> tuple[Image
         return train, None
     held_out = experiment.holdout_classes, experiment.seed, experiment.holdout_sampling, experiment.holdout_part
     return split_training_classes(train, *held_out)
-
-
-def _print_name(values: Flags, split: _Split) -> None:
-    size = f"{len(split.embeddings):,} images of {len(np.unique(split.images.labels)):,} classes"
-    print(f"{as_named(values.model)} on {split.name}: {size}")
 
 
 def _print_metrics(result: Mapping[str, Any], intervals: Mapping[str, Sequence[float]]) -> None:

@@ -35,8 +35,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tfdml import data
-from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.model_flags import UNFINISHED, check_ended
+from tfdml.cli.command_line import Command, CommandFlags, Flags
+from tfdml.cli.model_flags import check_ended
 from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 from tfdml.evaluation import target_of
@@ -46,6 +46,7 @@ from tfdml.export.retriever import GalleryItem, Retriever, items_of_dataset, ite
 from tfdml.export.saved_model import check_backend
 from tfdml.expressions import parse_arguments
 from tfdml.io.files import as_named, require_local
+from tfdml.training.settings import choice, not_negative
 
 _FROM_RUN = Effect(lambda values: not values["embedder"], "--run_dir in place of --embedder")
 _GALLERY = needs("gallery")
@@ -55,102 +56,123 @@ _INTEGERS = Effect(
 )
 _COMPARED = ("images", "max_pixels", "min_cosine", "max_recall_drop")
 
-FLAGS = Flags()
-FLAGS.define("run_dir", "", "Folder of the run.")
-FLAGS.define("unfinished", False, UNFINISHED, effect=_FROM_RUN)
-FLAGS.define("out", "", "Folder of the exported versions.")
-FLAGS.define_settings(ExportOptions, {**dict.fromkeys(_COMPARED, _FROM_RUN), "representative_images": _INTEGERS})
-_MOMENTS = "Export moments.keras, which searches with all moments."
-FLAGS.define("moment_embedder", False, _MOMENTS, effect=_FROM_RUN)
-_WHITENING = "Add a PCA whitening of the training images: 'dim=64, power=0.5, shrinkage=0'."
-FLAGS.define("whitening", "", _WHITENING, effect=_FROM_RUN)
-_DIM = "Keep the first N dimensions of the vector, scaled to length 1; 0: all."
-FLAGS.define("truncate_dim", 0, _DIM, lower_bound=0, effect=_FROM_RUN)
-_STACK = "The run of the embedder that a head's vectors come from: export both as one."
-FLAGS.define("stack_on", "", _STACK, effect=_FROM_RUN)
-_DATA = "Where the data set of the run, or of --stack_on, lies, if it has moved."
-FLAGS.define("data_dir", "", _DATA, effect=_FROM_RUN)
-FLAGS.define("dry_run", False, "Check the flags and the run, write nothing.")
-FLAGS.define("gallery", "", "Build a retriever of the images here.")
-FLAGS.define("embedder", "", "An exported version, or a folder of them, in place of a run.", effect=_GALLERY)
-FLAGS.define("gallery_dataset", "", "A data set, as in tfdml train, in place of a folder.", effect=_GALLERY)
-FLAGS.define("gallery_dataset_options", "", "Its options, as in tfdml train.", effect=_OF_DATASET)
-FLAGS.define("gallery_split", "test", "Which of its images.", ["test", "train", "all", "gallery"], effect=_OF_DATASET)
-_BAD = "What to do with unreadable images."
-FLAGS.define("gallery_bad_images", "error", _BAD, ["error", "skip"], effect=_GALLERY)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportFlags(CommandFlags):
+    """What is exported, and where.
+
+    Args:
+        run_dir: Folder of the run.
+        unfinished: Take the best embedder so far of a run that has not ended.
+        out: Folder of the exported versions.
+        moment_embedder: Export moments.keras, which searches with all moments.
+        whitening: Add a PCA whitening of the training images: 'dim=64, power=0.5, shrinkage=0'.
+        truncate_dim: Keep the first N dimensions of the vector, scaled to length 1; 0: all.
+        stack_on: The run of the embedder that a head's vectors come from: export both as one.
+        data_dir: Where the data set of the run, or of --stack_on, lies, if it has moved.
+        dry_run: Check the flags and the run, write nothing.
+        gallery: Build a retriever of the images here.
+        embedder: An exported version, or a folder of them, in place of a run.
+        gallery_dataset: A data set, as in tfdml train, in place of a folder.
+        gallery_dataset_options: Its options, as in tfdml train.
+        gallery_split: Which of its images.
+        gallery_bad_images: What to do with unreadable images.
+    """
+
+    run_dir: str = ""
+    unfinished: bool = choice(False, effect=_FROM_RUN)
+    out: str
+    moment_embedder: bool = choice(False, effect=_FROM_RUN)
+    whitening: str = choice("", effect=_FROM_RUN)
+    truncate_dim: int = choice(0, check=not_negative, effect=_FROM_RUN)
+    stack_on: str = choice("", effect=_FROM_RUN)
+    data_dir: str = choice("", effect=_FROM_RUN)
+    dry_run: bool = False
+    gallery: str = ""
+    embedder: str = choice("", effect=_GALLERY)
+    gallery_dataset: str = choice("", effect=_GALLERY)
+    gallery_dataset_options: str = choice("", effect=_OF_DATASET)
+    gallery_split: str = choice("test", choices=("test", "train", "all", "gallery"), effect=_OF_DATASET)
+    gallery_bad_images: str = choice("error", choices=("error", "skip"), effect=_GALLERY)
+
+
+_EFFECTS = {**dict.fromkeys(_COMPARED, _FROM_RUN), "representative_images": _INTEGERS}
+FLAGS = Flags(ExportFlags, ExportOptions, effects=_EFFECTS)
 
 
 def export(values: Flags) -> None:
     """Export as the flags say."""
-    values.require(*(["out"] if values.gallery else ["run_dir", "out"]))
-
+    flags, options = values.settings(ExportFlags), values.settings(ExportOptions)
+    if not (flags.gallery or flags.run_dir):
+        raise UserError("--run_dir is missing")
     check_backend()
-    require_local(values.out, "out")
-    for folder in (values.run_dir, values.stack_on):
-        check_ended(folder, values.unfinished)
-    whitening = parse_arguments(values.whitening, "--whitening") if values.whitening else None
-    options = values.settings(ExportOptions)
+    require_local(flags.out, "out")
+    for folder in (flags.run_dir, flags.stack_on):
+        check_ended(folder, flags.unfinished)
+    whitening = parse_arguments(flags.whitening, "--whitening") if flags.whitening else None
     report = functools.partial(print, flush=True)
-    run, moments, data_dir = values.run_dir, values.moment_embedder, values.data_dir
-    changes = whitening, values.truncate_dim, values.stack_on
-    if values.gallery:
+    run, moments, data_dir = flags.run_dir, flags.moment_embedder, flags.data_dir
+    changes = whitening, flags.truncate_dim, flags.stack_on
+    if flags.gallery:
         if "saved_model" not in options.formats:
             raise UserError("--gallery makes a SavedModel: leave --formats alone")
         if options.calibrate.startswith(TARGETS):
             target_of(options.calibrate, "calibrate", kinds=("fpir",))
         plain = dataclasses.replace(options, calibrate="none")
-        _export_gallery(values, lambda folder: export_run(run, folder, plain, moments, data_dir, report, *changes))
+        _export_gallery(
+            flags, options.calibrate, lambda folder: export_run(run, folder, plain, moments, data_dir, report, *changes)
+        )
         return
-    if values.dry_run:
-        embedder, _ = load_run(run, moments, data_dir, values.stack_on)
+    if flags.dry_run:
+        embedder, _ = load_run(run, moments, data_dir, flags.stack_on)
         formats = ", ".join(options.formats)
         behind = " with a whitening" if whitening is not None else ""
-        print(f"would export {embedder.name}{behind} of {run} to {values.out} as {formats}")
+        print(f"would export {embedder.name}{behind} of {run} to {flags.out} as {formats}")
         return
-    version = export_run(run, values.out, options, moments, data_dir, report, *changes)
+    version = export_run(run, flags.out, options, moments, data_dir, report, *changes)
     print(f"version: {as_named(version)}")
     if "saved_model" not in options.formats:
-        print(f"It holds no SavedModel: do not let TF Serving watch {values.out}.")
+        print(f"It holds no SavedModel: do not let TF Serving watch {flags.out}.")
 
 
-def _export_gallery(values: Flags, export_embedder: Callable[[str], Path]) -> None:
+def _export_gallery(flags: ExportFlags, calibration: str, export_embedder: Callable[[str], Path]) -> None:
     """Build a retriever as the flags say.
 
     Args:
-        values: The flags.
+        flags: The flags.
+        calibration: As `ExportOptions.calibrate`.
         export_embedder: Exports the embedder of the run to a folder.
 
     Raises:
         UserError: The flags do not go together, an image is bad, or the folder cannot be written.
     """
-    if bool(values.run_dir) == bool(values.embedder):
+    if bool(flags.run_dir) == bool(flags.embedder):
         raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
 
-    items = _gallery_items(values)
-    if values.dry_run:
+    items = _gallery_items(flags)
+    if flags.dry_run:
         next(items)
-        if values.embedder:
-            newest_version(Path(values.embedder))
-        print(f"would build a retriever of {values.gallery} in {values.out}; nothing was written (--dry_run)")
+        if flags.embedder:
+            newest_version(Path(flags.embedder))
+        print(f"would build a retriever of {flags.gallery} in {flags.out}; nothing was written (--dry_run)")
         return
     with tempfile.TemporaryDirectory() as folder:
-        embedder = values.embedder or export_embedder(folder)
-        skip_bad = values.gallery_bad_images == "skip"
-        options = {"skip_bad": skip_bad, "report": print, "calibration": values.calibrate}
-        built = Retriever.build(embedder, items, values.out, **options)
+        embedder = flags.embedder or export_embedder(folder)
+        skip_bad = flags.gallery_bad_images == "skip"
+        built = Retriever.build(embedder, items, flags.out, skip_bad=skip_bad, report=print, calibration=calibration)
     print(f"{len(built):,} items of {built.card['classes']:,} classes")
     print(f"version: {as_named(built.path)}")
 
 
-def _gallery_items(values: Flags) -> Iterator[GalleryItem]:
+def _gallery_items(flags: ExportFlags) -> Iterator[GalleryItem]:
     """Return the items that the flags mean, each read when its turn comes."""
-    if not values.gallery_dataset:
-        return items_of_folder(values.gallery)
+    if not flags.gallery_dataset:
+        return items_of_folder(flags.gallery)
 
-    arguments = parse_arguments(values.gallery_dataset_options, "--gallery_dataset_options")
-    splits = ("train", "test") if values.gallery_split == "all" else (values.gallery_split,)
-    directory = os.path.expanduser(values.gallery)
-    datasets = [data.load(values.gallery_dataset, directory, split, **arguments) for split in splits]
+    arguments = parse_arguments(flags.gallery_dataset_options, "--gallery_dataset_options")
+    splits = ("train", "test") if flags.gallery_split == "all" else (flags.gallery_split,)
+    directory = os.path.expanduser(flags.gallery)
+    datasets = [data.load(flags.gallery_dataset, directory, split, **arguments) for split in splits]
     return (item for dataset in datasets for item in items_of_dataset(dataset, directory))
 
 

@@ -16,46 +16,62 @@ The flag --gallery of tfdml search takes the same URI.
 A password may also come from the environment (PGPASSWORD) and is never printed.
 """
 
+import dataclasses
 import os
 
-from tfdml.cli.command_line import Command, Flags, Progress
+from tfdml.cli.command_line import Command, CommandFlags, Flags, Progress
 from tfdml.retrieval import connect, index_embeddings
 from tfdml.retrieval.galleries import EmbeddingsToIndex
+from tfdml.training.settings import choice, not_negative
 
-FLAGS = Flags()
-FLAGS.define("embeddings", "", "A folder that tfdml embed wrote, or a Parquet, .npz or .npy file.")
-FLAGS.define("to", "", "The gallery's address, see above.")
-FLAGS.define("prefix", "", "Put before the name of each image, for its id.")
-FLAGS.define("truncate_dim", 0, "Keep the first N dimensions, scaled to length 1; 0: all, as they are.", lower_bound=0)
-FLAGS.define("replace", False, "Replace rows of other embeddings that have the same ids.")
-FLAGS.define("dry_run", False, "Say what would be done, write nothing.")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexFlags(CommandFlags):
+    """What is indexed, and where.
+
+    Args:
+        embeddings: A folder that tfdml embed wrote, or a Parquet, .npz or .npy file.
+        to: The gallery's address, see above.
+        prefix: Put before the name of each image, for its id.
+        truncate_dim: Keep the first N dimensions, scaled to length 1; 0: all, as they are.
+        replace: Replace rows of other embeddings that have the same ids.
+        dry_run: Say what would be done, write nothing.
+    """
+
+    embeddings: str
+    to: str
+    prefix: str = ""
+    truncate_dim: int = choice(0, check=not_negative)
+    replace: bool = False
+    dry_run: bool = False
 
 
 def index(values: Flags) -> None:
     """Index as the flags say."""
-    values.require("embeddings", "to")
-
+    settings = values.settings(IndexFlags)
     # The address first: reading names may take a while.
-    with connect(values.to) as gallery:
-        embeddings = EmbeddingsToIndex.read(os.path.expanduser(values.embeddings), values.prefix, values.truncate_dim)
+    with connect(settings.to) as gallery:
+        embeddings = EmbeddingsToIndex.read(
+            os.path.expanduser(settings.embeddings), settings.prefix, settings.truncate_dim
+        )
         if not embeddings.model:
-            print(f"{values.embeddings} states no model: it is not compared with that of the gallery")
+            print(f"{settings.embeddings} states no model: it is not compared with that of the gallery")
         where = f"{gallery.address}, {gallery.distance}"
         missing, others = map(len, embeddings.compare(gallery))
         total, size = len(embeddings), f"{len(embeddings):,} embeddings of {embeddings.dimension} dimensions"
         counts = f"{missing:,} added, {others:,} replaced, {total - missing - others:,} there already"
-        if values.dry_run:
-            refused = "; this needs --replace" if others and not values.replace else ""
+        if settings.dry_run:
+            refused = "; this needs --replace" if others and not settings.replace else ""
             print(f"{size} to {where}: {counts}{refused}\nnothing was written (--dry_run)")
             return
         if 0 < missing + others < total:
             print(f"{total - missing - others:,} of {total:,} rows are there already")
         with Progress(missing + others) as progress_line:
-            index_embeddings(gallery, embeddings, values.replace, progress_line.images)
+            index_embeddings(gallery, embeddings, settings.replace, progress_line.images)
         print(f"{size} in {where}: {counts}")
         if others := len(gallery) - total:
             print(f"the gallery holds {others:,} more rows, of other embeddings")
         print(f"searched by the index {gallery.address.index}" if gallery.address.index else "searched exactly")
 
 
-COMMAND = Command("index", index, FLAGS, __doc__, flag_of={"uri": "to"})
+COMMAND = Command("index", index, Flags(IndexFlags), __doc__, flag_of={"uri": "to"})

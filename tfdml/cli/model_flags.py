@@ -4,51 +4,61 @@ import dataclasses
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 from tfdml import data
-from tfdml.cli.command_line import Flags
+from tfdml.cli.command_line import CommandFlags
 from tfdml.data.dataset import ImageDataset, check
-from tfdml.effects import Effect
+from tfdml.effects import needs
 from tfdml.embeddings.backends import EmbeddingBackend, epochs_missing, load_backend
 from tfdml.embeddings.files import holds_embeddings
+from tfdml.embeddings.model_card import served_version
 from tfdml.errors import UserError
+from tfdml.export.retriever import RETRIEVER_CARD
 from tfdml.expressions import parse_arguments
 from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder, workers
 from tfdml.training.images import vector_splits
+from tfdml.training.settings import choice, not_negative, positive
 
-_MODEL = (
-    "What embeds: a run folder or a .keras file; a SavedModel, or a folder of its versions, of which the newest is "
-    "taken; or a .tflite or .onnx file, whose view is in its export's model_card.json."
-)
-
-DISTANCES = ["euclidean", "sqeuclidean", "cosine", "dot"]
-UNFINISHED = "Take the best embedder so far of a run that has not ended."
+DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
 
 
-def define_model_flags(values: Flags, model: Effect | None = None, embeds: Effect | None = None) -> None:
-    """Define --model, with its effect, and the flags that say how it embeds images, with theirs."""
-    values.define("model", "", _MODEL, effect=model)
-    values.define("unfinished", False, UNFINISHED)
-    values.define("batch_size", 100, "Images per batch.", lower_bound=1, effect=embeds)
-    text = "Keep the first N dimensions, scaled to length 1; 0: all."
-    values.define("truncate_dim", 0, text, lower_bound=0, effect=embeds)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelFlags(CommandFlags):
+    """What embeds images.
+
+    Args:
+        model: What embeds: a run folder or a .keras file; a SavedModel, or a folder of its versions, of which the
+            newest is taken; or a .tflite or .onnx file, whose view is in its export's model_card.json.
+        unfinished: Take the best embedder so far of a run that has not ended.
+        batch_size: Images per batch.
+        truncate_dim: Keep the first N dimensions, scaled to length 1; 0: all.
+    """
+
+    model: str = ""
+    unfinished: bool = False
+    batch_size: int = choice(100, check=positive, effect=needs("model"))
+    truncate_dim: int = choice(0, check=not_negative, effect=needs("model"))
 
 
-def define_distance(values: Flags, effect: Effect | None = None) -> None:
-    """Define --distance."""
-    values.define("distance", "euclidean", "What near means.", DISTANCES, effect=effect)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataFlags(ModelFlags):
+    """What embeds which images.
 
+    Args:
+        dataset: Data set, as in tfdml train; for a run folder, its own.
+        features: Stored embeddings, for a head; without roles, all are of the test split.
+        data_dir: Where the unpacked data set lies.
+        dataset_options: Options of the data set, as in tfdml train.
+        bad_images: Images that cannot be decoded: skip decodes all first.
+    """
 
-def define_data_flags(values: Flags, dataset: Effect | None = None, images: Effect | None = None) -> None:
-    """Define --dataset and --features, with their effect, and the flags that say how images are read, with theirs."""
-    values.define("dataset", "", "Data set, as in tfdml train; for a run folder, its own.", effect=dataset)
-    text = "Stored embeddings, for a head; without roles, all are of the test split."
-    values.define("features", "", text, effect=dataset)
-    values.define("data_dir", "", "Where the unpacked data set lies.", effect=images)
-    values.define("dataset_options", "", "Options of the data set, as in tfdml train.", effect=images)
-    text = "Images that cannot be decoded: skip decodes all first."
-    values.define("bad_images", "error", text, ["error", "skip"], effect=images)
+    dataset: str = ""
+    features: str = ""
+    data_dir: str = ""
+    dataset_options: str = ""
+    bad_images: str = choice("error", choices=("error", "skip"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +83,9 @@ class DataChoice:
 
     @functools.cached_property
     def _vectors(self) -> dict[str, ImageDataset]:
-        arguments = parse_arguments(self.options, "--dataset_options")
-        return vector_splits(
-            self.features, self.directory, **({} if self.trained_on else {"test_fraction": None}) | arguments
-        )
+        options: dict[str, Any] = {} if self.trained_on else {"test_fraction": None}
+        options |= parse_arguments(self.options, "--dataset_options")
+        return vector_splits(self.features, self.directory, **options)
 
     def parts(self, split: str) -> list[ImageDataset]:
         """Return a split or, of all images, those for training and for testing."""
@@ -96,32 +105,28 @@ class DataChoice:
         return check(dataset, self.bad_images, "decode" if self.bad_images == "skip" else "headers")
 
 
-def data_choice(values: Flags, model: str | None = None) -> DataChoice:
-    """Return the data set of the flags, or that of a run folder.
-
-    Args:
-        values: The flags.
-        model: The run folder, or what else embeds; None: that of `--model`.
+def data_choice(flags: DataFlags) -> DataChoice:
+    """Return the data set of the flags, or that of the run folder that they name.
 
     Raises:
         UserError: Neither names one, or there is no such model.
     """
-    model = values.model if model is None else model
-    _check_model(model, values.unfinished)
-    if values.dataset and values.features:
+    model = flags.model
+    _check_model(model, flags.unfinished)
+    if flags.dataset and flags.features:
         raise UserError("--dataset names images and --features stored embeddings: name one of them")
-    if values.dataset:
-        return DataChoice(values.dataset, values.data_dir, values.dataset_options, values.bad_images)
+    if flags.dataset:
+        return DataChoice(flags.dataset, flags.data_dir, flags.dataset_options, flags.bad_images)
 
     stored = RunFolder(model).load_experiment() if (Path(model) / "flags.txt").is_file() else None
-    features = values.features or (stored.features if stored else "")
+    features = flags.features or (stored.features if stored else "")
     # By name, as the file of its training may have moved: to take its training classes for new ones would be worse.
     if features and (stored is None or not stored.features or Path(features).stem != stored.data_name):
-        return DataChoice(Path(features).stem, values.data_dir, values.dataset_options, features=features)
+        return DataChoice(Path(features).stem, flags.data_dir, flags.dataset_options, features=features)
     if stored is None:
         raise UserError("--dataset or --features is missing: only a run folder knows its own")
-    directory, options = values.data_dir or stored.data_dir, values.dataset_options or stored.dataset_options
-    return DataChoice(stored.data_name, directory, options, values.bad_images, features, trained_on=True)
+    directory, options = flags.data_dir or stored.data_dir, flags.dataset_options or stored.dataset_options
+    return DataChoice(stored.data_name, directory, options, flags.bad_images, features, trained_on=True)
 
 
 def _check_model(model: str, unfinished: bool) -> None:
@@ -139,19 +144,24 @@ def check_ended(run: str, unfinished: bool) -> None:
         )
 
 
-def load_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
-    """Return the model of the flags, or another one, loaded."""
-    model = values.model if model is None else model
-    _check_model(model, values.unfinished)
+def load_source(flags: ModelFlags) -> EmbeddingBackend:
+    """Return the model of the flags, loaded."""
+    if not flags.model:
+        raise UserError("--model is missing")
+    model = os.path.expanduser(flags.model)
+    _check_model(model, flags.unfinished)
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
         # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
         workers.one_operation_at_a_time()
-    return load_backend(model, truncate_dim=values.truncate_dim)
+    return load_backend(model, truncate_dim=flags.truncate_dim)
 
 
 def kind_of_gallery(gallery: str) -> str:
-    """Return what a gallery is: a `database`, stored `embeddings`, or a `retriever`."""
+    """Return what a gallery is: a `database`, stored `embeddings`, a `retriever`, or another folder, of `images`."""
     if is_gallery(gallery):
         return "database"
-    gallery = os.path.expanduser(gallery)
-    return "retriever" if os.path.isdir(gallery) and not holds_embeddings(gallery) else "embeddings"
+    path = Path(gallery).expanduser()
+    if not path.is_dir() or holds_embeddings(path):
+        return "embeddings"
+    version = served_version(path)
+    return "retriever" if version and (version / RETRIEVER_CARD).is_file() else "images"

@@ -25,19 +25,19 @@ A threshold of another distance is refused.
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdml.arguments import number
-from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.model_flags import kind_of_gallery
+from tfdml.cli.model_flags import DISTANCES, ModelFlags, kind_of_gallery, load_source
 from tfdml.data import ImageDataset
 from tfdml.data.dataset import check
 from tfdml.data.images import FileImages, VectorImages
 from tfdml.data.readers.tables import images_named
-from tfdml.effects import Effect, either, needs
+from tfdml.effects import Effect, either
 from tfdml.embeddings.files import check_same_model, holds_embeddings
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, RetrievalResults
@@ -45,25 +45,39 @@ from tfdml.export.exporter import calibration_of_file
 from tfdml.export.retriever import Retriever
 from tfdml.io.files import as_named, require_writable
 from tfdml.retrieval import EmbeddingsToIndex, connect
+from tfdml.training.settings import choice, positive
 
+_EMBEDS_ITSELF = ("retriever", "images")
 _BY_MODEL = either(
-    Effect(lambda values: kind_of_gallery(values["gallery"]) != "retriever", "a gallery that does not embed images"),
+    Effect(lambda values: kind_of_gallery(values["gallery"]) not in _EMBEDS_ITSELF, "a gallery that embeds no images"),
     Effect(lambda values: not _holds_images(values["queries"]), "stored embeddings as --queries"),
 )
 _STORED = Effect(lambda values: kind_of_gallery(values["gallery"]) == "embeddings", "stored embeddings as --gallery")
 
-FLAGS = Flags()
-FLAGS.define("gallery", "", "What is searched, see above.")
-_QUERIES = "Images: files, folders, or patterns with * and **; may be repeated. Or one folder or file of embeddings."
-FLAGS.define("queries", [], _QUERIES, kind="paths")
-FLAGS.define("k", 10, "How many neighbors of each query.", lower_bound=1)
-model_flags.define_distance(FLAGS, _STORED)
-_LIMIT = (
-    "Leave out what is further away: a number in the distance of the search, calibrated, or a JSON file, see above."
-)
-FLAGS.define("max_distance", "", _LIMIT)
-FLAGS.define("out", "", "File to write the neighbors to, see above.")
-model_flags.define_model_flags(FLAGS, model=_BY_MODEL, embeds=needs("model"))
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchFlags(ModelFlags):
+    """What is searched, and for what.
+
+    Args:
+        gallery: What is searched, see above.
+        queries: Images: files, folders, or patterns with * and **; may be repeated. Or one folder or file of
+            embeddings.
+        k: How many neighbors of each query.
+        distance: What near means.
+        max_distance: Leave out what is further away: a number in the distance of the search, calibrated, or a JSON
+            file, see above.
+        out: File to write the neighbors to, see above.
+    """
+
+    gallery: str
+    queries: Sequence[str] = choice(dataclasses.MISSING, paths=True)
+    k: int = choice(10, check=positive)
+    distance: str = choice("euclidean", choices=DISTANCES, effect=_STORED)
+    max_distance: str = ""
+    out: str = ""
+    model: str = choice("", effect=_BY_MODEL)
+
 
 # The results, the distance, the number of images of the gallery, and its own threshold.
 _Answer = tuple[RetrievalResults, str, int, Calibration | None]
@@ -73,35 +87,35 @@ _Queries = tuple[list[str], np.ndarray, np.ndarray | None, str]
 
 def search(values: Flags) -> None:
     """Search as the flags say."""
-    values.require("gallery", "queries")
-    if values.out:
-        require_writable(values.out, "out")
-        if os.path.splitext(values.out)[1] not in (".parquet", ".csv"):
-            raise UserError(f"--out={values.out}: name a file as *.parquet or *.csv")
-    kind = kind_of_gallery(values.gallery)
-    limit: Any = _max_distance(values.max_distance, kind)
-    searches = {"database": _in_database, "embeddings": _in_embeddings, "retriever": _in_retriever}
-    results, distance, size, own = searches[kind](values)
+    flags = values.settings(SearchFlags)
+    if flags.out:
+        require_writable(flags.out, "out")
+        if os.path.splitext(flags.out)[1] not in (".parquet", ".csv"):
+            raise UserError(f"--out={flags.out}: name a file as *.parquet or *.csv")
+    kind = kind_of_gallery(flags.gallery)
+    limit: Any = _max_distance(flags.max_distance, kind)
+    search_in = {"database": _in_database, "embeddings": _in_embeddings}.get(kind, _in_retriever)
+    results, distance, size, own = search_in(flags)
     if limit is None and own is None:
         advice = "export it with --calibrate=fpir=0.01, or give a number"
-        raise UserError(f"--max_distance=calibrated: {values.gallery} has no threshold: {advice}")
+        raise UserError(f"--max_distance=calibrated: {flags.gallery} has no threshold: {advice}")
     limit = own if limit is None else limit
     if isinstance(limit, Calibration):
-        with user_errors(UserError, f"--max_distance={values.max_distance}: {REASON}"):
+        with user_errors(UserError, f"--max_distance={flags.max_distance}: {REASON}"):
             print(limit.for_searches(distance, size))
         limit = limit.threshold
     print(f"{distance} distances" + (f", at most {limit:.6g}" if limit < np.inf else ""))
     results = results.within(limit)
     _print(results)
-    if values.out:
-        results.write(values.out)
-        print(f"written: {as_named(values.out)}")
+    if flags.out:
+        results.write(flags.out)
+        print(f"written: {as_named(flags.out)}")
 
 
 def _max_distance(text: str, kind: str) -> float | Calibration | None:
     """Return the largest distance of a neighbor, or the threshold of a file; None for that of the gallery itself."""
     if text == "calibrated":
-        if kind != "retriever":
+        if kind not in _EMBEDS_ITSELF:
             raise UserError("--max_distance=calibrated: only a retriever has a threshold; give a number or a JSON file")
         return None
     if text.endswith(".json"):
@@ -123,69 +137,68 @@ def _print(results: RetrievalResults) -> None:
         print(f"Recall@1 {100 * results.column('relevant')[first].mean():.2f} %")
 
 
-def _holds_images(queries: list[str]) -> bool:
+def _holds_images(queries: Sequence[str]) -> bool:
     return len(queries) != 1 or not holds_embeddings(os.path.expanduser(queries[0]))
 
 
-def _paths(values: Flags) -> list[str]:
-    return [path for text in values.queries for path in images_named("queries", text)]
+def _paths(flags: SearchFlags) -> list[str]:
+    return [path for text in flags.queries for path in images_named("queries", text)]
 
 
-def _embedded(values: Flags) -> _Queries:
-    if not _holds_images(values.queries):
-        read = EmbeddingsToIndex.read(os.path.expanduser(values.queries[0]))
+def _embedded(flags: SearchFlags) -> _Queries:
+    if not _holds_images(flags.queries):
+        read = EmbeddingsToIndex.read(os.path.expanduser(flags.queries[0]))
         vectors, model = np.asarray(read.stored.embeddings), read.model
-        if values.model:
+        if flags.model:
             dataset = ImageDataset("queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64))
-            head = model_flags.load_source(values)
-            vectors, model = head.embed(dataset, values.batch_size), head.fingerprint()
+            head = load_source(flags)
+            vectors, model = head.embed(dataset, flags.batch_size), head.fingerprint()
         return read.names, vectors, read.stored.classes, model
-    values.require("model")
-    paths = _paths(values)
+    paths = _paths(flags)
     dataset = check(ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64)))
-    source = model_flags.load_source(values)
-    return paths, source.embed(dataset, values.batch_size), None, source.fingerprint()
+    source = load_source(flags)
+    return paths, source.embed(dataset, flags.batch_size), None, source.fingerprint()
 
 
-def _in_database(values: Flags) -> _Answer:
-    names, vectors, _, model = _embedded(values)
-    with connect(values.gallery) as gallery:
-        neighbors = gallery.search(vectors, values.k, model=model)
+def _in_database(flags: SearchFlags) -> _Answer:
+    names, vectors, _, model = _embedded(flags)
+    with connect(flags.gallery) as gallery:
+        neighbors = gallery.search(vectors, flags.k, model=model)
         distance, size = gallery.distance, len(gallery)
     columns = {name: column for name, column in neighbors.columns.items() if name in ("class", "role") and column.any()}
     return RetrievalResults.of_arrays(names, neighbors.ids, neighbors.distances, columns), distance, size, None
 
 
-def _in_embeddings(values: Flags) -> _Answer:
-    path = os.path.expanduser(values.gallery)
+def _in_embeddings(flags: SearchFlags) -> _Answer:
+    path = os.path.expanduser(flags.gallery)
     gallery = EmbeddingsToIndex.read(path)
-    stored, options = gallery.stored, {"k": values.k, "distance": values.distance}
-    same = os.path.realpath(os.path.expanduser(values.queries[0])) == os.path.realpath(path)
-    if same and stored.labels is not None and not (_holds_images(values.queries) or values.model):
+    stored, options = gallery.stored, dict[str, Any](k=flags.k, distance=flags.distance)
+    same = os.path.realpath(os.path.expanduser(flags.queries[0])) == os.path.realpath(path)
+    if same and stored.labels is not None and not (_holds_images(flags.queries) or flags.model):
         part = dataclasses.replace(stored, names=tuple(gallery.names)).split("test")
         results = RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
-        return results, values.distance, len(part), None
-    names, vectors, classes, model = _embedded(values)
-    check_same_model(gallery.model, model, f"--gallery={values.gallery} and the queries")
+        return results, flags.distance, len(part), None
+    names, vectors, classes, model = _embedded(flags)
+    check_same_model(gallery.model, model, f"--gallery={flags.gallery} and the queries")
     if stored.classes is not None and classes is not None and not np.isin(classes, stored.classes).any():
         print("queries and gallery have no class in common, by name: nothing is counted")
         classes = None
     classes = None if stored.classes is None else classes
     options |= {"query_ids": names, "gallery_ids": gallery.ids, "gallery_labels": stored.classes}
-    return RetrievalResults.search(vectors, classes, stored.embeddings, **options), values.distance, len(stored), None
+    return RetrievalResults.search(vectors, classes, stored.embeddings, **options), flags.distance, len(stored), None
 
 
-def _in_retriever(values: Flags) -> _Answer:
-    retriever = Retriever.load(os.path.expanduser(values.gallery))
+def _in_retriever(flags: SearchFlags) -> _Answer:
+    retriever = Retriever.load(os.path.expanduser(flags.gallery))
     queries: Any
-    if _holds_images(values.queries):
-        names = queries = _paths(values)
+    if _holds_images(flags.queries):
+        names = queries = _paths(flags)
     else:
-        names, queries, _, model = _embedded(values)
-        check_same_model(retriever.card["model"], model, f"--gallery={values.gallery} and the queries")
-    neighbors = retriever.search(queries, values.k)
+        names, queries, _, model = _embedded(flags)
+        check_same_model(retriever.card["model"], model, f"--gallery={flags.gallery} and the queries")
+    neighbors = retriever.search(queries, flags.k)
     results = RetrievalResults.of_arrays(names, neighbors.ids, neighbors.distances, {"class": neighbors.classes})
     return results, "euclidean", len(retriever), retriever.calibration
 
 
-COMMAND = Command("search", search, FLAGS, __doc__, flag_of={"uri": "gallery"})
+COMMAND = Command("search", search, Flags(SearchFlags), __doc__, flag_of={"uri": "gallery"})

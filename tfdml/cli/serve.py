@@ -10,42 +10,53 @@ a failed request; one that cannot be loaded leaves it in service. SIGTERM and Ct
 Nobody is asked for a password, and nothing is encrypted: put a proxy in front before you name another --host.
 """
 
+import dataclasses
 import importlib.util
 import os
 import re
 import secrets
 from pathlib import Path
 
-from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.command_line import Command, CommandFlags, Flags
 from tfdml.cluster.ray_session import import_ray
 from tfdml.cluster.replica import ServeSettings
 from tfdml.errors import UserError
 from tfdml.export.saved_model import version_numbers
+from tfdml.training.settings import choice
 
-FLAGS = Flags()
-FLAGS.define("model", "", "Folder of the versions that tfdml export wrote.")
-FLAGS.define("name", "", "What requests call the model; empty: the name of the folder.")
-FLAGS.define("host", "127.0.0.1", "Address to listen at; 0.0.0.0: at all of this machine.")
-FLAGS.define("port", 8501, "Port to listen at; 0: any that is free.", lower_bound=0, upper_bound=65535)
-FLAGS.define_settings(ServeSettings)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeFlags(CommandFlags):
+    """What is served, and where.
+
+    Args:
+        model: Folder of the versions that tfdml export wrote.
+        name: What requests call the model; empty: the name of the folder.
+        host: Address to listen at; 0.0.0.0: at all of this machine.
+        port: Port to listen at; 0: any that is free.
+    """
+
+    model: str
+    name: str = ""
+    host: str = "127.0.0.1"
+    port: int = choice(8501, check=lambda port: 0 <= port < 2**16)
 
 
 def serve(values: Flags) -> None:
     """Serve as the flags say."""
-    values.require("model")
-    settings = values.settings(ServeSettings)
-    folder = Path(os.path.expanduser(values.model)).absolute()
-    name = values.name or folder.name
+    flags, settings = values.settings(ServeFlags), values.settings(ServeSettings)
+    folder = Path(os.path.expanduser(flags.model)).absolute()
+    name = flags.name or folder.name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
         raise UserError(f"`name={name}`: a model's name has letters, digits, dots and dashes")
     if not version_numbers(folder):
-        raise UserError(f"`model={values.model}`: there is no version in it; name a folder that tfdml export wrote to")
+        raise UserError(f"`model={flags.model}`: there is no version in it; name a folder that tfdml export wrote to")
     for package in ("ray", "fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"serving needs the package {package}: pip install 'tfdml[serve]'")
     from tfdml.io.http import listen
 
-    with listen(values.host, values.port) as listening:
+    with listen(flags.host, flags.port) as listening:
         # Before Ray is imported: it listens to this machine alone, and there to those who know a secret.
         os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -55,4 +66,4 @@ def serve(values: Flags) -> None:
         serving.serve(folder, name, listening, settings)
 
 
-COMMAND = Command("serve", serve, FLAGS, __doc__)
+COMMAND = Command("serve", serve, Flags(ServeFlags, ServeSettings), __doc__)

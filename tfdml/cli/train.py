@@ -23,9 +23,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from absl import flags, logging
+from absl import logging
 
-from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.command_line import Command, CommandFlags, Flags
 from tfdml.cluster.training import ClusterSettings, train_on_cluster
 from tfdml.effects import needs
 from tfdml.errors import UserError
@@ -33,6 +33,7 @@ from tfdml.io.files import as_named
 from tfdml.report import write_run_report
 from tfdml.training import RunFolder, TrainingRun, settings, trainer
 from tfdml.training.callbacks import Interrupted
+from tfdml.training.settings import choice
 from tfdml.training.workers import rank_and_count
 
 _STAGES = {
@@ -50,19 +51,26 @@ def explicit_settings(values: Flags) -> dict[str, Any]:
     return {name: values[name].value for name in names if values[name].present}
 
 
-FLAGS = Flags()
-FLAGS.define_settings(settings.Experiment, settings.EFFECTS)
-flags.DEFINE_alias("import", "imports", flag_values=FLAGS)
-_RECIPE = """The settings that are not given: auto is frozen with --features or --backbone_rate=0, scratch without
-pretrained weights, else finetune. A length in epochs or steps replaces that of the recipe. none: the defaults listed
-here."""
-FLAGS.define("recipe", "auto", " ".join(_RECIPE.split()), choices=("auto", *settings.RECIPES, "none"))
-FLAGS.define("resume", False, "Continue the run in --run_dir from its newest checkpoint.")
-FLAGS.define("dry_run", False, "Print images, parameters, rates, steps and flags; write nothing.")
-FLAGS.define_settings(ClusterSettings, dict.fromkeys(("workers", "storage"), needs("cluster")))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainFlags(CommandFlags):
+    """What to do with the run of an experiment.
 
-_FINISH = "With --resume: train no further; measure and write what has been trained."
-FLAGS.define("finish", False, _FINISH, effect=needs("resume"))
+    Args:
+        recipe: The settings that are not given: auto is frozen with --features or --backbone_rate=0, scratch without
+            pretrained weights, else finetune. A length in epochs or steps replaces that of the recipe. none: the
+            defaults listed here.
+        resume: Continue the run in --run_dir from its newest checkpoint.
+        finish: With --resume: train no further; measure and write what has been trained.
+        dry_run: Print images, parameters, rates, steps and flags; write nothing.
+    """
+
+    recipe: str = choice("auto", choices=("auto", *settings.RECIPES, "none"))
+    resume: bool = False
+    finish: bool = choice(False, effect=needs("resume"))
+    dry_run: bool = False
+
+
+FLAGS = Flags(settings.Experiment, TrainFlags, ClusterSettings)
 
 
 def _new_settings(values: Flags) -> dict[str, Any]:
@@ -84,11 +92,12 @@ def _values(values: Flags) -> dict[str, Any]:
 
 def train(values: Flags) -> None:
     """Run the experiment that the flags describe."""
+    flags, cluster = values.settings(TrainFlags), values.settings(ClusterSettings)
     explicit = explicit_settings(values)
     folder = RunFolder(str(explicit.get("run_dir", "")))
     # Of several hosts, those that do not write may not see the folder.
-    elsewhere = (rank_and_count()[0] > 0 or values.cluster) and not folder.path.exists()
-    if values.resume and not ((folder.is_untouched() or elsewhere) and len(explicit) > 1):
+    elsewhere = (rank_and_count()[0] > 0 or cluster.cluster) and not folder.path.exists()
+    if flags.resume and not ((folder.is_untouched() or elsewhere) and len(explicit) > 1):
         experiment = dataclasses.replace(folder.load_experiment(), **explicit)
     else:
         new = _new_settings(values)
@@ -96,20 +105,20 @@ def train(values: Flags) -> None:
             length = f"{new['epochs']} epochs of {new['steps_per_epoch']} steps"
             logging.info("final model of %s: %s on all classes; nothing is measured", values.final_of, length)
         elif added := {name: value for name, value in new.items() if name not in explicit}:
-            recipe = settings.recipe_for(explicit) if values.recipe == "auto" else values.recipe
+            recipe = settings.recipe_for(explicit) if flags.recipe == "auto" else flags.recipe
             written = shlex.join(f"--{name}={settings.as_text(value)}" for name, value in added.items())
             logging.info("recipe %s: %s", recipe, written)
         experiment = settings.Experiment(**new)
-    if values.dry_run:
+    if flags.dry_run:
         print(trainer.describe(experiment))
         return
-    if values.cluster and (experiment.seeds or experiment.folds):
+    if cluster.cluster and (experiment.seeds or experiment.folds):
         raise UserError("--seeds and --folds train run after run in one process: leave out --cluster")
     try:
-        if values.cluster:
-            run: TrainingRun | None = train_on_cluster(experiment, values.settings(ClusterSettings), values.resume)
+        if cluster.cluster:
+            run: TrainingRun | None = train_on_cluster(experiment, cluster, flags.resume)
         else:
-            run = trainer.train(experiment, values.resume, finish=values.finish)
+            run = trainer.train(experiment, flags.resume, finish=flags.finish)
     except Interrupted as stop:
         print(f"train: {as_named(str(stop))}", file=sys.stderr)
         sys.exit(stop.status)

@@ -11,10 +11,12 @@ from typing import Any
 from absl import flags, logging
 
 from tfdml.cluster.ray_session import LOCAL, ray_session
-from tfdml.errors import REASON, UserError, check_positive, short_message, user_errors
+from tfdml.effects import needs
+from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.io.files import PARTIAL_PREFIX, is_file, is_folder, read_bytes, remove, require_local, write_whole
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, RunFolder, TrainingRun, trainer
+from tfdml.training.settings import Settings, choice, positive
 from tfdml.training.workers import WorkerLost, rank_and_count
 
 # In the storage of a run: what is wrong with it.
@@ -24,7 +26,7 @@ _MOST_FAILURES = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusterSettings:
+class ClusterSettings(Settings):
     """Where a run is trained.
 
     Args:
@@ -37,12 +39,11 @@ class ClusterSettings:
         UserError: A number is out of range.
     """
 
-    cluster: str = ""
-    workers: int = 1
-    storage: str = ""
+    stored = False
 
-    def __post_init__(self):
-        check_positive(workers=self.workers)
+    cluster: str = ""
+    workers: int = choice(1, check=positive, effect=needs("cluster"))
+    storage: str = choice("", effect=needs("cluster"))
 
 
 def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: bool = False) -> TrainingRun:

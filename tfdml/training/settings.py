@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ from tfdml.training.optimizers import OPTIMIZERS, SCHEDULES, rate_schedule
 MOST_CLASSES = 20
 # Counts and seeds beyond this do not fit the 32-bit integers of TensorFlow and Keras.
 LARGEST_INTEGER = 2**31 - 1
-_CHECKS: dict[type, Callable] = {
+_CHECKS: dict[Any, Callable] = {
     **arguments.BY_TYPE,
     int: functools.partial(arguments.integer, at_most=LARGEST_INTEGER),
+    Sequence[str]: lambda what, values: tuple(arguments.text(what, value) for value in values),
 }
 
 
@@ -37,9 +38,14 @@ _CHECKS: dict[type, Callable] = {
 class Settings:
     """What every stage's settings share: each field is checked by its type, its choices and its bounds.
 
+    Attributes:
+        stored: Whether a run stores the values, so that they may hold no password.
+
     Raises:
         UserError: A value is out of range; the message names the flag.
     """
+
+    stored: typing.ClassVar[bool] = True
 
     def __post_init__(self):
         import_modules(getattr(self, "imports", ""))
@@ -48,7 +54,7 @@ class Settings:
             with user_errors(ValueError, REASON):
                 value = _CHECKS[types[field.name]](f"--{field.name}", getattr(self, field.name))
             object.__setattr__(self, field.name, value)
-            if isinstance(value, str) and redact_text(value) != value:
+            if self.stored and isinstance(value, str) and redact_text(value) != value:
                 shown = f"--{field.name}={redact_text(value)}"
                 raise UserError(f"{shown} has a user or password, which a run would store: use the environment")
             choices, check = (field.metadata.get(rule) for rule in ("choices", "check"))
@@ -64,7 +70,7 @@ def choice(default: Any, **rules: Any) -> Any:
     Args:
         default: Its default.
         **rules: `choices`: the values that there are; `check`: whether a value is in range; `effect`: when it has an
-            effect, if not always.
+            effect, if not always; `paths`: whether the flag takes paths and patterns.
     """
     return dataclasses.field(default=default, metadata=rules)
 
