@@ -52,8 +52,8 @@ def test_help_shows_examples_and_flags():
     assert "--flagfile=configs/quickstart.flags" in done.stdout
     # By stage, in the order in which one thinks of them; each flag once.
     shown = [
-        "Data: images", "--dataset\n", "--image_size\n", "Model:", "--backbone\n", "Objectives and", "--objectives\n",
-        "--learning_rate\n", "Evaluation:", "--ks\n", "Run:", "--run_dir\n", "Other flags:", "--[no]resume\n",
+        "Which images", "--dataset\n", "--image_size\n", "The embedder:", "--backbone\n", "--objectives\n",
+        "--learning_rate\n", "--ks\n", "--run_dir\n", "--[no]resume\n", "Where a run is trained:", "--workers\n",
     ]  # fmt: skip
     places = [done.stdout.index(words) for words in shown]
     assert places == sorted(places)

@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tfdml import flag_files
@@ -24,8 +24,6 @@ from tfdml.errors import quiet_errors, short_message
 from tfdml.version import __version__, installed
 
 if TYPE_CHECKING:
-    from packaging.requirements import Requirement
-
     from tfdml.cli.command_line import Command
 
 # Commands that need images or models; see `load`.
@@ -191,7 +189,7 @@ def doctor(words: Sequence[str]) -> int:
     faults = []
     extras = importlib.metadata.metadata("tfdml").get_all("Provides-Extra") or []
     for extra in ["", *(extra for extra in extras if extra not in _NOT_LISTED)]:
-        missing = [str(requirement) for requirement in _requirements(extra) if _is_missing(requirement)]
+        missing = _missing(extra)
         advice = f"pip install 'tfdml[{extra}]'" if extra else f"pip install {' '.join(map(repr, missing))}"
         names = ", ".join(missing[:3]) + (" ..." if missing[3:] else "")
         state = f"missing {names}: {advice}" if missing else "installed"
@@ -203,20 +201,19 @@ def doctor(words: Sequence[str]) -> int:
     return 1 if faults else 0
 
 
-def _requirements(extra: str) -> Iterator[Requirement]:
-    """Yield what an extra adds; for no extra, what the package always requires."""
+def _missing(extra: str) -> list[str]:
+    """Return what an extra adds and is not installed; for no extra, of what the package always requires."""
     from packaging.requirements import Requirement
 
+    missing = []
     for requirement in map(Requirement, importlib.metadata.requires("tfdml") or []):
         marker, requirement.marker = requirement.marker, None
         always = marker is None or marker.evaluate({"extra": ""})
-        if always != bool(extra) and (marker is None or marker.evaluate({"extra": extra})):
-            yield requirement
-
-
-def _is_missing(requirement: Requirement) -> bool:
-    version = installed([requirement.name]).get(requirement.name, "")
-    return not version or not requirement.specifier.contains(version, prereleases=True)
+        version = installed([requirement.name]).get(requirement.name, "")
+        belongs = always != bool(extra) and (marker is None or marker.evaluate({"extra": extra}))
+        if belongs and not (version and requirement.specifier.contains(version, prereleases=True)):
+            missing.append(str(requirement))
+    return missing
 
 
 def _trial() -> list[str]:

@@ -47,7 +47,7 @@ class Flags(flags.FlagValues):
     """The flags of one command: one for each field of its settings. A flag's value is an attribute, the flag an item.
 
     Args:
-        *classes: Data classes with defaults, whose docstrings say what the fields mean; see `choice`.
+        *classes: Data classes, whose docstrings say what they and their fields mean; see `choice`.
         effects: By flag, the condition for it to have an effect, next to those of the fields.
 
     Attributes:
@@ -64,8 +64,9 @@ class Flags(flags.FlagValues):
     def __init__(self, *classes: Any, effects: Mapping[str, Effect] = {}):
         super().__init__()
         self.__dict__["effects"] = dict(effects)  # an attribute that is set is a flag
-        place: dict[str, Any] = {"flag_values": self, "module_name": "tfdml"}
         for each in classes:
+            title = (each.__doc__ or "").partition("\n")[0].rstrip(".")  # under which `--help` lists its flags
+            place: dict[str, Any] = {"flag_values": self, "module_name": title}
             types, texts = typing.get_type_hints(each), meanings(each)
             for field in dataclasses.fields(each):
                 name, text, kind, rules = field.name, texts[field.name], types[field.name], field.metadata
@@ -85,7 +86,7 @@ class Flags(flags.FlagValues):
             flags.DEFINE_alias("import", "imports", flag_values=self)
         else:
             text = "Modules of your own, with commas, that register what flags name."
-            flags.DEFINE_string("import", "", text, **place)
+            flags.DEFINE_string("import", "", text, flag_values=self, module_name="Your own code")
 
     def settings(self, kind: type[_Class]) -> _Class:
         """Return a data class of settings with the values of the flags.
@@ -137,7 +138,6 @@ class Command:
         flags: Its flags.
         usage: What `--help` prints before the flags: the docstring of its module.
         flag_of: The flags whose names are not those of the arguments that they set, by argument: see `as_flags`.
-        sections: Flags that `--help` lists together, by the heading; the others follow.
         values: The values that conditions are checked with; by default those of the flags.
     """
 
@@ -146,7 +146,6 @@ class Command:
     flags: Flags
     usage: str | None
     flag_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    sections: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     values: Callable[[Flags], Mapping[str, Any]] = Flags.flag_values_dict
 
     def parse(self, words: Sequence[str]) -> None:
@@ -175,13 +174,14 @@ class Command:
 
     def help(self) -> str:
         """Return the usage, and every flag with its default."""
-        grouped = {name for names in self.sections.values() for name in names}
-        lines = [(self.usage or "").strip(), ""]
-        for title, names in self.sections.items():
-            lines += [f"{title}:", *(_flag_help(self.flags[name]) for name in names), ""]
         text = "Read flags from a file, one a line; flags after it override it. It may name others, relative to itself."
-        lines += ["Other flags:" if self.sections else "Flags:", f"  --flagfile=PATH\n      {text}"]
-        return "\n".join(lines + [_flag_help(self.flags[name]) for name in self.flags if name not in grouped])
+        lines = [(self.usage or "").strip(), "", f"  --flagfile=PATH\n      {text}"]
+        for title, group in self.flags.flags_by_module_dict().items():
+            lines += ["", f"{title}:"]
+            for flag in group:
+                default = "" if flag.default in (None, "") else f" Default: {flag.default_as_str}."
+                lines.append(f"  --{'[no]' * flag.boolean}{flag.name}\n      {flag.help.strip()}{default}")
+        return "\n".join(lines)
 
     def as_flags(self, message: str) -> str:
         """Return a message with the arguments that it names in backticks written as flags.
@@ -206,12 +206,6 @@ class Command:
             return f"--{name}{equals}{value[1:-1] if quoted else value}"
 
         return re.sub(r"`([a-z]\w*(?:=[^`]*)?)`", written, message)
-
-
-def _flag_help(flag: flags.Flag) -> str:
-    prefix = "--[no]" if flag.boolean else "--"
-    default = "" if flag.default in (None, "") else f" Default: {flag.default_as_str}."
-    return f"  {prefix}{flag.name}\n      {flag.help.strip()}{default}"
 
 
 class Formatter(logging.Formatter):

@@ -36,13 +36,13 @@ from tfdml.training.callbacks import Interrupted
 from tfdml.training.settings import choice
 from tfdml.training.workers import rank_and_count
 
-_STAGES = {
-    "Data: images, views and batches": settings.DataSettings,
-    "Model": settings.ModelSettings,
-    "Objectives and optimization": settings.OptimizationSettings,
-    "Evaluation": settings.EvaluationSettings,
-    "Run": settings.RunSettings,
-}
+_STAGES = (
+    settings.DataSettings,
+    settings.ModelSettings,
+    settings.OptimizationSettings,
+    settings.EvaluationSettings,
+    settings.RunSettings,
+)
 
 
 def explicit_settings(values: Flags) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class TrainFlags(CommandFlags):
     dry_run: bool = False
 
 
-FLAGS = Flags(settings.Experiment, TrainFlags, ClusterSettings)
+FLAGS = Flags(*_STAGES, TrainFlags, ClusterSettings)
 
 
 def _new_settings(values: Flags) -> dict[str, Any]:
@@ -153,11 +153,4 @@ def _interval(ends: Sequence[float] | None, over: str, indent: int) -> str:
     return f"{'':{indent}}(95 % interval over {over} {100 * ends[1]:.1f} .. {100 * ends[2]:.1f})" if ends else ""
 
 
-COMMAND = Command(
-    "train",
-    train,
-    FLAGS,
-    __doc__,
-    sections={title: [field.name for field in dataclasses.fields(stage)] for title, stage in _STAGES.items()},
-    values=_values,
-)
+COMMAND = Command("train", train, FLAGS, __doc__, values=_values)
