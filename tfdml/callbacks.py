@@ -115,9 +115,9 @@ class RetrievalEvaluation(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         """Refuse callbacks that have swapped the weights after they were measured."""
         if len(self._weights) == 2:
-            (measured, after), self._weights = self._weights, []
+            (before, after), self._weights = self._weights, []
             # A swap and the one back round.
-            if np.linalg.norm(self._weight() - measured) < 1e-3 * np.linalg.norm(after - measured):
+            if np.linalg.norm(self._weight() - before) < 1e-3 * np.linalg.norm(after - before):
                 raise UserError(
                     "a callback swaps other weights in after RetrievalEvaluation has measured: list SwapEMAWeights "
                     "before it, and the callbacks that read its metrics after it"
@@ -141,10 +141,10 @@ class RetrievalEvaluation(keras.callbacks.Callback):
             parts: list[np.ndarray] = []
             embeddings, labels = embed(embedder, _images(self.x, parts)), np.concatenate(parts)
         gallery = None if self.gallery is None else embed(embedder, slices(self.gallery, self.batch_size))
-        measured = evaluate_retrieval(
+        metrics = evaluate_retrieval(
             embeddings, labels, gallery, self.gallery_labels, metrics=self.names, distance=self.distance
         )
-        return {name: measured[name] for name in self.names}
+        return {name: metrics[name] for name in self.names}
 
 
 def _images(batches: Any, labels: list[np.ndarray]) -> Iterator[Any]:

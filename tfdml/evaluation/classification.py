@@ -282,8 +282,8 @@ class Calibration:
         names = {field.name for field in dataclasses.fields(cls)}
         if set(values) != names:
             raise UserError(f"a calibration has the values {', '.join(sorted(names))}; got {', '.join(sorted(values))}")
-        read = {name: np.asarray(values[name], float) for name in ("distances", "probabilities")}
-        return cls(**{**values, **read, "rates": {name: Interval(*rate) for name, rate in values["rates"].items()}})
+        arrays = {name: np.asarray(values[name], float) for name in ("distances", "probabilities")}
+        return cls(**{**values, **arrays, "rates": {name: Interval(*rate) for name, rate in values["rates"].items()}})
 
 
 def target_of(text: str, argument: str = "target", kinds: Sequence[str] = KINDS) -> dict[str, Any]:
@@ -381,8 +381,9 @@ def calibrate(
             raise UserError("`prior` goes with far= or precision=")
         searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, distance)
         threshold = largest_threshold(searches.unknown, fpir, distance)
-        expected, size = searches.rates(threshold, level, new_classes=True), (searches.num_images, searches.num_classes)
-        return Calibration(threshold, distance, kind, rate, expected, level, *size)
+        rates_there = searches.rates(threshold, level, new_classes=True)
+        size = searches.num_images, searches.num_classes
+        return Calibration(threshold, distance, kind, rate, rates_there, level, *size)
     if not (gallery is gallery_labels is own_rows is None):
         raise UserError("`gallery`, `gallery_labels` and `own_rows` go with fpir=")
     pairs = AllPairs(embeddings, labels, distance)
@@ -419,11 +420,11 @@ def _of_far(pairs: AllPairs, far: float) -> float:
 def _of_precision(pairs: AllPairs, precision: float) -> float:
     """Return the largest threshold at which this share of the accepted pairs is of one class."""
     coarse = pairs.curve()
-    occupied = np.flatnonzero(pairs.histogram.positive + pairs.histogram.negative)
-    reached = coarse.same[occupied] >= precision * (coarse.same + coarse.different)[occupied]
-    last = np.max(np.flatnonzero(reached), initial=-1)
+    bins = np.flatnonzero(pairs.histogram.positive + pairs.histogram.negative)
+    enough = coarse.same[bins] >= precision * (coarse.same + coarse.different)[bins]
+    last = np.max(np.flatnonzero(enough), initial=-1)
     # Within the next bin that holds a pair the precision may still be reached.
-    curve = pairs.curve(occupied[max(last, 0) : last + 2])
+    curve = pairs.curve(bins[max(last, 0) : last + 2])
     total = curve.same + curve.different
     good = np.flatnonzero((curve.same >= precision * total) & (np.diff(total, prepend=0) > 0))
     if not len(good):
@@ -440,12 +441,9 @@ def _isotonic(pairs: AllPairs, prior: float) -> tuple[np.ndarray, np.ndarray]:
     some = weights > 0
     edges = pairs.histogram.edges
     centers = (edges[:-1] + edges[1:])[some] / 2
-    fitted = IsotonicRegression(increasing=False).fit_transform(
-        centers, same[some] / weights[some], sample_weight=weights[some]
-    )
-    changes = np.flatnonzero(np.diff(fitted))
-    knots = np.unique(np.concatenate([[0], changes, changes + 1, [len(fitted) - 1]]))
-    return centers[knots], fitted[knots]
+    regression = IsotonicRegression(increasing=False)
+    regression.fit(centers, same[some] / weights[some], sample_weight=weights[some])
+    return regression.X_thresholds_, regression.y_thresholds_
 
 
 @dataclasses.dataclass(frozen=True)

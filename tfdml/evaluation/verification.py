@@ -65,8 +65,8 @@ class PairHistogram:
             >>> histogram.positive.tolist(), histogram.negative.tolist()
             ([1, 0], [0, 2])
         """
-        occupied = np.flatnonzero(self.positive + self.negative)
-        first, stop = int(occupied[0]), int(occupied[-1]) + 1
+        places = np.flatnonzero(self.positive + self.negative)
+        first, stop = int(places[0]), int(places[-1]) + 1
         new_edges = np.linspace(self.edges[first], self.edges[stop], bins, endpoint=False)
         starts = np.unique(np.searchsorted(self.edges, new_edges, side="right") - 1)
         positive, negative = (np.add.reduceat(counts[:stop], starts) for counts in (self.positive, self.negative))
