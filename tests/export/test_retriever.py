@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.cli.many import run_many
+from tests.cli.commands import run
 from tests.export.conftest import SEARCHED
 from tests.export.networks import picture, small_dataset, small_embedder
 from tfdml.data import EncodedImages
@@ -290,21 +290,21 @@ def test_a_data_set_is_a_gallery_of_which_bad_images_are_left_out_only_when_aske
 
 
 @pytest.mark.slow
-def test_the_command(photos, shop, tmp_path):
+def test_the_command(photos, shop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (photos / "van" / "broken.jpg").write_bytes(picture(1)[:100])
-    good = {"embedder": shop.embedder, "gallery": photos, "out": "out", "gallery_bad_images": "skip"}
-    lines = [good | {"dry_run": "true"}, good | {"run_dir": "x"}, good]
-    dry, both, built = run_many(
-        "export", tmp_path, [[f"--{name}={value}" for name, value in line.items()] for line in lines]
-    )
-    assert (dry[0], both[0], built[0]) == (0, 2, 0), built[2]
-    assert "would build a retriever" in dry[1]
-    assert "--run_dir or --embedder" in both[2]
-    assert "bad image van/broken.jpg" in built[1]
-    assert "4 items of 2 classes" in built[1]
+    good = [f"--embedder={shop.embedder}", "--gallery=photos", "--out=out", "--gallery_bad_images=skip"]
+    status, printed, _ = run("export", *good, "--dry_run")
+    assert (status, "would build a retriever" in printed) == (0, True)
+    status, _, error = run("export", *good, "--run_dir=x")
+    assert (status, "--run_dir or --embedder" in error) == (2, True)
+    status, printed, error = run("export", *good)
+    assert status == 0, error
+    assert "bad image van/broken.jpg" in printed
+    assert "4 items of 2 classes" in printed
     # The dry run has not taken a number.
-    assert "version: out/1\n" in built[1]
-    assert Retriever.load(tmp_path / "out").search(photos / "van" / "1.jpg", 1).ids.tolist() == [["van/1.jpg"]]
+    assert "version: out/1\n" in printed
+    assert Retriever.load("out").search(photos / "van" / "1.jpg", 1).ids.tolist() == [["van/1.jpg"]]
 
 
 # Damage
