@@ -165,9 +165,12 @@ def test_a_file_that_is_gone_or_damaged_is_written_again(damage, tmp_path):
     assert content(tmp_path / "broken") == content(tmp_path / "whole")
 
 
-def test_another_identity_is_refused_and_nothing_changes(tmp_path):
+def test_another_identity_or_writer_is_refused_and_nothing_changes(tmp_path):
     write(tmp_path / "x", stop_after=2)
     before = content(tmp_path / "x")
+    progress = before["progress.json"]
+    with EmbeddingWriter(tmp_path / "x", IDENTITY, table(), rows_per_file=4):
+        refused(lambda: write(tmp_path / "x"), "another process is writing")
     with pytest.raises(UserError, match="model was sha256:aa and is now sha256:cc") as error:
         write(tmp_path / "x", {**IDENTITY, "model": "sha256:cc"})
     assert "batch_size" not in str(error.value)
@@ -175,27 +178,13 @@ def test_another_identity_is_refused_and_nothing_changes(tmp_path):
     assert content(tmp_path / "x") == before
     write(tmp_path / "x")
     refused(lambda: write(tmp_path / "x", {**IDENTITY, "data": "other"}), "data was")
-
-
-def test_a_finished_folder_stays_as_it_is(tmp_path):
-    write(tmp_path / "x", stop_after=3)
-    progress = (tmp_path / "x" / "progress.json").read_bytes()
-    write(tmp_path / "x")
-    before = content(tmp_path / "x")
     # As a process leaves it that is killed after the manifest.
+    before = content(tmp_path / "x")
     (tmp_path / "x" / "progress.json").write_bytes(progress)
     with EmbeddingWriter(tmp_path / "x", IDENTITY, table(), rows_per_file=4) as writer:
         assert writer.rows == 10
         assert writer.finish() == writer.manifest
     assert content(tmp_path / "x") == before
-
-
-def test_a_second_writer_is_refused(tmp_path):
-    with EmbeddingWriter(tmp_path / "x", IDENTITY, table(), rows_per_file=4) as writer:
-        writer.append(EMBEDDINGS[:4])
-        refused(lambda: write(tmp_path / "x"), "another process is writing")
-        writer.append(EMBEDDINGS[4:8])
-    assert write(tmp_path / "x") == 8
 
 
 def test_a_folder_in_an_object_store():
@@ -271,17 +260,6 @@ def test_int8_keeps_each_component_to_half_a_scale(tmp_path):
     assert np.isfinite(quantized(np.float32([[1e-45, -1e-45]]))[0]).all()
 
 
-def test_measures_as_the_arrays_do(tmp_path):
-    roles = ["query", "gallery"] * 5
-    write(tmp_path / "x", images=table(roles=roles))
-    np.savez(tmp_path / "x.npz", embeddings=EMBEDDINGS, labels=np.arange(10) // 2, roles=roles)
-    np.savez(tmp_path / "y.npz", embeddings=EMBEDDINGS, labels=np.arange(10) // 2, is_query=[True, False] * 5)
-    options = {"ks": [1, 2], "metrics": ["recall", "map@r", "r_precision"]}
-    stored = [read_embeddings(tmp_path / name) for name in ("x", "x.npz", "y.npz")]
-    measures = [evaluate_dataset(one.embeddings, one, **options) for one in stored]
-    assert measures[0] == measures[1] == measures[2]
-
-
 def test_groups_are_kept_and_ignored(tmp_path):
     """Of the split that has them; as integers or text; an image without one shares none."""
     labels, cameras = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2, 2]), np.array([5, 5, 7, 5, 7, 7, 9, -1, -1, 5])
@@ -300,6 +278,12 @@ def test_groups_are_kept_and_ignored(tmp_path):
     assert stored.split("train").groups is None
     test = stored.split("test")
     assert evaluate_dataset(test.embeddings, test, **options) == expected
+    arrays = {"embeddings": EMBEDDINGS, "labels": labels}
+    np.savez(tmp_path / "roles.npz", **arrays, roles=["query", "gallery"] * 5)
+    np.savez(tmp_path / "sides.npz", **arrays, is_query=[True, False] * 5)
+    sides = [read_embeddings(tmp_path / name) for name in ("roles.npz", "sides.npz")]
+    measures = [evaluate_dataset(one.embeddings, one, ks=[1, 2]) for one in sides]
+    assert measures[0] == measures[1]
     text = {"embedding": list(EMBEDDINGS), "label": labels, "group": [f"camera {i}" for i in cameras]}
     plain = pa.array(text["group"])
     for column in (plain, plain.dictionary_encode(), plain.cast(pa.large_string())):

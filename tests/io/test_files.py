@@ -73,14 +73,6 @@ def test_places_that_no_file_can_be_written_to_are_refused(tmp_path):
         files.require_local(pathlib.Path("gs://bucket/run"), "run_dir")
 
 
-def test_files_in_a_store():
-    files.write_json("memory://bucket/metrics.json", {"loss": float("nan"), "k": [1, float("inf")]})
-    assert files.read_json("memory://bucket/metrics.json") == {"loss": None, "k": [1, None]}
-    assert files.listing("memory://bucket") == ["metrics.json"]
-    files.remove("memory://bucket/metrics.json")
-    assert not files.is_file("memory://bucket/metrics.json")
-
-
 def test_a_remote_file_is_prepared_where_no_other_user_can_put_a_link(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with files.atomic_write("memory://bucket/private.json") as temporary:
@@ -90,6 +82,10 @@ def test_a_remote_file_is_prepared_where_no_other_user_can_put_a_link(tmp_path, 
         pathlib.Path(temporary).write_bytes(b"{}")
     assert files.read_bytes("memory://bucket/private.json") == b"{}"
     assert not os.listdir(tmp_path)
+    files.write_json("memory://bucket/private.json", {"loss": float("nan"), "k": [1, float("inf")]})
+    assert files.read_json("memory://bucket/private.json") == {"loss": None, "k": [1, None]}
+    files.remove("memory://bucket/private.json")
+    assert not files.is_file("memory://bucket/private.json")
 
 
 def test_what_ended_processes_left_is_swept_and_nothing_else(tmp_path):
@@ -105,7 +101,7 @@ def test_what_ended_processes_left_is_swept_and_nothing_else(tmp_path):
     files.sweep(tmp_path / "nowhere")
 
 
-def test_a_lock_is_refused_or_waited_for_and_leaves_nothing(tmp_path):
+def test_a_lock_is_refused_or_waited_for_and_free_after_a_kill(tmp_path):
     entered, leave, order = threading.Event(), threading.Event(), []
 
     def first():
@@ -126,9 +122,6 @@ def test_a_lock_is_refused_or_waited_for_and_leaves_nothing(tmp_path):
     thread.join()
     assert order == ["first", "second"]
     assert not os.listdir(tmp_path)
-
-
-def test_the_lock_of_a_killed_process_is_free(tmp_path):
     pid = os.fork()
     if pid == 0:
         with files.locked(tmp_path, "out"):
