@@ -101,13 +101,10 @@ def dataset():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop"])
-def test_a_resumed_run_gets_the_bits_of_an_unbroken_one(kind):
-    transform = TrainTransform(kind, resize=24, image_size=20, policy=QUICK)
-    data = dataset()
+def test_a_resumed_run_gets_the_bits_of_an_uninterrupted_one():
+    transform, data = TrainTransform("random_crop", resize=24, image_size=20, policy=QUICK), dataset()
     uninterrupted = list(class_balanced(data, 3, 2, transform, seed=1, num_steps=6).as_numpy_iterator())
-    plain = next(class_balanced(data, 3, 2, TrainTransform(kind, 24, 20), seed=1).as_numpy_iterator())[0]
-    assert_same(uninterrupted, class_balanced(data, 3, 2, transform, seed=1, num_steps=6))
+    plain = next(class_balanced(data, 3, 2, TrainTransform("random_crop", 24, 20), seed=1).as_numpy_iterator())[0]
     assert_same(uninterrupted[4:], class_balanced(data, 3, 2, transform, seed=1, first_step=4, num_steps=2))
     assert uninterrupted[0][0].shape == plain.shape
     assert uninterrupted[0][0].dtype == np.uint8
