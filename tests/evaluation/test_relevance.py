@@ -90,12 +90,6 @@ def test_lists_of_each_query(own):
     assert np.isnan(expected["map"]).any()
 
 
-def test_labels_and_their_relevance_are_the_same():
-    points, labels, _ = made(5)
-    by_labels = evaluate_retrieval(points, labels, intervals="classes")
-    assert evaluate_retrieval(points, relevance=Relevance.classes(labels), intervals="classes") == by_labels
-
-
 def test_every_level_of_a_hierarchy():
     rng = np.random.default_rng(6)
     points, fine = rng.normal(size=(80, 3)), rng.integers(0, 20, 80)
@@ -201,31 +195,22 @@ def test_without_classes_intervals_are_over_queries():
         (lambda: Relevance.classes([0, 1], gallery_not_same=[0, 1]), "gallery_not_same goes with"),
         (lambda: Relevance.classes([0, 1], junk=[0, 1]), "junk must be one boolean per gallery image, 2"),
         (lambda: Relevance.levels([[0, 1], [0, 2]]), "class 0 of level 0 lies in 2 classes of level 1"),
-    ],
-)
-def test_bad_relevance(make, message):
-    with pytest.raises(UserError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "give labels, or a Relevance"),
-        ({"relevance": Relevance.classes([0, 0])}, "relevance is of 2 queries; there are 3"),
-        ({"relevance": Relevance.classes([0, 0, 1], [0, 1]), "gallery": np.eye(3)}, "of 2 gallery images; there are 3"),
-        ({"relevance": Relevance.lists([[1], [3], []])}, "names row 3 of a gallery of 3 images"),
-        ({"relevance": Relevance.lists([[0], [1], []]), "ks": [1]}, "no query has a relevant image to find"),
+        # Those that do not fit three images.
+        (lambda: None, "give labels, or a Relevance"),
+        (lambda: Relevance.classes([0, 0]), "relevance is of 2 queries; there are 3"),
+        (lambda: Relevance.classes([0, 0, 1], [0, 1]), "of 2 gallery images; there are 3"),
+        (lambda: Relevance.lists([[1], [3], []]), "names row 3 of a gallery of 3 images"),
+        (lambda: Relevance.lists([[0], [1], []]), "no query has a relevant image to find"),
         (
-            {"relevance": Relevance.classes([0, 0, 1], not_same=[5, 5, 5]), "ks": [1]},
+            lambda: Relevance.classes([0, 0, 1], not_same=[5, 5, 5]),
             "no query shares its class with another image; up to 2 images of each query are ignored",
         ),
-        ({"relevance": Relevance.levels([[0, 0], [1, 0], [2, 0]]), "ks": [1]}, r"another image \(level 0\)"),
+        (lambda: Relevance.levels([[0, 0], [1, 0], [2, 0]]), r"another image \(level 0\)"),
     ],
 )
-def test_relevance_that_does_not_fit(arguments, message):
+def test_relevance_that_is_none_or_does_not_fit_is_refused(make, message):
     with pytest.raises(UserError, match=message):
-        evaluate_retrieval(np.eye(3), **arguments)
+        evaluate_retrieval(np.eye(3), relevance=make(), ks=[1])
 
 
 def test_given_pairs_of_a_data_set_are_measured_beside_retrieval():
