@@ -1,4 +1,8 @@
-"""The terms of a training loss, as layers from (representations, labels) to a scalar."""
+"""The terms of a training loss, as layers from (representations, labels) to a scalar.
+
+Each also takes the `weight` and the `name` of an `Objective`; those over one representation take its `representation`
+and `reduction` too.
+"""
 
 from tfdml.objectives.base import Matryoshka as Matryoshka
 from tfdml.objectives.base import MatryoshkaProxyLoss as MatryoshkaProxyLoss

@@ -326,7 +326,6 @@ class MetricLoss(Objective):
         loss: A `keras.losses.Loss` such as `tfdml.losses.ContrastiveLoss()`, or a function (labels, representations)
             that returns one value for each image.
         representation: The name of the representation that it reads.
-        weight: The factor of this term.
         name: The term's name in logs; by default the loss's.
 
     Raises:
@@ -405,7 +404,6 @@ class Matryoshka(MetricLoss):
         dims: The lengths of the prefixes, ascending, such as `[32, 64, 128]`. Name the whole length too.
         dim_weights: One factor per prefix; None for 1 each.
         representation: The name of the representation that it reads, (B, d).
-        weight: The factor of this term.
         name: The term's name in logs; by default `matryoshka_` and the loss's.
 
     Raises:
@@ -459,7 +457,6 @@ class ProxyLoss(Objective):
         proxies_per_class: K; None for the loss's own number: 10 of `SoftTripleLoss`, 3 of `SubCenterArcFaceLoss`, and
             1 of others.
         representation: What the proxies are compared with.
-        weight: The factor of this term.
         name: The term's name in logs; by default the loss's.
         drop_highest: The share of the global batch's images, those of the highest values, that does not count: for
             wrong labels, whose images keep high values while the others are learned. At least 0 and below 1. The mean

@@ -33,8 +33,6 @@ class InstanceLoss(ReducedObjective):
         use_bias: Whether there is a b. The paper's head has none.
         representation: What is classified.
         reduction: `"mean"` over the images, or `"sum"`.
-        weight: The factor of this term.
-        name: The term's name in logs.
 
     Raises:
         ValueError: An argument is none of the values above.
@@ -93,8 +91,6 @@ class LearnedMargin(ReducedObjective):
         nu: The weight of the boundaries themselves.
         representation: The representation that it reads.
         reduction: `"mean"` over the active hinges, or `"sum"`.
-        weight: The factor of this term.
-        name: The term's name in logs.
 
     Raises:
         ValueError: `alpha` is negative, or an argument is none of the values above.
@@ -157,8 +153,6 @@ class RegularizedSoftTriple(ProxyLoss):
         tau: The regularizer's weight.
         reduction: `"mean"` over the images, or `"sum"`.
         representation: What the centers are compared with.
-        weight: The factor of this term.
-        name: The term's name in logs.
 
     Raises:
         ValueError: An argument is out of range.
@@ -226,8 +220,6 @@ class CurricularFace(ProxyLoss):
         momentum: The share of the newest batch in t. The authors' code takes 0.01.
         reduction: `"mean"` over the images, or `"sum"`.
         representation: What the proxies are compared with.
-        weight: The factor of this term.
-        name: The term's name in logs.
 
     Raises:
         ValueError: An argument is out of range.
@@ -302,8 +294,6 @@ class SphereFace2(ProxyLoss):
         detached: Whether the gradient passes g by, as in the authors' code.
         reduction: `"mean"` over the images, or `"sum"`.
         representation: What the proxies are compared with.
-        weight: The factor of this term.
-        name: The term's name in logs.
 
     Raises:
         ValueError: An argument is out of range.

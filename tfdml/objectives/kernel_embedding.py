@@ -31,8 +31,6 @@ class JointKernelObjective(Objective):
         kernels: None for the paper's; one `tfdml.kernels.Kernel` for all levels; a sequence with one per level, or a
             dict by level.
         reduction: `"mean"` over the pairs, or `"sum"`.
-        weight: The factor of this term.
-        name: The term's name in logs.
         unit_length: The levels whose vectors are first scaled to length 1, a name or several.
 
     Raises:

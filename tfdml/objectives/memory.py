@@ -45,7 +45,6 @@ class CrossBatchMemory(Objective):
             4,000 steps. The default is 0, since the memory of a shorter training would stay empty.
         representation: The name of the vectors (B, d) that are compared.
         label_columns: L, where labels are rows (B, L) and the loss has `positives`.
-        weight: The factor of this term.
         name: The term's name in logs; by default `cross_batch_` and the loss's.
 
     Raises:
@@ -167,8 +166,6 @@ class Prism(CrossBatchMemory):
         pairs: `"memory"`: those of the batch's images with batch and memory; `"batch"`: the batch's alone, and the
             memory only judges labels. In training from random weights embeddings change too fast to compare with.
         representation: The name of the vectors (B, d) that are compared.
-        weight: The factor of this term.
-        name: The term's name in logs.
 
     Raises:
         ValueError: The loss is not one over pairs, or takes no memory; or an argument is out of range.

@@ -49,7 +49,6 @@ class HighOrderMomentLoss(Objective):
         num_classes: C, for a loss on class similarities; labels must lie in 0 .. C - 1.
         proxies_per_class: For a loss on class similarities; by default what the loss expects.
         seed: Of the initial projections; by default drawn from Keras's seed.
-        weight: The factor of this term.
         name: The term's name in logs, and the beginning of those of its representations, `<name>_<order>`.
 
     Raises:
@@ -203,7 +202,6 @@ class HeadwiseLoss(HeadsObjective):
 
     Args:
         loss: A loss of tfdml over pairs, such as `tfdml.losses.ContrastiveLoss()`.
-        weight: The factor of this term.
         name: The term's name in logs; by default `headwise_` and the loss's.
 
     Raises:
@@ -249,8 +247,6 @@ class HeadDivergence(HeadsObjective):
         margin: The cosine up to which nothing is asked, in [-1, 1].
         pairs: `"all"` or `"image"`.
         average: `"active"`: the mean over the pairs above the margin; `"all"`: over every pair.
-        weight: The factor of this term.
-        name: The term's name in logs.
 
     Raises:
         ValueError: An argument is none of these, or the embedder has no heads.

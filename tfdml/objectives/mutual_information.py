@@ -89,7 +89,6 @@ class RankMI(Objective):
             without it; its form here is tfdml's own.
         seed: An integer for the draws; by default one from Keras's global seed.
         weight: The factor of this term in the loss of the embedder; V's own training is not scaled by it.
-        name: The term's name in logs.
 
     Raises:
         ValueError: An argument is out of its range.

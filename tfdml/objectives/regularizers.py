@@ -88,7 +88,6 @@ class DensityAdaptivity(ReducedObjective):
         representation: The representation whose density it is.
         reduction: `"mean"`, the formula above and the paper's; `"sum"` leaves 1/C and 1/C^2 out.
         weight: lambda; the paper uses 10, with base losses that are sums.
-        name: The term's name in logs.
 
     Raises:
         ValueError: An argument is out of range, or `reference_density` does not fit.
@@ -262,7 +261,6 @@ class EnergyConfusion(ReducedObjective):
         reduction: `"mean"` over the pairs of classes, or `"sum"`, the paper's. `"log_of_mean"` knows no difference.
         weight: lambda. The paper's, with losses that are sums: 0.02 with triplet, 0.3 with N-pair, 0.13 with
             binomial deviance on CUB and CARS, a tenth of that on SOP and In-Shop; 64 classes of 2 images.
-        name: The term's name in logs.
 
     Raises:
         ValueError: An argument is none of the values above.
@@ -351,8 +349,6 @@ class EntropySpread(ReducedObjective):
         threshold: The squared distance at which two images are as likely to be alike as not.
         representation: The representation that it reads.
         reduction: `"mean"` over the pairs (or the images), or `"sum"`.
-        weight: The factor of this term.
-        name: The term's name in logs.
 
     Raises:
         ValueError: An argument is none of the values above.
@@ -398,7 +394,6 @@ class GlobalOrthogonal(Objective):
     Args:
         representation: The representation that it reads, of any length.
         weight: The paper uses 1.
-        name: The term's name in logs.
 
     Example:
         >>> embeddings = keras.ops.array([[1.0, 0.0], [0.6, 0.8]])
@@ -441,7 +436,6 @@ class IntraClassPenalty(ReducedObjective):
         representation: The name of the vectors x (B, D).
         reduction: `"sum"` over the classes of the batch, as printed, or their `"mean"`.
         weight: alpha.
-        name: The term's name in logs.
 
     Raises:
         ValueError: An argument is none of these.
