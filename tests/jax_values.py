@@ -163,6 +163,27 @@ def fit():
     return np.array(history)
 
 
+def lost_by_a_failing_step():
+    """How many weights a plain model and a learner lack after a step that fails as it is compiled."""
+    from tests.models.networks import colored_batch, tiny_embedder
+
+    def planted(labels, x):
+        if x.shape[0] == 5:
+            raise ZeroDivisionError
+        return 0.0 * x[:, 0]
+
+    labels, x = colored_batch()
+    plain = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Flatten(), keras.layers.Dense(2)])
+    plain.compile("sgd", planted)
+    learner = models.MetricLearner(tiny_embedder(), planted)
+    learner.compile("sgd")
+    for model in (plain, learner):
+        model.fit(x, labels, verbose=0)
+        with pytest.raises(ZeroDivisionError):
+            model.fit(x[::2][:5], labels[::2][:5], verbose=0)
+    return np.array([sum(weight._value is None for weight in model.weights) for model in (plain, learner)])
+
+
 def fit_ensemble():
     """The losses of an ensemble that trains, and what it gives afterwards."""
     from tests.models.ensembles import ensemble_learner
@@ -206,6 +227,7 @@ def main(source, target):
     far = objectives.JointRepresentationSimilarity("embedding")({"embedding": given["embedding"]}, FAR_LABELS)
     arrays["far|jrs"] = np.asarray(far)
     arrays["fit"] = fit()
+    arrays["lost"] = lost_by_a_failing_step()
     loss = rank_mi_statistics(given["labels"], given["embedding"])
     value, gradients = jax.jit(jax.value_and_grad(loss))([v.value for v in rank_mi_weights()])
     arrays["rank mi statistics|value"] = np.asarray(value)

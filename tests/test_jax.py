@@ -89,6 +89,12 @@ def test_large_ids_do_not_collide_although_jax_has_no_64_bit_integers(inputs, ou
     assert_close(outputs["far|jrs"], jrs({"embedding": x}, labels))
 
 
+def test_keras_loses_the_weights_of_a_step_that_fails_and_a_learner_keeps_them(outputs):
+    plain, learner = outputs["lost"]
+    assert plain > 0, "take tfdml.workarounds.keeping_values out"
+    assert learner == 0
+
+
 def test_learner_trains(outputs):
     assert np.all(np.isfinite(outputs["fit"]))
     assert outputs["fit"][-1] < 0.9 * outputs["fit"][0]

@@ -37,6 +37,35 @@ def test_keras_decays_by_the_base_rate_and_clips_each_gradient_before_replicas_a
     assert float(variable[0]) == pytest.approx(0.95)
 
 
+def test_keras_shows_the_outermost_layers_alone_and_locks_what_is_built():
+    inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model = keras.Sequential([keras.Input((3,)), inner])
+    assert inner.layers[0] not in model.layers
+    assert inner.layers[0] in workarounds.layers_of(model)
+    with pytest.raises(ValueError, match="cannot add new elements of state"):
+        inner.layers[0].factor = keras.Variable(1.0)
+    with workarounds.accepting_weights(inner.layers[0]):
+        inner.layers[0].factor = keras.Variable(1.0)
+    assert len(inner.layers[0].weights) == 3
+
+
+def test_what_is_read_of_libraries_has_no_public_name():
+    import tensorflow as tf
+
+    for owner, name in (
+        (keras.Model, "loss_tracker"),
+        (keras.Operation, "inbound_nodes"),
+        (keras.optimizers.Optimizer, "trainable_variables"),
+        (keras.optimizers.Optimizer, "get_variable_index"),
+        (keras.layers.Dense, "get_kernel_with_merged_lora"),
+        (keras.Variable, "layout"),
+        (keras.ops, "grad"),
+        (tf.graph_util, "convert_variables_to_constants_v2"),
+        (tf.lite, "schema"),
+    ):
+        assert not hasattr(owner, name), f"{owner.__name__}.{name} is public: use it in tfdml.workarounds"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere symbols are looked for in one library")
 def test_the_symbols_of_tensorflows_openssl_are_global():
     assert hasattr(ctypes.CDLL(None), "SSL_CTX_free")
