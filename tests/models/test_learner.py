@@ -527,6 +527,9 @@ def test_a_replica_without_images_is_refused():
         play(model, [x[:2]], [x[:0]])
     with pytest.raises(ValueError, match="first batch cannot be split"), replicas.explaining_empty_replicas():
         tf.add_n([tf.zeros((2, 1)), tf.zeros((1, 1))])
+    second = pytest.raises(UserError, match=r"one tf.distribute strategy serves a whole process: make one")
+    with second, replicas.explaining_empty_replicas():
+        raise tf.errors.InternalError(None, None, "Shape mismatch in the collective instance 100.")
     with pytest.raises(ZeroDivisionError), replicas.explaining_empty_replicas():
         raise ZeroDivisionError
 
@@ -619,6 +622,13 @@ def test_what_is_refused_leaves_a_learner_as_it_was(case):
     assert len(made.train_on_batch(X, LABELS)) == len(made.metrics)
     assert np.isfinite(made.evaluate(X, LABELS, verbose=0)).all()
     assert made.predict(X, verbose=0).shape == (len(X), 4)
+
+
+def test_a_learner_is_saved_to_a_keras_file_alone(tmp_path):
+    for name in ("a.h5", "a.hdf5", "a"):
+        with pytest.raises(UserError, match=r"a MetricLearner is saved to a \.keras file: write .*/a\.keras"):
+            fresh_learner().save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_function_of_labels_and_embeddings_is_a_loss():
