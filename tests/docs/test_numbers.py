@@ -68,9 +68,6 @@ PAGES = {
     "docs/generalization.md": [
         "generalization/table",
     ],
-    "docs/index.md": [
-        "first_result/steps/together/seconds",
-    ],
     "docs/install.md": [
         "first_result/steps",
         "first_result/installed/all/MB",
@@ -81,9 +78,6 @@ PAGES = {
     ],
     "docs/reranking.md": [
         "reranking_cars196/table",
-    ],
-    "docs/retriever.md": [
-        "retriever/table",
     ],
     "docs/two_hosts.md": [
         "two_processes/table/one process/Recall@1",
