@@ -235,6 +235,9 @@ def test_curves_are_drawn_with_their_values_in_words(report):
     assert any("before training: highest" in label for label in labels)
     assert f"x{EVIL}_pos. x{EVIL}_pos: highest 0.5 at epoch 0, last 0.5" in labels
     assert len(labels) == len(set(labels))
+    # Each value of the objectives that is named is drawn.
+    elements = part(report, "objectives")
+    assert [sum(e["tag"] == tag for e in elements) for tag in ("h3", "svg")] == [2, 2]
 
 
 def test_several_seeds_have_means_and_a_row_each(tmp_path):
