@@ -1,24 +1,19 @@
 """Faults of hosts and cables in the middle of a training run: what each host prints, when, and how the run ends.
 
-    python -m tests.hosts.faults [--only=NAME] [--json=FILE]     a table of all faults
-
 Each fault starts a run on several hosts, waits for a moment of it, and breaks something there. Then the run resumes,
 and must end with the weights of a run of one process that nothing disturbed.
 """
 
 import dataclasses
 import json
-import pathlib
 import signal
 import sys
-import tempfile
 import time
 
 import numpy as np
 from PIL import Image
 
 from tests.hosts.network import Network
-from tools.numbers import Results, command_line
 
 PORT = 2222
 FLAGS = (
@@ -35,7 +30,6 @@ class Fault:
     """What is done to a run.
 
     Args:
-        title: In the table.
         host: Where.
         moment: When: of `tests.hosts.trainer`.
         done: `kill`, `cut`, or nothing, where the host itself is wrong.
@@ -45,7 +39,6 @@ class Fault:
         resumed: How many hosts resume; 0 where the run never began.
     """
 
-    title: str
     host: int
     moment: str
     done: str
@@ -57,14 +50,9 @@ class Fault:
 
 _LOST = "another worker ended or cannot be reached"
 FAULTS = {
-    "kill_chief": Fault("the chief is killed in a step", 0, "step:4", "kill", lines=(None, _LOST)),
-    "kill_one_of_three": Fault("one of three is killed in a step", 2, "step:4", "kill", 3, lines=(_LOST, _LOST, None)),
-    "cut_in_checkpoint": Fault(
-        "a cable is cut while a checkpoint is written", 0, "checkpoint:4", "cut", lines=(_LOST, _LOST)
-    ),
-    "other_version": Fault(
-        "a host has another version of tfdml", 1, "version:0.0.1", "", lines=(_LOST, "0.0.1"), resumed=0
-    ),
+    "kill_chief": Fault(0, "step:4", "kill", lines=(None, _LOST)),
+    "cut_in_checkpoint": Fault(0, "checkpoint:4", "cut", lines=(_LOST, _LOST)),
+    "other_version": Fault(1, "version:0.0.1", "", lines=(_LOST, "0.0.1"), resumed=0),
 }
 
 
@@ -161,29 +149,3 @@ class Trial:
             if set(seen.get("resumed", statuses)) == {0}:
                 seen["difference"] = self._difference(self.weights(name))
         return seen
-
-
-def main():
-    """Print the table."""
-    parser = command_line(__doc__)
-    parser.add_argument("--only", default="", help="names of faults")
-    arguments = parser.parse_args()
-    columns = ("fault", "seconds until all hosts end", "what they print", "hosts that resume", "largest difference")
-    row = Results(arguments.json).table("faults", *columns)
-    with tempfile.TemporaryDirectory() as folder:
-        trial = Trial(pathlib.Path(folder))
-        for name in arguments.only.split(",") if arguments.only else FAULTS:
-            fault, seen = FAULTS[name], trial.run(name)
-            printed = []
-            for host, (status, line) in enumerate(zip(seen["statuses"], seen["lines"], strict=True)):
-                text = line.removeprefix("train: error: ").partition(": see what")[0]
-                printed += [f"host {host}: {text}"] if status == 2 else []
-            resumed = seen.get("resumed")
-            count = "" if resumed is None else len(resumed) if set(resumed) == {0} else f"failed: {resumed}"
-            seconds = f"{seen['seconds']:.0f}" if fault.done else ""
-            difference = f"{seen['difference']:.0e}" if "difference" in seen else ""
-            row(fault.title, seconds, "<br>".join(printed), count, difference)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Runs on two hosts that fail; `python -m tests.hosts.faults` tries more faults, and prints a table."""
+"""Runs on two hosts that fail."""
 
 import pytest
 

@@ -2,7 +2,7 @@
 
     python -m tests.hosts.trainer MOMENT FOLDER [FLAGS]
 
-MOMENT is `step:K`, `checkpoint:K` or `evaluation:K`, the K-th of this process, or `none`. When it comes, `FOLDER/there`
+MOMENT is `step:K` or `checkpoint:K`, the K-th of this process, or `none`. When it comes, `FOLDER/there`
 is made, and nothing else happens until `FOLDER/continue` exists. `version:V` trains as version V of tfdml.
 """
 
@@ -14,12 +14,10 @@ from tfdml.cli import train
 from tfdml.cli.command_line import run
 from tfdml.training import checkpoints, trainer
 from tfdml.training.callbacks import TrainingMonitor
-from tfdml.training.results import Evaluator
 
 MOMENTS = {
     "step": (TrainingMonitor, "on_train_batch_end"),
     "checkpoint": (checkpoints, "save"),
-    "evaluation": (Evaluator, "embed"),
 }
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import sys
 
 import keras
 import numpy as np
@@ -162,7 +161,6 @@ def without(state, *names):
     ("change", "says"),
     [
         (lambda s: without(s, "conv1_7x7_s2.weight"), r"conv1_7x7_s2.weight \(4, 3, 7, 7\) is missing"),
-        (lambda s: without(s, "conv1_7x7_s2_bn.running_var"), r"conv1_7x7_s2_bn.running_var \(4,\) is missing"),
         (
             lambda s: {**s, "inception_3a_1x1.weight": np.zeros((5, 4, 3, 1), "f")},
             r"has shape \(5, 4, 3, 1\), not \(5, 4, 1, 3\)",
@@ -171,10 +169,8 @@ def without(state, *names):
             lambda s: {**s, "conv1_7x7_s2_bn.bias": np.full(4, np.nan)},
             "conv1_7x7_s2_bn.bias holds numbers that are not",
         ),
-        (lambda s: {**s, "conv1_7x7_s2_bn.bias": np.full(4, 1e300)}, "conv1_7x7_s2_bn.bias holds numbers that are not"),
         (lambda s: {**s, "head.weight": np.zeros(3)}, "head.weight is not part of it; --allow_extra"),
         (lambda s: {"head.weight": np.zeros(3)}, "and 3 more; it has head.weight"),
-        (lambda s: {"lonely": np.zeros(3)}, "and 3 more; it has lonely"),
         (lambda s: {"name": np.array("resnet")}, "is damaged or no checkpoint"),
         (lambda s: {"objects": np.array([{}], object)}, "is damaged or no checkpoint"),
     ],
@@ -263,13 +259,6 @@ def test_damaged_files_of_pytorch_are_named_in_one_line(tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_a_missing_library_is_named_with_its_command(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    (tmp_path / "x.pth").write_bytes(b"")
-    with pytest.raises(UserError, match="needs torch: pip install torch safetensors"):
-        read_checkpoint(tmp_path / "x.pth")
-
-
 @pytest.fixture
 def checkpoint(tmp_path):
     np.savez(tmp_path / "x.npz", **torch_state("tiny"))
@@ -296,12 +285,8 @@ def test_the_command_writes_a_file_that_fits(checkpoint, tmp_path, capsys):
     [
         (["--architecture=vgg16"], "bn_inception"),
         (["--out=x.h5"], "must end in .weights.h5"),
-        (["--out=no/x.weights.h5"], "folder does not exist"),
         (["--out=there.weights.h5"], "exists already"),
         (["--from=no.pth"], "--from=no.pth: there is no such file"),
-        (["--from=."], "--from=.: there is no such file"),
-        ([f"--from={'x' * 300}"], "File name too long"),
-        ([f"--out={'x' * 300}.weights.h5"], "File name too long"),
         (["--from=text.npz"], "--from=text.npz is damaged"),
         (["--from=other.npz"], "--from=other.npz does not fit tiny"),
     ],
