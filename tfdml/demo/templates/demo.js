@@ -16,3 +16,5 @@ async function search(event) {
 }
 form.addEventListener("submit", search);
 file.addEventListener("change", search);
+// An image may have been chosen before this script was there.
+if (file.files.length) form.requestSubmit();
