@@ -25,7 +25,6 @@ _FENCE = re.compile(
 # Blocks that cannot run in a test: page, how the block begins, and why.
 SKIPPED = {
     ("docs/backbones.md", "import keras_hub"): "fetches a preset",
-    ("docs/methods.md", "network ="): "needs a run",
     ("docs/migrating.md", "specs ="): "needs TensorFlow Similarity, a sampler and images",
     ("docs/protocols.md", "import csv"): "needs the data set",
     ("docs/protocols.md", "tfdml evaluate --model=models/"): "needs the data set",

@@ -8,29 +8,15 @@ import pytest
 from tools import numbers
 
 TABLE = {"columns": ["", "ours", "theirs"], "rows": [["a step, ms", "210", "411"], ["MAP@R", "", "7.4"]]}
+GAINS = [
+    f"table/{row}/{column}"
+    for row in ("+ JRS", "+ HORDE", "+ ECAML", "+ DML-DA", "RankMI")
+    for column in ("gain", "over seeds")
+]
 # Which numbers a page states.
 PAGES = {
     "README.md": [
-        "ten_cars196/table/+ JRS/gain",
-        "ten_cars196/table/+ JRS/over seeds",
-        "ten_cars196/table/+ HORDE/gain",
-        "ten_cars196/table/+ HORDE/over seeds",
-        "ten_cars196/table/+ ECAML/gain",
-        "ten_cars196/table/+ ECAML/over seeds",
-        "ten_cars196/table/RankMI/gain",
-        "ten_cars196/table/RankMI/over seeds",
-        "ten_cars196/table/+ DML-DA/gain",
-        "ten_cars196/table/+ DML-DA/over seeds",
-        "ten_omniglot/table/+ JRS/gain",
-        "ten_omniglot/table/+ JRS/over seeds",
-        "ten_omniglot/table/+ ECAML/gain",
-        "ten_omniglot/table/+ ECAML/over seeds",
-        "ten_omniglot/table/+ DML-DA/gain",
-        "ten_omniglot/table/+ DML-DA/over seeds",
-        "ten_omniglot/table/+ HORDE/gain",
-        "ten_omniglot/table/+ HORDE/over seeds",
-        "ten_omniglot/table/RankMI/gain",
-        "ten_omniglot/table/RankMI/over seeds",
+        *(f"{study}/{part}" for study in ("ten_cars196", "ten_omniglot") for part in GAINS),
         "training/table/a step, ms, in turns/tfdml",
         "training/table/a step, ms, in turns/PyTorch",
         "losses/shares/4,096/most",
