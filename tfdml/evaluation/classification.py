@@ -159,10 +159,10 @@ def identification_rates(
 
     Returns:
         - `fpir`: false positive identification rate: the share of the queries for which an image of another class lies
-          within the threshold, as if the query's class were unknown (NIST FRVT 1:N; ISO/IEC 19795-1).
+            within the threshold, as if the query's class were unknown (NIST FRVT 1:N; ISO/IEC 19795-1).
         - `tpir`: true positive identification rate, 1 - FNIR, also called detection and identification rate: the share
-          of the queries of known classes whose nearest image is of the right class and within the threshold. Not where
-          there is none.
+            of the queries of known classes whose nearest image is of the right class and within the threshold. Not
+            where there is none.
 
     Raises:
         UserError: As `Searches`.
