@@ -66,6 +66,16 @@ def test_a_layer_that_no_seed_decides_is_named(caplog):
 
 
 @pytest.mark.slow
+def test_a_step_may_be_a_layer_of_keras_cv(caplog):
+    pytest.importorskip("keras_cv", exc_type=ImportError, reason="keras-cv is not installed")
+    with caplog.at_level("WARNING", logger="absl"):
+        policy = Policy.of("keras_cv.layers.RandomHue(factor=0.3, value_range=[0, 255])")
+    # Its layers draw from generators of TensorFlow.
+    assert "a resumed run gets other images" in caplog.text
+    assert len({policy(IMAGE, key).numpy().tobytes() for key in keys(4)}) > 1
+
+
+@pytest.mark.slow
 def test_another_object_and_any_caller_get_the_same_bits():
     other = Policy(QUICK.steps)
     assert other == QUICK

@@ -93,6 +93,22 @@ def test_all_have_what_the_chief_found_or_its_error():
     assert not _Together.sent
 
 
+def test_workers_of_other_settings_or_versions_are_refused(monkeypatch, tmp_path):
+    def compare(**changes):
+        chief, other = (_Together(index, ("a", "b")) for index in range(2))
+        trainer._check_alike(runs.experiment(tmp_path / "chief"), chief)
+        with monkeypatch.context() as patch:
+            for name in changes.keys() & {"__version__"}:
+                patch.setattr(trainer, name, changes.pop(name))
+            trainer._check_alike(runs.experiment(tmp_path / "other", **changes), other)
+
+    compare()
+    with pytest.raises(UserError, match=r"--seed=7 on worker 1 and 0 on worker 0: use the same"):
+        compare(seed=7)
+    with pytest.raises(UserError, match=r"tfdml 0\.0 on worker 1 and .* on worker 0: install the same version"):
+        compare(__version__="0.0")
+
+
 def config(cluster, job="worker", index=0):
     return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
 

@@ -40,6 +40,7 @@ from tfdml.training.results import (
 )
 from tfdml.training.settings import MOST_CLASSES, Experiment
 from tfdml.training.watching import Watcher, logger_of
+from tfdml.version import __version__, installed
 
 
 def train(
@@ -187,11 +188,17 @@ def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], Non
 
 
 def _check_alike(experiment: Experiment, processes: workers.Processes) -> None:
-    """Refuse to train with processes of other settings."""
+    """Refuse to train with processes of other versions or with other settings."""
     if processes.alone:
         return
-    chief, here = processes.of_chief(experiment.as_flags), f"on worker {processes.index}"
-    for name, own, other in experiment.differences_to(Experiment.from_flags(chief)):
+    versions = {"tfdml": __version__, **installed(("tensorflow", "keras", "jax", "numpy"))}
+    chief = processes.of_chief(lambda: {"versions": versions, "flags": experiment.as_flags()})
+    here = f"on worker {processes.index}"
+    for name in sorted(versions.keys() | chief["versions"].keys()):
+        own, other = versions.get(name, "none"), chief["versions"].get(name, "none")
+        if own != other:
+            raise UserError(f"{name} {own} {here} and {other} on worker 0: install the same version")
+    for name, own, other in experiment.differences_to(Experiment.from_flags(chief["flags"])):
         if name not in (*MAY_DIFFER, "weights", "start_from"):
             raise UserError(f"--{name}={own} {here} and {other} on worker 0: use the same")
 
