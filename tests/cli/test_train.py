@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 
 import keras
 import numpy as np
@@ -84,18 +83,6 @@ def test_several_seeds_are_trained_together(command, tiny_flags, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_of_the_quickstart_shows_what_is_printed(tmp_path):
-    done = commands.finished(
-        "train", "--flagfile=configs/quickstart.flags", f"--run_dir={tmp_path / 'run'}", "--dry_run"
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "quickstart.md").read_text(encoding="utf-8")
-    shown = page[page.index("```text\ndata ") :].partition("as a flag file:")[0].strip().split("\n")[1:]
-    assert len(shown) > 15
-    # What is free, and on what it runs, is the machine's.
-    assert [line for line in shown if not line.startswith(("memory", "devices")) and line not in done.stdout] == []
-
-
 def test_what_was_found_is_printed_beside_what_was_before(monkeypatch, tmp_path):
     result = {"protocol": "zero-shot", "selection": "the last epoch", "metrics_before": {"recall@1": 0.019}}
     result |= {
