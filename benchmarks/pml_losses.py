@@ -42,7 +42,7 @@ class Case:
     batches: Sequence[str] = ("unit", "raw", "two a class", "real")
 
     def there(self) -> dict[str, Any]:
-        """Return what the environment of the other library is told, as JSON holds it."""
+        """Return the case without the loss here, as JSON holds it, for the environment of the other library."""
         return {name: value for name, value in vars(self).items() if name != "ours"}
 
     def objective(self, num_classes: int) -> ProxyLoss:
