@@ -233,7 +233,7 @@ class Relevance:
         """Return the relevance of label sets: images that have a label in common.
 
         Args:
-            labels: (N, L) rows of 0 and 1 of the queries.
+            labels: (N, L) rows of 0 and 1 of the queries, an array or a sparse array of SciPy.
             gallery_labels: (G, L) rows of the gallery; None: all-to-all.
 
         Raises:
@@ -243,10 +243,11 @@ class Relevance:
             >>> Relevance.sets([[1, 1, 0], [0, 1, 1], [0, 0, 1]]).matches  # with itself
             array([2, 3, 2])
         """
-        sides = [_columns(side, "label sets") for side in (labels, gallery_labels) if side is not None]
+        sides = [side for side in (labels, gallery_labels) if side is not None]
+        sides = [side if sparse.issparse(side) else _columns(side, "label sets") for side in sides]
         keys, images = (sparse.csr_array((side > 0).astype(np.int32)) for side in (sides[0], sides[-1].T))
         relevant = _Shared(keys, images)
-        return cls(None, relevant.counts(), 0, relevant, _size=len(sides[-1]))
+        return cls(None, relevant.counts(), 0, relevant, _size=sides[-1].shape[0])
 
     @classmethod
     def levels(cls, labels: Any, gallery_labels: Any = None) -> Relevance:

@@ -1,0 +1,113 @@
+"""Retrieval across two views against slow definitions, with ties and several right answers, and zero-shot classes."""
+
+import numpy as np
+import pytest
+
+from tests.evaluation.rankings import METRICS, slow
+from tfdml.errors import UserError
+from tfdml.evaluation import class_embeddings, evaluate_views, evaluate_zero_shot
+from tfdml.evaluation.intervals import confidence_intervals
+
+
+def made(several):
+    """Points of a coarse grid, so that most distances are tied, and their labels; class 9 has images alone."""
+    rng = np.random.default_rng(several)
+    images, texts = rng.integers(0, 3, size=(60, 3)), rng.integers(0, 3, size=(25, 3))
+    image_labels, text_labels = rng.integers(0, 10, 60).tolist(), rng.integers(0, 9, 25).tolist()
+    if several:  # some texts are of images of two classes, and some images have two labels
+        text_labels = [[label, label + 1] if label % 4 == 1 else label for label in text_labels]
+        image_labels[:3] = [[1, 2], [3, 7], [5, 6]]
+    return images, texts, image_labels, text_labels
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_both_directions_are_those_of_the_definition(several):
+    images, texts, image_labels, text_labels = made(several)
+    sets = [[set(np.atleast_1d(label)) for label in side] for side in (image_labels, text_labels)]
+    ks = (1, 4)
+    result = evaluate_views(
+        images, texts, image_labels, text_labels, ks=ks, metrics=METRICS, distance="euclidean", intervals="queries"
+    )
+    sides = {"text_to_image": (texts, images, sets[1], sets[0]), "image_to_text": (images, texts, sets[0], sets[1])}
+    for name, (queries, gallery, of_query, of_row) in sides.items():
+        expected = slow(queries, gallery, lambda q, row, a=of_query, b=of_row: bool(a[q] & b[row]))
+        for metric in METRICS:
+            assert result[name][metric] == pytest.approx(np.nanmean(expected[metric]), abs=1e-9), (name, metric)
+        unanswered = np.count_nonzero(np.isnan(expected["map"]))
+        assert result[name]["queries_without_match"] == unanswered
+        intervals = confidence_intervals({"map": expected["map"]}, np.arange(len(queries)), over="queries")
+        assert result[name]["intervals"]["map"] == pytest.approx(intervals["map"], abs=1e-9)
+    assert result["image_to_text"]["queries_without_match"] > 0
+
+
+def test_chance_is_what_random_embeddings_reach():
+    _, _, image_labels, text_labels = made(True)
+    rng = np.random.default_rng(0)
+    drawn = [
+        evaluate_views(
+            rng.normal(size=(60, 4)), rng.normal(size=(25, 4)), image_labels, text_labels, ks=(1, 4), intervals=None
+        )
+        for _ in range(60)
+    ]
+    for name in ("text_to_image", "image_to_text"):
+        for metric in ("recall@1", "recall@4"):
+            values = [one[name][metric] for one in drawn]
+            error = np.std(values) / np.sqrt(len(values))
+            assert abs(np.mean(values) - drawn[0][name]["chance"][metric]) < 4 * error
+
+
+def test_images_of_one_text_are_drawn_together():
+    """One text a class: the interval of either direction is over the texts, whatever the numbers of images."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), rng.integers(1, 9, 12))
+    images, texts = rng.normal(size=(len(labels), 3)), rng.normal(size=(12, 3))
+    result = evaluate_views(images, texts, labels, np.arange(12), ks=[1], distance="dot")
+    hits = (np.argmax(images @ texts.T, axis=1) == labels).astype(float)
+    expected = confidence_intervals({"recall@1": hits}, labels, over="classes")["recall@1"]
+    assert result["image_to_text"]["intervals"]["recall@1"] == pytest.approx(expected)
+    over_texts = evaluate_views(images, texts, labels, np.arange(12), ks=[1], distance="dot", intervals="queries")
+    assert result["text_to_image"]["intervals"] == over_texts["text_to_image"]["intervals"]
+
+
+def test_what_cannot_be_measured_is_refused():
+    images, texts = np.eye(3), np.eye(3)
+    with pytest.raises(UserError, match="every text is right for every image"):
+        evaluate_views(images, texts, [1, 1, 1], [1, 1, 1])
+    with pytest.raises(UserError, match="text_labels must be 3 labels, or sequences of at least one"):
+        evaluate_views(images, texts, [1, 2, 3], [1, 2, []])
+    with pytest.raises(UserError, match="queries and gallery have no class in common"):
+        evaluate_views(images, texts, [1, 2, 3], [4, 5, 6])
+
+
+def test_a_class_is_the_mean_of_its_templates():
+    """As in CLIP's notebook: each text's embedding is normalized before the mean, and the mean afterwards."""
+    vectors = {"a cat": [3.0, 4.0], "one cat": [0.0, 2.0], "a dog": [-5.0, 0.0], "one dog": [0.0, -0.1]}
+    classes = class_embeddings(lambda texts: [vectors[text] for text in texts], ["cat", "dog"], ["a {}", "one {}"])
+    means = np.array([[0.3, 0.9], [-0.5, -0.5]])
+    np.testing.assert_allclose(classes, means / np.linalg.norm(means, axis=1, keepdims=True), rtol=1e-6)
+
+
+def test_zero_shot_accuracy_is_that_of_the_largest_cosines():
+    rng = np.random.default_rng(0)
+    images, labels, classes = rng.normal(size=(300, 5)), rng.integers(0, 20, 300), rng.normal(size=(20, 5))
+    result = evaluate_zero_shot(images, labels, classes)
+    cosines = images @ classes.T / np.linalg.norm(classes, axis=1)
+    order = np.argsort(-cosines, axis=1)
+    for k in (1, 5):
+        hits = (order[:, :k] == labels[:, None]).any(axis=1)
+        assert result[f"accuracy@{k}"] == pytest.approx(hits.mean())
+        assert result["intervals"][f"accuracy@{k}"].mean == pytest.approx(hits.mean())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((["cat", " "], ["a {}"]), "none of them empty"), ((["cat"], ["a cat"]), "needs {} in the place")],
+)
+def test_names_and_templates_that_are_none_are_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        class_embeddings(lambda texts: np.ones((len(texts), 2)), *arguments)
+
+
+def test_a_label_without_a_class_is_refused():
+    with pytest.raises(UserError, match="labels must be rows of `classes`, 0 to 1; got 0 to 2"):
+        evaluate_zero_shot(np.eye(2), [0, 2], np.eye(2))
