@@ -35,7 +35,6 @@ def archive_of(labels, tmp_path):
 MEASURES = {
     "retrieval": lambda y: evaluation.evaluate_retrieval(POINTS, y, metrics=["recall@1", "map@r"]),
     "per query": lambda y: evaluation.retrieval_per_query(POINTS, y, metrics=["map@r"]),
-    "confidence": lambda y: evaluation.evaluate_retrieval(POINTS, y, metrics=["gap"]),
     "callback": lambda y: RetrievalEvaluation(POINTS, y).y,
     "clustering": lambda y: evaluation.evaluate_clustering(POINTS, y),
     "verification": lambda y: evaluation.verification(POINTS, y, fars=[0.5]).to_dict(),

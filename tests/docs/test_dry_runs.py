@@ -74,7 +74,6 @@ def write_lists(folder):
         "levels.csv": ["path,split,label,super_label", *(f"{p},{s},{name},{name[:1]}" for p, s, name in rows)],
         "sets.jsonl": map(json.dumps, sets),
         "pairs.csv": ["a,b,similar", *(f"{a},{b},{same}" for a, b, same in near)],
-        "graded.csv": ["a,b,similarity", *(f"{a},{b},{4.5 * same}" for a, b, same in near)],
     }
     for name, lines in texts.items():
         (folder / name).write_text("\n".join(lines) + "\n")

@@ -2,11 +2,9 @@
 
 import csv
 import json
-import pickle
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.data.trees import pictures, table
 from tests.docs.examples import ROOT, blocks
@@ -40,48 +38,6 @@ def test_market_1501(tmp_path, monkeypatch):
     metrics = evaluate_dataset(points, test, metrics=["recall@1", "map", "minp"])
     assert (metrics["num_queries"], metrics["num_gallery"]) == (2, 4)
     assert (metrics["recall@1"], metrics["map"], metrics["minp"]) == (0.5, 0.75, 0.75)
-
-
-def _precisions(hits, ks):
-    """`map_trapezoidal` and `mp@K` of a ranking, by the publisher's script."""
-    ranks = np.flatnonzero(hits)
-    precision = np.append(1, np.cumsum(hits) / np.arange(1, len(hits) + 1))
-    trapezoidal = np.mean([precision[rank : rank + 2].mean() for rank in ranks])
-    return [trapezoidal, *(precision[min(k, 1 + ranks[-1])] for k in ks)]
-
-
-def test_revisited_oxford(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    root = tmp_path / "data" / "roxford5k"
-    names = [f"place{row % 4}_{row:06d}" for row in range(20)]
-    lists = [dict(zip(("easy", "hard", "junk"), np.split(rng.permutation(20)[:9], 3), strict=True)) for _ in range(3)]
-    lists[1]["easy"] = np.array([], np.int64)  # a query without a right answer in one setting
-    pictures(root / "jpg", [f"{name}.jpg" for name in names])
-    for query in range(3):
-        Image.fromarray(rng.integers(0, 256, (64, 64, 3), np.uint8)).save(root / "jpg" / f"query_{query:06d}.jpg")
-    truth = {"imlist": names, "qimlist": [f"query_{query:06d}" for query in range(3)]}
-    truth["gnd"] = [{"bbx": [15.7, 16.2, 48.1, 47.6], **one} for one in lists]
-    (root / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(truth))
-    _written(tmp_path, "data/roxford5k", monkeypatch)
-    with Image.open(root / "queries" / "query_000001.png") as query, Image.open(root / "jpg/query_000001.jpg") as whole:
-        np.testing.assert_array_equal(np.asarray(query), np.asarray(whole)[16:48, 16:48])
-
-    points, ks = rng.normal(size=(23, 4)), (1, 5, 10)
-    orders = [np.argsort(((points[3:] - point) ** 2).sum(axis=1)) for point in points[:3]]
-    for setting, right, ignored in (
-        ("easy", ["easy"], ["junk", "hard"]),
-        ("medium", ["easy", "hard"], ["junk"]),
-        ("hard", ["hard"], ["junk", "easy"]),
-    ):
-        test = read_list(root / "list.csv", "test", pairs=f"{setting}.csv")
-        metrics = evaluate_dataset(points, test, metrics=["map_trapezoidal", *(f"mp@{k}" for k in ks)])
-        expected = []
-        for order, one in zip(orders, lists, strict=True):
-            wanted, left_out = (np.concatenate([one[key] for key in keys]) for keys in (right, ignored))
-            hits = np.isin(order[~np.isin(order, left_out)], wanted)
-            expected += [_precisions(hits, ks)] if hits.any() else []
-        names = ["map_trapezoidal", *(f"mp@{k}" for k in ks)]
-        np.testing.assert_allclose([metrics[name] for name in names], np.mean(expected, axis=0), atol=1e-9)
 
 
 def test_google_landmarks(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 
 METRICS = ("recall@1", "recall@4", "precision@1", "precision@3", "map@3", "map@r", "r_precision", "map", "minp")
-METRICS += ("mrr", "map_trapezoidal", "mp@1", "mp@5", "mmp@5")
+METRICS += ("mrr",)
 
 
 def slow_metrics(hits):
@@ -19,11 +19,6 @@ def slow_metrics(hits):
     def average(k, of):
         return sum(precision(rank) for rank in ranks if rank <= k) / of
 
-    # By the definition of Revisited Oxford: the area of trapezoids between one recall and the next.
-    area = 0.0
-    for number, rank in enumerate(ranks):
-        before = 1.0 if rank == 1 else number / (rank - 1)
-        area += (before + (number + 1) / rank) / 2 / count
     return {
         "recall@1": float(ranks[0] <= 1),
         "recall@4": float(ranks[0] <= 4),
@@ -35,10 +30,6 @@ def slow_metrics(hits):
         "map": average(len(hits), count),
         "minp": count / ranks[-1],
         "mrr": 1 / ranks[0],
-        "map_trapezoidal": area,
-        "mp@1": precision(min(1, ranks[-1])),
-        "mp@5": precision(min(5, ranks[-1])),
-        "mmp@5": precision(min(5, count)),
     }
 
 

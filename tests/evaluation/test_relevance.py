@@ -160,7 +160,7 @@ def test_a_data_set_is_measured_by_its_protocol(name, roles):
     dataset = dataclasses.replace(dataset, is_query=is_query if roles else None)
     rows, among = (np.flatnonzero(is_query), np.flatnonzero(~is_query)) if roles else (np.arange(60), np.arange(60))
     sides = {"gallery": POINTS[among], "relevance": relevance(rows, among), "own_rows": None if roles else rows}
-    metrics = ["recall@1", "map", "map@r", "asi"]
+    metrics = ["recall@1", "map", "map@r", "ndcg"]
     expected = evaluate_retrieval(POINTS[rows], **sides, metrics=metrics)
     assert evaluate_dataset(POINTS, dataset, metrics=metrics) == pytest.approx(expected, rel=1e-12)
     if name != "levels":

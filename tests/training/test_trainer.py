@@ -236,8 +236,8 @@ def test_a_run_on_given_pairs_goes_on_where_it_was_killed_and_is_selected_by_the
     train_until(f"step-{STEPS + 2:08d}.npz", folder, **settings)
     train(folder, resume=True, **settings)
     assert_alike(folder, uninterrupted)
-    with pytest.raises(UserError, match="--selection_metric=spearman: the images have no pairs for it"):
-        train(tmp_path / "graded", **settings | {"selection_metric": "spearman"})
+    with pytest.raises(UserError, match="--selection_metric=triplet_accuracy: the images have no pairs for it"):
+        train(tmp_path / "other", **settings | {"selection_metric": "triplet_accuracy"})
 
 
 @pytest.mark.parametrize(

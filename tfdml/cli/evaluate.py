@@ -18,8 +18,8 @@
   an .npz file with the arrays embeddings (N, d) and labels (N,), and for queries that are searched in the rest
   is_query (N,) bool
 
---metrics are of recall, recall@K (CMC), precision@K, map@K, mp@K, mmp@K, map@r, r_precision, nmi, ami, f1, and of map,
-map_trapezoidal, minp, mrr, ndcg, h_ap, asi, gap and gap_known, which search once more; see docs/evaluation.md. The
+--metrics are of recall, recall@K (CMC), precision@K, map@K, map@r, r_precision, nmi, ami, f1, and of map,
+minp, mrr, ndcg and h_ap, which search once more; see docs/evaluation.md. The
 default is recall, precision@1, map@r, r_precision, nmi, ami and f1; for benchmarks see docs/protocols.md.
 
 --task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
@@ -79,7 +79,7 @@ class EvaluateFlags(DataFlags):
         metrics: Which metrics, see above. Large sets are quicker without nmi, ami and f1.
         ks: The K of Recall@K; by default the benchmark's, or those of 1, 2, 4 and 8 that fit the images.
         distance: What near means.
-        intervals: 95 % intervals: by bootstrap, or means over ten parts of the images.
+        intervals: 95 % intervals, by bootstrap over classes or queries.
         task: What the embeddings are for.
         target: Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 with
             classification.
@@ -94,7 +94,7 @@ class EvaluateFlags(DataFlags):
     metrics: Sequence[str] = choice((), effect=_MEASURED)
     ks: Sequence[str] = choice((), effect=_MEASURED)
     distance: str = choice("euclidean", choices=DISTANCES, effect=_ALONE)
-    intervals: str = choice("none", choices=("none", "classes", "queries", "parts"), effect=_MEASURED)
+    intervals: str = choice("none", choices=("none", "classes", "queries"), effect=_MEASURED)
     task: str = choice("retrieval", choices=_TASKS, effect=_ALONE)
     target: str = choice("", effect=needs("task", *_TASKS[1:]))
     neighbors: int = choice(5, check=positive, effect=needs("task", "classification"))
@@ -256,17 +256,11 @@ def _ks(flags: EvaluateFlags, images: Any) -> tuple[int, ...]:
 def _retrieval(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
     metrics = _metrics(flags, split.images)
     options: dict[str, Any] = {"ks": split.ks, "metrics": metrics, "distance": flags.distance}
-    resampled = flags.intervals if flags.intervals in ("classes", "queries") else None
+    resampled = None if flags.intervals == "none" else flags.intervals
     result = evaluation.evaluate_dataset(split.embeddings, split.images, intervals=resampled, **options)
-    if flags.intervals == "parts":
-        if split.images.is_query is not None or getattr(split.images, "groups", None) is not None:
-            raise UserError("--intervals=parts: parts are searched all-to-all, and these images have roles or groups")
-        result["parts"] = evaluation.part_protocol(split.embeddings, split.images.labels, **options)
     if flags.generalization:
         result["generalization"] = _generalization(flags, split)
     _print_metrics(result, result.get("intervals", {}))
-    for name, interval in result.get("parts", {}).items():
-        print(f"  {name:<24}{100 * interval.mean:6.2f} %{_interval(interval)}  mean over ten disjoint parts")
     for name, value in result.get("generalization", {}).items():
         print(f"  {name:<36}{value:>14,}" if isinstance(value, int) else f"  {name:<36}{value:>14.4g}")
     return result

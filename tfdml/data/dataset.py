@@ -78,11 +78,10 @@ class PairList:
 
     Args:
         rows: (G, 2) rows of the images of each pair, or (G, 3) anchor, positive and negative of each triplet.
-        similarities: (G,) of each pair, 1 and 0 or any number; None for triplets.
-        threshold: From which similarity on a pair is similar.
+        is_similar: (G,) whether each pair is similar, 1 or 0; None for triplets.
 
     Raises:
-        UserError: A row is no whole number from 0 on, or there is not one finite similarity for each pair.
+        UserError: A row is no whole number from 0 on, or there is not a 0 or 1 for each pair.
 
     Example:
         >>> PairList(np.array([[0, 1, 2]])).scored().tolist()
@@ -90,41 +89,33 @@ class PairList:
     """
 
     rows: Any
-    similarities: Any = None
-    threshold: float = 0.5
+    is_similar: Any = None
 
     def __post_init__(self):
-        rows, similarities = image_rows(self.rows, "pairs"), self.similarities
-        if (similarities is None) != (rows.shape[1] == 3):
-            raise UserError(
-                "pairs have similarities, and triplets have none: give rows (G, 2) and (G,), or (G, 3) alone"
-            )
-        if similarities is not None:
-            similarities = np.asarray(similarities, np.float64)
-            if similarities.shape != (len(rows),) or not np.isfinite(similarities).all():
-                raise UserError(f"similarities must be {len(rows)} finite numbers, one for each pair")
+        rows, is_similar = image_rows(self.rows, "pairs"), self.is_similar
+        if (is_similar is None) != (rows.shape[1] == 3):
+            raise UserError("give rows (G, 2) of pairs and whether each is similar, or rows (G, 3) of triplets alone")
+        if is_similar is not None:
+            is_similar = np.asarray(is_similar, np.float64)
+            if is_similar.shape != (len(rows),) or not np.isin(is_similar, (0, 1)).all():
+                raise UserError(f"is_similar must be {len(rows)} of 0 and 1, one for each pair")
         object.__setattr__(self, "rows", rows)
-        object.__setattr__(self, "similarities", similarities)
-
-    @property
-    def graded(self) -> bool:
-        """Whether there are other similarities than 0 and 1."""
-        return self.similarities is not None and not np.isin(self.similarities, (0, 1)).all()
+        object.__setattr__(self, "is_similar", is_similar)
 
     def scored(self) -> np.ndarray:
-        """(P, 3) float64: of each pair, once, the two rows in ascending order, and the similarity."""
-        if self.similarities is None:
+        """(P, 3) float64: of each pair, once, the two rows in ascending order, and 1 if it is similar, else 0."""
+        if self.is_similar is None:
             pairs = [np.insert(self.rows[:, [0, end]].astype(np.float64), 2, 2 - end, axis=1) for end in (1, 2)]
             scored = np.concatenate(pairs)
         else:
-            scored = np.column_stack([self.rows, self.similarities])
+            scored = np.column_stack([self.rows, self.is_similar])
         scored[:, :2].sort(axis=1)
         return np.unique(scored, axis=0)
 
     def similar(self) -> np.ndarray:
         """(P, 2) the rows of each similar pair."""
         scored = self.scored()
-        return scored[scored[:, 2] >= self.threshold, :2].astype(np.int64)
+        return scored[scored[:, 2] == 1, :2].astype(np.int64)
 
     def checksum(self) -> str:
         """Return what identifies these pairs."""
@@ -136,9 +127,7 @@ class PairList:
         place[indices] = np.arange(len(indices))
         rows = place[self.rows]
         kept = (rows >= 0).all(axis=1)
-        return dataclasses.replace(
-            self, rows=rows[kept], similarities=None if self.similarities is None else self.similarities[kept]
-        )
+        return PairList(rows[kept], None if self.is_similar is None else self.is_similar[kept])
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -9,13 +9,11 @@ import numpy as np
 from tfdml.errors import UserError, check_choice, check_positive
 from tfdml.evaluation.intervals import student_interval
 from tfdml.evaluation.relevance import check_labels
-from tfdml.evaluation.retrieval import evaluate_retrieval, part_protocol
+from tfdml.evaluation.retrieval import evaluate_retrieval
 from tfdml.evaluation.verification import AllPairs, PairHistogram, probability_nearer
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
 
 GENERALIZATION_MEASURES = ("recall", "overlap", "density", "divergence")
-# Parts of the test set, each of which needs two images of every class.
-_PARTS = 10
 
 
 def overlap_coefficient(positive: Any, negative: Any) -> float:
@@ -367,8 +365,7 @@ def evaluate_generalization(
 
     Of the test (unseen) classes, and of the training (seen) classes too where their embeddings are given:
 
-    - `recall`: Recall@1 all-to-all, whose difference is the generalization gap (DML-DA's figure 1d); and, where every
-      class has 20 images or more, its mean over ten disjoint parts with the 95 % interval (JRD's table 3);
+    - `recall`: Recall@1 all-to-all, whose difference is the generalization gap (DML-DA's figure 1d);
     - `overlap`: of the distances of pairs of one class and of different classes (`evaluate_overlap`);
     - `density`: of classes, and how far their means lie apart (`class_density`).
 
@@ -387,7 +384,7 @@ def evaluate_generalization(
 
     Returns:
         Numbers by name, suited to JSON: those of `evaluate_divergence` as they are; `unseen_` and `seen_` before
-        `recall@1`, `recall@1_parts`, `recall@1_parts_ci95` and those of `evaluate_overlap` and `ClassDensity.summary`.
+        `recall@1` and those of `evaluate_overlap` and `ClassDensity.summary`.
         Their meanings are the pages' of those functions; distances are not fractions, and lambda may exceed 1.
 
     Raises:
@@ -411,7 +408,8 @@ def evaluate_generalization(
         values: dict[str, float | int] = {}
         if len(counts) > 1 and counts.max() > 1:
             if "recall" in measures:
-                values |= _recall(embeddings, labels, int(counts.min()), distance, seed)
+                recall = evaluate_retrieval(embeddings, labels, ks=(1,), metrics=("recall",), distance=distance)
+                values["recall@1"] = recall["recall@1"]
             if "overlap" in measures:
                 values |= evaluate_overlap(embeddings, labels, distance=distance)
             if "density" in measures:
@@ -420,17 +418,6 @@ def evaluate_generalization(
     paired = all(np.unique(labels, return_counts=True)[1].max() > 1 for _, labels in sides.values())
     if "divergence" in measures and len(sides) == 2 and paired:
         result |= evaluate_divergence(*sides["seen"], *sides["unseen"], distance=distance, repeats=repeats, seed=seed)
-    return result
-
-
-def _recall(
-    embeddings: np.ndarray, labels: np.ndarray, smallest: int, distance: str, seed: int
-) -> dict[str, float | int]:
-    options: dict[str, Any] = {"ks": (1,), "metrics": ("recall",), "distance": distance}
-    result: dict[str, float | int] = {"recall@1": evaluate_retrieval(embeddings, labels, **options)["recall@1"]}
-    if smallest >= 2 * _PARTS:
-        interval = part_protocol(embeddings, labels, parts=_PARTS, seed=seed, **options)["recall@1"]
-        result |= {"recall@1_parts": interval.mean, "recall@1_parts_ci95": (interval.high - interval.low) / 2}
     return result
 
 

@@ -18,8 +18,8 @@ from tfdml.errors import UserError, check_choice
 from tfdml.registry import register, registered
 
 #: Of each query, whether its nearest images are relevant; of each query, the ranks of all relevant images; of all
-#: queries at once, whether the nearest image is relevant, and how near; of all images, clusters.
-NEEDS = ("neighbors", "ranking", "nearest", "clusters")
+#: images, clusters.
+NEEDS = ("neighbors", "ranking", "clusters")
 PER_QUERY = NEEDS[:2]
 # Without those that need a search or a sort of their own.
 DEFAULT_METRICS = ("recall", "precision@1", "map@r", "r_precision", "nmi", "ami", "f1")
@@ -61,8 +61,6 @@ def metric(
       many relevant images there are, at least 1. It returns (B,) values. A name that ends in `@K` gets K columns; any
       other as many as a query has relevant images, or more.
     - `"ranking"`: `(ranks)`, (R,) ascending ranks, from 1, of all relevant images of one query. It returns a number.
-    - `"nearest"`: `(hits, confidences, answerable)`, each (N,): whether the nearest image is relevant, its negative
-      distance, and whether there is a relevant image. It returns a number.
     - `"clusters"`: `(labels, clusters)`, each (N,) integers. It returns a number.
 
     Args:
@@ -178,19 +176,6 @@ def _average_precision_at_k(hits: np.ndarray, matches: np.ndarray) -> np.ndarray
     return (precision * hits).sum(axis=1) / np.minimum(hits.shape[1], matches)
 
 
-@metric("mp@K", "neighbors", title="mP@K")
-def _precision_up_to_the_last(hits: np.ndarray, matches: np.ndarray) -> np.ndarray:
-    k, count = hits.shape[1], hits.sum(axis=1)
-    last = k - hits[:, ::-1].argmax(axis=1)  # rank of the last hit, where there is one
-    return count / np.where(count == matches, last, k)
-
-
-@metric("mmp@K", "neighbors", title="mMP@K")
-def _precision_of_the_possible(hits: np.ndarray, matches: np.ndarray) -> np.ndarray:
-    most = np.minimum(hits.shape[1], matches)
-    return (hits & (np.arange(hits.shape[1]) < most[:, None])).sum(axis=1) / most
-
-
 @metric("map@r", "neighbors", title="MAP@R")
 def average_precision_at_r(hits: np.ndarray, matches: np.ndarray) -> np.ndarray:
     """Return 1/R sum_{i <= R} hit_i precision_i of every query.
@@ -216,14 +201,6 @@ def _r_precision(hits: np.ndarray, matches: np.ndarray) -> np.ndarray:
 @metric("map", "ranking", title="mAP")
 def _average_precision(ranks: np.ndarray) -> float:
     return float(np.mean(np.arange(1, len(ranks) + 1) / ranks))
-
-
-@metric("map_trapezoidal", "ranking", title="mAP, trapezoidal")
-def _trapezoidal(ranks: np.ndarray) -> float:
-    """Area under precision over recall by the trapezoidal rule, with the precision before and at each hit."""
-    hits = np.arange(len(ranks))
-    before = np.where(ranks > 1, hits / np.maximum(ranks - 1, 1), 1.0)
-    return float(np.mean((before + (hits + 1) / ranks) / 2))
 
 
 @metric("minp", "ranking", title="mINP")
@@ -270,32 +247,6 @@ def hierarchical_average_precision(ranks: Any, levels: Any = None, relevances: A
     return float((shared / ranks).sum() / gains.sum())
 
 
-@metric("asi", "ranking", title="ASI", graded=True)
-def average_set_intersection(ranks: Any, levels: Any = None, relevances: Any = None) -> float:
-    """Return the ASI of one query (Sun et al., 2021, "Dynamic Metric Learning").
-
-    ASI = 1/R sum_{k=1..R} SI(k), where SI(k) is the share of the k best images that are among the k first, counted by
-    level: 1/k sum_v min(images of level v among the k first, images of level v among the k best). R is the number
-    of images that share any level.
-
-    Args:
-        ranks: As `hierarchical_average_precision`.
-        levels: As `hierarchical_average_precision`.
-        relevances: Has no effect.
-
-    Example:
-        >>> average_set_intersection([1, 2, 4])  # (1 + 1 + 2/3) / 3
-        0.8888888888888888
-    """
-    ranks, levels = _checked_ranks(ranks, levels)
-    depth = np.arange(1, len(ranks) + 1)
-    best = np.sort(levels)[::-1]
-    shared = np.zeros(len(ranks))
-    for level in np.unique(levels):
-        shared += np.minimum(np.searchsorted(ranks[levels == level], depth, "right"), np.cumsum(best == level))
-    return float((shared / depth).mean())
-
-
 @metric("ndcg", "ranking", title="nDCG", graded=True)
 def ndcg(ranks: Any, levels: Any = None, relevances: Any = None) -> float:
     """Return the normalized discounted cumulative gain of one query, over the whole gallery.
@@ -334,43 +285,3 @@ def population_relevances(levels: np.ndarray, depth: int, itself: bool = False) 
     counts = np.bincount(levels, minlength=depth + 1).astype(np.float64)
     counts[depth] += itself
     return np.arange(depth + 1) / depth / np.maximum(counts, 1)
-
-
-# Of the nearest image of all queries at once
-
-
-def global_average_precision(correct: Any, confidences: Any, answerable: int | None = None) -> float:
-    """Return GAP, also called micro-AP: average precision of all predictions, sorted by confidence.
-
-    GAP = 1/M sum_i P(i) rel(i), over the predictions in the order of falling confidence, where P(i) is the share of
-    right ones among the first i and M the number of queries that have an answer (Perronnin et al., 2009; Google
-    Landmarks; Met). Queries without an answer can only do harm: what is predicted for them is wrong.
-
-    Args:
-        correct: (N,) bool, whether the prediction of each query is right.
-        confidences: (N,). Equal ones keep the order of the queries.
-        answerable: M; None: all N.
-
-    Raises:
-        UserError: Not one value per query, or no query has an answer.
-
-    Example:
-        >>> global_average_precision([True, False, True], [0.9, 0.8, 0.3], answerable=2)  # (1 + 2/3) / 2
-        0.8333333333333333
-    """
-    correct, confidences = np.asarray(correct, bool), np.asarray(confidences, np.float64)
-    count = len(correct) if answerable is None else answerable
-    if correct.ndim != 1 or correct.shape != confidences.shape or count < 1:
-        raise UserError(f"{correct.shape} predictions, {confidences.shape} confidences, {count} queries with an answer")
-    hits = correct[np.argsort(-confidences, kind="stable")]
-    return float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits].sum() / count)
-
-
-@metric("gap", "nearest", title="GAP")
-def _gap(hits: np.ndarray, confidences: np.ndarray, answerable: np.ndarray) -> float:
-    return global_average_precision(hits, confidences, int(np.count_nonzero(answerable)))
-
-
-@metric("gap_known", "nearest", title="GAP of known queries")
-def _gap_known(hits: np.ndarray, confidences: np.ndarray, answerable: np.ndarray) -> float:
-    return global_average_precision(hits[answerable], confidences[answerable])

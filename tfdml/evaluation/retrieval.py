@@ -1,4 +1,4 @@
-"""Retrieval: metrics by query and their means, of data sets and of their parts, and neighbors as a table."""
+"""Retrieval: metrics by query and their means, of arrays and of data sets, and neighbors as a table."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from keras import ops
 
 from tfdml.embeddings.files import class_of_each
-from tfdml.errors import UserError, check_choice, check_share
+from tfdml.errors import UserError, check_choice
 from tfdml.evaluation.clustering import evaluate_clustering
-from tfdml.evaluation.intervals import RESAMPLED, Interval, confidence_intervals, student_interval
+from tfdml.evaluation.intervals import RESAMPLED, Interval, confidence_intervals
 from tfdml.evaluation.metrics import (
     DEFAULT_METRICS,
     NEEDS,
@@ -26,7 +26,6 @@ from tfdml.evaluation.metrics import (
 from tfdml.evaluation.relevance import (
     Relevance,
     RetrievalTask,
-    check_labels,
     dataset_protocol,
     dataset_roles,
     ids_or_names,
@@ -76,21 +75,15 @@ def evaluate_retrieval(
     - `map@r`: the mean over queries of 1/R sum_{i=1..R} P(i) rel(i) (Musgrave et al., 2020, "A Metric Learning
       Reality Check").
     - `map@K`: the mean over queries of 1/min(K, R) sum_{i=1..K} P(i) rel(i).
-    - `mp@K`: the mean over queries of P(min(K, rank of the last relevant image)) (Radenovic et al., 2018, Revisited
-      Oxford and Paris).
-    - `mmp@K`: the mean over queries of P(min(K, R)) (Ypsilantis et al., 2023, UnED, with K = 5).
     - `map`: the mean over queries of 1/R sum_i P(i) rel(i) over the whole gallery.
-    - `map_trapezoidal`: the same with (P(i - 1) + P(i)) / 2 in place of P(i), and P(0) = 1 (Revisited Oxford).
     - `minp`: the mean over queries of R divided by the rank of the last relevant image (Ye et al., 2021, AGW).
     - `mrr`: the mean over queries of 1 divided by the rank of the first relevant image.
-    - `ndcg`, `h_ap`, `asi`: of graded relevance (`hierarchical_average_precision` and the like). With levels each has
+    - `ndcg`, `h_ap`: of graded relevance (`hierarchical_average_precision` and the like). With levels each has
       a value over all of them, without a suffix, next to those of the levels, which take each as right or wrong.
-    - `gap`: global average precision of the nearest images as predictions, with the negative distance as confidence
-      (`global_average_precision`); queries with R = 0 count as wrong predictions. `gap_known` leaves them out.
     - `nmi`, `ami`, `f1`: agreement of the classes with k-means clusters of the query embeddings, as many as there
       are classes (`evaluate_clustering`).
 
-    `map`, `map_trapezoidal`, `minp`, `mrr`, `ndcg`, `h_ap` and `asi` rank the whole gallery, in a search of their own:
+    `map`, `minp`, `mrr`, `ndcg` and `h_ap` rank the whole gallery, in a search of their own:
     they are not among the defaults. Queries with R = 0 cannot be answered: they are left out of the retrieval means and
     counted. Clustering is the slow part with thousands of classes; name the other metrics to leave it out.
 
@@ -144,7 +137,7 @@ def evaluate_retrieval(
         needing["clusters"] = []
     by_query = [name for name in names if any(name in needing[need] for need in PER_QUERY)]
     if intervals is not None and not by_query:
-        raise UserError(f"{names[0]} has no value per query to resample; see part_protocol for intervals of it")
+        raise UserError(f"{names[0]} has no value per query to resample: leave out the intervals")
 
     result: dict[str, Any] = {}
     interval_of: dict[str, Interval] = {}
@@ -158,12 +151,6 @@ def evaluate_retrieval(
             interval_of |= confidence_intervals(of_level, classes, over=intervals, seed=seed)
     if values is not None:
         values |= columns
-    if needing["nearest"]:
-        require_wrong_answers(task)
-        blocks = nearest_left(task, 1, distance, memory_budget)
-        parts = [(task.relevance.of(block, rows)[:, 0] > 0, -far[:, 0]) for block, rows, far in blocks]
-        nearest = [np.concatenate(part) for part in zip(*parts, strict=True)]
-        result |= {name: find_metric(name)[0].compute(*nearest, task.answerable) for name in needing["nearest"]}
     for end, level in levels.items() if needing["clusters"] else ():
         agreement = evaluate_clustering(
             task.queries, level.labels, metrics=needing["clusters"], distance=distance, seed=seed
@@ -289,7 +276,8 @@ def _blocks_of(task: RetrievalTask, neighbors: Any, depth: int) -> Iterator[tupl
 
 def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
     """Raise UserError where a metric needs more gallery images than there are, or nothing can be right or wrong."""
-    require_wrong_answers(task)
+    if task.all_to_all and task.relevance.labels is not None:
+        require_classes(task.relevance.labels, "retrieval")
     k, name = max(((find_metric(name)[1], name) for name in names), default=(0, ""))
     if k > task.available:
         raise UserError(f"{name} needs {k} gallery images per query; there are {task.available}")
@@ -304,12 +292,6 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
             why = "queries and gallery have no class in common; do both use the same class ids?"
         ignored = f"; up to {task.relevance.most_ignored} images of each query are ignored"
         raise UserError(f"{why}{ignored if task.relevance.most_ignored else ''}{f' (level {end[1:]})' if end else ''}")
-
-
-def require_wrong_answers(task: RetrievalTask) -> None:
-    """Raise UserError where all images are of one class, which any embedding retrieves."""
-    if task.all_to_all and task.relevance.labels is not None:
-        require_classes(task.relevance.labels, "retrieval")
 
 
 def nearest_left(
@@ -442,97 +424,6 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
             warnings.warn(f"{dataset.name}: {len(pairs.rows)} given pairs are too few to be measured", stacklevel=2)
         result |= measures
     return result
-
-
-def split_into_parts(labels: Any, parts: int = 10, seed: int = 0) -> np.ndarray:
-    """Assign the images of every class to disjoint parts of nearly equal size, so that each part holds every class.
-
-    Args:
-        labels: (N,) integer class ids.
-        parts: How many parts, at least 2.
-        seed: Of the order in which a class's images are assigned.
-
-    Returns:
-        (N,) int64, the part of each image, 0 .. parts - 1. The parts' shares of a class differ by at most one image.
-
-    Raises:
-        UserError: Labels that are not integers; fewer than 2 parts; classes with fewer images than parts.
-
-    Example:
-        >>> np.bincount(split_into_parts([7] * 5 + [8] * 7, parts=3)).tolist()
-        [4, 4, 4]
-    """
-    labels = check_labels(labels, np.size(labels))
-    if parts < 2:
-        raise UserError(f"parts must be at least 2; got {parts}")
-    counts = np.unique(labels, return_counts=True)[1]
-    if not len(counts) or counts.min() < parts:
-        raise UserError(
-            f"{parts} parts need {parts} images of every class; {int((counts < parts).sum())} of {len(counts)} classes "
-            f"have fewer (the smallest {min(counts, default=0)}). Take fewer parts, or bootstrap with "
-            "confidence_intervals"
-        )
-    order = np.random.default_rng(seed).permutation(len(labels))
-    by_class = order[np.argsort(labels[order], kind="stable")]
-    # Assigned on from class to class without starting over, which keeps the parts equally large.
-    result = np.empty(len(labels), np.int64)
-    result[by_class] = np.arange(len(labels)) % parts
-    return result
-
-
-def part_protocol(
-    embeddings: Any,
-    labels: Any,
-    *,
-    parts: int = 10,
-    level: float = 0.95,
-    seed: int = 0,
-    ks: Sequence[int] | None = None,
-    metrics: Sequence[str] = ("recall",),
-    **options: Any,
-) -> dict[str, Interval]:
-    """Split the test set into disjoint parts that each hold every class, measure each by itself, and average.
-
-    The protocol of table 2 of Chu et al., 2020 (JRD), for CUB and CARS with ten parts. A query is searched in its own
-    part, where its class has a tenth of its images: the values are far below those on the whole set, and compare only
-    with others of this protocol. The interval is mean +- t s / sqrt(parts), with s the standard deviation of the parts'
-    values (divisor parts - 1) and t the quantile of Student's distribution with parts - 1 degrees of freedom. The
-    paper states neither how images are assigned nor the formula of its intervals: here they are assigned at random.
-
-    It answers how the metric varies with the images drawn from these classes, not with other classes.
-
-    Args:
-        embeddings: (N, d).
-        labels: (N,) integer class ids; every class needs at least `parts` images, and twice as many for a query of it
-            to have something to find in every part.
-        parts: How many parts.
-        level: Coverage aimed at, between 0 and 1.
-        seed: Of the split.
-        ks: As `evaluate_retrieval`.
-        metrics: As `evaluate_retrieval`, clustering included.
-        **options: Further arguments of `evaluate_retrieval`, all-to-all.
-
-    Returns:
-        An `Interval` per metric; its standard error is s / sqrt(parts).
-
-    Raises:
-        UserError: As `split_into_parts` and `evaluate_retrieval`; `level` not between 0 and 1.
-
-    Example:
-        >>> labels = np.repeat([0, 1], 20)
-        >>> part_protocol(labels[:, None] + 0.01 * np.arange(40)[:, None], labels, parts=4, ks=[1])["recall@1"].mean
-        1.0
-    """
-    check_share(level=level)
-    embeddings = exact.check_embeddings(embeddings)
-    labels = check_labels(labels, len(embeddings))
-    part = split_into_parts(labels, parts, seed)
-    results = [
-        evaluate_retrieval(embeddings[part == i], labels[part == i], ks=ks, metrics=metrics, **options)
-        for i in range(parts)
-    ]
-    names = [name for name, value in results[0].items() if isinstance(value, float)]
-    return {name: student_interval([result[name] for result in results], level) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import roc_auc_score
 
 from tfdml.errors import UserError, check_choice, check_share
@@ -311,8 +310,7 @@ def evaluate_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean"
         distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`.
 
     Returns:
-        Of similar and dissimilar pairs `accuracy`, `auc` and `eer`, as `verify_pairs`; of graded pairs `spearman` and
-        `pearson`, the correlations of cosine and similarity, as for the STS benchmark; of triplets `triplet_accuracy`,
+        Of similar and dissimilar pairs `accuracy`, `auc` and `eer`, as `verify_pairs`; of triplets `triplet_accuracy`,
         the share whose positive is nearer than the negative. Nothing that the pairs do not suffice for.
 
     Raises:
@@ -326,7 +324,7 @@ def evaluate_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean"
     measures = measures_of_pairs(embeddings, pairs, distance)
     if not measures:
         few = f"{len(pairs.rows)} pairs, of which {len(pairs.similar())} are similar, are too few to measure"
-        raise UserError(f"{few}: give at least 3, similar and dissimilar ones, or pairs of different similarities")
+        raise UserError(f"{few}: give at least 3, similar and dissimilar ones")
     return measures
 
 
@@ -335,24 +333,18 @@ def measures_of_pairs(embeddings: Any, pairs: PairList, distance: str = "euclide
     vectors = check_embeddings(embeddings)
     image_rows(pairs.rows, "pairs", len(vectors))
 
-    def between(rows: np.ndarray, kind: str) -> np.ndarray:
-        return rescore(vectors[rows[:, 0]], vectors, rows[:, 1:], k=1, distance=kind)[1][:, 0].astype(np.float64)
+    def between(rows: np.ndarray) -> np.ndarray:
+        return rescore(vectors[rows[:, 0]], vectors, rows[:, 1:], k=1, distance=distance)[1][:, 0].astype(np.float64)
 
     scores, measures = pairs.scored(), {}
-    rows, similarities = scores[:, :2].astype(np.int64), scores[:, 2]
-    same = similarities >= pairs.threshold
+    rows, same = scores[:, :2].astype(np.int64), scores[:, 2] == 1
     if 0 < same.sum() < len(same) and len(same) > 2:
         # In another order, as folds without one of the two kinds would have no threshold.
         order = np.random.default_rng(0).permutation(len(same))
-        of_folds = verify_pairs(between(rows, distance)[order], same[order], folds=min(10, len(same)))
+        of_folds = verify_pairs(between(rows)[order], same[order], folds=min(10, len(same)))
         measures = {name: of_folds[name] for name in ("accuracy", "auc", "eer")}
-    if pairs.graded and len(np.unique(similarities)) > 1:
-        cosines = -between(rows, "cosine")
-        for name, correlate in (("spearman", spearmanr), ("pearson", pearsonr)):
-            # Of embeddings that are all one it is not defined.
-            measures[name] = float(correlate(cosines, similarities).statistic) if np.ptp(cosines) else 0.0
     if pairs.rows.shape[1] == 3 and len(pairs.rows):
-        near, far = (between(pairs.rows[:, [0, end]], distance) for end in (1, 2))
+        near, far = (between(pairs.rows[:, [0, end]]) for end in (1, 2))
         measures["triplet_accuracy"] = float(np.mean(near < far))
     return measures
 

@@ -30,8 +30,8 @@ class Run:
         result: What `result.json` holds: `metrics` as `evaluate_retrieval` gives them, fractions, with `intervals` of
             `confidence_intervals` among them or next to them; if measured, `metrics_before` the training,
             `metrics_moments` of a `MomentEmbedder`, `metrics_orders` by order of HORDE's moments; among the metrics
-            `parts` as `part_protocol` gives them; among or next to them `generalization` as `evaluate_generalization`
-            does; `dataset`, `protocol` and `selection` in words.
+            or next to them `generalization` as `evaluate_generalization` gives it; `dataset`, `protocol` and
+            `selection` in words.
         history: One mapping per epoch, what `metrics.jsonl` holds: `epoch`, metrics of unseen classes as `test`, and
             perhaps of `seen` classes, `orders`, `generalization`, and what `fit` reports as `train`; empty where there
             is no such file.

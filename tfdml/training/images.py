@@ -144,7 +144,7 @@ def leave_out(
 
 
 def vector_splits(
-    path: str, folder: str = "", test_fraction: float | None = 0.5, pairs: str = "", similar_from: float = 0.5
+    path: str, folder: str = "", test_fraction: float | None = 0.5, pairs: str = ""
 ) -> dict[str, ImageDataset]:
     """Return stored embeddings as the `train` and the `test` images of a head.
 
@@ -156,7 +156,6 @@ def vector_splits(
         test_fraction: Without roles: the share of the classes that is the test split; at least one. None, for a trained
             head: all are test images, one split may be missing, and vectors without labels are each of an own class.
         pairs: A file with pairs of the names, see `read_pairs`; there need be no labels then.
-        similar_from: From which similarity on a pair is similar.
 
     Raises:
         UserError: There are no labels, a vector is not finite, or a split would be empty.
@@ -174,7 +173,7 @@ def vector_splits(
     labels, roles, given, protocol = stored.labels, stored.roles, None, None
     if pairs:
         table = Table("features", path, range(1, len(names) + 1), {"path": list(names)})
-        given, junk = read_pairs(os.path.join(os.path.dirname(path), pairs), table, similar_from)
+        given, junk = read_pairs(os.path.join(os.path.dirname(path), pairs), table)
         if labels is None:
             labels, protocol = linked_classes(given, len(names)), similar_images(given, len(names), junk)
     if test_fraction is None:
@@ -304,7 +303,7 @@ def relation_of(train: ImageDataset) -> Relation | Callable | None:
     if train.pairs is not None:
         if not len(train.pairs.rows):
             raise UserError(f"{train.name}: no given pair or triplet has all of its images in the training split")
-        return GivenPairs(train.pairs.scored(), train.pairs.threshold)
+        return GivenPairs(train.pairs.scored())
     if train.label_rows is None:
         return None
     return SameLabel(0) if train.protocol is not None else shares_a_label

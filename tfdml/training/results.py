@@ -360,7 +360,7 @@ def _measured(evaluator: Evaluator, embeddings: np.ndarray, records: Records, ep
     selected_by = "two_views" if selection == "validation" and selection in splits.two_views else selection
     primary = metric
     if selection == "last":
-        primary = next((name for name in ("spearman", "triplet_accuracy", "auc") if name in metrics), "map@r")
+        primary = next((name for name in ("triplet_accuracy", "auc") if name in metrics), "map@r")
     return {
         **_trained(evaluator, records, epoch),
         "intervals": metrics.pop("intervals"),

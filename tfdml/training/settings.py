@@ -480,7 +480,7 @@ class OptimizationSettings(Settings):
 #: The metrics of images that are measured anyway.
 USUAL_METRICS = ("map@r", "r_precision", "recall@1")
 #: The metrics of given pairs that may select an epoch.
-PAIR_METRICS = ("auc", "spearman", "triplet_accuracy")
+PAIR_METRICS = ("auc", "triplet_accuracy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -493,7 +493,7 @@ class EvaluationSettings(Settings):
         selection: Which epoch's embedder is kept: the last; the best on the held-out training classes (validation); the
             best on the test classes (test: the papers' way, which gives too high a number).
         selection_metric: The metric that selects the epoch, as in tfdml evaluate --metrics; of given pairs auc, of
-            graded ones spearman, of triplets triplet_accuracy.
+            triplets triplet_accuracy.
         moment_embedder: Also write and measure moments.keras, which searches with all orders of horde, reduced by a
             PCA.
         report: Write report/index.html at the end.

@@ -537,30 +537,24 @@ def test_pairs_of_a_list_are_by_path_or_id_and_stay_within_a_split(write, kind):
     assert {*train.protocol.lists[0]} == {0, 1, 4, 5}
     taken = train.take([2, 1, 3])
     assert taken.pairs.rows.tolist() == [[0, 1]]
-    assert taken.pairs.similarities.tolist() == [0]
+    assert taken.pairs.is_similar.tolist() == [0]
 
 
-def test_triplets_and_similarities_of_a_list(write):
+def test_triplets_of_a_list(write):
     path = write(LISTED)
     write("anchor,positive,negative\na.jpg,b.jpg,c.jpg\nb.jpg,a.jpg,d.jpg\n", "triplets.csv")
     train = own_images.read_list(path, pairs="triplets.csv")
     assert train.pairs.rows.tolist() == [[0, 1, 2], [1, 0, 3]]
     assert train.pairs.scored().tolist() == [[0, 1, 1], [0, 2, 0], [1, 3, 0]]
-    write("a,b,similarity\na.jpg,b.jpg,4.5\na.jpg,c.jpg,-1\n", "graded.csv")
-    train = own_images.read_list(path, pairs="graded.csv", similar_from=3.0)
-    assert train.pairs.graded
-    assert train.pairs.scored().tolist() == [[0, 1, 4.5], [0, 2, -1]]
-    assert train.pairs.similar().tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\na.jpg,b.jpg\n", "must have the columns a,b,similar or a,b,similarity or anchor,positive,negative"),
+        ("a,b\na.jpg,b.jpg\n", "must have the columns a,b,similar or anchor,positive,negative"),
         ("a,b,similar\na.jpg,g.jpg,1\n", r"line 2: b must be an image of .*list\.csv, it is 'g\.jpg'"),
         ("a,b,similar\na.jpg,b.jpg,2\n", "line 2: similar must be 0 or 1 or false or true or junk, it is '2'"),
-        ("a,b,similarity\na.jpg,b.jpg,high\n", "line 2: similarity must be a number, it is 'high'"),
-        ("a,b,similar\na.jpg,b.jpg,1\nb.jpg,a.jpg,0\n", r"a\.jpg' and .*b\.jpg' have two similarities"),
+        ("a,b,similar\na.jpg,b.jpg,1\nb.jpg,a.jpg,0\n", r"a\.jpg' and .*b\.jpg' are similar and not"),
         ("a,b,similar\na.jpg,,1\n", "line 2: b must be there"),
     ],
 )

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from tfdml import arguments
 from tfdml.data.dataset import ImageDataset, PairList, Protocol
 from tfdml.data.readers import tables
 from tfdml.data.readers.tables import BETWEEN, LeftOut, Table, composed, images_below, quoted, warn
-from tfdml.errors import UserError, check_share, user_errors
+from tfdml.errors import UserError, check_share
 from tfdml.io.files import is_folder, is_remote
 
 COLUMNS = ("path", "label", "split", "role", "super_label", "group", "labels", "id")
-PAIR_COLUMNS = (("a", "b", "similar"), ("a", "b", "similarity"), ("anchor", "positive", "negative"))
+PAIR_COLUMNS = (("a", "b", "similar"), ("anchor", "positive", "negative"))
 _MEASURED = ("recall", "map@r", "r_precision")
 _REQUIRED = COLUMNS[:2]
 _VALUES = {
@@ -146,7 +145,6 @@ def read_list(
     *,
     test_fraction: float = 0.5,
     pairs: str = "",
-    similar_from: float = 0.5,
     levels: bool = False,
 ) -> ImageDataset:
     """Read a list of images: a CSV file with a header, a file with a JSON object on each line, or a Parquet file.
@@ -181,7 +179,6 @@ def read_list(
         test_fraction: Without splits and roles: the share of the classes that is held out as the test split; each
             split gets at least one class.
         pairs: A file with pairs or triplets of the images, relative to the folder of the list; see `read_pairs`.
-        similar_from: From which similarity on a pair is similar.
         levels: Learn and measure the classes of `labels` as levels; without this column `label` and `super_label`.
 
     Raises:
@@ -198,7 +195,7 @@ def read_list(
     columns: dict[str, Any] = {"label_rows": label_rows}
     columns["protocol"] = Protocol(_MEASURED, levels=label_rows) if levels else None
     if pairs:
-        columns["pairs"], junk = read_pairs(os.path.join(os.path.dirname(file), pairs), table, similar_from)
+        columns["pairs"], junk = read_pairs(os.path.join(os.path.dirname(file), pairs), table)
         if "label" not in table.columns:
             table.columns["label"] = list(map(str, linked_classes(columns["pairs"], len(table))))
             columns["protocol"] = similar_images(columns["pairs"], len(table), junk)
@@ -242,17 +239,16 @@ def _label_sets(table: Table) -> np.ndarray:
     return MultiLabelBinarizer().fit_transform(sets).astype(np.int64)
 
 
-def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> tuple[PairList, np.ndarray]:
+def read_pairs(file: str, images: Table) -> tuple[PairList, np.ndarray]:
     """Read pairs or triplets of the images of a list, a file of the same kinds.
 
-    Its columns are `a`, `b` and `similar` (0 or 1, or false or true), or `a`, `b` and `similarity` (any number), or
-    `anchor`, `positive` and `negative`. Images go by their path, relative to this file or as in the list, or by their
-    `id` in the list. Where `similar` is `junk`, either image is ignored when the other is a query.
+    Its columns are `a`, `b` and `similar` (0 or 1, or false or true), or `anchor`, `positive` and `negative`. Images
+    go by their path, relative to this file or as in the list, or by their `id` in the list. Where `similar` is
+    `junk`, either image is ignored when the other is a query.
 
     Args:
         file: The file.
         images: The rows of the list.
-        similar_from: From which similarity on a pair is similar.
 
     Returns:
         The pairs, and the rows (J, 2) of those that are junk.
@@ -279,18 +275,14 @@ def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> tuple[Pai
         table.check_cells(name, lambda cell: row(cell) is not None, f"an image of {images.path}")
     rows = np.array([[row(cell) for cell in table.columns[name]] for name in ends], np.int64).T
     if len(ends) == 3:
-        return PairList(rows, None, similar_from), np.zeros((0, 2), np.int64)
-    values = []
-    for line, cell in enumerate(table.columns[columns[2]]):
-        with user_errors(ValueError, f"{table.where(line)}: similarity must be a number, it is {quoted(cell)}"):
-            value = {"true": "1", "false": "0"}.get(cell, cell)
-            values.append(np.nan if cell == "junk" else arguments.number("similarity", float(value)))
-    is_junk = np.isnan(values)
-    pair_list = PairList(rows[~is_junk], np.array(values)[~is_junk], similar_from)
+        return PairList(rows), np.zeros((0, 2), np.int64)
+    cells = np.array(table.columns["similar"])
+    is_junk = cells == "junk"
+    pair_list = PairList(rows[~is_junk], np.isin(cells, ("1", "true"))[~is_junk])
     scored = pair_list.scored()
     for twice in np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))[:1]:
         names = " and ".join(quoted(images.columns["path"][row]) for row in scored[twice, :2].astype(int))
-        raise UserError(f"list: {file}: {names} have two similarities; leave out one of the lines")
+        raise UserError(f"list: {file}: {names} are similar and not; leave out one of the lines")
     return pair_list, rows[is_junk]
 
 

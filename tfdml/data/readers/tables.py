@@ -307,13 +307,13 @@ def _json_rows(name: str, file: str, text: str) -> _Rows:
 
 
 def _as_text(table: Table, column: str, row: int, value: Any) -> str:
-    """Return a cell as text; a label may be an integer, a similarity any number, and only labels a list."""
+    """Return a cell as text; a label may be an integer, similar a boolean, and only labels a list."""
     if value is None or isinstance(value, str):
         return value or ""
     if column == "labels" and isinstance(value, list):
         return BETWEEN.join(map(str, value))
     is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if (is_integer and column != "path") or (column.startswith("similar") and isinstance(value, bool | float)):
+    if (is_integer and column != "path") or (column == "similar" and isinstance(value, bool)):
         return str(value).lower()
     raise UserError(f"{table.where(row)}: {column} must be a text or an integer, it is {quoted(value)}")
 
