@@ -4,7 +4,7 @@
     python -m benchmarks.bulk_embedding --model=... --data_dir=... --images=2000 --rounds=1        a quick try
 
 The plain loop calls the model with one batch after another in a process, as `tfdml embed` without `--cluster` does.
-`embed_in_bulk` runs with 1 and 2 actors, in turns with the loop. Its clock runs from when each actor has written a file
+`embed_parts` runs with 1 and 2 actors, in turns with the loop. Its clock runs from when each actor has written a file
 to the last file; the start of Ray and of the actors has a column of its own. A ratio is the median over rounds. The
 images are the test images of Cars-196, repeated, and the embeddings of the last pass must equal those of the loop.
 """
@@ -57,12 +57,19 @@ def bare_loop(model, paths, batch_size):
 
 def in_bulk(source, out, actors, args):
     """Return images a second once each actor has written a part, and the seconds until then."""
-    from tfdml.cluster.bulk_embedding import BulkRequest, embed_in_bulk
+    from tfdml.cluster.bulk_embedding import embed_parts
+    from tfdml.data import FileImages, ImageDataset
+    from tfdml.embeddings.backends import load_backend
+    from tfdml.embeddings.files import EmbeddingFolder
+    from tfdml.embeddings.passes import EmbeddingPass, images_of
 
     begun, watch = time.perf_counter(), Watch(out)
     watch.start()
-    sizes = {"batch_size": args.batch_size, "rows_per_file": args.rows_per_file}
-    embed_in_bulk(BulkRequest(str(args.model), source, out, actors=actors, **sizes), lambda *_: None)
+    images = images_of(source)
+    dataset = ImageDataset("input", "all", FileImages(images.names), images.labels)
+    work = EmbeddingPass([dataset], images, args.batch_size, args.rows_per_file, skip_bad=True)
+    folder = EmbeddingFolder(out, work.identity(load_backend(args.model)))
+    work.run(folder, lambda parts: embed_parts(parts, str(args.model), folder, "local", actors), {})
     watch.stop()
     first, last = next(mark for mark in watch.marks if mark[0] >= actors), watch.marks[-1]
     count = (last[0] - first[0]) * args.rows_per_file

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from tfdml.embeddings.compute import embed, slices
-from tfdml.embeddings.files import check_same_model, class_of_each, read_embeddings, read_names, table_of, write_file
+from tfdml.embeddings.files import check_same_model, class_of_each, read_embeddings, table_of, write_file
 from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.classification import Calibration, KNNClassifier, Predictions, calibrate
@@ -214,7 +214,7 @@ class Index:
         )
         index = cls(model, distance=about["distance"], batch_size=about["batch_size"])
         stored = read_embeddings(folder / _EMBEDDINGS)
-        index.embeddings, index.ids = stored.embeddings, list(read_names(folder / _EMBEDDINGS))
+        index.embeddings, index.ids = stored.embeddings, list(stored.names)
         index.labels = stored.labels
         if stored.classes is not None and stored.class_names:
             index.labels = stored.classes.astype(str)

@@ -8,7 +8,7 @@ from pyarrow.parquet import read_table
 
 from tfdml.data import load
 from tfdml.embeddings.backends import load_backend, load_embedder
-from tfdml.embeddings.files import read_embeddings, read_names
+from tfdml.embeddings.files import read_embeddings
 from tfdml.evaluation import evaluate_retrieval
 from tfdml.models import Embedder, stack
 
@@ -76,11 +76,11 @@ def test_a_head_embeds_new_vectors_and_is_searched_with(commands, folder):
     expected = load_embedder(folder / "head")(np.load(folder / "new.npz")["embeddings"].astype("f"))
     np.testing.assert_allclose(stored.embeddings, expected, atol=1e-6)
     assert set(stored.roles) == {"test"}
-    assert read_names(folder / "new")[:2] == ("0.jpg", "1.jpg")
+    assert stored.names[:2] == ("0.jpg", "1.jpg")
     asked = f"--queries={folder / 'new.npz'}"
     run(commands, "search", model, asked, f"--gallery={folder / 'new'}", "--k=1", f"--out={folder / 'n.parquet'}")
     found = read_table(folder / "n.parquet")
-    assert found["id"].to_pylist() == list(read_names(folder / "new"))
+    assert found["id"].to_pylist() == list(stored.names)
     np.testing.assert_allclose(found["distance"].to_numpy(), 0, atol=1e-3)
     keras_file = f"--model={folder / 'head' / 'embedder.keras'}"
     said = run(commands, "evaluate", keras_file, f"--features={folder / 'vectors.npz'}", f"--json={folder / 'm.json'}")

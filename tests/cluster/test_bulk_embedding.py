@@ -1,6 +1,8 @@
 """Embedding over Ray: every readable image once, whatever was killed meanwhile."""
 
+import contextlib
 import csv
+import dataclasses
 import functools
 import json
 import os
@@ -16,16 +18,12 @@ from tests.cli.many import run_many
 from tests.data.trees import touch
 from tests.export import models_on_disk
 from tests.worker_processes import descendants
-from tfdml.cluster.bulk_embedding import (
-    BulkFolder,
-    BulkRequest,
-    PartEmbedder,
-    embed_in_bulk,
-    identity_of,
-    images_of,
-)
+from tfdml.cluster.bulk_embedding import PartEmbedder, embed_parts
 from tfdml.cluster.ray_session import as_user_error, ray_session
-from tfdml.embeddings import backends, read_embeddings, read_names
+from tfdml.data import FileImages, ImageDataset
+from tfdml.embeddings import backends, read_embeddings
+from tfdml.embeddings.files import EmbeddingFolder
+from tfdml.embeddings.passes import EmbeddingPass, images_of
 from tfdml.errors import UserError
 
 pytest.importorskip("ray", reason="pip install 'tfdml[ray]'")
@@ -40,20 +38,22 @@ def test_lists_and_patterns_give_paths_labels_and_roles(tmp_path, monkeypatch):
         "role": ["query", "gallery", "gallery", ""],
     }
     pq.write_table(pa.table({**rows, "width": [1, 2, 3, 4]}), tmp_path / "list.parquet")
-    assert images_of(str(tmp_path / "list.parquet")).to_pydict() == {
+    images = images_of(str(tmp_path / "list.parquet"))
+    assert images.columns() == {
         "id": [0, 1, 2, 3],
         "path": [f"{tmp_path}/a.jpg", "/data/b.jpg", "s3://bucket/c d.jpg", f"{tmp_path}/a.jpg"],
         "label": [2, 0, 2, 1],
         "class": ["oak", "ash", "oak", "elm"],
         "role": ["query", "gallery", "gallery", "train"],
+        "group": None,
     }
     touch(tmp_path, "x/c.jpg", "a.jpg", "note.txt")
     monkeypatch.chdir(tmp_path)
-    images = images_of(["x/*.jpg", "a.jpg"]).to_pydict()
-    assert images["path"] == [f"{tmp_path}/x/c.jpg", f"{tmp_path}/a.jpg"]
-    assert images["label"] == images["class"] == images["role"] == [None, None]
+    images = images_of(["x/*.jpg", "a.jpg"])
+    assert images.names == (f"{tmp_path}/x/c.jpg", f"{tmp_path}/a.jpg")
+    assert images.labels is images.classes is images.roles is None
     (tmp_path / "list.csv").write_text("path,group\na.jpg,left\nb.jpg,right\nc.jpg,left\n")
-    assert images_of("list.csv")["group"].to_pylist() == [0, 1, 0]
+    assert list(images_of("list.csv").groups) == [0, 1, 0]
     (tmp_path / "none.csv").write_text("file\na.jpg\n")
     with pytest.raises(UserError, match="no column path; it has 'file'"):
         images_of("none.csv")
@@ -96,23 +96,38 @@ def _loaded_once():
     backends.load_backend = before
 
 
-def request(models, photos, out, **changes):
-    values = {"model": str(models.saved_model), "source": str(photos / "list.csv"), "folder": str(out)}
-    return BulkRequest(**{**values, "rows_per_file": 5, "batch_size": 4, "actors": 1, **changes})
+@dataclasses.dataclass
+class Work:
+    """Images, a model, and the folder for their embeddings."""
+
+    model: str
+    source: str
+    out: str
+    batch_size: int = 4
+    rows_per_file: int = 5
+
+    def run(self, stop_after=None, progress=lambda *_: None, **cluster):
+        """Embed what is missing, in this process or over Ray; stopped after some parts as by a kill."""
+        images = images_of(self.source)
+        dataset = ImageDataset("input", "all", FileImages(images.names), np.zeros(len(images), np.int64))
+        work = EmbeddingPass([dataset], images, self.batch_size, self.rows_per_file, skip_bad=True)
+        folder = EmbeddingFolder(self.out, work.identity(backends.load_backend(self.model)))
+        worker = PartEmbedder(self.model, 0, folder)
+
+        def here(parts):
+            for number, part in enumerate(parts):
+                if number == stop_after:
+                    raise KeyboardInterrupt
+                yield worker.embed(part)
+
+        with contextlib.suppress(KeyboardInterrupt):
+            over_ray = functools.partial(embed_parts, model=self.model, folder=folder, **cluster)
+            self.worked = work.run(folder, over_ray if cluster else here, {}, progress)
+        return folder.manifest
 
 
-def in_this_process(asked, stop_after=None):
-    """What the actors do, without them; stopped after some parts as by a kill."""
-    identity, about = identity_of(asked)
-    folder = BulkFolder(asked.folder, identity)
-    with folder.opened():
-        images, rows = folder.list_images(asked.source), asked.rows_per_file
-        worker = PartEmbedder(asked)
-        for number, part in enumerate(folder.pending(-(-len(images) // rows))):
-            if number == stop_after:
-                return None
-            worker.embed(part, images.slice(part * rows, rows).to_pydict())
-        return folder.finish_bulk(about, asked.dtype, len(images))
+def work_on(models, photos, out, **changes):
+    return Work(**{"model": str(models.saved_model), "source": str(photos / "list.csv"), "out": str(out), **changes})
 
 
 def good():
@@ -122,14 +137,14 @@ def good():
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["saved_model", "keras"])
 def test_each_readable_image_has_its_vector(form, models, photos, tmp_path):
-    asked = request(models, photos, tmp_path / "out", model=str(getattr(models, form)))
-    manifest = in_this_process(asked)
+    work = work_on(models, photos, tmp_path / "out", model=str(getattr(models, form)))
+    manifest = work.run()
     stored = read_embeddings(tmp_path / "out")
-    expected = backends.load_backend(asked.model, threads=0).embed(models_on_disk.pictures(), 4)
+    expected = backends.load_backend(work.model).embed(models_on_disk.pictures(), 4)
     np.testing.assert_allclose(stored.embeddings, expected[[n % len(expected) for n in good()]], atol=1e-5)
     assert stored.labels.tolist() == [number % 5 for number in good()]
     assert set(stored.roles.tolist()) == {"test"}
-    assert read_names(tmp_path / "out") == tuple(f"{photos}/{number:02d}.jpg" for number in good())
+    assert stored.names == tuple(f"{photos}/{number:02d}.jpg" for number in good())
     assert (manifest["count"], manifest["bad_images"]) == (COUNT - 3, 3)
     with open(tmp_path / "out" / "bad_images.csv", newline="") as file:
         bad = list(csv.DictReader(file))
@@ -141,63 +156,63 @@ def test_each_readable_image_has_its_vector(form, models, photos, tmp_path):
 
 def test_stopped_and_continued_does_nothing_twice(models, photos, tmp_path):
     form = {"model": str(models.litert)}
-    whole = in_this_process(request(models, photos, tmp_path / "whole", **form))
-    asked = request(models, photos, tmp_path / "broken", **form)
-    in_this_process(asked, stop_after=3)
+    whole = work_on(models, photos, tmp_path / "whole", **form).run()
+    work = work_on(models, photos, tmp_path / "broken", **form)
+    work.run(stop_after=2)
     with pytest.raises(UserError, match="unfinished"):
         read_embeddings(tmp_path / "broken")
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "broken").glob("part-*")}
-    assert len(before) == 3
-    # A part whose embeddings are there, but not yet that it is done, is embedded again.
-    (tmp_path / "broken" / "progress" / "part-000001.parquet.json").unlink()
-    assert in_this_process(asked)["files"] == whole["files"]
+    assert len(before) == 2
+    assert work.run()["files"] == whole["files"]
     after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "broken").glob("part-*")}
-    assert [name for name in sorted(before) if after[name] != before[name]] == ["part-000001.parquet"]
+    assert {name: after[name] for name in before} == before
     for name in whole["files"]:
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 @pytest.mark.slow
 def test_folders_of_something_else_are_refused(models, photos, tmp_path):
-    asked = request(models, photos, tmp_path / "out")
-    in_this_process(asked, stop_after=1)
+    work_on(models, photos, tmp_path / "out").run(stop_after=1)
     for change, name in [
-        ({"dtype": "int8"}, "dtype"),
-        ({"model": str(models.litert)}, "model"),
+        ({"model": str(models.litert)}, "kind of model"),
         ({"rows_per_file": 6}, "rows_per_file"),
         ({"batch_size": 3}, "batch_size"),
-        ({"source": f"{photos}/*.jpg"}, "input"),
+        ({"source": f"{photos}/*.jpg"}, "images"),
     ]:
         with pytest.raises(UserError, match=f"was begun with something else: {name} was"):
-            in_this_process(request(models, photos, tmp_path / "out", **change))
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "thesis.tex").write_text("")
-    with pytest.raises(UserError, match=r"thesis\.tex"):
-        in_this_process(request(models, photos, tmp_path / "thesis"))
-    # What names no image leaves nothing behind.
-    with pytest.raises(UserError, match="names no image"):
-        in_this_process(request(models, photos, tmp_path / "empty", source=f"{photos}/*.gif"))
-    assert not list((tmp_path / "empty").iterdir())
+            work_on(models, photos, tmp_path / "out", **change).run()
 
 
-def test_a_set_of_bad_images_alone_is_an_error(models, tmp_path):
+def test_a_part_or_a_set_of_bad_images_alone(models, photos, tmp_path):
+    """A part leaves no file; of a set it is an error."""
+    rows = ["path", *(f"{photos}/{number:02d}.jpg" for number in (*BROKEN, *good()[:3]))]
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+    sizes = {"model": str(models.litert), "batch_size": 2, "rows_per_file": 2}
+    manifest = work_on(models, tmp_path, tmp_path / "some", **sizes).run()
+    assert (manifest["count"], manifest["bad_images"]) == (3, 2)
+    assert sorted(path.name for path in (tmp_path / "some").iterdir()) == [
+        "bad_images.csv",
+        "manifest.json",
+        "part-000001.parquet",
+        "part-000002.parquet",
+    ]
     (tmp_path / "a.jpg").write_bytes(b"")
     with pytest.raises(UserError, match=r"none of the 1 images can be read; the first: .*a\.jpg: empty file"):
-        in_this_process(request(models, tmp_path, tmp_path / "out", source=f"{tmp_path}/*.jpg"))
+        work_on(models, tmp_path, tmp_path / "out", source=f"{tmp_path}/*.jpg", model=sizes["model"]).run()
 
 
 def test_a_worker_that_does_not_see_the_folder_says_so(models, photos, tmp_path):
-    asked = request(models, photos, tmp_path / "unseen")
+    worker = PartEmbedder(str(models.litert), 0, EmbeddingFolder(tmp_path / "unseen", {}))
     with pytest.raises(UserError, match="does not see it; name a folder that every machine"):
-        PartEmbedder(asked).embed(0, images_of(asked.source).to_pydict())
+        worker.embed(None)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("session")
 def test_over_ray_it_is_what_one_process_writes(models, photos, tmp_path):
     """Two actors; begun by an earlier process; a part's actor is killed on the way; then finished already."""
-    whole = in_this_process(request(models, photos, tmp_path / "whole", dtype="int8"))
-    asked = request(models, photos, tmp_path / "out", dtype="int8", actors=2)
+    whole = work_on(models, photos, tmp_path / "whole").run()
+    work = work_on(models, photos, tmp_path / "out")
     seen = []
 
     def progress(done, bad, total):
@@ -205,15 +220,15 @@ def test_over_ray_it_is_what_one_process_writes(models, photos, tmp_path):
         if len(seen) == 2:
             os.kill(descendants("PartEmbedder")[0], signal.SIGKILL)
 
-    manifest, worked = embed_in_bulk(asked, progress)
-    assert worked
+    manifest = work.run(progress=progress, cluster="local", actors=2)
+    assert work.worked
     assert manifest["files"] == whole["files"]
-    assert manifest["model"]["source"] == asked.model
     assert seen[0] == (0, 0, COUNT)
     assert seen[-1] == (COUNT, 3, COUNT)
-    assert embed_in_bulk(asked)[1] is False
+    work.run(cluster="local")
+    assert work.worked is False
     with pytest.raises(UserError, match="actors=3"):
-        embed_in_bulk(request(models, photos, tmp_path / "many", actors=3))
+        work_on(models, photos, tmp_path / "many").run(cluster="local", actors=3)
     assert as_user_error(KeyError("a")) is None
 
 
@@ -225,6 +240,6 @@ def test_the_command_shows_our_lines_alone(models, photos, tmp_path):
     assert status == 0, error
     assert all(re.fullmatch(r"\d+ of 23 images.*, \d+ images a second", line) for line in error.splitlines()), error
     first, second = output.splitlines()
-    assert first.startswith(f"20 embeddings of {models.embedder.embedding_dim} dimensions in out, by ")
+    assert first.startswith(f"20 embeddings of {models.embedder.embedding_dim} dimensions in out, ")
     assert second == "3 images could not be read: out/bad_images.csv"
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["count"] == 20

@@ -8,9 +8,10 @@ import pytest
 pytest.importorskip("starlette")
 
 from tests.demo.pages import Colors, encoded, small_gallery
+from tests.embeddings.folders import write_folder
 from tfdml.demo import Gallery, database_gallery, folder_gallery, stored_gallery
 from tfdml.demo import gallery as module
-from tfdml.embeddings.files import EmbeddingWriter, ImageTable
+from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.io import files
 from tfdml.retrieval import connect, nearest_neighbors
@@ -83,9 +84,7 @@ def test_stored_embeddings_have_their_paths_and_classes(tmp_path):
 
 def test_stored_embeddings_of_another_model_are_refused(tmp_path):
     images = ImageTable(("a.jpg",), [0], ["test"])
-    with EmbeddingWriter(tmp_path / "x", {}, images) as writer:
-        writer.append(np.ones((1, 2)))
-        writer.finish({"model": {"fingerprint": "sha256:1"}})
+    write_folder(tmp_path / "x", {}, images, np.ones((1, 2)), {"model": {"fingerprint": "sha256:1"}})
     assert len(stored_gallery(str(tmp_path / "x"), model="sha256:1")) == 1
     with pytest.raises(UserError, match="are of different models"):
         stored_gallery(str(tmp_path / "x"), model="sha256:2")

@@ -101,11 +101,10 @@ def write_retriever(path: pathlib.Path, names: dict) -> None:
 
 def write_embeddings(path: pathlib.Path, names: dict) -> None:
     """`embeddings` of the data set `test`, as tfdml embed writes them."""
-    from tfdml.embeddings.files import EmbeddingWriter, ImageTable
+    from tests.embeddings.folders import write_folder
+    from tfdml.embeddings.files import ImageTable
 
-    with EmbeddingWriter(str(path), {"model": "random"}, ImageTable.of([names["test"]])) as writer:
-        writer.append(names["embeddings"])
-        writer.finish({})
+    write_folder(path, {"model": "random"}, ImageTable.of([names["test"]]), names["embeddings"])
 
 
 def _write_archive(path: pathlib.Path, names: dict) -> None:

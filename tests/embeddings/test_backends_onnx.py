@@ -48,7 +48,9 @@ def test_the_embedders_own_vectors_from_any_batch_on(exported, expected):
     assert backend.checksum().startswith("sha256:")
     batches = list(backend.stream(DATASET, 4))
     np.testing.assert_allclose(np.concatenate(batches), expected, atol=1e-5)
-    np.testing.assert_array_equal(np.concatenate(list(backend.stream(DATASET, 4, 4))), np.concatenate(batches[1:]))
+    np.testing.assert_array_equal(
+        np.concatenate(list(backend.stream(DATASET.take(range(4, len(DATASET))), 4, 4))), np.concatenate(batches[1:])
+    )
     rows, vectors = zip(*backend.stream_readable(models_on_disk.pictures(broken=[6]), 4), strict=True)
     assert np.concatenate(rows).tolist() == [i for i in range(11) if i != 6]
     np.testing.assert_allclose(np.concatenate(vectors), np.delete(expected, 6, axis=0), atol=1e-5)

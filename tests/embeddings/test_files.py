@@ -16,16 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.embeddings.folders import write_folder
 from tfdml.data import EncodedImages, FileImages, ImageDataset
 from tfdml.embeddings import files
 from tfdml.embeddings.files import (
-    EmbeddingWriter,
+    EmbeddingFolder,
     ImageTable,
     StoredEmbeddings,
     holds_embeddings,
-    quantized,
     read_embeddings,
-    read_names,
     table_of,
     write_file,
 )
@@ -43,17 +42,22 @@ def table(count=10, roles=None):
     return ImageTable(names, np.arange(count) // 2, roles or ["test"] * count, {i: f"class {i}" for i in range(5)})
 
 
-def write(folder, identity=IDENTITY, stop_after=None, images=None, dtype="float32", rows_per_file=4):
-    """Write in batches of four rows; stop as a killed process would, in the middle of a batch."""
-    with EmbeddingWriter(folder, identity, images or table(), dtype, rows_per_file) as writer:
-        begun = writer.rows
-        for number, first in enumerate(range(writer.rows, 10, 4)):
+def write(folder, identity=IDENTITY, stop_after=None, images=None):
+    """Write the parts of four rows that are missing; stop as a killed process would. How many rows were there."""
+    target, images = EmbeddingFolder(folder, identity), images or table()
+    with target.opened():
+        if target.manifest:
+            return 10
+        begun = target.parts()
+        for number, first in enumerate(range(0, 10, 4)):
             if number == stop_after:
-                return begun
-            writer.append(EMBEDDINGS[first : first + 4])
+                break
+            if number not in begun:
+                rows = slice(first, first + 4)
+                target.write_part(number, images.columns(rows), EMBEDDINGS[rows])
         if stop_after is None:
-            writer.finish({"view": {"resize": 40}})
-        return begun
+            target.finish(10, {"view": {"resize": 40}})
+        return sum(record.rows for record in begun.values())
 
 
 def content(folder):
@@ -71,22 +75,21 @@ def refused(look, says):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("rows_per_file", "rows"), [(1, [4, 4, 2]), (5, [8, 2]), (4096, [10])])
-def test_read_back_as_written_in_files_of_whole_batches(rows_per_file, rows, tmp_path):
-    write(tmp_path / "x", images=table(roles=ROLES), rows_per_file=rows_per_file)
+def test_read_back_as_written(tmp_path):
+    write(tmp_path / "x", images=table(roles=ROLES))
     stored = read_embeddings(tmp_path / "x")
     np.testing.assert_array_equal(stored.embeddings, EMBEDDINGS)
     np.testing.assert_array_equal(stored.labels, np.arange(10) // 2)
     assert stored.embeddings.dtype == np.float32
     assert stored.roles.tolist() == ROLES
-    assert read_names(tmp_path / "x") == table().names
+    assert stored.names == table().names
     np.testing.assert_array_equal(read_embeddings(tmp_path / "x" / "manifest.json").embeddings, EMBEDDINGS)
     manifest = json.loads((tmp_path / "x" / "manifest.json").read_text())
-    assert (manifest["complete"], manifest["count"], manifest["dimension"]) == (True, 10, 3)
-    assert manifest["identity"] == {**IDENTITY, "dtype": "float32", "rows_per_file": rows_per_file}
+    assert (manifest["count"], manifest["dimension"], manifest["bad_images"]) == (10, 3, 0)
+    assert manifest["identity"] == IDENTITY
     assert manifest["view"] == {"resize": 40}
     assert set(manifest["files"]) == {path.name for path in (tmp_path / "x").iterdir()} - {"manifest.json"}
-    assert [about["rows"] for _, about in sorted(manifest["files"].items())] == rows
+    assert [about["rows"] for _, about in sorted(manifest["files"].items())] == [4, 4, 2]
     for name, about in manifest["files"].items():
         assert about["sha256"] == files.files.sha256_of(tmp_path / "x" / name)
     # What the file itself says, without Arrow's own notes: a list of floats, for tools that know no fixed size.
@@ -96,24 +99,21 @@ def test_read_back_as_written_in_files_of_whole_batches(rows_per_file, rows, tmp
     assert whole.schema.field("embedding").type == pa.list_(pa.float32(), 3)
     row = {"id": 3, "path": table().names[3], "label": 1, "class": "class 1", "role": "query"}
     assert whole.slice(3, 1).to_pylist() == [{**row, "embedding": EMBEDDINGS[3].tolist()}]
-    assert read_names(tmp_path / "x") == table().names
+    one = read_embeddings(tmp_path / "x" / "part-000001.parquet")
+    assert one.names == table().names[4:8]
 
 
-@pytest.mark.parametrize(("stops", "rows_per_file"), [([0], 4), ([3], 5), ([1, 1, 0], 4), ([2, 0, 1], 5)])
-def test_stopped_and_resumed_is_bit_equal_to_uninterrupted(stops, rows_per_file, tmp_path):
-    write(tmp_path / "whole", rows_per_file=rows_per_file)
+@pytest.mark.parametrize("stops", [[0], [3], [1, 1, 0], [2, 0, 1]])
+def test_stopped_and_resumed_is_bit_equal_to_uninterrupted(stops, tmp_path):
+    write(tmp_path / "whole")
     written = 0
     for stop in stops:
-        assert write(tmp_path / "broken", stop_after=stop, rows_per_file=rows_per_file) == written
-        # The rows of a file that was not full are lost.
-        full = 4 if rows_per_file == 4 else 8
-        written += full * (min(4 * stop, 10 - written) // full)
-        with EmbeddingWriter(tmp_path / "broken", IDENTITY, table(), rows_per_file=rows_per_file) as writer:
-            assert writer.rows == written
-        if stop:
+        assert write(tmp_path / "broken", stop_after=stop) == written
+        written = max(written, min(4 * stop, 10))
+        if written:
             refused(lambda: read_embeddings(tmp_path / "broken"), "unfinished: run the same tfdml embed again")
             assert holds_embeddings(tmp_path / "broken")
-    assert write(tmp_path / "broken", rows_per_file=rows_per_file) == written
+    assert write(tmp_path / "broken") == written
     assert content(tmp_path / "broken") == content(tmp_path / "whole")
 
 
@@ -142,18 +142,21 @@ def test_killed_at_any_moment_it_resumes_to_the_same_folder(tmp_path):
             os._exit(0)
         if not os.WIFSIGNALED(os.waitpid(pid, 0)[1]):
             break
-        before = {
-            name: data for name, data in content(path).items() if name.startswith("part-") and name.endswith(".json")
-        }
-        is_finished = (path / "manifest.json").exists()
-        assert write(path) == (10 if is_finished else min(4 * len(before), 10))
+        before = [name for name in content(path) if name.startswith("part-")]
+        assert write(path) == min(4 * len(before), 10)
         assert content(path) == content(tmp_path / "whole")
         moment += 1
-    assert moment > 20
+    assert moment > 10
 
 
-@pytest.mark.parametrize("damage", [None, lambda whole: b"", lambda whole: bytes([whole[0], *whole[2:], 0])])
-def test_a_file_that_is_gone_or_damaged_is_written_again(damage, tmp_path):
+def flipped(whole):
+    """One byte of the vectors is another."""
+    place = whole.index(EMBEDDINGS[5].tobytes())
+    return whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+
+
+@pytest.mark.parametrize("damage", [None, lambda whole: b"", lambda whole: bytes([whole[0], *whole[2:], 0]), flipped])
+def test_a_part_that_is_gone_or_damaged_is_written_again(damage, tmp_path):
     write(tmp_path / "whole")
     write(tmp_path / "broken", stop_after=2)
     path = tmp_path / "broken" / "part-000001.parquet"
@@ -168,23 +171,14 @@ def test_a_file_that_is_gone_or_damaged_is_written_again(damage, tmp_path):
 def test_another_identity_or_writer_is_refused_and_nothing_changes(tmp_path):
     write(tmp_path / "x", stop_after=2)
     before = content(tmp_path / "x")
-    progress = before["progress.json"]
-    with EmbeddingWriter(tmp_path / "x", IDENTITY, table(), rows_per_file=4):
+    with EmbeddingFolder(tmp_path / "x", IDENTITY).opened():
         refused(lambda: write(tmp_path / "x"), "another process is writing")
     with pytest.raises(UserError, match="model was sha256:aa and is now sha256:cc") as error:
         write(tmp_path / "x", {**IDENTITY, "model": "sha256:cc"})
     assert "batch_size" not in str(error.value)
-    refused(lambda: write(tmp_path / "x", rows_per_file=8), "rows_per_file was 4")
     assert content(tmp_path / "x") == before
     write(tmp_path / "x")
     refused(lambda: write(tmp_path / "x", {**IDENTITY, "data": "other"}), "data was")
-    # As a process leaves it that is killed after the manifest.
-    before = content(tmp_path / "x")
-    (tmp_path / "x" / "progress.json").write_bytes(progress)
-    with EmbeddingWriter(tmp_path / "x", IDENTITY, table(), rows_per_file=4) as writer:
-        assert writer.rows == 10
-        assert writer.finish() == writer.manifest
-    assert content(tmp_path / "x") == before
 
 
 def test_a_folder_in_an_object_store():
@@ -194,7 +188,7 @@ def test_a_folder_in_an_object_store():
     assert files.files.listing(path) == ["manifest.json", *(f"part-00000{i}.parquet" for i in range(3))]
 
 
-def test_foreign_folders_and_damaged_records_are_refused(tmp_path):
+def test_foreign_folders_are_refused(tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "thesis.tex").write_text("years of work")
     refused(lambda: write(tmp_path / "x"), r"thesis\.tex")
@@ -203,12 +197,11 @@ def test_foreign_folders_and_damaged_records_are_refused(tmp_path):
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "manifest.json").write_text("{}")
     refused(lambda: write(tmp_path / "y"), r"holds a manifest\.json of something else")
-    write(tmp_path / "z", stop_after=1)
-    record = tmp_path / "z" / "progress" / "part-000000.parquet.json"
-    change(record, sha256=3)
-    refused(lambda: write(tmp_path / "z"), r"part-000000\.parquet\.json is damaged.*; delete .*z to start again")
-    (tmp_path / "z" / "progress.json").write_text("{")
-    refused(lambda: write(tmp_path / "z"), "damaged")
+    (tmp_path / "y" / "manifest.json").write_text("{")
+    refused(lambda: write(tmp_path / "y"), r"damaged.*; delete .*y to start again")
+    (tmp_path / "z").mkdir()
+    pq.write_table(pa.table({"embedding": [[1.0]]}), tmp_path / "z" / "part-000000.parquet")
+    refused(lambda: write(tmp_path / "z"), r"holds other files \(part-000000\.parquet")
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
@@ -223,41 +216,20 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_file", filling)
         refused(lambda: write(tmp_path / "x"), r"the disk is full.*free some space and run the same command again")
-    assert set(content(tmp_path / "x")) == {"part-000000.parquet", "part-000000.parquet.json", "progress.json"}
+    assert set(content(tmp_path / "x")) == {"part-000000.parquet"}
     assert write(tmp_path / "x") == 4
     assert content(tmp_path / "x") == content(tmp_path / "whole")
 
 
-def test_values_that_are_no_embeddings_are_refused(tmp_path):
-    with EmbeddingWriter(tmp_path / "x", IDENTITY, table()) as writer:
-        writer.append(EMBEDDINGS[:4])
-        refused(lambda: writer.append(EMBEDDINGS[:4, :2]), r"must be \(images, 3\)")
-        broken = EMBEDDINGS[4:8].copy()
-        broken[1, 2] = np.nan
-        refused(lambda: writer.append(broken), r'"5".jpg holds NaN')
-        refused(writer.finish, "4 embeddings of 10")
-        refused(lambda: writer.append(EMBEDDINGS), "more embeddings than the 10")
-        assert writer.rows == 4
-    for images, dtype, says in (
-        (ImageTable(("a\udcff.jpg",), [0], ["test"]), "float32", "not: rename the file"),
-        (ImageTable(("a.jpg",), [0], ["test"], {0: "\udcff"}), "float32", "not: rename the file"),
-        (table(), "float16", "unknown `dtype` 'float16'"),
-    ):
-        refused(lambda images=images, dtype=dtype: EmbeddingWriter(tmp_path / "y", IDENTITY, images, dtype), says)
-
-
-def test_int8_keeps_each_component_to_half_a_scale(tmp_path):
-    write(tmp_path / "x", dtype="int8")
-    whole = pq.read_table(sorted((tmp_path / "x").glob("*.parquet")))
-    assert whole.schema.field("embedding").type == pa.list_(pa.int8(), 3)
-    read = read_embeddings(tmp_path / "x").embeddings
-    scale = np.array(whole["scale"].to_pylist(), np.float32)
-    np.testing.assert_array_equal(scale, np.float32(np.abs(EMBEDDINGS.astype(np.float64)).max(axis=1) / 127))
-    assert (np.abs(read - EMBEDDINGS) <= 0.501 * scale[:, None]).all()
-    codes, scale = quantized(np.zeros((2, 3), np.float32))
-    assert not codes.any()
-    assert not scale.any()
-    assert np.isfinite(quantized(np.float32([[1e-45, -1e-45]]))[0]).all()
+def test_values_that_are_no_embeddings_and_parts_that_are_missing_are_refused(tmp_path):
+    folder, columns = EmbeddingFolder(tmp_path, IDENTITY), table().columns(slice(4, 8))
+    broken = EMBEDDINGS[4:8].copy()
+    broken[1, 2] = np.nan
+    with folder.opened():
+        refused(lambda: folder.write_part(0, columns, broken), '"5".jpg holds NaN')
+        refused(lambda: folder.write_part(0, {**columns, "path": ["a\udcff.jpg"] * 4}, broken), "rename the file")
+        folder.write_part(1, columns, EMBEDDINGS[4:8])
+        refused(lambda: folder.finish(10), "4 embeddings of 10")
 
 
 def test_groups_are_kept_and_ignored(tmp_path):
@@ -268,10 +240,7 @@ def test_groups_are_kept_and_ignored(tmp_path):
     options = {"ks": [1, 2], "metrics": ["recall", "map@r", "map"]}
     expected = evaluate_dataset(EMBEDDINGS, data, **options)
     assert expected != evaluate_dataset(EMBEDDINGS, dataclasses.replace(data, groups=None), **options)
-    with EmbeddingWriter(tmp_path / "x", {}, ImageTable.of([train, data]), rows_per_file=4) as writer:
-        for rows in (EMBEDDINGS[:2], EMBEDDINGS[:3], EMBEDDINGS[3:]):
-            writer.append(rows)
-        writer.finish()
+    write_folder(tmp_path / "x", {}, ImageTable.of([train, data]), np.concatenate([EMBEDDINGS[:2], EMBEDDINGS]))
     whole = pq.read_table(sorted((tmp_path / "x").glob("*.parquet")))
     assert whole["group"].to_pylist() == [None, None, *cameras.tolist()]
     stored = read_embeddings(tmp_path / "x")
@@ -313,9 +282,8 @@ def test_large_and_plain_arrays_are_memory_mapped(tmp_path, monkeypatch):
 @given(data=st.data())
 def test_splits_in_any_order_have_their_rows(data):
     roles = data.draw(st.lists(st.sampled_from(["train", "query", "gallery"]), min_size=1, max_size=12))
-    stored = StoredEmbeddings(
-        "x", np.arange(float(len(roles)))[:, None], np.arange(len(roles)), np.array(roles), tuple(map(str, roles))
-    )
+    columns = tuple(map(str, roles)), np.arange(len(roles)), np.array(roles)
+    stored = StoredEmbeddings(*columns, source="x", embeddings=np.arange(float(len(roles)))[:, None])
     for name in ("train", "test"):
         rows = [i for i, role in enumerate(roles) if (role == "train") == (name == "train")]
         if rows:
@@ -340,10 +308,10 @@ def test_classes_of_a_folder_go_by_name_and_rows_in_order_of_the_files(tmp_path,
     assert "the columns label and class disagree; classes go by name, and are 3" in caplog.text
     one = read_embeddings(tmp_path / "1.parquet")
     assert (one.labels.tolist(), one.class_names) == ([0, 1, 0], {0: "pizza", 1: "bus"})
-    assert read_names(tmp_path) == ("0/0", "0/1", "0/2", "1/0", "1/1", "1/2")
+    assert stored.names == ("0/0", "0/1", "0/2", "1/0", "1/1", "1/2")
     pq.write_table(pa.table({"embedding": [[1.0], [0.1]], "label": ["x", "a"]}), tmp_path / "names.parquet")
     plain = read_embeddings(tmp_path / "names.parquet")
-    assert (plain.classes.tolist(), plain.roles, read_names(plain.source)) == (["x", "a"], None, ("0", "1"))
+    assert (plain.classes.tolist(), plain.roles, plain.names) == (["x", "a"], None, ("0", "1"))
     np.testing.assert_array_equal(plain.embeddings, np.float32([[1.0], [0.1]]))
 
 
@@ -415,7 +383,7 @@ def test_damaged_and_missing_files_are_refused(tmp_path):
         ({"count": 11}, "states 11 images, the files hold 10"),
         ({"files": {"../../etc/passwd": {}}}, "names a file outside its folder"),
         ({"files": {"part-000009.parquet": {}}}, "cannot be read: "),
-        ({"version": 1}, "not of a folder of embeddings of format version 2"),
+        ({"version": 1}, "not of a folder of embeddings of format version 3"),
     ],
 )
 def test_folders_that_are_not_what_their_manifest_says(values, says, tmp_path):

@@ -16,10 +16,10 @@ from PIL import Image
 
 from tests.cli import commands
 from tests.export import models_on_disk
-from tfdml.cluster.bulk_embedding import images_of
 from tfdml.data import EvaluationTransform, ImageDataset, evaluation_batches
 from tfdml.data.images import FileImages
 from tfdml.data.pipeline import readable_views
+from tfdml.embeddings.passes import images_of
 from tfdml.errors import UserError
 from tfdml.io import files
 
@@ -40,7 +40,7 @@ def bucket(s3):
 
 @pytest.mark.slow
 def test_listed_and_read(bucket):
-    paths = images_of("s3://photos/a/**/*.jpg")["path"].to_pylist()
+    paths = list(images_of("s3://photos/a/**/*.jpg").names)
     assert paths == ["s3://photos/a/0.jpg", "s3://photos/a/b/1 %20#.jpg", "s3://photos/a/b/2.jpg"]
     assert list(files.find("s3://photos/*/?.jpg")) == ["s3://photos/a/0.jpg", "s3://photos/c/3.jpg"]
     assert files.read_bytes(paths[1]) == bucket[KEYS[1]]
@@ -59,8 +59,8 @@ def test_a_list_in_the_store(s3, bucket):
     lines = [["path", "label"], ["a/0.jpg", "x"], ["s3://photos/c/3.jpg", "y"]]
     s3.put("list.csv", "\n".join(",".join(line) for line in lines).encode())
     images = images_of("s3://photos/list.csv")
-    assert images["path"].to_pylist() == ["s3://photos/a/0.jpg", "s3://photos/c/3.jpg"]
-    assert images["label"].to_pylist() == [0, 1]
+    assert images.names == ("s3://photos/a/0.jpg", "s3://photos/c/3.jpg")
+    assert images.labels.tolist() == [0, 1]
 
 
 def test_local_copies(s3, tmp_path):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from tests.cli import commands
+from tests.embeddings.folders import write_folder
 from tests.retrieval.databases import KINDS
-from tfdml.embeddings.files import EmbeddingWriter, ImageTable
+from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.retrieval import connect, index_embeddings
 from tfdml.retrieval.galleries import EmbeddingsToIndex
@@ -19,9 +20,7 @@ def written(folder, roles, seed=0, dim=6):
     labels = np.arange(len(roles)) // 5
     names = tuple(f"{label}/{row}.jpg" for row, label in enumerate(labels))
     vectors = rng.normal(size=(labels.max() + 1, dim))[labels] + 0.8 * rng.normal(size=(len(roles), dim))
-    with EmbeddingWriter(folder, {"model": f"seed {seed}"}, ImageTable(names, labels, np.array(roles))) as writer:
-        writer.append(vectors)
-        writer.finish({})
+    write_folder(folder, {"model": f"seed {seed}"}, ImageTable(names, labels, np.array(roles)), vectors)
     return folder
 
 

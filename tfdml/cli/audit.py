@@ -145,7 +145,7 @@ def _data_of(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture |
     if selection.features and read_embeddings(os.path.expanduser(selection.features)).labels is None:
         table = dataclasses.replace(table, labels=np.full(len(table), -1))
     if stored:
-        if tuple(stored.names) != table.names:
+        if stored.stored.names != table.names:
             raise UserError(
                 f"--embeddings={flags.embeddings} is not of the training and test images of {selection.name}"
             )
@@ -170,8 +170,8 @@ def _named(read: EmbeddingsToIndex, flags: AuditFlags) -> tuple[str, np.ndarray,
     stored, base = read.stored, os.path.expanduser(flags.data_dir)
     labels = np.full(len(read), -1) if stored.labels is None else stored.labels
     roles = np.full(len(read), "test") if stored.roles is None else stored.roles
-    table = ImageTable(tuple(read.names), labels, roles, stored.class_names)
-    images = FileImages(tuple(os.path.join(base, name) for name in read.names))
+    table = ImageTable(stored.names, labels, roles, stored.class_names)
+    images = FileImages(tuple(os.path.join(base, name) for name in stored.names))
     name = os.path.basename(os.path.normpath(flags.embeddings))
     return name, stored.embeddings, table, images.picture if base else None
 

@@ -153,7 +153,7 @@ def _embedded(flags: SearchFlags) -> _Queries:
             dataset = ImageDataset("queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64))
             head = load_source(flags)
             vectors, model = head.embed(dataset, flags.batch_size), head.fingerprint()
-        return read.names, vectors, read.stored.classes, model
+        return list(read.stored.names), vectors, read.stored.classes, model
     paths = _paths(flags)
     dataset = check(ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64)))
     source = load_source(flags)
@@ -175,7 +175,7 @@ def _in_embeddings(flags: SearchFlags) -> _Answer:
     stored, options = gallery.stored, dict[str, Any](k=flags.k, distance=flags.distance)
     same = os.path.realpath(os.path.expanduser(flags.queries[0])) == os.path.realpath(path)
     if same and stored.labels is not None and not (_holds_images(flags.queries) or flags.model):
-        part = dataclasses.replace(stored, names=tuple(gallery.names)).split("test")
+        part = stored.split("test")
         results = RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
         return results, flags.distance, len(part), None
     names, vectors, classes, model = _embedded(flags)

@@ -13,7 +13,7 @@ from tfdml.data import load
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.images import FileImages
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
-from tfdml.embeddings.files import check_same_model, read_embeddings, read_names
+from tfdml.embeddings.files import check_same_model, read_embeddings
 from tfdml.errors import UserError
 from tfdml.io.files import confined, is_remote
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
@@ -138,7 +138,7 @@ def stored_gallery(path: str, folder: str = "", distance: str = "euclidean", mod
     """
     stored = read_embeddings(path)
     check_same_model(stored.model, model, f"`gallery={path}` and the queries")
-    return Gallery(path, read_names(path), stored.embeddings, stored.classes, folder, distance)
+    return Gallery(path, stored.names, stored.embeddings, stored.classes, folder, distance)
 
 
 def folder_gallery(folder: str, model: EmbeddingBackend, batch_size: int = 100, distance: str = "euclidean") -> Gallery:

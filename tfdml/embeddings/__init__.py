@@ -7,12 +7,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 from tfdml.embeddings.compute import embed, embed_batches
-from tfdml.embeddings.files import ImageTable, read_embeddings, read_names
+from tfdml.embeddings.files import ImageTable, read_embeddings
 
 if TYPE_CHECKING:
     from tfdml.embeddings.backends import load_backend
 
-__all__ = ["ImageTable", "embed", "embed_batches", "load_backend", "read_embeddings", "read_names"]
+__all__ = ["ImageTable", "embed", "embed_batches", "load_backend", "read_embeddings"]
 
 
 def __getattr__(name):

@@ -76,13 +76,14 @@ class EmbeddingBackend(abc.ABC):
     def _cut(self, text: str) -> str:
         return f"{self.truncate_dim} dimensions of {text}" if self.truncate_dim else text
 
-    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
+    def stream(self, dataset: ImageDataset, batch_size: int, padded: int = 0) -> Iterator[np.ndarray]:
         """Yield the embeddings of one batch after another.
 
         Args:
             dataset: The images.
             batch_size: B.
-            first: Where to begin; at a multiple of B the batches are those of a pass from the start, bit by bit.
+            padded: How many images the model computes at once, where it is compiled for a number of them: so that
+                part of a set is computed as it is in a pass over the whole. 0: those of the largest batch.
 
         Yields:
             (B, d) float32, in the data set's order.
@@ -91,8 +92,7 @@ class EmbeddingBackend(abc.ABC):
             UserError: An image cannot be read or is refused; it is named.
         """
         self._check_input(dataset)
-        rest = dataset.take(np.arange(first, len(dataset))) if first else dataset
-        yield from map(self._first, self._stream(rest, batch_size, min(batch_size, len(dataset))))
+        yield from map(self._first, self._stream(dataset, batch_size, padded or min(batch_size, len(dataset))))
 
     def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """As `stream`, without the images that cannot be read or decoded.
@@ -113,8 +113,8 @@ class EmbeddingBackend(abc.ABC):
         return np.concatenate(list(self.stream(dataset, batch_size)))
 
     @abc.abstractmethod
-    def _stream(self, dataset: ImageDataset, batch_size: int, largest: int) -> Iterator[np.ndarray]:
-        """See `stream`; `largest` is the size of the largest batch of the whole pass."""
+    def _stream(self, dataset: ImageDataset, batch_size: int, padded: int) -> Iterator[np.ndarray]:
+        """See `stream`; `padded` is not 0."""
 
     @abc.abstractmethod
     def _stream_readable(self, images: Images, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -176,7 +176,7 @@ def embed_readable(
         the others.
 
     Raises:
-        UserError: An embedding is not finite; as the backend.
+        UserError: As the backend.
 
     Example:
         >>> images = tfdml.data.EncodedImages((jpeg, jpeg[:300]), ("1.jpg", "2.jpg"))
@@ -188,9 +188,6 @@ def embed_readable(
     """
     batches = list(backend.stream_readable(dataset, batch_size)) or [(np.zeros(0, np.int64), np.zeros((0, 0), "<f4"))]
     rows, vectors = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    diverged = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    if len(diverged):
-        raise UserError(f"the embedding of {dataset.images.name(rows[diverged[0]])} holds NaN or infinite values")
     left_out = np.setdiff1d(np.arange(len(dataset)), rows)
     reasons = {fault.index: fault.reason for fault in find_faults(dataset.images.take(left_out))}
     # One may be readable again by now.
@@ -295,10 +292,10 @@ class _ViewBackend(EmbeddingBackend):
     def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
         """Yield the vectors of one batch after another, of images or of tuples that begin with images."""
 
-    def _stream(self, dataset: ImageDataset, batch_size: int, largest: int) -> Iterator[np.ndarray]:
+    def _stream(self, dataset: ImageDataset, batch_size: int, padded: int) -> Iterator[np.ndarray]:
         batches = own_threads(evaluation_batches(dataset, self.transform, batch_size))
         try:
-            yield from self._vectors(batches, largest)
+            yield from self._vectors(batches, padded)
         except tf.errors.OpError as error:
             raise (explain_failure(error, dataset, leave_out="`bad_images='skip'`") or error) from None
 
@@ -415,7 +412,7 @@ class SavedModelEmbedder(EmbeddingBackend):
         if list(inputs) != ["image_bytes"] or "embedding" not in outputs:
             raise UserError(f"`model={path}`: serving_default takes {', '.join(inputs)} and gives {', '.join(outputs)}")
 
-    def _stream(self, dataset: ImageDataset, batch_size: int, largest: int) -> Iterator[np.ndarray]:
+    def _stream(self, dataset: ImageDataset, batch_size: int, padded: int) -> Iterator[np.ndarray]:
         images = dataset.images
         for start in range(0, len(images), batch_size):
             batch = [encoded_image(images, row) for row in range(start, min(start + batch_size, len(images)))]

@@ -1,17 +1,20 @@
 """Embeddings on disk: which images they are of, reading Parquet, .npz and .npy, and folders that resume after a kill.
 
-Any Parquet tool reads the files. A folder is written part by part. `progress.json` has its identity and
-`progress/part-000000.json` the record of a part that is done; `manifest.json` comes last, and the others go.
+Any Parquet tool reads the files. A folder is written part by part, and its parts are the record of what is done: each
+has the folder's identity in the metadata of its schema. `manifest.json` comes last.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import hashlib
+import io
 import itertools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from absl import logging
 
-from tfdml.errors import REASON, UserError, check_choice, check_positive, differences, user_errors
+from tfdml.errors import REASON, UserError, differences, user_errors
 from tfdml.io import files
 from tfdml.memory import free_memory
 from tfdml.pairwise import integer_labels
@@ -31,12 +34,13 @@ from tfdml.version import __version__
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
     from tfdml.data.dataset import ImageDataset
 
-FORMAT, VERSION = "tfdml-embeddings", 2
-MANIFEST, PROGRESS, _RECORDS = "manifest.json", "progress.json", "progress"
+FORMAT, VERSION = "tfdml-embeddings", 3
+MANIFEST, BAD_IMAGES = "manifest.json", "bad_images.csv"
 # The role of an image: `train`; `test` where a set is searched all-to-all; or one side of a test split.
 ROLE_NAMES = ("train", "test", "query", "gallery")
-DTYPES = ("float32", "int8")
-ROWS_PER_FILE = 4096
+# In the metadata of a part's schema.
+_KEY = b"tfdml"
+_PART = re.compile(r"part-(\d{6,})\.parquet")
 # Rows of one group, which readers take at once.
 _GROUP_BYTES = 2**24
 _BATCH_ROWS = 8192
@@ -46,12 +50,12 @@ _SHARE_OF_MEMORY = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class ImageTable:
-    """The images that embeddings are of, in their order.
+    """Images in an order, and what is known of them.
 
     Args:
         names: What each image is called.
-        labels: (N,) class ids.
-        roles: (N,) of `ROLE_NAMES`.
+        labels: (N,) class ids. None: they are not known.
+        roles: (N,) of `ROLE_NAMES`. None: they are not known.
         class_names: Names of the class ids.
         groups: (N,) integers, None for an image without one; see `tfdml.data.ImageDataset`. None: there are none.
 
@@ -60,16 +64,17 @@ class ImageTable:
     """
 
     names: tuple[str, ...]
-    labels: np.ndarray
-    roles: np.ndarray
+    labels: Any = None
+    roles: Any = None
     class_names: dict[int, str] = dataclasses.field(default_factory=dict)
-    groups: Sequence[int | None] | None = None
+    groups: Any = None
 
     def __post_init__(self):
-        object.__setattr__(self, "labels", integer_labels(self.labels))
-        object.__setattr__(self, "roles", np.asarray(self.roles, "<U7"))
-        sizes = [len(self.names), len(self.labels), len(self.roles)]
-        sizes += [] if self.groups is None else [len(self.groups)]
+        if self.labels is not None:
+            object.__setattr__(self, "labels", integer_labels(self.labels))
+        if self.roles is not None:
+            object.__setattr__(self, "roles", np.asarray(self.roles, "<U7"))
+        sizes = [len(column) for column in (self.names, self.labels, self.roles, self.groups) if column is not None]
         if len(set(sizes)) > 1:
             raise UserError(f"{', '.join(map(str, sizes))} names, labels, roles and groups: give as many of each")
 
@@ -105,6 +110,18 @@ class ImageTable:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def classes(self) -> np.ndarray | None:
+        """(N,) the name of each row's class, or its number where it has no name; None without labels."""
+        return None if self.labels is None else class_of_each(self.labels, self.class_names)
+
+    @property
+    def is_query(self) -> np.ndarray | None:
+        """(N,) bool where queries are searched in a gallery; None for all-to-all."""
+        if self.roles is None or not {"query", "gallery"}.issubset(self.roles.tolist()):
+            return None
+        return self.roles == "query"
+
     def checksum(self) -> str:
         """SHA-256 of names, labels, roles and groups, as `"sha256:..."`.
 
@@ -113,51 +130,36 @@ class ImageTable:
         digest = hashlib.sha256()
         for name in self.names:
             digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
-        digest.update(self.labels.astype("<i8").tobytes() + self.roles.astype("<U7").tobytes())
+        for column, kind in ((self.labels, "<i8"), (self.roles, "<U7")):
+            digest.update(b"" if column is None else column.astype(kind).tobytes())
         if self.groups is not None:
             digest.update(str(list(self.groups)).encode())
         return f"sha256:{digest.hexdigest()}"
 
-    def columns(self, rows: slice) -> dict[str, Any]:
-        """Return what `table_of` takes of some of the images."""
-        labels = self.labels[rows].tolist()
-        return {
-            "id": list(range(*rows.indices(len(self)))),
-            "path": list(self.names[rows]),
-            "label": labels,
-            "class": [str(self.class_names.get(label, label)) for label in labels],
-            "role": self.roles[rows].tolist(),
-            "group": None if self.groups is None else self.groups[rows],
-        }
+    def columns(self, rows: slice = slice(None)) -> dict[str, Any]:
+        """Return what `table_of` takes of some of the images; None for what is not known."""
+        parts = {"label": self.labels, "class": self.classes, "role": self.roles}
+        known = {name: column[rows].tolist() for name, column in parts.items() if column is not None}
+        groups = None if self.groups is None else list(self.groups[rows])
+        return {"id": [*range(*rows.indices(len(self)))], "path": list(self.names[rows]), **known, "group": groups}
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredEmbeddings:
-    """Embeddings read from disk.
+class StoredEmbeddings(ImageTable):
+    """Embeddings read from disk, and the images that they are of.
 
     Args:
         source: Where they were read from.
         embeddings: (N, d); memory-mapped if they come from an .npy file or are too large for the memory.
-        labels: (N,) int64 class ids, or None where the file holds none.
-        roles: (N,) of `ROLE_NAMES`, or None where the file does not say.
-        names: What each image is called, or None.
         manifest: The folder's manifest; empty for a file from elsewhere.
-        groups: (N,) int64, or None where the file holds none; see `tfdml.data.ImageDataset`. Images without a group
-            have each a negative number of their own.
-        class_names: Names of the class ids, where the file holds any.
+        groups: (N,) int64, or None where the file holds none. Images without a group have each a negative number of
+            their own.
+        **images: As `ImageTable`. Images without a name are called by their numbers.
     """
 
-    source: str
-    embeddings: np.ndarray
-    labels: np.ndarray | None
-    roles: np.ndarray | None = None
-    names: tuple[str, ...] | None = None
-    manifest: dict[str, Any] = dataclasses.field(default_factory=dict)
-    groups: np.ndarray | None = None
-    class_names: dict[int, str] = dataclasses.field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.embeddings)
+    source: str = dataclasses.field(kw_only=True)
+    embeddings: np.ndarray = dataclasses.field(kw_only=True)
+    manifest: dict[str, Any] = dataclasses.field(kw_only=True, default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -165,21 +167,9 @@ class StoredEmbeddings:
         return self.source
 
     @property
-    def classes(self) -> np.ndarray | None:
-        """(N,) the name of each row's class, or its number where the file holds no name; None without labels."""
-        return None if self.labels is None else class_of_each(self.labels, self.class_names)
-
-    @property
     def model(self) -> str:
         """The fingerprint of the model that embedded them; empty where it is not known."""
         return str(self.manifest.get("model", {}).get("fingerprint", ""))
-
-    @property
-    def is_query(self) -> np.ndarray | None:
-        """(N,) bool where queries are searched in a gallery; None for all-to-all."""
-        if self.roles is None or not {"query", "gallery"}.issubset(self.roles.tolist()):
-            return None
-        return self.roles == "query"
 
     def split(self, name: str) -> StoredEmbeddings:
         """Return the rows of one split; a run of rows in one piece stays memory-mapped.
@@ -200,11 +190,11 @@ class StoredEmbeddings:
         part: Any = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
         return dataclasses.replace(
             self,
-            embeddings=self.embeddings[part],
+            names=tuple(self.names[row] for row in rows),
             labels=None if self.labels is None else self.labels[part],
             roles=self.roles[part],
-            names=None if self.names is None else tuple(self.names[row] for row in rows),
             groups=None if groups is None or (groups < 0).all() else groups,
+            embeddings=self.embeddings[part],
         )
 
 
@@ -240,7 +230,7 @@ def holds_embeddings(path: str | os.PathLike) -> bool:
         True
     """
     path = Path(files.local_copy(path))
-    parts = [path / MANIFEST, path / PROGRESS, *_parquet_files(path)]
+    parts = [path / MANIFEST, *_parquet_files(path)]
     return path.suffix in (".npz", ".npy", ".parquet") or any(part.is_file() for part in parts)
 
 
@@ -248,10 +238,10 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     """Read the embeddings of a folder that `tfdml embed` wrote, or of Parquet, .npz or .npy files from anywhere.
 
     Parquet files have the column `embedding`, lists of d numbers, and optionally `class` (its name), `label` (a number
-    of these files alone), `role`, `group` (integers or text) and `scale` (each row is multiplied by its own); rows come
-    in the order of the files. An .npz holds `embeddings` (N, d) and `labels` (N,), integers or names of classes;
-    optionally `is_query` (N,) bool, for queries that are searched in the rest, or `roles` (N,), and `names` (N,). An
-    .npy holds the embeddings only, and is memory-mapped.
+    of these files alone), `path`, `role` and `group` (integers or text); rows come in the order of the files. An .npz
+    holds `embeddings` (N, d) and `labels` (N,), integers or names of classes; optionally `is_query` (N,) bool, for
+    queries that are searched in the rest, or `roles` (N,), and `names` (N,). An .npy holds the embeddings only, and is
+    memory-mapped.
 
     Args:
         path: The folder or its manifest; a Parquet file, or a folder of them; the .npz or .npy file.
@@ -291,41 +281,14 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     if unknown := set(map(str, columns.get("role", ()))) - set(ROLE_NAMES):
         raise UserError(f"{path}: unknown role {min(unknown)!r}; one of {', '.join(ROLE_NAMES)}")
     labels, class_names = _classes_of(str(path), columns.get("label"), columns.get("class"))
-    return StoredEmbeddings(
-        str(path),
-        embeddings,
-        labels,
-        columns["role"].astype("<U7") if "role" in columns else None,
-        tuple(columns["names"].tolist()) if "names" in columns else None,
-        manifest,
-        columns.get("group"),
-        class_names,
-    )
-
-
-def read_names(path: str | os.PathLike) -> tuple[str, ...]:
-    """Read the names of the images of stored embeddings, in the order of the rows; their numbers where there are none.
-
-    Args:
-        path: As `read_embeddings`.
-
-    Raises:
-        UserError: As `read_embeddings`.
-    """
-    path = Path(files.local_copy(path))
-    if path.suffix in (".npz", ".npy"):
-        stored = read_embeddings(path)
-        return tuple(map(str, stored.names or range(len(stored))))
-    with user_errors(Exception, f"{path} cannot be read: {REASON}", keep="first"):
-        parts, _ = _files_of(path)
-        count = sum(pq.read_metadata(part).num_rows for part in parts)
-        names = _column(parts, "path", count)
-    return tuple(map(str, range(count) if names is None else names.tolist()))
+    names = tuple(map(str, columns["path"].tolist() if "path" in columns else range(len(embeddings))))
+    images = names, labels, columns.get("role"), class_names, columns.get("group")
+    return StoredEmbeddings(*images, source=str(path), embeddings=embeddings, manifest=manifest)
 
 
 def _columns_of(archive: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the columns of an .npz file, by the names that they have in Parquet."""
-    columns = {"labels": "label", "roles": "role", "names": "names"}
+    columns = {"labels": "label", "roles": "role", "names": "path"}
     table = {name: archive[array] for array, name in columns.items() if array in archive}
     if "is_query" in archive and "role" not in table:
         if archive["is_query"].dtype != np.bool_:
@@ -359,8 +322,6 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
         if path.suffix != ".parquet":
             raise UserError(f"there are no embeddings at {path}")
         return [path], {}
-    if (path / PROGRESS).is_file() and not (path / MANIFEST).is_file():
-        raise UserError(f"{path} holds no finished embeddings: it is unfinished: run the same tfdml embed again")
     manifest = {}
     parts = _parquet_files(path)
     if (path / MANIFEST).is_file():
@@ -371,6 +332,8 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
         files.fields({"model": {}, **manifest}, {"count": int, "model": dict, **objects}, str(path / MANIFEST))
         names = [files.confined(path, name, str(path / MANIFEST)) for name in sorted(manifest["files"])]
         parts = [Path(name) for name in names if name.endswith(".parquet")]
+    elif any(_KEY in (pq.read_schema(part).metadata or {}) for part in parts):
+        raise UserError(f"{path} holds no finished embeddings: it is unfinished: run the same tfdml embed again")
     if not parts:
         raise UserError(f"{path} holds no finished embeddings: there is no {MANIFEST}, or it lists no Parquet file")
     return parts, manifest
@@ -384,7 +347,7 @@ def _parquet_files(folder: Path) -> list[Path]:
 def _read_parquet(parts: Sequence[Path]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return (N, d) float32 embeddings, of many in a file that is mapped, and the (N,) values of other columns."""
     count, done, embeddings = sum(pq.read_metadata(part).num_rows for part in parts), 0, None
-    for batch in _batches(parts, "embedding", "scale"):
+    for batch in _batches(parts, "embedding"):
         vectors = _vectors(batch)
         if embeddings is None:
             embeddings = _allocate((count, vectors.shape[1]))
@@ -394,7 +357,7 @@ def _read_parquet(parts: Sequence[Path]) -> tuple[np.ndarray, dict[str, np.ndarr
         done += len(vectors)
     if embeddings is None:
         raise UserError(f"{parts[0]} holds no row")
-    columns = {name: _column(parts, name, count) for name in ("label", "class", "role", "group")}
+    columns = {name: _column(parts, name, count) for name in ("path", "label", "class", "role", "group")}
     return embeddings, {name: values for name, values in columns.items() if values is not None}
 
 
@@ -414,10 +377,7 @@ def _vectors(batch: pa.RecordBatch) -> np.ndarray:
         values, lengths = column.flatten(), column.value_lengths().unique().to_pylist()
         is_number = pa.types.is_floating(values.type) or pa.types.is_integer(values.type)
         if is_number and not values.null_count and len(lengths) == 1 and lengths[0]:
-            vectors = values.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, lengths[0])
-            if "scale" in batch.schema.names:
-                vectors *= batch.column("scale").to_numpy(zero_copy_only=False).astype(np.float32)[:, None]
-            return vectors
+            return values.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, lengths[0])
     raise UserError(f"embedding must be a list of as many numbers in every row, without null, not {column.type}")
 
 
@@ -450,62 +410,44 @@ def _allocate(shape: tuple[int, int]) -> np.ndarray:
         return np.memmap(file.name, np.float32, "r+", shape=shape)
 
 
-def quantized(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows in 8 bits with a scale each: v is about scale * q, to half a scale in each component.
-
-    Args:
-        vectors: (N, d) finite.
-
-    Returns:
-        q (N, d) int8 in -127 .. 127 and the scales (N,) float32, max |v| / 127; a zero row has scale 0.
-
-    Example:
-        >>> q, scale = quantized(np.array([[1.27, -0.5], [0.0, 0.0]]))
-        >>> q.tolist(), np.round(scale, 4).tolist()
-        ([[127, -50], [0, 0]], [0.01, 0.0])
-    """
-    scale = (np.abs(vectors).max(axis=1) / 127).astype(np.float32)
-    # A scale too small for float32 is that of a zero row.
-    divisor = np.where(scale > 0, scale, np.float32(1))[:, None]
-    return np.clip(np.rint(vectors / divisor), -127, 127).astype(np.int8) * (scale > 0)[:, None], scale
-
-
-def table_of(images: Mapping[str, Any], vectors: np.ndarray, dtype: str = "float32") -> pa.Table:
+def table_of(images: Mapping[str, Any], vectors: np.ndarray) -> pa.Table:
     """Return the Arrow table of images and their embeddings.
 
     Args:
         images: (N,) values of `id`, `path` and, where known, `label`, `class`, `role` and `group`; None where they are
             not.
         vectors: (N, d) float32.
-        dtype: `"float32"`, or `"int8"` with a `scale` for each row, see `quantized`.
 
     Returns:
-        The table; `group` and `scale` where there are any. `embedding` is a fixed-size list.
+        The table; `group` where there is any. `embedding` is a fixed-size list.
 
     Raises:
-        UserError: A path is not UTF-8.
+        UserError: A path is not UTF-8, or a vector is not finite; its path is named.
 
     Example:
         >>> table_of({"id": [0], "path": ["a.jpg"], "label": [3]}, np.ones((1, 2), np.float32)).column_names
         ['id', 'path', 'label', 'class', 'role', 'embedding']
     """
     require_utf8(images["path"])
-    values, scale = (vectors.astype(np.float32, copy=False), None) if dtype == "float32" else quantized(vectors)
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        first, more = images["path"][bad[0]], f"as do {len(bad) - 1} more of its file"
+        raise UserError(f"the embedding of {first} holds NaN or infinite values, {more}; has the model diverged?")
     text = pa.dictionary(pa.int32(), pa.string())
     kinds = {"id": pa.int64(), "path": pa.string(), "label": pa.int64(), "class": text, "role": text}
     kinds |= {} if images.get("group") is None else {"group": pa.int64()}
-    empty = [None] * len(values)
+    empty = [None] * len(vectors)
     columns = {name: pa.array(images[name] if images.get(name) is not None else empty, kinds[name]) for name in kinds}
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-    columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
-    return pa.table(columns if scale is None else columns | {"scale": pa.array(scale)})
+    flat = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
+    columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+    return pa.table(columns)
 
 
-def require_utf8(paths: Iterable[str]) -> None:
-    """Raise a `UserError` for a path that is not UTF-8, as Parquet's texts are."""
-    for path in paths:
-        if path != (text := path.encode("utf-8", "backslashreplace").decode()):
-            raise UserError(f"Parquet holds paths as UTF-8, and {text} is not: rename the file")
+def require_utf8(texts: Iterable[str]) -> None:
+    """Raise a `UserError` for a path or name that is not UTF-8, as Parquet's texts are."""
+    for text in texts:
+        if text != (shown := text.encode("utf-8", "backslashreplace").decode()):
+            raise UserError(f"Parquet holds paths as UTF-8, and {shown} is not: rename the file")
 
 
 def write_file(path: str | os.PathLike | Any, table: pa.Table) -> None:
@@ -515,16 +457,16 @@ def write_file(path: str | os.PathLike | Any, table: pa.Table) -> None:
         path: The file.
         table: The table.
     """
-    field = table.schema.field("embedding").type
     # Numbers that look random do not shrink; the rest does.
     names = [name for name in table.column_names if name != "embedding"]
     pq.write_table(
         table,
         path,
-        row_group_size=max(1, _GROUP_BYTES // (field.value_type.bit_width // 8 * field.list_size)),
+        row_group_size=max(1, _GROUP_BYTES // (4 * table.schema.field("embedding").type.list_size)),
         use_dictionary=["class", "role"],
         compression={**dict.fromkeys(names, "zstd"), "embedding.list.element": "none"},
         write_statistics=["id", "label"],
+        write_page_checksum=True,
     )
 
 
@@ -538,21 +480,47 @@ def part_name(number: int) -> str:
     return f"part-{number:06d}.parquet"
 
 
+@dataclasses.dataclass(frozen=True)
+class PartRecord:
+    """What a part of a folder holds.
+
+    Args:
+        rows: Its embeddings.
+        dimension: d.
+        bad: The images that could not be embedded: id, path and reason of each.
+    """
+
+    rows: int
+    dimension: int
+    bad: list[list]
+
+
 class EmbeddingFolder:
     """A folder of embeddings that is written in parts, each of them a Parquet file; killed at any moment, it resumes.
 
+    A part is written atomically, and is its own record. The manifest comes last: a folder without it is unfinished.
+
     Args:
-        folder: A new or empty folder, or one that was begun with the same identity.
-        identity: What decides the embeddings, as JSON holds it. A folder that was begun with another is refused.
+        folder: A new or empty folder, or one that was begun with the same identity; of several machines, one that all
+            have mounted at the same place.
+        identity: What decides the embeddings, such as the checksums of model and images, as JSON holds it. A folder
+            that was begun with another is refused.
 
     Attributes:
-        manifest: What `finish_parts` wrote; empty before.
+        manifest: What `finish` wrote; empty before.
+
+    Example:
+        >>> folder = EmbeddingFolder("vectors", {"model": "sha256:..."})
+        >>> with folder.opened():
+        ...     record = folder.write_part(0, ImageTable.of([test]).columns(), embeddings)
+        ...     manifest = folder.finish(len(test))
+        >>> manifest["count"]
+        256
     """
 
     def __init__(self, folder: str | os.PathLike, identity: Mapping[str, Any]):
-        self.folder, self.identity = os.fspath(folder), dict(identity)
-        self.manifest: dict[str, Any] = {}
-        self._remedy = f"delete {self.folder} to start again, or name another folder"
+        self.folder = os.fspath(folder) if files.is_remote(folder) else os.path.abspath(folder)
+        self.identity, self.manifest = dict(identity), dict[str, Any]()
 
     def path(self, name: str) -> str:
         """Return the path of a file in the folder."""
@@ -564,20 +532,24 @@ class EmbeddingFolder:
         Raises:
             UserError: It holds something else, or was begun with another identity; the message names what differs.
         """
-        names = [name for name in files.listing(self.folder) if not files.is_debris(name)]
-        name = MANIFEST if MANIFEST in names else PROGRESS
-        if name not in names:
-            if names:
-                raise UserError(f"`folder={self.folder}` holds other files ({names[0]} ...); name another")
+        names = [name for name in files.listing(self.folder) if not name.startswith(".")]
+        if MANIFEST in names:
+            remedy = f"delete {self.folder} to start again, or name another folder"
+            value = files.read_json(self.path(MANIFEST), remedy=remedy)
+            if (value.get("format"), value.get("version")) != (FORMAT, VERSION):
+                raise UserError(f"`folder={self.folder}` holds a {MANIFEST} of something else; name a new folder")
+            self._compare(files.fields(value, {"identity": dict}, self.path(MANIFEST), remedy)["identity"])
+            self.manifest = value
             return
-        value = files.read_json(self.path(name), remedy=self._remedy)
-        if (value.get("format"), value.get("version")) != (FORMAT, VERSION):
-            raise UserError(f"`folder={self.folder}` holds a {name} of something else; name a new folder")
-        files.fields(value, {"identity": dict}, self.path(name), self._remedy)
-        different = differences(value["identity"], self.identity, lambda x: x if isinstance(x, str) else json.dumps(x))
+        for name in names:
+            if not (name == BAD_IMAGES or _PART.fullmatch(name)):
+                raise UserError(f"`folder={self.folder}` holds other files ({name} ...); name another")
+        self.parts()
+
+    def _compare(self, identity: Mapping[str, Any]) -> None:
+        different = differences(identity, self.identity, lambda x: x if isinstance(x, str) else json.dumps(x))
         if different:
             raise UserError(f"`folder={self.folder}` was begun with something else: {different}; name another")
-        self.manifest = value if name == MANIFEST else {}
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -594,201 +566,93 @@ class EmbeddingFolder:
                 if name.startswith(files.PARTIAL_PREFIX):
                     files.remove(self.path(name))
             self.read()  # again, now that nobody else can write
-            if self.manifest:
-                self.discard()
             yield
 
-    def begin(self) -> None:
-        """Write the identity, and make the folder of the records."""
-        files.write_json(self.path(PROGRESS), {"format": FORMAT, "version": VERSION, "identity": self.identity})
-        files.make_folder(self.path(_RECORDS))
-
-    def parts(self) -> dict[int, dict[str, Any]]:
-        """Return the records of the parts that are done, by number; none of parts whose file is gone or damaged.
+    def parts(self) -> dict[int, PartRecord]:
+        """Return what the parts hold, by number; none of those that are damaged.
 
         Raises:
-            UserError: A record is damaged.
+            UserError: A file is of something else, or was begun with another identity.
         """
-        records = {}
-        kinds = {"part": int, "rows": int, "dimension": int, "sha256": str}
-        for name in files.listing(self.path(_RECORDS)):
-            if not files.is_debris(name):
-                record = files.read_json(self.path(f"{_RECORDS}/{name}"), kinds, self._remedy)
-                if not record["rows"] or _is_whole(self.path(part_name(record["part"])), record):
-                    records[record["part"]] = record
-        return records
+        matches = filter(None, map(_PART.fullmatch, files.listing(self.folder)))
+        records = {int(match[1]): self._record(match[0]) for match in matches}
+        return {number: record for number, record in records.items() if record}
 
-    def write_part(self, number: int, table: pa.Table | None, **entries: Any) -> dict[str, Any]:
-        """Write the embeddings of a part, then the record that it is done.
+    def _record(self, name: str) -> PartRecord | None:
+        """Return what a part holds; None where it is damaged, which the checksums of its pages show."""
+        try:
+            data = pa.BufferReader(files.read_bytes(self.path(name)))
+            table = pq.read_table(data, page_checksum_verification=True)
+        except (OSError, pa.ArrowException):
+            return None
+        text = (table.schema.metadata or {}).get(_KEY)
+        if text is None:
+            raise UserError(f"`folder={self.folder}` holds other files ({name} ...); name another")
+        about = files.fields(files.parse_json(text, self.path(name)), {"identity": dict, "bad": list}, self.path(name))
+        self._compare(about["identity"])
+        return PartRecord(len(table), table.schema.field("embedding").type.list_size, about["bad"])
+
+    def write_part(
+        self, number: int, images: Mapping[str, Any], vectors: np.ndarray, bad: Sequence[list] = ()
+    ) -> PartRecord:
+        """Write the embeddings of a part.
 
         Args:
             number: Of the part.
-            table: Of `table_of`; None for a part without any embedding.
-            **entries: What else to keep of the part.
-
-        Returns:
-            What `parts` returns of it.
-        """
-        record = {"part": number, "rows": 0, "dimension": 0, "sha256": "", **entries}
-        if table is not None:
-            with files.atomic_write(self.path(part_name(number))) as temporary:
-                write_file(temporary, table)
-                record |= {"rows": len(table), "dimension": table.schema.field("embedding").type.list_size}
-                record["sha256"] = files.sha256_of(temporary)
-        files.write_json(self.path(f"{_RECORDS}/{part_name(number)}.json"), record)
-        return record
-
-    def finish_parts(self, dtype: str, about: Mapping[str, Any], more: Iterable[str] = ()) -> dict[str, Any]:
-        """Write the manifest, and remove what only an unfinished folder needs.
-
-        Args:
-            dtype: One of `DTYPES`.
-            about: Further entries.
-            more: Names of further files of the folder.
-
-        Returns:
-            The manifest.
-
-        """
-        parts = {part_name(number): record for number, record in self.parts().items() if record["rows"]}
-        listed = {name: {"sha256": record["sha256"], "rows": record["rows"]} for name, record in parts.items()}
-        self.manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "tfdml": __version__,
-            "identity": self.identity,
-            "complete": True,
-            "count": sum(record["rows"] for record in parts.values()),
-            "dimension": next(iter(parts.values()))["dimension"],
-            "dtype": dtype,
-            **about,
-            "files": listed | {name: {"sha256": files.sha256_of(self.path(name))} for name in more},
-        }
-        files.write_json(self.path(MANIFEST), self.manifest)
-        self.discard()
-        return self.manifest
-
-    def discard(self) -> None:
-        """Remove what only an unfinished folder needs: the records of the parts, and the identity."""
-        files.remove(self.path(_RECORDS))
-        files.remove(self.path(PROGRESS))
-
-
-def _is_whole(path: str, record: Mapping[str, Any]) -> bool:
-    # A file in a store is whole or absent, and would be fetched for its checksum.
-    return files.is_file(path) and (files.in_store(path) or files.sha256_of(path) == record["sha256"])
-
-
-class EmbeddingWriter(EmbeddingFolder):
-    """Writes embeddings into a folder of its own; a context manager.
-
-    Every file is written atomically before its record. The manifest comes last: a folder without it is unfinished.
-    While open, the folder is locked against other writers.
-
-    Args:
-        folder: A new or empty folder, or one that was begun with the same arguments.
-        identity: What decides the embeddings, such as the checksums of model and data, as JSON holds it.
-        images: The images that the embeddings are of, in their order.
-        dtype: `"float32"`, or `"int8"` with a scale for each row.
-        rows_per_file: A file ends with the batch by which it has so many rows. A kill loses the rows of one file at
-            most.
-
-    Attributes:
-        rows: How many embeddings have been appended; on entering, how many an earlier process wrote.
-        manifest: What `finish` wrote; empty before.
-
-    Raises:
-        UserError: A name is not UTF-8. On entering: the folder holds something else, was begun with another identity,
-            or is written by another process. Later: the disk is full, or embeddings are not as announced.
-
-    Example:
-        >>> with EmbeddingWriter("vectors", {"model": "sha256:..."}, ImageTable.of([test])) as writer:
-        ...     for first in range(writer.rows, len(test), 100):
-        ...         writer.append(embeddings[first : first + 100])
-        ...     manifest = writer.finish()
-        >>> manifest["count"]
-        256
-    """
-
-    def __init__(
-        self,
-        folder: str | os.PathLike,
-        identity: Mapping[str, Any],
-        images: ImageTable,
-        dtype: str = "float32",
-        rows_per_file: int = ROWS_PER_FILE,
-    ):
-        check_choice("`dtype`", dtype, DTYPES)
-        check_positive(rows_per_file=rows_per_file)
-        require_utf8((*images.names, *images.class_names.values()))
-        super().__init__(folder, {**identity, "dtype": dtype, "rows_per_file": rows_per_file})
-        self.images, self.dtype, self.rows_per_file = images, dtype, rows_per_file
-        self.rows = self._written = self._dimension = 0
-        self._batches: list[np.ndarray] = []  # appended, and not yet in a file
-        self._lock = contextlib.ExitStack()
-
-    def __enter__(self) -> EmbeddingWriter:
-        with contextlib.ExitStack() as lock:
-            lock.enter_context(self.opened())
-            parts = self.parts()
-            while record := parts.get(self._written):
-                self.rows, self._dimension = self.rows + record["rows"], record["dimension"]
-                self._written += 1
-            self.rows = len(self.images) if self.manifest else self.rows
-            self._lock = lock.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.close()
-
-    def append(self, embeddings: np.ndarray) -> None:
-        """Add the embeddings (B, d) of the next images.
+            images: As `table_of`.
+            vectors: (N, d) float32; N may be 0.
+            bad: As `PartRecord`.
 
         Raises:
-            UserError: They are not finite (the first image is named), of another dimension, or too many; the disk is
-                full.
+            UserError: As `table_of`; the disk is full.
         """
-        embeddings = np.ascontiguousarray(embeddings, "<f4")
-        if embeddings.ndim != 2 or 0 in embeddings.shape or (self.rows and embeddings.shape[1] != self._dimension):
-            expected = f"(images, {self._dimension})" if self.rows else "(images, dimensions)"
-            raise UserError(f"embeddings must be {expected}, not of shape {embeddings.shape}")
-        if self.rows + len(embeddings) > len(self.images):
-            raise UserError(f"there are more embeddings than the {len(self.images)} images")
-        bad = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
-        if len(bad):
-            first, more = self.images.names[self.rows + bad[0]], f"as do {len(bad) - 1} more of its batch"
-            raise UserError(f"the embedding of {first} holds NaN or infinite values, {more}; has the model diverged?")
-        if not self.rows:
-            self._dimension = embeddings.shape[1]
-            self.begin()
-        self._batches.append(embeddings)
-        self.rows += len(embeddings)
-        if sum(map(len, self._batches)) >= self.rows_per_file:
-            self._write_file()
+        vectors = vectors if len(vectors) else np.zeros((0, 1), np.float32)
+        about: dict[str, Any] = {"identity": self.identity, "bad": list(bad)}
+        table = table_of(images, vectors).replace_schema_metadata({_KEY: json.dumps(about, sort_keys=True)})
+        with files.atomic_write(self.path(part_name(number))) as temporary:
+            write_file(temporary, table)
+        return PartRecord(len(table), vectors.shape[1], about["bad"])
 
-    def finish(self, about: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Write the last file and then the manifest; a finished folder stays as it is.
+    def finish(self, images: int, about: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Write the list of bad images, if there are any, and the manifest.
 
         Args:
+            images: How many there are, the bad ones among them.
             about: Further entries of the manifest.
 
         Returns:
             The manifest.
 
         Raises:
-            UserError: Embeddings are missing; the disk is full.
+            UserError: Parts are missing, or no image could be embedded; the disk is full.
         """
-        if self.manifest:
-            return self.manifest
-        if self.rows != len(self.images):
-            raise UserError(f"there are {self.rows} embeddings of {len(self.images)} images")
-        if self._batches:
-            self._write_file()
-        return self.finish_parts(self.dtype, about or {})
-
-    def _write_file(self) -> None:
-        vectors = np.concatenate(self._batches)
-        images = self.images.columns(slice(self.rows - len(vectors), self.rows))
-        self.write_part(self._written, table_of(images, vectors, self.dtype))
-        self._written += 1
-        self._batches = []
+        parts = self.parts()
+        bad = [image for _, record in sorted(parts.items()) for image in record.bad]
+        rows = {part_name(number): record.rows for number, record in sorted(parts.items())}
+        count = sum(rows.values())
+        if count + len(bad) != images:
+            raise UserError(f"there are {count} embeddings of {images} images in {self.folder}")
+        if not count:
+            raise UserError(f"none of the {len(bad):,} images can be read; the first: {bad[0][1]}: {bad[0][2]}")
+        for name in [name for name, size in rows.items() if not size]:
+            files.remove(self.path(name))
+            del rows[name]
+        if bad:
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([["id", "path", "reason"], *bad])
+            files.write_whole(self.path(BAD_IMAGES), text.getvalue().encode())
+        listed: dict[str, dict[str, Any]] = {name: {"rows": size} for name, size in rows.items()}
+        listed |= {BAD_IMAGES: {}} if bad else {}
+        self.manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "tfdml": __version__,
+            "identity": self.identity,
+            "count": count,
+            "bad_images": len(bad),
+            "dimension": next(record.dimension for record in parts.values() if record.rows),
+            **(about or {}),
+            "files": {name: {**entry, "sha256": files.sha256_of(self.path(name))} for name, entry in listed.items()},
+        }
+        files.write_json(self.path(MANIFEST), self.manifest)
+        return self.manifest

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.embeddings.compute import truncate
-from tfdml.embeddings.files import StoredEmbeddings, check_same_model, read_embeddings, read_names
+from tfdml.embeddings.files import StoredEmbeddings, check_same_model, read_embeddings
 from tfdml.errors import REASON, UserError, check_choice, check_positive, redact, user_errors
 from tfdml.io.files import fields, parse_json, sha256_of
 from tfdml.pairwise import DISTANCES
@@ -414,14 +414,12 @@ class EmbeddingsToIndex:
 
     Args:
         stored: The embeddings.
-        names: What the images are called.
         ids: N ids, each once.
         source: What identifies these embeddings: of their checksums.
         truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they are.
     """
 
     stored: StoredEmbeddings
-    names: list[str]
     ids: list[str]
     source: str
     truncate_dim: int = 0
@@ -445,13 +443,12 @@ class EmbeddingsToIndex:
         stored = read_embeddings(path)
         if truncate_dim:
             truncate(stored.embeddings[:1], truncate_dim)
-        names = list(map(str, stored.names or read_names(path)))
-        ids = [f"{prefix}{name}" for name in names]
+        ids = [f"{prefix}{name}" for name in stored.names]
         if len(set(ids)) < len(ids):
             raise UserError(f"{stored.source}: {len(ids) - len(set(ids)):,} names occur more than once")
         files = stored.manifest.get("files") or {"file": sha256_of(Path(stored.source))}
         mark = hashlib.sha256(json.dumps([files, prefix, truncate_dim], sort_keys=True).encode()).hexdigest()[:16]
-        return cls(stored, names, ids, mark, truncate_dim)
+        return cls(stored, ids, mark, truncate_dim)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -474,7 +471,7 @@ class EmbeddingsToIndex:
 
     def columns(self, rows: np.ndarray) -> dict[str, list[str]]:
         """Return the texts of some rows: path and source, and class and role where they are known."""
-        columns = {"path": [self.names[row] for row in rows], "source": [self.source] * len(rows)}
+        columns = {"path": [self.stored.names[row] for row in rows], "source": [self.source] * len(rows)}
         for name, values in (("class", self.stored.classes), ("role", self.stored.roles)):
             if values is not None:
                 columns[name] = values[rows].tolist()

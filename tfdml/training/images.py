@@ -19,7 +19,7 @@ from tfdml.data.policies import Policy
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
 from tfdml.data.readers.tables import Table, composed, split_classes, warn_shared_classes
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
-from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings, read_names
+from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings
 from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within
@@ -169,7 +169,7 @@ def vector_splits(
         check_share(test_fraction=test_fraction)
     path = os.path.expanduser(path)
     stored = read_embeddings(path)
-    names = tuple(map(str, stored.names or read_names(path)))
+    names = stored.names
     labels, roles, given, protocol = stored.labels, stored.roles, None, None
     if pairs:
         table = Table("features", path, range(1, len(names) + 1), {"path": list(names)})
@@ -188,7 +188,7 @@ def vector_splits(
         assert test_fraction is not None
         classes = split_classes("features", path, np.unique(labels).tolist(), test_fraction, "a column role")
         roles = np.where(np.isin(labels, classes["train"]), "train", "test")
-    stored = dataclasses.replace(stored, names=names, labels=labels, roles=roles)
+    stored = dataclasses.replace(stored, labels=labels, roles=roles)
     splits = {}
     for split in ("train", "test"):
         rows = np.flatnonzero((roles == "train") == (split == "train"))
@@ -202,7 +202,7 @@ def vector_splits(
 
 
 def _vectors_of(stored: StoredEmbeddings, split: str, folder: str, **columns: Any) -> ImageDataset:
-    images = VectorImages(stored.embeddings, stored.names or (), folder)
+    images = VectorImages(stored.embeddings, stored.names, folder)
     assert stored.labels is not None
     class_names = {label: stored.class_names.get(label, str(label)) for label in np.unique(stored.labels).tolist()}
     columns |= {"is_query": stored.is_query, "groups": stored.groups}
