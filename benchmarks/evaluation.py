@@ -15,7 +15,7 @@ Products, 60,502 and 11,316:
 - peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of --torch_python. Its NMI
   and AMI are of the clusters found here, so that they measure the same;
 - index: a gallery on disk, memory-mapped, into an approximate index: seconds to build and save it, and for each
-  effort milliseconds a query and the recall of the ten nearest against exact search, on a sample of queries. Like
+  number of lists milliseconds a query and the recall of the ten nearest against exact search, on a sample of queries. Like
   those of trained networks, the embeddings vary mostly in a few directions (--ranks).
 
 Ends with status 1 if a number differs from a peer's by more than the tolerance in its row.
@@ -220,36 +220,31 @@ def peer_part(args, arrays, folder, results):
 
 def index_part(args, folder, results):
     """Build, save and search an approximate index of galleries of each rank."""
-    from tfdml.retrieval import build_index, index_recall, load_index, nearest_neighbors
+    from tfdml.retrieval import build_index, load_index, nearest_neighbors
 
-    row = results.table(
-        "index", "index, rank of the gallery", "lists searched", "recall of the ten nearest", "ms a query"
-    )
+    row = results.table("index", "index, rank of the gallery", "parameters", "recall of the ten nearest", "ms a query")
     built_rows = []
     for rank in args.ranks:
         gallery = make_gallery(f"{folder}/gallery{rank}.npy", args.gallery, args.gallery_dim, rank)
         rows = np.sort(np.random.default_rng(0).choice(len(gallery), min(args.queries, len(gallery)), replace=False))
         queries, options = gallery[rows], {"k": NEAREST, "own_rows": rows}
-        for kind in args.kinds.split(","):
-            name = f"`{kind}`, {rank or 'full'}"
-            built, wall, cpu = time_call(functools.partial(build_index, gallery, kind=kind))
-            _, saving, _ = time_call(built.save, f"{folder}/gallery.index")
-            size = os.path.getsize(f"{folder}/gallery.index") / 2**20
-            index = load_index(f"{folder}/gallery.index", mapped=True)
-            lists = index.lists or ""
-            built_rows.append((name, lists, f"{wall:.1f}", f"{cpu:.1f}", f"{saving:.1f}", f"{size:,.0f}"))
-            efforts = [4, 16, 64, 256] if kind == "ivf" else [16, 64, 256]
-            for point in index_recall(index, gallery, k=NEAREST, efforts=efforts, sample=len(rows)):
-                _, seconds, _ = time_call(functools.partial(index.search, queries, effort=point.effort, **options))
-                recall = f"{point.recall:.3f} ± {point.standard_error:.3f}"
-                row(name, point.effort, recall, f"{1e3 * seconds / len(rows):.2f}")
-        _, seconds, _ = time_call(
+        exact, seconds, _ = time_call(
             functools.partial(nearest_neighbors, queries, gallery, memory_budget=BUDGET, **options)
         )
         row(f"exact search, {rank or 'full'}", "", "1", f"{1e3 * seconds / len(rows):.2f}")
-    add = results.table(
-        "built", "index, rank of the gallery", "lists", "seconds", "processor seconds", "saved, s", "MiB"
-    )
+        name = f"`{args.factory}`, {rank or 'full'}"
+        built, wall, cpu = time_call(functools.partial(build_index, gallery, args.factory))
+        _, saving, _ = time_call(built.save, f"{folder}/gallery.index")
+        size = os.path.getsize(f"{folder}/gallery.index") / 2**20
+        built_rows.append((name, f"{wall:.1f}", f"{cpu:.1f}", f"{saving:.1f}", f"{size:,.0f}"))
+        index = load_index(f"{folder}/gallery.index")
+        for parameters in args.parameters.split(";"):
+            index.tune(parameters)
+            (neighbors, _), seconds, _ = time_call(functools.partial(index.search, queries, **options))
+            shares = [np.isin(one, other).mean() for one, other in zip(exact[0], neighbors, strict=True)]
+            recall = f"{np.mean(shares):.3f} ± {np.std(shares) / len(shares) ** 0.5:.3f}"
+            row(name, parameters, recall, f"{1e3 * seconds / len(rows):.2f}")
+    add = results.table("built", "index, rank of the gallery", "seconds", "processor seconds", "saved, s", "MiB")
     for cells in built_rows:
         add(*cells)
 
@@ -270,7 +265,8 @@ def main():
         "--ranks", type=int, nargs="+", default=[16], help="directions of a gallery; 0: all, the hardest"
     )
     parser.add_argument("--queries", type=int, default=1000, help="queries that its recall is measured on")
-    parser.add_argument("--kinds", default="ivf", help="ivf, hnsw or both with a comma")
+    parser.add_argument("--factory", default="IVF2000,Flat", help="the index, as faiss.index_factory reads it")
+    parser.add_argument("--parameters", default="nprobe=4;nprobe=16;nprobe=64;nprobe=256", help="with semicolons")
     args = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     parts = args.parts.split(",")
