@@ -15,8 +15,8 @@ Products, 60,502 and 11,316:
 - peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of --torch_python. Its NMI
   and AMI are of the clusters found here, so that they measure the same;
 - index: a gallery on disk, memory-mapped, into an approximate index: seconds to build and save it, and for each
-  number of lists milliseconds a query and the recall of the ten nearest against exact search, on a sample of queries. Like
-  those of trained networks, the embeddings vary mostly in a few directions (--ranks).
+  number of lists milliseconds a query and the recall of the ten nearest against exact search, on a sample of
+  queries. Like those of trained networks, the embeddings vary mostly in a few directions (--ranks).
 
 Ends with status 1 if a number differs from a peer's by more than the tolerance in its row.
 """
