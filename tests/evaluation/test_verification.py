@@ -115,10 +115,11 @@ def test_more_copies_of_other_classes_than_the_rate_allows_are_refused():
         assert (point.far.mean, point.tar.mean) == (0, 0)
 
 
-def dyadic_by_hand(embeddings, labels, distance, threshold):
+def dyadic_by_hand(embeddings, labels, distance, threshold, counted):
     """Standard errors from every pair of pairs of classes that share a class, by loops."""
     distances, _ = all_pairs(embeddings, labels, distance)
-    i, j = np.triu_indices(len(labels), 1)
+    i, j = (ends[counted] for ends in np.triu_indices(len(labels), 1))
+    distances = distances[counted]
     cells = {}  # of two classes, how many pairs are accepted, and how many there are
     for a, b, hit in zip(labels[i], labels[j], distances <= threshold, strict=True):
         cell = cells.setdefault((min(a, b), max(a, b)), [0, 0])
@@ -137,18 +138,28 @@ def dyadic_by_hand(embeddings, labels, distance, threshold):
     return error(hits, pairs, within), error(hits, pairs, across), error(good, hits, list(cells))
 
 
-def test_standard_errors_equal_the_sum_over_pairs_that_share_a_class():
+@pytest.mark.parametrize("across", [False, True], ids=["all pairs", "across views"])
+def test_standard_errors_equal_the_sum_over_pairs_that_share_a_class(across):
     # Some classes are nearer to all others than the rest are.
     rng = np.random.default_rng(3)
     labels = rng.integers(12, size=360)
     away = np.linspace(0.1, 2, 12)[:, None] * rng.normal(size=(12, 4))
     embeddings = 1.5 + away[labels] + 0.4 * rng.normal(size=(360, 4))
-    distances, same = all_pairs(embeddings, labels, "cosine")
+    views = rng.random(360) < 0.3 if across else None
+    counted = np.ones((360, 360), bool) if views is None else views[:, None] != views
+    counted = counted[np.triu_indices(360, 1)]
+    distances, same = (values[counted] for values in all_pairs(embeddings, labels, "cosine"))
     ordered = np.sort(distances[~same])
     # Distances are float32: the first one refused is well above the last one accepted.
     k = len(ordered) // 5 + int(np.argmax(np.diff(ordered[len(ordered) // 5 :])[:50]))
-    (point,) = verification(embeddings, labels, distance="cosine", fars=((k + 1.5) / len(ordered),)).points.values()
-    expected = dyadic_by_hand(embeddings, labels, "cosine", ordered[k + 1] - 1e-6)
+    far = (k + 1.5) / len(ordered)
+    result = verification(embeddings, labels, distance="cosine", fars=[far], views=views)
+    assert (result.num_same, result.num_different) == (same.sum(), (~same).sum())
+    assert result.auc == pytest.approx(roc_auc_score(same, -distances), abs=1e-4)
+    calibration = calibrate(embeddings, labels, far=far, distance="cosine", views=views)
+    assert calibration.threshold == result.points[far].threshold
+    (point,) = result.points.values()
+    expected = dyadic_by_hand(embeddings, labels, "cosine", ordered[k + 1] - 1e-6, counted)
     for interval, (rate, error) in zip((point.tar, point.far, point.precision), expected, strict=True):
         assert interval.mean == pytest.approx(rate)
         assert interval.standard_error == pytest.approx(error, rel=1e-6)

@@ -321,6 +321,7 @@ def calibrate(
     distance: str = "euclidean",
     level: float = 0.95,
     prior: float | None = None,
+    views: Any = None,
 ) -> Calibration:
     """Chooses the threshold on the distance up to which an image is accepted.
 
@@ -355,6 +356,7 @@ def calibrate(
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
         level: The coverage of the intervals.
         prior: The share of pairs of one class among the pairs that will be asked about; None: that of these images.
+        views: For `far` and `precision`, as `verification`: pairs of an image and a text, not of two images.
 
     Returns:
         A `Calibration`.
@@ -377,8 +379,8 @@ def calibrate(
     ((kind, rate),) = rates.items()
     check_share(**{kind: rate, "prior": 0.5 if prior is None else prior, "level": level})
     if fpir is not None:
-        if prior is not None:
-            raise UserError("`prior` goes with far= or precision=")
+        if not (prior is views is None):
+            raise UserError("`prior` and `views` go with far= or precision=")
         searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, distance)
         threshold = largest_threshold(searches.unknown, fpir, distance)
         rates_there = searches.rates(threshold, level, new_classes=True)
@@ -386,7 +388,7 @@ def calibrate(
         return Calibration(threshold, distance, kind, rate, rates_there, level, *size)
     if not (gallery is gallery_labels is own_rows is None):
         raise UserError("`gallery`, `gallery_labels` and `own_rows` go with fpir=")
-    pairs = AllPairs(embeddings, labels, distance)
+    pairs = AllPairs(embeddings, labels, distance, views)
     same, different = pairs.histogram.positive, pairs.histogram.negative
     threshold = _of_far(pairs, rate) if kind == "far" else _of_precision(pairs, rate)
     (point,) = pairs.operating_points([threshold], level, new_classes=True)

@@ -154,6 +154,7 @@ def verification(
     distance: str = "euclidean",
     fars: Sequence[float] | None = None,
     level: float = 0.95,
+    views: Any = None,
 ) -> Verification:
     """Measures verification over all pairs of images.
 
@@ -177,6 +178,8 @@ def verification(
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
         fars: The false accept rates; by default those of `FARS` that the number of pairs can resolve.
         level: The coverage of the intervals.
+        views: (N,) bool, the view of each embedding, such as whether it is of a text: pairs of different views count
+            alone; None: all pairs.
 
     Returns:
         A `Verification`.
@@ -191,7 +194,7 @@ def verification(
         (1.0, 0.0, 2, 4)
     """
     check_share(level=level)
-    pairs = AllPairs(embeddings, labels, distance)
+    pairs = AllPairs(embeddings, labels, distance, views)
     histogram, curve = pairs.histogram, pairs.curve()
     num_same, num_different = int(curve.same[-1]), int(curve.different[-1])
     fars = [far for far in FARS if far * num_different >= 1] if fars is None else fars
@@ -361,23 +364,25 @@ class AllPairs:
         embeddings: (N, d).
         labels: (N,) integer class ids.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        views: As `verification`.
 
     Raises:
-        UserError: Embeddings that are empty or not finite, labels that do not go with them, an unknown distance, or
-            not both pairs of one class and pairs of different classes.
+        UserError: Embeddings that are empty or not finite, labels or views that do not go with them, an unknown
+            distance, or not both pairs of one class and pairs of different classes.
     """
 
-    def __init__(self, embeddings: Any, labels: Any, distance: str = "euclidean"):
+    def __init__(self, embeddings: Any, labels: Any, distance: str = "euclidean", views: Any = None):
         check_choice("distance", distance, DISTANCES)
         embeddings = check_embeddings(embeddings)
         labels = check_labels(labels, len(embeddings))
         # Sorted by class, the pairs of one class lie in few tiles.
         order = np.argsort(labels, kind="stable")
         _, self.classes, self.sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
-        classes = len(self.sizes)
-        if not 1 < classes < len(labels):
-            missing = "of one class" if classes == len(labels) else "of different classes"
-            raise UserError(f"there is no pair of images {missing}: {len(labels)} images of {classes} classes")
+        self._views = None if views is None else check_labels(views, len(labels), "views")[order] > 0
+        self.counts = PairCounts.of(self.classes, self.sizes, self._views)
+        if not (self.counts.same.any() and self.counts.others.any()):
+            missing = "of different classes" if self.counts.same.any() else "of one class"
+            raise UserError(f"there is no pair of images {missing}: {len(labels)} images of {len(self.sizes)} classes")
         self._points, self.distance = embeddings[order], distance
         self._frame = frame_of(self._points, self._points, distance)
         blocks = (self._frame.place(self._points[rows]) for rows in row_blocks(len(order), _TILE))
@@ -423,6 +428,9 @@ class AllPairs:
                 columns = slice(j, min(j + _TILE, len(self._points)))
                 distances = self._tile(rows, columns)
                 counted: Any = above_diagonal[: distances.shape[0], : distances.shape[1]] if i == j else ...
+                if self._views is not None:
+                    across = self._views[rows, None] != self._views[columns]
+                    counted = across if counted is ... else across & counted
                 yield rows, columns, distances, counted
 
     def _tile(self, rows: slice, columns: slice) -> np.ndarray:
@@ -503,9 +511,9 @@ class AllPairs:
         """Return the rates at each threshold (before `scale`), with intervals over classes or for as many new ones."""
         order = np.argsort(thresholds)
         counts = self._accepted_by_class(np.asarray(thresholds, np.float64)[order])
-        sizes, points = self.sizes.astype(np.float64), []
+        points = []
         for threshold, place in zip(thresholds, np.argsort(order), strict=True):
-            rates = _rates(sizes, [part[..., place] for part in counts], level, new_classes)
+            rates = _rates(self.counts, [part[..., place] for part in counts], level, new_classes)
             points.append(OperatingPoint(float(threshold) * self.scale, *rates))
         return points
 
@@ -533,10 +541,48 @@ class AllPairs:
             rows_of[first:last] += strip.sum(axis=1)
             rows_of += strip.sum(axis=0)
             squares += np.square(strip).sum(axis=(0, 1))
-            sizes = self.sizes[first:last, None] * self.sizes.astype(np.float64)
-            products += np.einsum("cd,cdt->t", sizes, strip)
+            products += np.einsum("cd,cdt->t", self.counts.between(slice(first, last)), strip)
             first = last
         return same, rows_of, squares, products
+
+
+@dataclasses.dataclass(frozen=True)
+class PairCounts:
+    """How many pairs there are of each class and of any two.
+
+    Args:
+        first: (C,) the number of images of each class in one view.
+        second: (C,) that in the other. Of one view half of `first`, as each of its pairs is met from either side.
+        same: (C,) the number of pairs of each class.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    same: np.ndarray
+
+    @classmethod
+    def of(cls, classes: np.ndarray, sizes: np.ndarray, views: np.ndarray | None) -> PairCounts:
+        """Count the pairs of images of `classes` (N,), of any view or of different `views` (N,)."""
+        first = sizes.astype(np.float64)
+        if views is None:
+            return cls(first, first / 2, first * (first - 1) / 2)
+        second = np.bincount(classes, weights=views, minlength=len(sizes))
+        return cls(first - second, second, (first - second) * second)
+
+    @property
+    def others(self) -> np.ndarray:
+        """(C,) the number of pairs of an image of a class and one of another class."""
+        a, b = self.first, self.second
+        return a * (b.sum() - b) + b * (a.sum() - a)
+
+    def between(self, rows: slice) -> np.ndarray:
+        """Return the number of pairs of each of some classes and each class; twice that for a class and itself."""
+        return self.first[rows, None] * self.second + self.second[rows, None] * self.first
+
+    def squared(self) -> float:
+        """Return the sum over any two different classes of the squared number of their pairs."""
+        a, b = np.square(self.first), np.square(self.second)
+        return float(a.sum() * b.sum() + (self.first * self.second).sum() ** 2 - 2 * (a * b).sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -579,11 +625,10 @@ class Curve:
         return float((self.ends[k - 1] + self.ends[k]) / 2)
 
 
-def _rates(sizes: np.ndarray, accepted: Sequence, level: float, new_classes: bool) -> tuple[Interval, ...]:
+def _rates(counts: PairCounts, accepted: Sequence, level: float, new_classes: bool) -> tuple[Interval, ...]:
     """TAR, FAR and precision from what is accepted, as `_accepted_by_class` counts it at one threshold."""
     same, others, squares, products = accepted
-    num, images = len(sizes), sizes.sum()
-    pairs_same, pairs_others = sizes * (sizes - 1) / 2, sizes * (images - sizes)
+    num, pairs_same, pairs_others = len(counts.same), counts.same, counts.others
     num_same, num_different = pairs_same.sum(), pairs_others.sum() / 2
     hits, false = same.sum(), others.sum() / 2
 
@@ -595,9 +640,8 @@ def _rates(sizes: np.ndarray, accepted: Sequence, level: float, new_classes: boo
     with_pairs = int(np.count_nonzero(pairs_same))
     of_tar = interval(tar, float(np.square((same - tar * pairs_same) / num_same).sum()), with_pairs, with_pairs)
     far = false / num_different
-    all_squared = (np.square(sizes).sum() ** 2 - (sizes**4).sum()) / 2
     shared = float(np.square((others - far * pairs_others) / num_different).sum())
-    alone = float(squares - 2 * far * products + far**2 * all_squared) / num_different**2
+    alone = float(squares - 2 * far * products + far**2 * counts.squared()) / num_different**2
     # Classes share causes, so that it is at least that of independent pairs of classes.
     of_far = interval(far, max(shared - alone, alone), num, num / 2)
     total = hits + false
