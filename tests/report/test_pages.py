@@ -223,7 +223,7 @@ def test_parts_that_grow_with_the_data_are_bounded(tmp_path, monkeypatch):
     assert len(rows_of(text, "Confusions, the most frequent first")) == 50
     # Noise is what compresses worst.
     assert path.stat().st_size < 10e6
-    assert "1,998 images of 666 classes" in page.section("map-of-images")
+    assert "999 images of 333 classes" in page.section("map-of-images")
 
 
 def test_curves_are_drawn_with_their_values_in_words(report):

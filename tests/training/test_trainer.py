@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 
 import keras
@@ -17,7 +18,7 @@ from tfdml.cli.model_flags import check_ended
 from tfdml.data import NeighborSampler, PairList
 from tfdml.errors import UserError
 from tfdml.retrieval import confusable_classes
-from tfdml.training import RunFolder, build, checkpoints, trainer
+from tfdml.training import RunFolder, build, callbacks, checkpoints, trainer
 from tfdml.training.callbacks import SIGNALS, Interrupted
 from tfdml.training.images import load_splits
 from tfdml.training.results import Evaluator
@@ -154,6 +155,18 @@ def test_a_run_that_is_finished_early_keeps_its_results(step, tmp_path, monkeypa
     assert train(folder, resume=True, checkpoint_steps=1, **settings) == json.loads(
         (folder / "result.json").read_bytes()
     )
+
+
+def test_a_run_says_how_far_it_is_and_what_it_does(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(callbacks, "_FIRST_LINE", 0)
+    monkeypatch.setattr(callbacks, "_NEXT_LINE", 0)
+    with caplog.at_level("INFO", logger="absl"):
+        train(tmp_path / "run")
+    lines = re.findall(
+        r"step (\d) of 6, epoch (\d) of 2: loss [\d.]+, [\d.e-]+ s a step, about 0:00:\d\d left", caplog.text
+    )
+    assert lines == [("2", "1"), ("3", "1"), ("5", "2"), ("6", "2")]
+    assert "images of unseen classes" in caplog.text
 
 
 def test_a_final_model_has_the_steps_of_the_selected_epoch_and_all_classes(tmp_path, monkeypatch):

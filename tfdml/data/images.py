@@ -266,6 +266,10 @@ class ArrayImages(Images):
         """One image as PNG, which loses nothing."""
         return tf.io.encode_png(self.data[index]).numpy()
 
+    def picture(self, index: int) -> np.ndarray:
+        """See `Images.picture`."""
+        return self.data[index]
+
     def pixels(self) -> np.ndarray:
         """See `Images.pixels`."""
         return self.data

@@ -35,8 +35,8 @@ _SIZE = (480, 300)
 # Beyond this many points on a curve, marks on each would run into one another.
 _MARKED_POINTS = 60
 _BINS = 48
-# Images on the map: t-SNE of them takes some ten seconds of one core.
-MAPPED_IMAGES = 2000
+# Images on the map: t-SNE of them takes some two seconds of one core.
+MAPPED_IMAGES = 1000
 
 
 def color(name: str) -> str:
@@ -232,7 +232,7 @@ def map(
     distance: str = "euclidean",
     seed: int = 0,
 ) -> Figure:
-    """Draw embeddings in the plane by t-SNE, of at most 2,000 images; a notebook displays the figure.
+    """Draw embeddings in the plane by t-SNE, of at most 1,000 images; a notebook displays the figure.
 
     Args:
         embeddings: (N, d).

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 import numpy as np
+from absl import logging
 from markupsafe import Markup
 
 from tfdml.audit import Audit, Finding
@@ -122,6 +123,7 @@ def write_run_report(run: TrainingRun) -> None:
         write_run_report(one)
     if not run.experiment.report or run.folder.report.is_file():
         return
+    logging.info("writing the report of %s", run.folder.path)
     options: dict[str, Any] = {}
     if not run.runs:
         options = {"dataset": run.splits.test, "embeddings": run.embeddings}
@@ -204,13 +206,13 @@ def _images(run: Run, dataset: ImageDataset, embeddings: np.ndarray, distance: s
     if ranked is not None and ranked.answerable.any():
         pairs = confusions(ranked, queries.labels, gallery.labels)
         # Without those whose reverse comes before them.
-        one_way = {frozenset((pair.label, pair.taken_for)): pair for pair in reversed(pairs)}
+        one_way = set({frozenset((pair.label, pair.taken_for)): pair for pair in reversed(pairs)}.values())
         examples = choose_examples(ranked, queries.labels, num_queries)
         values |= {
             "recall": figures.recall_figure(ranked.recall(), run.before),
             "examples": [(*_GROUPS[kind], chosen) for kind, chosen in examples.items()],
             "pairs": pairs,
-            "pictured": [pair for pair in pairs if pair in one_way.values()][:_PICTURED],
+            "pictured": [pair for pair in pairs if pair in one_way][:_PICTURED],
             "listed": pairs[:_LISTED] if len(pairs) > _PICTURED else [],
             "names": {**gallery.class_names, **queries.class_names},
         }

@@ -6,6 +6,7 @@ A signal asks a run to stop: it stops at the end of a step, with a checkpoint; a
 from __future__ import annotations
 
 import contextlib
+import datetime
 import math
 import os
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 from keras import ops
 
 from tfdml.errors import UserError
@@ -135,6 +137,8 @@ class Interruption:
             raise Interrupted(number)
 
 
+# Seconds from the first step to the first line of progress, and between lines.
+_FIRST_LINE, _NEXT_LINE = 10, 30
 # Unit vectors whose negatives are this close, on average, have collapsed to a point.
 _COLLAPSED = 1e-3
 
@@ -182,6 +186,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._writer: Any = None
         self._epoch_started = self._compiled = 0.0
         self._steps_here = 0
+        self._next_line = 0.0
+        self._closings: list[float] = []  # seconds after the last step of each epoch
         self.set_model(parts.learner)
 
     def resume(self, state: checkpoints.TrainingState) -> None:
@@ -220,8 +226,10 @@ class TrainingMonitor(keras.callbacks.Callback):
         if self._processes.is_chief:
             self._writer = tf.summary.create_file_writer(str(self.folder.tensorboard))
         if not self.records:
+            now = time.perf_counter()
             self._record({"epoch": 0, "step": 0, **self._evaluate(0)})
             self.checkpoint()
+            self._closings.append(time.perf_counter() - now)
             self._stop_if_asked()
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -245,6 +253,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._steps_here += 1
         if self._steps_here == 1:
             self._compiled = time.perf_counter()
+            self._next_line = self._next_line or self._compiled + _FIRST_LINE
         self._check_finite(logs or {})
         self._interruption.agree(self._processes)
         every = self._experiment.checkpoint_steps
@@ -252,6 +261,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         if due or self._interruption.received is not None:
             self.checkpoint()
         self._interruption.check()
+        if self._processes.is_chief and time.perf_counter() > self._next_line and self._steps_here > 1:
+            self._show_progress(float((logs or {})["loss"]))
 
     def on_epoch_end(self, epoch, logs=None):
         """Evaluate, record, keep the embedder if it is selected, checkpoint; the callbacks after this one log all."""
@@ -277,6 +288,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         with averaged(self.model):
             self._keep_embedder()
         self.checkpoint()
+        self._closings.append(time.perf_counter() - now)
         self._stop_if_asked()
 
     def on_train_end(self, logs=None):
@@ -296,6 +308,17 @@ class TrainingMonitor(keras.callbacks.Callback):
             raise self._diverged(f"the {part}'s weights are not finite")
         checkpoints.save(self.folder.checkpoints, self.model, self.state(), write=self._processes.is_chief)
         self._saved()
+
+    def _show_progress(self, loss: float) -> None:
+        now = time.perf_counter()
+        self._next_line = now + _NEXT_LINE
+        epochs, seconds = self._experiment.epochs, (now - self._compiled) / (self._steps_here - 1)
+        epoch, steps = -(-self.step // self.steps_per_epoch), epochs * self.steps_per_epoch
+        left = seconds * (steps - self.step) + (epochs - epoch + 1) * sum(self._closings) / max(len(self._closings), 1)
+        logging.info(
+            "step %d of %d, epoch %d of %d: loss %.4g, %.3g s a step, about %s left",
+            *(self.step, steps, epoch, epochs, loss, seconds, datetime.timedelta(seconds=round(left))),
+        )
 
     def _keep_embedder(self) -> None:
         """Keep the embedder of the newest epoch if it is the best so far."""

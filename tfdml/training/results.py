@@ -236,6 +236,7 @@ class TrainingRun:
         experiment: Its settings.
         result: What `result.json` holds: `metrics`, `metrics_before`, `intervals`, `protocol`, `selection` ...
         runs: Those of several seeds or folds; empty for a single run.
+        embeddings: Those of splits that are embedded already.
 
     Example:
         >>> run = TrainingRun(experiment, {"metrics": {"recall@1": 0.5}})
@@ -243,8 +244,15 @@ class TrainingRun:
         (0.5, 'embedder.keras')
     """
 
-    def __init__(self, experiment: Experiment, result: dict[str, Any], runs: Sequence[TrainingRun] = ()):
+    def __init__(
+        self,
+        experiment: Experiment,
+        result: dict[str, Any],
+        runs: Sequence[TrainingRun] = (),
+        embeddings: Mapping[str, np.ndarray] = {},
+    ):
         self.experiment, self.result, self.runs = experiment, result, tuple(runs)
+        self._embeddings = dict(embeddings)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -266,15 +274,18 @@ class TrainingRun:
         """The images: `train`, `validation` and `test`."""
         return load_splits(self.experiment, self.experiment.seed)
 
-    @functools.cached_property
+    @property
     def embeddings(self) -> np.ndarray:
         """(N, d) those of the test images."""
         return self.embed("test")
 
     def embed(self, split: str) -> np.ndarray:
         """Return the embeddings of the images of a split, (N, d) float32."""
-        train_view, view = make_transforms(self.experiment)
-        return Evaluator(self.experiment, self.splits, view, train_view).embed(self.embedder, split)
+        if split not in self._embeddings:
+            train_view, view = make_transforms(self.experiment)
+            evaluator = Evaluator(self.experiment, self.splits, view, train_view)
+            self._embeddings[split] = evaluator.embed(self.embedder, split)
+        return self._embeddings[split]
 
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
@@ -323,12 +334,14 @@ def write_results(
         of_all = folder.read_result() or {**_final(evaluator, records, epoch), "seconds": seconds}
         write_json(folder.result, of_all)
         return TrainingRun(experiment, of_all)
-    embeddings = evaluator.embed(embedder, "test")
+    if processes.is_chief:
+        logging.info("measuring %s images of unseen classes", f"{len(evaluator.splits.test):,}")
+    embeddings = {name: evaluator.embed(embedder, name) for name in evaluator.splits.evaluated()}
     if not processes.is_chief:
         return None
     result = folder.read_result()
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
-        result = {**_measured(evaluator, embeddings, records, epoch), "seconds": seconds}
+        result = {**_measured(evaluator, embeddings["test"], records, epoch), "seconds": seconds}
         if (steps := result["steps"]) < planned:
             result["selection"] += f"; the run was ended after {steps} of {planned} steps"
         # Moments are not saved with the embedder: those of an earlier epoch are gone.
@@ -337,8 +350,8 @@ def write_results(
         if experiment.moment_embedder:
             result["metrics_moments"] = evaluator.write_moments(learner, folder)
         write_json(folder.result, result)
-    run = TrainingRun(experiment, result)
-    run.splits, run.embeddings = evaluator.splits, embeddings
+    run = TrainingRun(experiment, result, embeddings=embeddings)
+    run.splits = evaluator.splits
     return run
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -296,7 +295,7 @@ class Trainer:
                     epochs=last,
                     steps_per_epoch=steps - monitor.step % steps,
                     callbacks=[monitor, *loggers],
-                    verbose=0 if not self.processes.is_chief else 1 if sys.stdout.isatty() else 2,
+                    verbose=2 if self.processes.is_chief else 0,
                     shuffle=False,
                 )
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 
 import numpy as np
+from absl import logging
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from tfdml.data.dataset import ImageDataset
@@ -88,6 +89,7 @@ def read(
     characters = splits[split]
     count = len(characters) * images_per_class
     require_memory(3.0 * count * size**2, f"glyphs: {count:,} images of {size} px", "lower images_per_class or size")
+    logging.info("glyphs: drawing %s images of the %s split", f"{count:,}", split)
     first = 0 if split == "train" else len(splits["train"])
     data = np.empty((count, size, size, 3), np.uint8)
     names = []
