@@ -1,4 +1,4 @@
-"""The command lines of README, docs and the commands' help are run with `--dry_run`, where they have it.
+"""The command lines of README, docs and the commands' help: training is planned by `--dry_run`, others are read.
 
 Data sets are small trees in the official layouts, and the network is a small one without weights: all else, such as
 the terms, the batches, the schedule and how flags go together, is what the page shows.
@@ -12,7 +12,6 @@ import pytest
 from tests.cli import commands
 from tests.data.trees import write_tree
 from tests.docs.commands import typed
-from tests.docs.files import write_run
 from tests.docs.test_commands import _arguments, _command_lines
 from tfdml.flag_files import read_flag_files
 
@@ -105,38 +104,13 @@ def test_a_training_command_is_planned(words, run, trees, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", lines_of("prepare", ()))
-def test_a_preparing_command_is_planned(words, run, trees, tmp_path):
-    words = [word for word in words if word.partition("=")[0] not in ("--data_dir", "--out", "--check_only")]
-    status, _, errors = run("prepare", *words, *of_data(words, trees), f"--out={tmp_path / 'out'}", "--dry_run")
-    assert status == 0, errors
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A run of one tiny training."""
-    path = tmp_path_factory.mktemp("runs") / "cars"
-    write_run(path)
-    return path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", lines_of("export", ("--gallery", "--dry_run", "--stack_on")))
-def test_an_export_is_planned(words, run, finished, tmp_path):
-    words = [word for word in words if word.partition("=")[0] not in ("--run_dir", "--out")]
-    out = tmp_path / "models"
-    status, output, errors = run("export", *words, f"--run_dir={finished}", f"--out={out}", "--dry_run")
-    assert (status, "would export" in output) == (0, True), errors
-    assert not out.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", lines_of("embed", ("--cluster", "--features")))
-def test_an_embedding_is_planned(words, run, finished, trees, tmp_path):
-    own = of_data(words, trees) if any(word.startswith("--dataset") for word in words) else []
-    words = [word for word in words if word.partition("=")[0] not in ("--model", "--out", "--data_dir")]
-    out = tmp_path / "embeddings"
-    status, output, errors = run("embed", *words, *own, f"--model={finished}", f"--out={out}", "--dry_run")
-    assert (status, "would write embeddings" in output) == (0, True), errors
-    assert not out.exists()
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        pytest.param(name, *case.values, id=case.id)
+        for name in ("prepare", "export", "embed", "index")
+        for case in lines_of(name)
+    ],
+)
+def test_the_flags_of_a_command_go_together(name, words):
+    commands.load(name).parse(words)

@@ -36,12 +36,11 @@ from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import MODES, EvaluationTransform, as_color
 from tfdml.effects import Effect, either, needs
 from tfdml.embeddings import embed
-from tfdml.embeddings.files import ImageTable, read_embeddings
+from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings
 from tfdml.errors import UserError
 from tfdml.io.files import partial_folder, require_local
 from tfdml.models import Embedder
 from tfdml.report import write_audit
-from tfdml.retrieval import EmbeddingsToIndex
 from tfdml.training.settings import choice, not_negative, positive
 
 _IMAGES = either(needs("model"), needs("dataset"))
@@ -129,7 +128,7 @@ def run_audit(values: Flags) -> None:
 
 def _data_of(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
     """Return what the images are called, their embeddings, their table, and the images where they are there."""
-    stored = EmbeddingsToIndex.read(os.path.expanduser(flags.embeddings)) if flags.embeddings else None
+    stored = read_embeddings(os.path.expanduser(flags.embeddings)) if flags.embeddings else None
     if stored and not flags.dataset:
         return _named(stored, flags)
     if not (flags.model or flags.dataset):
@@ -145,11 +144,11 @@ def _data_of(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture |
     if selection.features and read_embeddings(os.path.expanduser(selection.features)).labels is None:
         table = dataclasses.replace(table, labels=np.full(len(table), -1))
     if stored:
-        if stored.stored.names != table.names:
+        if stored.names != table.names:
             raise UserError(
                 f"--embeddings={flags.embeddings} is not of the training and test images of {selection.name}"
             )
-        vectors = stored.stored.embeddings
+        vectors = stored.embeddings
     elif embedder is None:
         source = load_source(flags)
         vectors = np.concatenate([source.embed(split, flags.batch_size) for split in splits])
@@ -165,11 +164,11 @@ def _data_of(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture |
     return selection.name, vectors, table, None if selection.features else picture
 
 
-def _named(read: EmbeddingsToIndex, flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
+def _named(stored: StoredEmbeddings, flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
     """Return the same of stored embeddings, whose names count from `--data_dir`."""
-    stored, base = read.stored, os.path.expanduser(flags.data_dir)
-    labels = np.full(len(read), -1) if stored.labels is None else stored.labels
-    roles = np.full(len(read), "test") if stored.roles is None else stored.roles
+    base = os.path.expanduser(flags.data_dir)
+    labels = np.full(len(stored), -1) if stored.labels is None else stored.labels
+    roles = np.full(len(stored), "test") if stored.roles is None else stored.roles
     table = ImageTable(stored.names, labels, roles, stored.class_names)
     images = FileImages(tuple(os.path.join(base, name) for name in stored.names))
     name = os.path.basename(os.path.normpath(flags.embeddings))

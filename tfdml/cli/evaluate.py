@@ -7,7 +7,6 @@
   tfdml evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
   tfdml evaluate --model=vectors.npz --distance=cosine
   tfdml evaluate --model=runs/head --features=new.npz
-  tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
   tfdml evaluate --compare=runs/cars_am,runs/cars_jrd --json=differences.json
   tfdml evaluate --model=runs/cars_jrd --task=verification --target=far=0.001 --json=threshold.json
   tfdml evaluate --model=runs/cars_jrd --task=classification

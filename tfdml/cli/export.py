@@ -41,8 +41,8 @@ from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 from tfdml.evaluation import target_of
 from tfdml.evaluation.classification import TARGETS
-from tfdml.export.exporter import ExportOptions, export_run, load_run
-from tfdml.export.retriever import GalleryItem, Retriever, items_of_dataset, items_of_folder, newest_version
+from tfdml.export.exporter import ExportOptions, export_run
+from tfdml.export.retriever import GalleryItem, Retriever, items_of_dataset, items_of_folder
 from tfdml.export.saved_model import check_backend
 from tfdml.expressions import parse_arguments
 from tfdml.io.files import as_named, require_local
@@ -70,7 +70,6 @@ class ExportFlags(CommandFlags):
         truncate_dim: Keep the first N dimensions of the vector, scaled to length 1; 0: all.
         stack_on: The run of the embedder that a head's vectors come from: export both as one.
         data_dir: Where the data set of the run, or of --stack_on, lies, if it has moved.
-        dry_run: Check the flags and the run, write nothing.
         gallery: Build a retriever of the images here.
         embedder: An exported version, or a folder of them, in place of a run.
         gallery_dataset: A data set, as in tfdml train, in place of a folder.
@@ -87,7 +86,6 @@ class ExportFlags(CommandFlags):
     truncate_dim: int = choice(0, check=not_negative, effect=_FROM_RUN)
     stack_on: str = choice("", effect=_FROM_RUN)
     data_dir: str = choice("", effect=_FROM_RUN)
-    dry_run: bool = False
     gallery: str = ""
     embedder: str = choice("", effect=_GALLERY)
     gallery_dataset: str = choice("", effect=_GALLERY)
@@ -123,12 +121,6 @@ def export(values: Flags) -> None:
             flags, options.calibrate, lambda folder: export_run(run, folder, plain, moments, data_dir, report, *changes)
         )
         return
-    if flags.dry_run:
-        embedder, _ = load_run(run, moments, data_dir, flags.stack_on)
-        formats = ", ".join(options.formats)
-        behind = " with a whitening" if whitening is not None else ""
-        print(f"would export {embedder.name}{behind} of {run} to {flags.out} as {formats}")
-        return
     version = export_run(run, flags.out, options, moments, data_dir, report, *changes)
     print(f"version: {as_named(version)}")
     if "saved_model" not in options.formats:
@@ -150,12 +142,6 @@ def _export_gallery(flags: ExportFlags, calibration: str, export_embedder: Calla
         raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
 
     items = _gallery_items(flags)
-    if flags.dry_run:
-        next(items)
-        if flags.embedder:
-            newest_version(Path(flags.embedder))
-        print(f"would build a retriever of {flags.gallery} in {flags.out}; nothing was written (--dry_run)")
-        return
     with tempfile.TemporaryDirectory() as folder:
         embedder = flags.embedder or export_embedder(folder)
         skip_bad = flags.gallery_bad_images == "skip"

@@ -1,7 +1,7 @@
 """Write the embeddings of a data set into a database, where they are searched.
 
   tfdml index --embeddings=embeddings/cars --to=lancedb:///data/galleries
-  tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?index=hnsw&links=16'
+  tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?effort=100'
   tfdml index --embeddings=embeddings/vans --to=lancedb:///data/galleries --prefix=vans/ --truncate_dim=32
 
 A row's id is the name of its image, after --prefix. Its texts are path, class, role and source. Ids that are there from
@@ -11,8 +11,7 @@ The flag --gallery of tfdml search takes the same URI.
 --to names the database; options follow as ?name=value&name=value, in quotes for the shell:
   table       the table (default gallery)
   distance    euclidean (default), sqeuclidean, cosine or dot, for a new table
-  index       an approximate index, by the database: ivf, hnsw, and for lancedb ivf_pq; without it the search is exact
-  lists, links, bytes, effort, refine    its parameters, see docs/galleries.md
+  effort      build an approximate index, and search so much of it; without it the search is exact
 A password may also come from the environment (PGPASSWORD) and is never printed.
 """
 
@@ -35,7 +34,6 @@ class IndexFlags(CommandFlags):
         prefix: Put before the name of each image, for its id.
         truncate_dim: Keep the first N dimensions, scaled to length 1; 0: all, as they are.
         replace: Replace rows of other embeddings that have the same ids.
-        dry_run: Say what would be done, write nothing.
     """
 
     embeddings: str
@@ -43,7 +41,6 @@ class IndexFlags(CommandFlags):
     prefix: str = ""
     truncate_dim: int = choice(0, check=not_negative)
     replace: bool = False
-    dry_run: bool = False
 
 
 def index(values: Flags) -> None:
@@ -56,22 +53,17 @@ def index(values: Flags) -> None:
         )
         if not embeddings.model:
             print(f"{settings.embeddings} states no model: it is not compared with that of the gallery")
-        where = f"{gallery.address}, {gallery.distance}"
         missing, others = map(len, embeddings.compare(gallery))
         total, size = len(embeddings), f"{len(embeddings):,} embeddings of {embeddings.dimension} dimensions"
         counts = f"{missing:,} added, {others:,} replaced, {total - missing - others:,} there already"
-        if settings.dry_run:
-            refused = "; this needs --replace" if others and not settings.replace else ""
-            print(f"{size} to {where}: {counts}{refused}\nnothing was written (--dry_run)")
-            return
         if 0 < missing + others < total:
             print(f"{total - missing - others:,} of {total:,} rows are there already")
         with Progress(missing + others) as progress_line:
             index_embeddings(gallery, embeddings, settings.replace, progress_line.images)
-        print(f"{size} in {where}: {counts}")
+        print(f"{size} in {gallery.address}, {gallery.distance}: {counts}")
         if others := len(gallery) - total:
             print(f"the gallery holds {others:,} more rows, of other embeddings")
-        print(f"searched by the index {gallery.address.index}" if gallery.address.index else "searched exactly")
+        print("searched by an approximate index" if gallery.address.effort else "searched exactly")
 
 
 COMMAND = Command("index", index, Flags(IndexFlags), __doc__, flag_of={"uri": "to"})

@@ -24,7 +24,6 @@ from tfdml.training.settings import choice
 
 _READING = either(needs("out"), needs("check_only"))
 _WRITING = Effect(lambda values: not values["check_only"], "a command without --check_only, which writes nothing")
-_MEGABYTE = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,6 @@ class PrepareFlags(CommandFlags):
         max_pixels: An image whose header states more is bad, and is not decoded.
         download: First download what is missing, and check it.
         check_only: Check the images; write nothing.
-        dry_run: Say what would be done; read no image, write nothing.
     """
 
     dataset: str
@@ -53,7 +51,6 @@ class PrepareFlags(CommandFlags):
     max_pixels: int = choice(DECODER_LIMIT, effect=_READING)
     download: bool = False
     check_only: bool = False
-    dry_run: bool = False
 
 
 def prepare(values: Flags) -> None:
@@ -68,11 +65,6 @@ def prepare(values: Flags) -> None:
 
     options = parse_arguments(flags.dataset_options, "--dataset_options")
     splits = {name: data.load(flags.dataset, flags.data_dir or None, name, **options) for name in SPLITS}
-    if flags.dry_run:
-        for split, dataset in splits.items():
-            print(f"{split}: {len(dataset):,} images of {dataset.num_classes:,} classes")
-        print("nothing was written (--dry_run)")
-        return
     out = os.path.expanduser(flags.out)
     started = time.perf_counter()
     with Progress() as progress:
@@ -101,10 +93,6 @@ def _download(flags: PrepareFlags) -> None:
     if not flags.data_dir:
         raise UserError("--data_dir is missing")
     name, data_dir = flags.dataset, flags.data_dir
-    if flags.dry_run:
-        for file in preparation.DOWNLOADS.get(name, ()):
-            print(f"would fetch {file.url} ({file.size / _MEGABYTE:,.0f} MB) to {data_dir}, unless it is there")
-        return
     with Progress() as progress:
         new = preparation.download(name, data_dir, progress.bytes)
     print(f"downloaded {', '.join(new)}" if new else f"{name}: all is in {data_dir} already")

@@ -27,16 +27,8 @@ from tfdml.retrieval.exact import check_embeddings, row_blocks, unit_rows
 #: What a row has besides its id and vector: texts, empty where they are not known.
 COLUMNS = ("path", "class", "role", "source")
 _VERSION = 2
-# By scheme, which is also the extra and the beginning of the module's name: the parameters of each index.
-_INDEXES: dict[str, dict[str, tuple[str, ...]]] = {
-    "lancedb": {
-        "ivf": ("lists", "effort"),
-        "ivf_pq": ("lists", "effort", "bytes", "refine"),
-        "hnsw": ("lists", "links", "effort"),
-    },
-    "pgvector": {"ivf": ("lists", "effort"), "hnsw": ("links", "effort")},
-}
-SCHEMES = tuple(_INDEXES)
+# Each is also the extra and the beginning of the module's name.
+SCHEMES = ("lancedb", "pgvector")
 
 
 def is_gallery(text: str) -> bool:
@@ -56,14 +48,12 @@ class Address:
     Args:
         uri: The address itself, which may hold a password; `str()` leaves it out.
         parts: Scheme, host, port, user, password and path.
-        options: Its options that are texts, such as `table`.
-        parameters: Those of its index, integers.
+        options: Its options by name.
     """
 
     uri: str = dataclasses.field(repr=False)
     parts: urllib.parse.SplitResult = dataclasses.field(repr=False)
     options: Mapping[str, str]
-    parameters: Mapping[str, int]
 
     def __str__(self) -> str:
         return redact(self.uri)
@@ -79,9 +69,9 @@ class Address:
         return self.options.get("table", "gallery")
 
     @property
-    def index(self) -> str:
-        """The kind of approximate index; empty for exact search."""
-        return self.options.get("index", "")
+    def effort(self) -> int:
+        """How much of the approximate index is searched; 0 for exact search."""
+        return int(self.options.get("effort", 0))
 
 
 def parse(uri: str) -> Address:
@@ -91,9 +81,9 @@ def parse(uri: str) -> Address:
         UserError: It is none. The message holds no user and no password.
 
     Example:
-        >>> address = parse("lancedb:///data/cars?index=ivf&lists=100")
-        >>> address.path, address.index, address.parameters
-        ('/data/cars', 'ivf', {'lists': 100})
+        >>> address = parse("lancedb:///data/cars?effort=20")
+        >>> address.path, address.table, address.effort
+        ('/data/cars', 'gallery', 20)
     """
     where, scheme = f"`uri={redact(uri)}`", uri.partition("://")[0]
     forms = "lancedb:///folder or pgvector://user:password@host:port/database"
@@ -103,25 +93,23 @@ def parse(uri: str) -> Address:
         parts = urllib.parse.urlsplit(uri)
         pairs = urllib.parse.parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         options = dict(pairs)
-        own = _INDEXES[scheme].get(options.get("index", ""), ())
-        parameters = {name: int(options.pop(name)) for name in own if name in options}
         has_place = bool(parts.path.strip("/") or parts.hostname) and not (parts.netloc and scheme == "lancedb")
-        is_once = len(options) + len(parameters) == len(pairs)
         # The port raises where it is no number.
-        if parts.fragment or parts.port == 0 or not has_place or not is_once or min(parameters.values(), default=1) < 1:
+        if parts.fragment or parts.port == 0 or not has_place or len(options) < len(pairs):
             raise ValueError
     except ValueError:
-        advice = "options as ?name=value&name=value with positive numbers, and %2F, %40, %23, %3F in a password"
+        advice = "options as ?name=value&name=value, and %2F, %40, %23, %3F in a password"
         # Python's message may quote a part of the password.
         raise UserError(f"{where} cannot be read: write {forms}, {advice}") from None
     with user_errors(UserError, f"{where}: {REASON}"):
-        check_choice(f"index of {scheme}", options.get("index", "ivf"), _INDEXES[scheme])
         for name in options:
-            check_choice("option", name, ("table", "distance", "index", "socket", *own))
+            check_choice("option", name, ("table", "distance", "effort", "socket"))
+        if not re.fullmatch("[1-9][0-9]{0,8}", options.get("effort", "1")):
+            raise UserError("effort must be a positive number")
         check_choice("distance", options.get("distance", "euclidean"), DISTANCES)
         if not re.fullmatch("[a-z][a-z0-9_]{0,59}", options.get("table", "gallery")):
             raise UserError("the name of a table has a .. z, 0 .. 9 and _, and a letter first")
-    return Address(uri, parts, options, parameters)
+    return Address(uri, parts, options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +294,7 @@ class GalleryDatabase(abc.ABC):
         return Rows(list(names), matrix, dict(zip(COLUMNS, map(list, texts), strict=True)))
 
     def optimize(self) -> None:
-        """Tidy the files, and build the approximate index that the address names."""
+        """Tidy the files, and build an approximate index where the address has an `effort`."""
         self._existing()
         with self._user_errors("cannot be indexed"):
             self._optimize()
@@ -380,8 +368,8 @@ def connect(uri: str) -> GalleryDatabase:
     """Open a gallery where it is: `lancedb:///folder` or `pgvector://user:password@host:port/database`.
 
     Options follow as `?name=value&name=value`: `table` (`gallery`), `distance` (`euclidean`, for a new gallery) and,
-    for approximate search, `index` with the parameters of its kind; without it the search is exact, whatever indexes
-    are there. The first `upsert` makes the table.
+    for approximate search, `effort`; without it the search is exact, whatever index is there. The first `upsert` makes
+    the table.
 
     Args:
         uri: The address.
@@ -500,7 +488,7 @@ def index_embeddings(
     replace: bool = False,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> int:
-    """Write the embeddings that a gallery lacks, and build the index that its address names.
+    """Write the embeddings that a gallery lacks, and build its index, if its address has an `effort`.
 
     Rows are written `gallery.batch_rows` at a time. After a kill, the same call writes the rest.
 

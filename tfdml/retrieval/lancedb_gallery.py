@@ -12,15 +12,15 @@ os.environ.setdefault("LANCE_LOG", "error")
 
 import lancedb
 import pyarrow as pa
-from lancedb.index import HnswFlat, IvfFlat, IvfPq
+from lancedb.index import IvfPq
 
 from tfdml.io.files import locked
 from tfdml.retrieval.exact import row_blocks
 from tfdml.retrieval.galleries import COLUMNS, About, GalleryDatabase, Rows
 
 _KEY = b"tfdml"
-_INDEXES = {"ivf": IvfFlat, "ivf_pq": IvfPq, "hnsw": HnswFlat}
-_CONFIGS = {"lists": "num_partitions", "bytes": "num_sub_vectors", "links": "m"}
+# So many times k candidates are compared by their whole vectors, of which an index keeps codes.
+_REFINED = 10
 _LISTED_AT_ONCE = 10_000
 
 
@@ -70,15 +70,10 @@ class Gallery(GalleryDatabase):
             return sum(int(self._table.delete(_listed(ids[part])).num_deleted_rows) for part in parts)
 
     def _nearest(self, vectors: np.ndarray, k: int, where: dict[str, str]) -> Iterable[list[tuple]]:
-        address, effort = self.address, self.address.parameters.get("effort")
         query = self._table.search(list(vectors), vector_column_name="vector").limit(k)
         query = query.distance_type("dot" if self._by_product else "l2").select(["id", *COLUMNS, "_distance"])
-        if not address.index:
-            query = query.bypass_vector_index()
-        elif effort:
-            query = query.ef(effort) if address.index == "hnsw" else query.nprobes(effort)
-        if address.index == "ivf_pq":
-            query = query.refine_factor(address.parameters.get("refine", 10))
+        effort = self.address.effort
+        query = query.nprobes(effort).refine_factor(_REFINED) if effort else query.bypass_vector_index()
         if where:
             query = query.where(" AND ".join(f"`{name}` = {_quoted(value)}" for name, value in where.items()), True)
         answers: list[list[tuple]] = [[] for _ in vectors]
@@ -103,12 +98,10 @@ class Gallery(GalleryDatabase):
         return rows
 
     def _optimize(self) -> None:
-        address = self.address
         with self._writing():
             self._table.optimize()
-            if address.index:
-                options: Any = {_CONFIGS[name]: n for name, n in address.parameters.items() if name in _CONFIGS}
-                config = _INDEXES[address.index](distance_type="dot" if self._by_product else "l2", **options)
+            if self.address.effort:
+                config = IvfPq(distance_type="dot" if self._by_product else "l2")
                 self._table.create_index("vector", config=config)
 
     def close(self) -> None:

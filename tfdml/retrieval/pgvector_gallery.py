@@ -16,8 +16,6 @@ with own_symbols_first():
     from psycopg import sql
 
 _MOST_EFFORT = 1000
-# Of each kind of index, the extension's name, and the parameter by our name and by the extension's.
-_INDEXES = {"ivf": ("ivfflat", "lists", "lists"), "hnsw": ("hnsw", "links", "m")}
 _SECONDS = 10
 
 
@@ -62,16 +60,9 @@ class Gallery(GalleryDatabase):
         return self._run(text, values, **parts).fetchone()[0]
 
     def _set_up(self) -> None:
-        """Set what this session searches by: no index without one in the address, else the address's effort."""
-        address = self.address
+        """Set what this session searches by: the index only where the address has an effort."""
         register_vector(self._connection)
-        if not address.index:
-            self._run("SET enable_indexscan = off")
-            return
-        if address.index == "hnsw":
-            self._run("SET hnsw.iterative_scan = strict_order")
-        if address.index == "ivf" and "effort" in address.parameters:
-            self._run("SET ivfflat.probes = {effort}", effort=address.parameters["effort"])
+        self._run("SET hnsw.iterative_scan = strict_order" if self.address.effort else "SET enable_indexscan = off")
 
     def _create(self, about: About) -> None:
         # Who may not create extensions may use one that is there.
@@ -103,9 +94,8 @@ class Gallery(GalleryDatabase):
         return int(self._run("DELETE FROM {table} WHERE id = ANY(%s)", (ids,)).rowcount)
 
     def _nearest(self, vectors: np.ndarray, k: int, where: dict[str, str]) -> Iterable[list[tuple]]:
-        if self.address.index == "hnsw":
-            effort = min(max(self.address.parameters.get("effort", 40), k), _MOST_EFFORT)
-            self._run("SET hnsw.ef_search = {effort}", effort=effort)
+        if self.address.effort:
+            self._run("SET hnsw.ef_search = {effort}", effort=min(max(self.address.effort, k), _MOST_EFFORT))
         texts = sql.SQL(", ").join(map(sql.Identifier, ("id", *COLUMNS)))
         conditions: list[Any] = [sql.SQL("{} = %s").format(sql.Identifier(name)) for name in where]
         operator = sql.SQL("<#>" if self._by_product else "<->")
@@ -129,21 +119,15 @@ class Gallery(GalleryDatabase):
         return [(name, vector.to_numpy(), *texts) for name, vector, *texts in rows]
 
     def _optimize(self) -> None:
-        address = self.address
-        if address.index:
-            name = sql.Identifier(f"{address.table}_tfdml")
-            method, ours, theirs = _INDEXES[address.index]
-            default = 16 if ours == "links" else max(1, round(2 * self._count() ** 0.5))
+        if self.address.effort:
+            name = sql.Identifier(f"{self.address.table}_tfdml")
             # Indexes are built out of this, and fall to disk beyond it.
             self._run("SET maintenance_work_mem = '1GB'")
             self._run("DROP INDEX IF EXISTS {name}", name=name)
             self._run(
-                "CREATE INDEX {name} ON {table} USING {method} (vector {operators}) WITH ({option} = {value})",
+                "CREATE INDEX {name} ON {table} USING hnsw (vector {operators})",
                 name=name,
-                method=sql.SQL(method),
                 operators=sql.SQL("vector_ip_ops" if self._by_product else "vector_l2_ops"),
-                option=sql.SQL(theirs),
-                value=address.parameters.get(ours, default),
             )
         self._run("VACUUM ANALYZE {table}")
 
