@@ -87,7 +87,7 @@ IN_VAIN = [
     ("train", [*RATES, "--learning_rate=0.1"], ["--objective_rate=-1"]),
     ("train", ["--epochs=8", "--drop_epochs=8,16"], ["--epochs=9"]),
     ("train", ["--seeds=0,1", "--seed=3"], ["--seeds=2"]),
-    ("embed", ["--cluster=local", "--split=train"], None),
+    ("embed", ["--input=a.jpg", "--split=train"], None),
     ("embed", ["--actors=2"], ["--cluster=local"]),
     ("evaluate", [VECTORS, "--features=y.npz"], ["--model=runs/head"]),
     ("evaluate", [VECTORS, "--task=classification", "--report=page.html"], ["--task=retrieval"]),

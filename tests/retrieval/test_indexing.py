@@ -6,10 +6,10 @@ import pytest
 from tests.cli import commands
 from tests.embeddings.folders import write_folder
 from tests.retrieval.databases import KINDS
-from tfdml.embeddings.files import ImageTable
+from tfdml.embeddings.files import ImageTable, read_embeddings
 from tfdml.errors import UserError
 from tfdml.retrieval import connect, index_embeddings
-from tfdml.retrieval.galleries import EmbeddingsToIndex
+from tfdml.retrieval.galleries import IndexCounts
 
 PASSWORD = "s3cret"
 
@@ -22,11 +22,6 @@ def written(folder, roles, seed=0, dim=6):
     vectors = rng.normal(size=(labels.max() + 1, dim))[labels] + 0.8 * rng.normal(size=(len(roles), dim))
     write_folder(folder, {"model": f"seed {seed}"}, ImageTable(names, labels, np.array(roles)), vectors)
     return folder
-
-
-def there(embeddings, gallery):
-    """How many rows of these embeddings a gallery has."""
-    return len(embeddings) - sum(map(len, embeddings.compare(gallery)))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +38,7 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_killed_goes_on(kind, folders, databases, monkeypatch):
     uri = databases.address(kind)
-    embeddings = EmbeddingsToIndex.read(folders["cars"])
+    embeddings = read_embeddings(folders["cars"])
     gallery = connect(uri)
     monkeypatch.setattr(type(gallery), "batch_rows", 11)
     upsert, calls = type(gallery)._upsert, []
@@ -61,52 +56,52 @@ def test_what_was_killed_goes_on(kind, folders, databases, monkeypatch):
     # It is not closed, as one of a process that was killed.
     progress, killed_gallery = [], gallery
     with connect(uri) as gallery:
-        assert there(embeddings, gallery) == 33
-        assert index_embeddings(gallery, embeddings, progress=progress.append) == 47
-        assert progress == [11, 22, 33, 44, 47]
+        counts = index_embeddings(gallery, embeddings, progress=lambda *done: progress.append(done))
+        assert counts == IndexCounts(47, 0, 33)
+        assert progress == [(rows, 47) for rows in (11, 22, 33, 44, 47)]
         assert len(gallery) == 80
-        assert index_embeddings(gallery, embeddings) == 0
+        assert index_embeddings(gallery, embeddings) == IndexCounts(0, 0, 80)
         # Rows that were deleted come back.
-        gallery.delete([embeddings.ids[3]])
-        assert index_embeddings(gallery, embeddings) == 1
-        assert len(gallery) == there(embeddings, gallery) == 80
-        neighbors = gallery.search(embeddings.stored.embeddings[40:41], 1, {"path": "8/40.jpg", "role": "test"})
+        gallery.delete([embeddings.names[3]])
+        assert index_embeddings(gallery, embeddings) == IndexCounts(1, 0, 79)
+        assert len(gallery) == 80
+        neighbors = gallery.search(embeddings.embeddings[40:41], 1, {"path": "8/40.jpg", "role": "test"})
         assert neighbors.ids.tolist() == [["8/40.jpg"]]
     killed_gallery.close()
 
 
 def test_embeddings_that_cannot_be_indexed_are_refused_before_anything_is_written(folders, databases, tmp_path):
     with databases.gallery("lancedb") as gallery:
-        index_embeddings(gallery, EmbeddingsToIndex.read(folders["wide"], "wide/"))
+        index_embeddings(gallery, read_embeddings(folders["wide"]), "wide/")
         with pytest.raises(UserError, match=r"cars have 6 dimensions, .* has 7: embed both by one model"):
-            index_embeddings(gallery, EmbeddingsToIndex.read(folders["cars"]))
+            index_embeddings(gallery, read_embeddings(folders["cars"]))
         assert len(gallery) == 10
     np.savez(tmp_path / "twice.npz", embeddings=np.eye(2), names=np.array(["a", "a"]))
-    with pytest.raises(UserError, match="1 names occur more than once"):
-        EmbeddingsToIndex.read(tmp_path / "twice.npz")
+    with databases.gallery("lancedb") as gallery, pytest.raises(UserError, match="1 names occur more than once"):
+        index_embeddings(gallery, read_embeddings(tmp_path / "twice.npz"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_other_embeddings_are_replaced_where_that_is_said(kind, folders, databases, tmp_path):
     """Of two folders with the same names of images, and of two files without names."""
-    first, second = EmbeddingsToIndex.read(folders["cars"]), EmbeddingsToIndex.read(folders["again"])
+    first, second = read_embeddings(folders["cars"]), read_embeddings(folders["again"])
     with databases.gallery(kind) as gallery:
         index_embeddings(gallery, first)
-        before = gallery.rows(80, first.ids[:1]).vectors
+        before = gallery.rows(80, first.names[:1]).vectors
         with pytest.raises(UserError, match=r"holds 80 ids of .*again, of other embeddings, such as 0/0.jpg"):
             index_embeddings(gallery, second)
-        np.testing.assert_array_equal(gallery.rows(80, first.ids[:1]).vectors, before)
-        assert there(first, gallery) == 80
-        assert index_embeddings(gallery, EmbeddingsToIndex.read(folders["again"], "again/")) == 80
+        np.testing.assert_array_equal(gallery.rows(80, first.names[:1]).vectors, before)
+        assert index_embeddings(gallery, first) == IndexCounts(0, 0, 80)
+        assert index_embeddings(gallery, second, "again/") == IndexCounts(80, 0, 0)
         assert len(gallery) == 160
-        assert index_embeddings(gallery, second, replace=True) == 80
-        assert (len(gallery), there(first, gallery), there(second, gallery)) == (160, 0, 80)
+        assert index_embeddings(gallery, second, replace=True) == IndexCounts(0, 80, 0)
+        assert (len(gallery), index_embeddings(gallery, second)) == (160, IndexCounts(0, 0, 80))
     with databases.gallery(kind) as gallery:
         for name, vectors in (("a", np.eye(3)), ("b", -np.eye(3))):
             np.savez(tmp_path / f"{name}.npz", embeddings=vectors)
-        assert index_embeddings(gallery, EmbeddingsToIndex.read(tmp_path / "a.npz")) == 3
+        assert index_embeddings(gallery, read_embeddings(tmp_path / "a.npz")).added == 3
         with pytest.raises(UserError, match=r"holds 3 ids of .*b\.npz"):
-            index_embeddings(gallery, EmbeddingsToIndex.read(tmp_path / "b.npz"))
+            index_embeddings(gallery, read_embeddings(tmp_path / "b.npz"))
 
 
 def test_the_commands(folders, databases, tmp_path):
@@ -147,12 +142,19 @@ def test_the_commands(folders, databases, tmp_path):
     assert not (tmp_path / "galleries" / "gallery.lance").exists()
 
 
-def test_the_first_dimensions_are_another_source_of_length_one(folders):
-    whole, cut = EmbeddingsToIndex.read(folders["cars"]), EmbeddingsToIndex.read(folders["cars"], truncate_dim=2)
-    assert (whole.dimension, cut.dimension) == (6, 2)
-    assert whole.source != cut.source
-    expected = whole.vectors(np.arange(3, 8))[:, :2]
-    expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(cut.vectors(np.arange(3, 8)), expected, atol=1e-6)
-    with pytest.raises(UserError, match="`truncate_dim=7`: the embeddings have 6 dimensions"):
-        EmbeddingsToIndex.read(folders["cars"], truncate_dim=7)
+def test_the_first_dimensions_are_another_source_of_length_one(folders, databases):
+    stored = read_embeddings(folders["cars"])
+    sources = []
+    for dim in (0, 2):
+        with databases.gallery("lancedb") as gallery:
+            index_embeddings(gallery, stored, truncate_dim=dim)
+            rows = gallery.rows(80, stored.names[3:4])
+            sources.append(rows.columns["source"][0])
+    assert sources[0] != sources[1]
+    expected = stored.embeddings[3:4, :2] / np.linalg.norm(stored.embeddings[3, :2])
+    np.testing.assert_allclose(rows.vectors, expected, atol=1e-6)
+    with (
+        databases.gallery("lancedb") as gallery,
+        pytest.raises(UserError, match="`truncate_dim=7`: the embeddings have 6 dimensions"),
+    ):
+        index_embeddings(gallery, stored, truncate_dim=7)

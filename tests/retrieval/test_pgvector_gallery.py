@@ -1,6 +1,7 @@
 """PostgreSQL that stops; writers and readers at once."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import threading
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from tests.retrieval.databases import postgres, psycopg
+from tfdml.embeddings import read_embeddings
 from tfdml.errors import UserError
-from tfdml.retrieval import EmbeddingsToIndex, connect, index_embeddings
+from tfdml.retrieval import connect, index_embeddings
 
 pytestmark = pytest.mark.slow
 ROWS = 3000
@@ -55,7 +57,7 @@ def stored(tmp_path_factory):
     path = tmp_path_factory.mktemp("vectors") / "vectors.npz"
     vectors = np.random.default_rng(0).normal(size=(ROWS, 32)).astype(np.float32)
     np.savez(path, embeddings=vectors, labels=np.arange(ROWS) % 10)
-    return EmbeddingsToIndex.read(path)
+    return read_embeddings(path)
 
 
 @contextlib.contextmanager
@@ -68,23 +70,23 @@ def small_batches(uri, rows=100):
 def assert_whole(uri, stored):
     with connect(uri) as gallery:
         assert len(gallery) == ROWS
-        vectors = np.asarray(stored.stored.embeddings[::300])
-        assert gallery.search(vectors, k=1).ids[:, 0].tolist() == list(stored.ids[::300])
+        vectors = np.asarray(stored.embeddings[::300])
+        assert gallery.search(vectors, k=1).ids[:, 0].tolist() == list(stored.names[::300])
 
 
 def test_a_server_that_stops_ends_indexing_and_the_next_one_writes_the_rest(server, stored):
     uri = server.uri("stopped")
     with small_batches(uri) as gallery:
         with pytest.raises(UserError, match=r"cannot be written") as raised:
-            index_embeddings(gallery, stored, progress=lambda rows: server.stop() if rows == 1000 else None)
+            index_embeddings(gallery, stored, progress=lambda rows, total: server.stop() if rows == 1000 else None)
         assert "\n" not in str(raised.value)
         server.start()
         # The same connection is opened again.
-        assert index_embeddings(gallery, stored) == ROWS - 1000
+        assert index_embeddings(gallery, stored).added == ROWS - 1000
         server.control("restart", "-m", "immediate")
         with pytest.raises(UserError, match="cannot be searched"):
-            gallery.search(stored.stored.embeddings[:1], k=1)
-        assert gallery.search(stored.stored.embeddings[:1], k=1).ids.tolist() == [["0"]]
+            gallery.search(stored.embeddings[:1], k=1)
+        assert gallery.search(stored.embeddings[:1], k=1).ids.tolist() == [["0"]]
     assert_whole(uri, stored)
 
 
@@ -93,7 +95,8 @@ def test_two_writers_and_many_readers(server, stored, kind, tmp_path):
     """Both write all rows; readers see only whole batches."""
     uri = server.uri("shared") if kind == "pgvector" else f"lancedb://{tmp_path}/shared"
     with connect(uri) as gallery:
-        gallery.upsert(stored.ids[:500], stored.vectors(np.arange(500)), stored.columns(np.arange(500)))
+        first = {name: getattr(stored, name)[:500] for name in ("names", "labels", "embeddings")}
+        index_embeddings(gallery, dataclasses.replace(stored, **first))
     faults, counts, ended = [], set(), threading.Event()
     begin = threading.Barrier(2)
 
@@ -111,7 +114,7 @@ def test_two_writers_and_many_readers(server, stored, kind, tmp_path):
                 with connect(uri) as gallery:
                     if gallery.about is not None:
                         counts.add(len(gallery))
-                        gallery.search(stored.vectors(np.arange(1)), k=3)
+                        gallery.search(stored.embeddings[:1], k=3)
             except Exception as error:
                 faults.append(error)
 

@@ -19,8 +19,8 @@ import dataclasses
 import os
 
 from tfdml.cli.command_line import Command, CommandFlags, Flags, Progress
+from tfdml.embeddings import read_embeddings
 from tfdml.retrieval import connect, index_embeddings
-from tfdml.retrieval.galleries import EmbeddingsToIndex
 from tfdml.training.settings import choice, not_negative
 
 
@@ -45,22 +45,18 @@ class IndexFlags(CommandFlags):
 
 def index(values: Flags) -> None:
     """Index as the flags say."""
-    settings = values.settings(IndexFlags)
+    flags = values.settings(IndexFlags)
     # The address first: reading names may take a while.
-    with connect(settings.to) as gallery:
-        embeddings = EmbeddingsToIndex.read(
-            os.path.expanduser(settings.embeddings), settings.prefix, settings.truncate_dim
-        )
-        if not embeddings.model:
-            print(f"{settings.embeddings} states no model: it is not compared with that of the gallery")
-        missing, others = map(len, embeddings.compare(gallery))
-        total, size = len(embeddings), f"{len(embeddings):,} embeddings of {embeddings.dimension} dimensions"
-        counts = f"{missing:,} added, {others:,} replaced, {total - missing - others:,} there already"
-        if 0 < missing + others < total:
-            print(f"{total - missing - others:,} of {total:,} rows are there already")
-        with Progress(missing + others) as progress_line:
-            index_embeddings(gallery, embeddings, settings.replace, progress_line.images)
-        print(f"{size} in {gallery.address}, {gallery.distance}: {counts}")
+    with connect(flags.to) as gallery:
+        stored = read_embeddings(os.path.expanduser(flags.embeddings))
+        if not stored.model:
+            print(f"{flags.embeddings} states no model: it is not compared with that of the gallery")
+        with Progress() as line:
+            options = flags.prefix, flags.truncate_dim, flags.replace
+            counts = index_embeddings(gallery, stored, *options, progress=line.images)
+        total, dimension = len(stored), flags.truncate_dim or stored.embeddings.shape[1]
+        changes = f"{counts.added:,} added, {counts.replaced:,} replaced, {counts.present:,} there already"
+        print(f"{total:,} embeddings of {dimension} dimensions in {gallery.address}, {gallery.distance}: {changes}")
         if others := len(gallery) - total:
             print(f"the gallery holds {others:,} more rows, of other embeddings")
         print("searched by an approximate index" if gallery.address.effort else "searched exactly")

@@ -38,13 +38,13 @@ from tfdml.data.dataset import check
 from tfdml.data.images import FileImages, VectorImages
 from tfdml.data.readers.tables import images_named
 from tfdml.effects import Effect, either
-from tfdml.embeddings.files import check_same_model, holds_embeddings
+from tfdml.embeddings.files import check_same_model, holds_embeddings, read_embeddings
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, RetrievalResults
 from tfdml.export.exporter import calibration_of_file
 from tfdml.export.retriever import Retriever
 from tfdml.io.files import as_named, require_writable
-from tfdml.retrieval import EmbeddingsToIndex, connect
+from tfdml.retrieval import connect
 from tfdml.training.settings import choice, positive
 
 _EMBEDS_ITSELF = ("retriever", "images")
@@ -147,13 +147,13 @@ def _paths(flags: SearchFlags) -> list[str]:
 
 def _embedded(flags: SearchFlags) -> _Queries:
     if not _holds_images(flags.queries):
-        read = EmbeddingsToIndex.read(os.path.expanduser(flags.queries[0]))
-        vectors, model = np.asarray(read.stored.embeddings), read.model
+        read = read_embeddings(os.path.expanduser(flags.queries[0]))
+        vectors, model = np.asarray(read.embeddings), read.model
         if flags.model:
             dataset = ImageDataset("queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64))
             head = load_source(flags)
             vectors, model = head.embed(dataset, flags.batch_size), head.fingerprint()
-        return list(read.stored.names), vectors, read.stored.classes, model
+        return list(read.names), vectors, read.classes, model
     paths = _paths(flags)
     dataset = check(ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64)))
     source = load_source(flags)
@@ -171,20 +171,19 @@ def _in_database(flags: SearchFlags) -> _Answer:
 
 def _in_embeddings(flags: SearchFlags) -> _Answer:
     path = os.path.expanduser(flags.gallery)
-    gallery = EmbeddingsToIndex.read(path)
-    stored, options = gallery.stored, dict[str, Any](k=flags.k, distance=flags.distance)
+    stored, options = read_embeddings(path), dict[str, Any](k=flags.k, distance=flags.distance)
     same = os.path.realpath(os.path.expanduser(flags.queries[0])) == os.path.realpath(path)
     if same and stored.labels is not None and not (_holds_images(flags.queries) or flags.model):
         part = stored.split("test")
         results = RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
         return results, flags.distance, len(part), None
     names, vectors, classes, model = _embedded(flags)
-    check_same_model(gallery.model, model, f"--gallery={flags.gallery} and the queries")
+    check_same_model(stored.model, model, f"--gallery={flags.gallery} and the queries")
     if stored.classes is not None and classes is not None and not np.isin(classes, stored.classes).any():
         print("queries and gallery have no class in common, by name: nothing is counted")
         classes = None
     classes = None if stored.classes is None else classes
-    options |= {"query_ids": names, "gallery_ids": gallery.ids, "gallery_labels": stored.classes}
+    options |= {"query_ids": names, "gallery_ids": stored.names, "gallery_labels": stored.classes}
     return RetrievalResults.search(vectors, classes, stored.embeddings, **options), flags.distance, len(stored), None
 
 

@@ -8,7 +8,6 @@ from tfdml.retrieval.faiss_index import build_index as build_index
 from tfdml.retrieval.faiss_index import load_index as load_index
 from tfdml.retrieval.faiss_index import rescore as rescore
 from tfdml.retrieval.galleries import SCHEMES as SCHEMES
-from tfdml.retrieval.galleries import EmbeddingsToIndex as EmbeddingsToIndex
 from tfdml.retrieval.galleries import GalleryDatabase as GalleryDatabase
 from tfdml.retrieval.galleries import Neighbors as Neighbors
 from tfdml.retrieval.galleries import connect as connect

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import importlib
 import json
-import os
 import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.embeddings.compute import truncate
-from tfdml.embeddings.files import StoredEmbeddings, check_same_model, read_embeddings
+from tfdml.embeddings.files import StoredEmbeddings, check_same_model
 from tfdml.errors import REASON, UserError, check_choice, check_positive, redact, user_errors
 from tfdml.io.files import fields, parse_json, sha256_of
 from tfdml.pairwise import DISTANCES
@@ -397,129 +396,79 @@ def connect(uri: str) -> GalleryDatabase:
 
 
 @dataclasses.dataclass(frozen=True)
-class EmbeddingsToIndex:
-    """Stored embeddings with the ids of their rows in a gallery.
+class IndexCounts:
+    """What became of embeddings that were indexed.
 
     Args:
-        stored: The embeddings.
-        ids: N ids, each once.
-        source: What identifies these embeddings: of their checksums.
-        truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they are.
+        added: Rows that the gallery lacked.
+        replaced: Rows of other embeddings with the same ids.
+        present: Rows that were there already.
     """
 
-    stored: StoredEmbeddings
-    ids: list[str]
-    source: str
-    truncate_dim: int = 0
-
-    @classmethod
-    def read(cls, path: str | os.PathLike, prefix: str = "", truncate_dim: int = 0) -> EmbeddingsToIndex:
-        """Return the embeddings of a folder that `tfdml embed` wrote, or of an .npz file.
-
-        Args:
-            path: The folder or file. Rows without a name are called by their number.
-            prefix: Put before every name, for an id.
-            truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they are.
-
-        Raises:
-            UserError: There are none, they have fewer dimensions, or names occur twice.
-
-        Example:
-            >>> EmbeddingsToIndex.read("embeddings/cars", "cars/").ids[0]
-            'cars/U+0045/0'
-        """
-        stored = read_embeddings(path)
-        if truncate_dim:
-            truncate(stored.embeddings[:1], truncate_dim)
-        ids = [f"{prefix}{name}" for name in stored.names]
-        if len(set(ids)) < len(ids):
-            raise UserError(f"{stored.source}: {len(ids) - len(set(ids)):,} names occur more than once")
-        files = stored.manifest.get("files") or {"file": sha256_of(Path(stored.source))}
-        mark = hashlib.sha256(json.dumps([files, prefix, truncate_dim], sort_keys=True).encode()).hexdigest()[:16]
-        return cls(stored, ids, mark, truncate_dim)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def dimension(self) -> int:
-        """Of what is written."""
-        return self.truncate_dim or self.stored.embeddings.shape[1]
-
-    @property
-    def model(self) -> str:
-        """The fingerprint of their model; empty where it is not known."""
-        model = self.stored.model
-        return f"{self.truncate_dim} dimensions of {model}" if model and self.truncate_dim else model
-
-    def vectors(self, rows: np.ndarray) -> np.ndarray:
-        """Return some of the embeddings, of which a memory-mapped file reads no others."""
-        vectors = self.stored.embeddings[rows]
-        return truncate(vectors, self.truncate_dim) if self.truncate_dim else vectors
-
-    def columns(self, rows: np.ndarray) -> dict[str, list[str]]:
-        """Return the texts of some rows: path and source, and class and role where they are known."""
-        columns = {"path": [self.stored.names[row] for row in rows], "source": [self.source] * len(rows)}
-        for name, values in (("class", self.stored.classes), ("role", self.stored.roles)):
-            if values is not None:
-                columns[name] = values[rows].tolist()
-        return columns
-
-    def compare(self, gallery: GalleryDatabase) -> tuple[np.ndarray, np.ndarray]:
-        """Return which rows a gallery lacks, and at which others it has rows of other embeddings.
-
-        Raises:
-            UserError: The gallery is of another dimension or model.
-        """
-        sources: dict[str, str] = {}
-        if gallery.about is not None:
-            gallery.check(self.dimension, self.model, self.stored.source)
-            for block in row_blocks(len(self), gallery.batch_rows):
-                rows = gallery.rows(len(self), self.ids[block])
-                sources |= zip(rows.ids, rows.columns["source"], strict=True)
-        missing = [row for row, name in enumerate(self.ids) if name not in sources]
-        others = [row for row, name in enumerate(self.ids) if sources.get(name, self.source) != self.source]
-        return np.array(missing, int), np.array(others, int)
+    added: int
+    replaced: int
+    present: int
 
 
 def index_embeddings(
     gallery: GalleryDatabase,
-    embeddings: EmbeddingsToIndex,
+    stored: StoredEmbeddings,
+    prefix: str = "",
+    truncate_dim: int = 0,
     replace: bool = False,
-    progress: Callable[[int], None] = lambda rows: None,
-) -> int:
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> IndexCounts:
     """Write the embeddings that a gallery lacks, and build its index, if its address has an `effort`.
 
-    Rows are written `gallery.batch_rows` at a time. After a kill, the same call writes the rest.
+    Rows are written `gallery.batch_rows` at a time. After a kill, the same call writes the rest. A row's `source`
+    identifies the embeddings by their checksums.
 
     Args:
         gallery: Where to.
-        embeddings: What.
+        stored: What. The name of each image is its id.
+        prefix: Put before every name, for an id.
+        truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they are.
         replace: Replace rows of other embeddings that have the same ids.
-        progress: Called with how many rows are written.
-
-    Returns:
-        How many rows were written; 0 where all were there.
+        progress: Called with how many rows are written, of how many.
 
     Raises:
-        UserError: An id is that of other embeddings, and `replace` is not set; or as `GalleryDatabase.upsert`. Nothing
-            is written then.
+        UserError: Names occur twice, there are fewer dimensions, the gallery is of another dimension or model, or an id
+            is that of other embeddings, and `replace` is not set; nothing is written then. Or the database fails.
 
     Example:
         >>> with connect(f"lancedb://{os.path.abspath('galleries')}") as gallery:
-        ...     index_embeddings(gallery, EmbeddingsToIndex.read("embeddings/cars"))
+        ...     index_embeddings(gallery, read_embeddings("embeddings/cars")).added
         256
     """
-    missing, others = embeddings.compare(gallery)
-    if len(others) and not replace:
-        count = f"{len(others):,} ids of {embeddings.stored.source}, of other embeddings, such as"
+    ids = [f"{prefix}{name}" for name in stored.names]
+    if len(set(ids)) < len(ids):
+        raise UserError(f"{stored.source}: {len(ids) - len(set(ids)):,} names occur more than once")
+
+    def vectors(rows: Any) -> np.ndarray:
+        return truncate(stored.embeddings[rows], truncate_dim) if truncate_dim else stored.embeddings[rows]
+
+    model = f"{truncate_dim} dimensions of {stored.model}" if stored.model and truncate_dim else stored.model
+    files = stored.manifest.get("files") or {"file": sha256_of(Path(stored.source))}
+    source = hashlib.sha256(json.dumps([files, prefix, truncate_dim], sort_keys=True).encode()).hexdigest()[:16]
+    sources: dict[str, str] = {}
+    dimension = vectors(slice(1)).shape[1]
+    if gallery.about is not None:
+        gallery.check(dimension, model, stored.source)
+        for block in row_blocks(len(ids), gallery.batch_rows):
+            present = gallery.rows(len(ids), ids[block])
+            sources |= zip(present.ids, present.columns["source"], strict=True)
+    others = [row for row, name in enumerate(ids) if sources.get(name, source) != source]
+    if others and not replace:
+        count = f"{len(others):,} ids of {stored.source}, of other embeddings, such as"
         advice = "set `replace=True` to replace these rows, or another `prefix` to keep both"
-        raise UserError(f"`uri={gallery.address}` holds {count} {embeddings.ids[others[0]]}: {advice}")
-    rows = np.union1d(missing, others)
+        raise UserError(f"`uri={gallery.address}` holds {count} {ids[others[0]]}: {advice}")
+    rows = np.array([row for row, name in enumerate(ids) if sources.get(name) != source], int)
+    texts = {"path": stored.names, "class": stored.classes, "role": stored.roles}
     for block in row_blocks(len(rows), gallery.batch_rows):
         part = rows[block]
-        ids = [embeddings.ids[row] for row in part]
-        gallery.upsert(ids, embeddings.vectors(part), embeddings.columns(part), model=embeddings.model)
-        progress(block.stop)
+        columns = {name: [str(of[row]) for row in part] for name, of in texts.items() if of is not None}
+        columns["source"] = [source] * len(part)
+        gallery.upsert([ids[row] for row in part], vectors(part), columns, model=model)
+        progress(block.stop, len(rows))
     gallery.optimize()
-    return len(rows)
+    return IndexCounts(len(rows) - len(others), len(others), len(ids) - len(rows))
