@@ -152,10 +152,11 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
     """Print what a split measures, and return it for JSON."""
     split = _split_of(flags)
     measure = {"retrieval": _retrieval, "verification": _verification, "classification": _classification}
-    result = {"model": flags.model, "dataset": split.data, "split": flags.split, "distance": flags.distance}
+    result = {"model": flags.model, "dataset": split.name, "split": flags.split, "distance": flags.distance}
     result |= {} if flags.task == "retrieval" else {"task": flags.task}
+    part = f", {flags.split}" if split.selection or split.images.roles is not None else ""
     size = f"{len(split.embeddings):,} images of {len(np.unique(split.images.labels)):,} classes"
-    print(f"{as_named(flags.model)} on {split.name}: {size}")
+    print(f"{as_named(flags.model)} on {split.name}{part}: {size}")
     measures = measure[flags.task](flags, split)
     if flags.report:
         _write_page(flags, split, measures)
@@ -167,24 +168,20 @@ class _Split:
     """A split of a data set, embedded.
 
     Args:
-        name: What to call it in print.
-        data: The data set, or where the embeddings are.
+        name: The data set, or where the embeddings are.
         embeddings: (N, d).
-        images: Has the `labels` (N,), and the roles, groups and protocol, of the embeddings.
-        ks: The K of Recall@K.
-        dataset: The images themselves; None where only embeddings are there.
-        choice: Where to read other splits from; None likewise.
+        images: The images; or embeddings that have the labels, roles and groups.
+        options: The metrics, and the K of Recall@K.
+        selection: The data set, from which other splits are read; None where only embeddings are there.
         source: The model; None for stored embeddings.
         stored: All that is next to the embeddings on disk; None for a model.
     """
 
     name: str
-    data: str
     embeddings: np.ndarray
     images: Any
-    ks: tuple[int, ...]
-    dataset: ImageDataset | None
-    choice: DataChoice | None
+    options: dict[str, Any]
+    selection: DataChoice | None
     source: EmbeddingBackend | None
     stored: StoredEmbeddings | None
 
@@ -195,68 +192,57 @@ def _split_of(flags: EvaluateFlags) -> _Split:
         raise UserError("--report shows images: name their --dataset and --data_dir next to the embeddings")
     if flags.target:
         evaluation.target_of(flags.target, kinds=KINDS[1:] if flags.task == "verification" else KINDS[:1])
-    choice = data_choice(flags) if flags.dataset or stored is None else None
-    dataset = choice.load(flags.split) if choice else None
+    selection = data_choice(flags) if flags.dataset or stored is None else None
+    dataset: Any = selection.load(flags.split) if selection else None
     if stored is None:
-        assert choice is not None
-        assert dataset is not None
-        source = load_source(flags)
-        ks = _ks(flags, dataset)
-        name = f"{choice.name}, {flags.split}"
-        embeddings = source.embed(dataset, flags.batch_size)
-        return _Split(name, choice.name, embeddings, dataset, ks, dataset, choice, source, None)
+        assert selection is not None
+        options, source = _options(flags, dataset), load_source(flags)
+        vectors = source.embed(dataset, flags.batch_size)
+        return _Split(selection.name, vectors, dataset, options, selection, source, None)
     part = stored.split(flags.split)
     if dataset is not None:
-        part = _with_labels_of(part, dataset)
-    if part.labels is None:
+        _check_same_images(part, dataset)
+    elif part.labels is None:
         raise UserError(f"{flags.model} has no labels: add the class of each embedding, or name a --dataset")
-    about = part.manifest.get("dataset", {}).get("name") or (choice.name if choice else Path(flags.model).name)
-    name = f"{about}, {flags.split}" if part.roles is not None or choice else about
-    images = part if dataset is None or not (dataset.protocol or dataset.groups is not None) else dataset
-    return _Split(name, about, part.embeddings, images, _ks(flags, images), dataset, choice, None, stored)
+    name = part.manifest.get("dataset", {}).get("name") or (selection.name if selection else Path(flags.model).name)
+    images = part if dataset is None else dataset
+    return _Split(name, part.embeddings, images, _options(flags, images), selection, None, stored)
 
 
-def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset) -> StoredEmbeddings:
+def _check_same_images(part: StoredEmbeddings, dataset: ImageDataset) -> None:
+    """Refuse embeddings of another number of images or, as far as labels show it, of others."""
     what = f"{dataset.name} ({dataset.split})"
     if len(part) != len(dataset):
         raise UserError(f"{part.source} holds {len(part):,} embeddings, but {what} has {len(dataset):,} images")
-    if part.labels is None:
-        roles = None if dataset.is_query is None else np.where(dataset.is_query, "query", "gallery")
-        return dataclasses.replace(part, labels=dataset.labels, roles=part.roles if roles is None else roles)
     # An .npz may number its classes in its own way: the same images must belong together.
-    pairs = np.unique(np.stack([part.labels, dataset.labels]), axis=1).shape[1]
-    if not pairs == len(np.unique(part.labels)) == len(np.unique(dataset.labels)):
+    labels = dataset.labels if part.labels is None else part.labels
+    pairs = np.unique(np.stack([labels, dataset.labels]), axis=1).shape[1]
+    if not pairs == len(np.unique(labels)) == len(np.unique(dataset.labels)):
         raise UserError(f"{part.source} holds embeddings of other classes than {what}, or of its images in other order")
-    return part
 
 
-def _metrics(flags: EvaluateFlags, images: Any) -> list[str]:
+def _options(flags: EvaluateFlags, images: Any) -> dict[str, Any]:
+    """Return the metrics, and the K of Recall@K that fit the images."""
     benchmark = getattr(images, "protocol", None)
-    return list(flags.metrics or (benchmark.metrics if benchmark else evaluation.DEFAULT_METRICS))
-
-
-def _ks(flags: EvaluateFlags, images: Any) -> tuple[int, ...]:
-    """Return the K of Recall@K; refuse metrics that there are not, and K that the images are too few for."""
-    benchmark, metrics = getattr(images, "protocol", None), _metrics(flags, images)
+    metrics = list(flags.metrics or (benchmark.metrics if benchmark else evaluation.DEFAULT_METRICS))
     ks = integers(",".join(flags.ks), "--ks") or (benchmark.ks if benchmark else DEFAULT_KS)
-    if flags.task == "retrieval":
-        metric_names(metrics, ks)
-    if flags.task != "retrieval" or "recall" not in metrics:
-        return ks
-    fitting = ks_within(ks, available := images_to_search(images))
+    if flags.task != "retrieval":
+        return {}
+    metric_names(metrics, ks)
+    available = images_to_search(images)
+    fitting = ks_within(ks, available) if "recall" in metrics else ks
     reason = f"there are {available:,} images to search in"
     if flags.ks and fitting != ks:
         raise UserError(f"--ks={','.join(flags.ks)}: {reason}; choose e.g. --ks={','.join(map(str, fitting))}")
     if fitting != ks:
         logging.warning("recall@K is measured for K = %s alone: %s", ", ".join(map(str, fitting)), reason)
-    return fitting
+    return {"metrics": metrics, "ks": fitting}
 
 
 def _retrieval(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
-    metrics = _metrics(flags, split.images)
-    options: dict[str, Any] = {"ks": split.ks, "metrics": metrics, "distance": flags.distance}
     resampled = None if flags.intervals == "none" else flags.intervals
-    result = evaluation.evaluate_dataset(split.embeddings, split.images, intervals=resampled, **options)
+    options = {**split.options, "distance": flags.distance, "intervals": resampled}
+    result = evaluation.evaluate_dataset(split.embeddings, split.images, **options)
     if flags.generalization:
         result["generalization"] = _generalization(flags, split)
     _print_metrics(result, result.get("intervals", {}))
@@ -269,8 +255,8 @@ def _generalization(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
     if flags.split == "train":
         raise UserError("--generalization compares the test classes with the training classes: leave --split=test")
     train: tuple[Any, Any] = None, None
-    if split.source is not None and split.choice is not None:
-        dataset, _ = seen_and_held_out(split.choice.load("train"), split.choice.name, flags.model)
+    if split.source is not None and split.selection is not None:
+        dataset, _ = seen_and_held_out(split.selection.load("train"), split.selection.name, flags.model)
         train = split.source.embed(dataset, flags.batch_size), dataset.labels
     elif split.stored is not None and split.stored.roles is not None and (split.stored.roles == "train").any():
         part = split.stored.split("train")
@@ -330,8 +316,8 @@ def _calibration(flags: EvaluateFlags, embeddings: np.ndarray, labels: Any, **si
 
 def _write_page(flags: EvaluateFlags, split: _Split, result: dict[str, Any]) -> None:
     options: dict[str, Any] = {"distance": flags.distance}
-    if split.source is not None and split.choice is not None and flags.split == "test" and _is_run(flags.model):
-        _, classes = seen_and_held_out(split.choice.load("train"), split.choice.name, flags.model)
+    if split.source is not None and split.selection is not None and flags.split == "test" and _is_run(flags.model):
+        _, classes = seen_and_held_out(split.selection.load("train"), split.selection.name, flags.model)
         if classes is not None:
             options["held_out"] = split.source.embed(classes, flags.batch_size), classes.labels
     if flags.task == "verification":
@@ -341,7 +327,7 @@ def _write_page(flags: EvaluateFlags, split: _Split, result: dict[str, Any]) -> 
     fields = {field.name: (getattr(flags, field.name), field.default) for field in dataclasses.fields(flags)}
     changed = {name: value for name, (value, default) in fields.items() if value != default}
     run = Run(flags.model, {"metrics": result}, flags=changed)
-    write_report(flags.report, run, split.dataset, split.embeddings, **options)
+    write_report(flags.report, run, split.images, split.embeddings, **options)
 
 
 def _is_run(model: str) -> bool:
