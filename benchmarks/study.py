@@ -1,103 +1,307 @@
-"""What a method gains over its base: runs of every row of a study with each seed, and the table of their gains.
+"""What the five methods gain over their bases, by equal effort, on stored feature maps: `study_plan.md` is the plan.
 
-    python -m benchmarks.study --study=ten_cars196 --data_dir=CARS196 --weights=MNV2_035.weights.h5 --results=study.json
-    python -m benchmarks.study --results=study.json        what has been measured so far
+    python -m benchmarks.study --features=features --data=DATA --weights=MNV2_100.weights.h5    stores the maps
+    python -m benchmarks.study --features=features --results=study.json --part=trials           chooses the parameters
+    python -m benchmarks.study --features=features --results=study.json --part=finals           ten paired seeds
+    python -m benchmarks.study --results=study.json --json=docs/numbers/study.json              the tables so far
 
-Keeps the metrics of each run on the unseen classes in --results. The same command skips what is there, as after it was
-stopped, and resumes an interrupted run. With --rows only some are run. Without --study nothing is trained.
+Each run adds its entry to --results when it ends. The same command resumes: it skips the runs that are there.
+`train`, `folder_of`, `ended` and the cells of tables are also those of `benchmarks.defaults`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
-import shutil
 import subprocess
 import sys
+import time
 
+import keras
 import numpy as np
+import tensorflow as tf
 
-from tfdml.evaluation import student_interval
+import tfdml
+from tfdml.data.sampling import ClassBalancedSampler
+from tfdml.evaluation import retrieval_per_query, student_interval
 from tfdml.io.files import write_whole
+from tfdml.training.optimizers import build_optimizer
 from tools.numbers import Results, command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 METRICS = ("recall@1", "map@r")
-COLUMNS = ("row", "base", "Recall@1", "of the base", "gain", "over seeds", "better with", "gain in MAP@R")
-CONTRASTIVE = "contrastive(margin=1, distance=sqeuclidean, reduction=sum)"
-AM_SOFTMAX = "am_softmax(scale=20, margin=0.1)"
 WHITENED = "--head=whitened(power=0.5, shrinkage=0.1)"
+# The size of the images of a data set, and one of how many classes is taken.
+SETS = {"cars196": (160, 1), "glyphs": (96, 1), "omniglot": (96, 4)}
+TRIALS, CHANNELS = 8, 256
+# Of the adapter and the projection, and of the weights of objectives.
+RATE, OBJECTIVE_RATE = 2e-3, 1e-2
+CHECKPOINTS = (125, 250, 500, 1000)
+SEEDS = range(100, 110)
+COLUMNS = ("Recall@1", "of the base", "gain", "gain in MAP@R")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A run of a study.
+    """A method or a base.
 
     Args:
-        name: As in tables.
-        flagfile: Its settings, below `configs/small`.
-        base: The row it is compared with: the same without the method. Empty: it is a base itself.
-        flags: What differs from the flag file.
+        objectives: The sum of its terms, with a field for each parameter.
+        space: The range of each parameter, drawn evenly on a logarithmic scale; or its values.
+        base: The row that it is compared with; empty for a base.
+        term: The name of the term that it adds to its base, whose parameters are its own too.
     """
 
-    name: str
-    flagfile: str
+    objectives: str
+    space: dict[str, tuple]
     base: str = ""
-    flags: tuple[str, ...] = ()
-
-    def command(self) -> list[str]:
-        """The flags of its run, without those of place and seed."""
-        return [f"--flagfile=configs/small/{self.flagfile}.flags", *self.flags]
+    term: str = ""
 
 
-def _with(base: str, *terms: str) -> tuple[str]:
-    return (f"--objectives={' + '.join([base, *terms])}",)
-
-
-OMNIGLOT_CONTRASTIVE = ("omniglot_contrastive", "contrastive")
-# The weights on Omniglot.
-TERMS = {
-    "HORDE": "42 * horde(loss=contrastive, orders=3, dim=256)",
-    "ECAML": "3.3 * ecaml(form=log_of_mean, representation=projection)",
-    "DML-DA": "89 * density(normalize_reference=true)",
+CONTRASTIVE = "contrastive(margin={margin}, distance=sqeuclidean, reduction=sum)"
+AM_SOFTMAX = "am_softmax(scale={scale}, margin={margin})"
+HORDE = f"{{weight}} * horde(loss={CONTRASTIVE}, orders=3, dim=128)"
+DENSITY = "{weight} * density(normalize_reference=true)"
+FORMS = ("log, representation=embedding", "log_of_mean, representation=projection")
+BOUNDARY = {"alpha": (0.05, 0.4), "beta": (0.5, 1.2)}
+ROWS = {
+    "AMSoftmax": Row(AM_SOFTMAX, {"scale": (8, 32), "margin": (0.02, 0.3)}),
+    "JRD": Row(f"{AM_SOFTMAX} + {{weight}} * jrs", {"weight": (0.1, 100)}, "AMSoftmax", "jrs"),
+    "contrastive": Row(CONTRASTIVE, {"margin": (0.3, 1.2)}),
+    "HORDE": Row(f"{CONTRASTIVE} + {HORDE}", {"weight": (0.1, 10)}, "contrastive", "horde"),
+    "ECAML": Row(
+        f"{CONTRASTIVE} + {{weight}} * ecaml(form={{form}})",
+        {"weight": (0.3, 300), "form": FORMS},
+        "contrastive",
+        "ecaml",
+    ),
+    "DML-DA": Row(f"{CONTRASTIVE} + {DENSITY}", {"weight": (10, 10000)}, "contrastive", "density"),
+    "margin": Row("margin(alpha={alpha}, beta={beta})", BOUNDARY),
+    "RankMI": Row(
+        "rank_mi(margin={alpha}, initial_beta={beta}, negatives={negatives}, hidden=64)",
+        {**BOUNDARY, "negatives": ("distance_weighted", "all")},
+        "margin",
+    ),
 }
 
-# The methods and their bases: docs/results.md. Nothing is held out, and the last epoch counts.
-_LAST = ("--selection=last", "--holdout_classes=0", "--evaluate_every=0")
-TEN_CARS196 = tuple(
-    Row(name, f"cars_{flagfile}", base, ("--epochs=6", "--drop_epochs=4", *_LAST, *flags))
-    for name, flagfile, base, *flags in (
-        ("AMSoftmax", "am_softmax", ""),
-        ("+ JRS", "jrd", "AMSoftmax"),
-        ("contrastive", "contrastive", ""),
-        ("+ HORDE", "horde", "contrastive"),
-        ("+ ECAML", "ecaml", "contrastive"),
-        ("+ DML-DA", "dmlda", "contrastive"),
-        # From the projection that RankMI begins with the boundary of its authors fits.
-        ("margin", "margin", "", WHITENED, *_with("margin")),
-        ("RankMI", "rankmi", "margin"),
-    )
-)
-_NINE = ("--epochs=9", "--drop_epochs=6", *_LAST)
-TEN_OMNIGLOT = (
-    Row("AMSoftmax", "omniglot_contrastive", "", (*_with(AM_SOFTMAX), *_NINE)),
-    Row("+ JRS", "omniglot_contrastive", "AMSoftmax", (*_with(f"{AM_SOFTMAX} + jrs"), *_NINE)),
-    Row("contrastive", "omniglot_contrastive", "", _NINE),
-    *(Row(f"+ {name}", *OMNIGLOT_CONTRASTIVE, (*_with(CONTRASTIVE, term), *_NINE)) for name, term in TERMS.items()),
-    Row("margin", "omniglot_contrastive", "", (*_with("margin(beta=0.6)"), *_NINE)),
-    Row("RankMI", "omniglot_contrastive", "margin", (*_with("rank_mi(negatives=all)"), *_NINE)),
-)
 
-# As many images as in the paper of JRD, with a larger network and larger images, for a GPU: docs/results.md.
-_LONGER = (
-    *("--backbone=mobilenetv2", "--image_size=192", "--resize=220", "--epochs=50", "--drop_epochs=33"),
-    *("--steps_per_epoch=80", "--evaluate_every=10", "--deterministic=true"),
-)
-LONG_CARS196 = tuple(dataclasses.replace(row, flags=(*row.flags, *_LONGER)) for row in TEN_CARS196)
+def draws(name, block=0):
+    """Return `TRIALS` draws of a row's own parameters: one in each of as many equal parts of every range."""
+    drawn = {}
+    for key, values in ROWS[name].space.items():
+        generator = np.random.default_rng([*f"{name} {key}".encode(), *([block] if block else [])])
+        places = (generator.permutation(TRIALS) + generator.random(TRIALS)) / TRIALS
+        if isinstance(values[0], str):
+            drawn[key] = [values[int(place * len(values))] for place in places]
+        else:
+            low, high = values
+            drawn[key] = [float(f"{low * (high / low) ** place:.3g}") for place in places]
+    return [dict(zip(drawn, values, strict=True)) for values in zip(*drawn.values(), strict=True)]
 
-STUDIES = {"ten_cars196": TEN_CARS196, "ten_omniglot": TEN_OMNIGLOT, "long_cars196": LONG_CARS196}
+
+def trials(name, entries):
+    """Return the parameters of each trial: a method's are the best of its base's first trials, and draws of its own."""
+    base = ROWS[name].base
+    if not ROWS[name].term:
+        return draws(name) + (draws(name, 1) if any(row.term and row.base == name for row in ROWS.values()) else [])
+    first = [entry for entry in entries[base] if entry["parameters"] in draws(base)]
+    return [best(first)["parameters"] | own for own in draws(name)]
+
+
+def store_maps(arguments):
+    """Write `<features>/<data set>.npz`: the last map of MobileNetV2 as means of its four overlapping quadrants."""
+    for name, (size, every) in SETS.items():
+        path, stored = arguments.features / f"{name}.npz", {}
+        if path.exists():
+            continue
+        backbone = tfdml.backbones.resolve("mobilenetv2", size, str(arguments.weights))
+        embedder = tfdml.models.Embedder(backbone, embedding_dim=0, image_size=size)
+        inputs = keras.Input((size, size, 3))
+        network = keras.Model(inputs, embedder.represent(inputs)["feature_map"])
+        half = -(-network.output_shape[1] // 2)
+        for split in ("train", "test"):
+            images = tfdml.data.load(name, None if name == "glyphs" else str(arguments.data / name), split)
+            images = images.select_classes(images.classes[::every])
+            batches = tfdml.data.evaluation_batches(images, tfdml.data.EvaluationTransform.of(embedder), 50)
+            maps = []
+            for pixels, _ in batches:
+                whole = np.asarray(network(pixels, training=False))
+                rows = np.stack([whole[:, :half].mean(1), whole[:, -half:].mean(1)], 1)
+                maps.append(np.stack([rows[:, :, :half].mean(2), rows[:, :, -half:].mean(2)], 2).astype("float16"))
+            stored |= {split: np.concatenate(maps), f"{split}_labels": images.labels}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path, **stored)
+
+
+def load_maps(path, held_out):
+    """Return the maps and labels that are trained on, and those that are measured.
+
+    Args:
+        path: Of the stored maps.
+        held_out: Whether every fourth training class is measured in place of the unseen ones, and not trained on.
+    """
+    with np.load(path) as stored:
+        parts = {name: stored[name] for name in stored.files}
+    train, labels = parts["train"].astype("float32"), np.unique(parts["train_labels"], return_inverse=True)[1]
+    measured, its_labels = parts["test"].astype("float32"), parts["test_labels"]
+    if held_out:
+        apart = labels % 4 == 3
+        measured, its_labels = train[apart], labels[apart]
+        train, labels = train[~apart], np.unique(labels[~apart], return_inverse=True)[1]
+    # The largest principal components of the training maps: a sixth of the arithmetic.
+    rows = train.reshape(-1, train.shape[-1])
+    mean = rows.mean(0)
+    axes = np.linalg.eigh((rows - mean).T @ (rows - mean))[1][:, : -CHANNELS - 1 : -1]
+    return (train - mean) @ axes, labels, (measured - mean) @ axes, its_labels
+
+
+class MapEmbedder(tfdml.models.Embedder):
+    """Stored maps to embeddings: x + U relu(V x) at each position, their mean, and a projection. U starts at 0."""
+
+    def __init__(self):
+        inputs = keras.Input(self.view_shape)
+        hidden = keras.layers.Dense(64, activation="relu")(inputs)
+        change = keras.layers.Dense(CHANNELS, kernel_initializer="zeros")(hidden)
+        super().__init__(keras.Model(inputs, keras.layers.Add()([inputs, change])), 64, image_size=2, scaling="none")
+
+    view_shape = (2, 2, CHANNELS)
+
+
+def learner_of(maps, name, parameters, seed):
+    """Return a compiled learner with the first weights of a seed, and the densities of the training classes."""
+    train, labels = maps[:2]
+    keras.utils.set_random_seed(seed)
+    objectives = ROWS[name].objectives.format(**parameters)
+    learner = tfdml.models.MetricLearner(MapEmbedder(), objectives, num_classes=labels.max() + 1)
+    learner.build((None, *train.shape[1:]))
+    rates = {"objectives": OBJECTIVE_RATE}
+    learner.compile(build_optimizer("adam", learner, RATE, rates, weight_decay=1e-4))
+    learner.calibrate((train[rows : rows + 500], labels[rows : rows + 500]) for rows in range(0, len(train), 500))
+    return learner
+
+
+def courses(maps, name, trials, seeds, checkpoints):
+    """Train a head with each of the parameters and seeds; yield both, and its metrics and logs after some updates.
+
+    Args:
+        maps: As of `load_maps`.
+        name: The row.
+        trials: Its parameters, which differ in their weight alone.
+        seeds: Of the first weights and the batches.
+        checkpoints: After how many updates it is measured, ascending; the last is the length.
+    """
+    keras.backend.clear_session()
+    train, labels, measured, its_labels = maps
+    x, y = tf.constant(train), tf.constant(labels, "int32")
+    learner = learner_of(maps, name, trials[0], seeds[0])
+    weight = tf.Variable(1.0)
+    for objective in learner.objectives:
+        if objective.name == ROWS[name].term:
+            objective.weight = weight
+    first = [variable.numpy() for variable in learner.optimizer.variables]
+    keys = ["loss", "d_pos", "d_neg", *learner.observation_trackers]
+
+    @tf.function(autograph=False)
+    def updates(batches):
+        def update(rows):
+            logs = learner.train_step((tf.gather(x, rows), tf.gather(y, rows)))
+            return tf.stack([tf.cast(logs[key], "float32") for key in keys])
+
+        return tf.map_fn(update, batches, fn_output_signature=tf.float32)[-1]
+
+    for parameters, seed in itertools.product(trials, seeds):
+        # The graph of the step serves all: each begins from the weights of a learner of its own.
+        weight.assign(parameters.get("weight", 1.0))
+        fresh = learner_of(maps, name, parameters, seed)
+        for variable, other in zip(learner.variables, fresh.variables, strict=True):
+            variable.assign(other)
+        for variable, value in zip(learner.optimizer.variables, first, strict=True):
+            variable.assign(value)
+        sampler = ClassBalancedSampler(labels, 10, 5, seed=seed)
+        course, done = {}, 0
+        for until in checkpoints:
+            learner.reset_metrics()
+            batches = np.stack([sampler.batch(step) for step in range(done, until)])
+            for part in np.split(batches, range(125, len(batches), 125)):
+                logs = dict(zip(keys, updates(tf.constant(part)).numpy(), strict=True))
+            done = until
+            vectors = learner.embedder.predict(measured, batch_size=2000, verbose=0)
+            # A run that diverges has nothing.
+            values = dict.fromkeys(METRICS, np.zeros(1))
+            if np.isfinite(vectors).all():
+                values = retrieval_per_query(vectors, its_labels, metrics=METRICS)
+            means = {metric: float(of.mean()) for metric, of in values.items()} | logs
+            course[str(until)] = {key: float(f"{value:.4g}") for key, value in means.items()}
+        yield parameters, seed, course
+
+
+def best(entries):
+    """Return the trial with the best MAP@R on the held-out classes after its last update."""
+    return max(entries, key=lambda entry: list(entry["course"].values())[-1]["map@r"])
+
+
+def run(arguments, results):
+    """Train what is missing of a part, data set after data set."""
+    for dataset in arguments.only or SETS:
+        maps = load_maps(arguments.features / f"{dataset}.npz", held_out=arguments.part == "trials")
+        of_set = results.setdefault(arguments.part, {}).setdefault(dataset, {})
+        for name, row in ROWS.items():
+            entries = of_set.setdefault(name, [])
+            if arguments.part == "trials":
+                wanted, seeds, checkpoints = trials(name, of_set), [0], CHECKPOINTS
+            else:
+                chosen = best(results["trials"][dataset][name])
+                early = max(chosen["course"], key=lambda until: chosen["course"][until]["map@r"])
+                wanted, seeds = [chosen["parameters"]], SEEDS
+                checkpoints = sorted({int(early), CHECKPOINTS[-1]})
+            groups = {}
+            for parameters in wanted:
+                same = "weight" if row.term else ""
+                groups.setdefault(str({**parameters, same: 0}), []).append(parameters)
+            for group in groups.values():
+                done = [(entry["parameters"], entry["seed"]) for entry in entries]
+                seeds_left = [seed for seed in seeds if any((parameters, seed) not in done for parameters in group)]
+                left = [parameters for parameters in group if any((parameters, seed) not in done for seed in seeds)]
+                start = time.process_time()
+                for parameters, seed, course in courses(maps, name, left, seeds_left, checkpoints) if left else ():
+                    seconds, start = round(time.process_time() - start, 1), time.process_time()
+                    entries.append({"parameters": parameters, "seed": seed, "course": course, "cpu_seconds": seconds})
+                    write_results(results, arguments.results)
+                    metrics = " ".join(f"{at['recall@1']:.3f}/{at['map@r']:.3f}" for at in course.values())
+                    print(f"{dataset} {name} {parameters} seed {seed}: {metrics}", flush=True)
+
+
+def paired(entries, base, metric, last):
+    """Return the metric of a row and of its base in percent, seed by seed; after the last update, or the chosen one."""
+
+    def by_seed(runs):
+        ends = {run["seed"]: list(run["course"].values())[-1 if last else 0] for run in runs}
+        return {seed: 100 * end[metric] for seed, end in ends.items()}
+
+    own, other = by_seed(entries), by_seed(base)
+    seeds = sorted(own.keys() & other.keys())
+    return [np.array([side[seed] for seed in seeds]) for side in (own, other)]
+
+
+def with_interval(values):
+    """Return the mean of gains in points, with Student's interval where there are several; empty without any."""
+    return f"{points(values)} ({interval(values)})" if len(values) > 1 else points(values)
+
+
+def points(values):
+    """Return the mean of gains in points, in print; empty without any."""
+    return f"{np.mean(values):+.1f}" if len(values) else ""
+
+
+def interval(values):
+    """Return Student's interval of gains in points, in print; empty without several."""
+    if len(values) < 2:
+        return ""
+    ends = student_interval(np.asarray(values))
+    return f"{ends.low:+.1f} to {ends.high:+.1f}"
 
 
 def folder_of(place, name, settings):
@@ -122,95 +326,43 @@ def ended(error, name):
     return error.partition(";")[0]
 
 
+def tables(results, add_table):
+    """Write the table of gains: a line for each method and data set."""
+    ends = ("last update", "chosen update")
+    columns = ("method, data set", "base", *(f"{what}, {end}" for end in ends for what in COLUMNS), "seeds")
+    add = add_table("gains", *columns)
+    finals = results.get("finals", {})
+    for name, dataset in ((name, dataset) for name, row in ROWS.items() if row.base for dataset in finals):
+        sides = [finals[dataset].get(side, []) for side in (name, ROWS[name].base)]
+        cells = []
+        for last in (True, False):
+            recalls, precisions = (paired(*sides, metric, last) for metric in METRICS)
+            gains = (with_interval(own - base) for own, base in (recalls, precisions))
+            cells += [*(f"{side.mean():.1f}" if len(side) else "" for side in recalls), *gains]
+        add(f"{name}, {dataset}", ROWS[name].base, *cells, len(recalls[0]))
+
+
 def write_results(values, path):
     """Write the results so far atomically."""
     write_whole(str(path), (json.dumps(values, separators=(",", ":")) + "\n").encode())
 
 
-def entry_of(name, flags, folder):
-    """Train or resume a run, and return its entry: few enough numbers to be kept in the repository."""
-    if error := train(flags, folder):
-        return {"ended": ended(error, name)}
-    result = json.loads((folder / "result.json").read_text())
-    return {"metrics": {name: result["metrics"][name] for name in METRICS}, "train_seconds": result["train_seconds"]}
-
-
-def table(study):
-    """Return the rows of the table: means over seeds, in percent, and intervals of the gains of paired seeds."""
-    rows = []
-    for name, row in study["rows"].items():
-        base = study["rows"].get(row["base"], {"seeds": {}})["seeds"]
-        # Both sides of a pair have the same seed, so the same batches and the same first weights.
-        pairs = [
-            (run["metrics"], base[seed]["metrics"])
-            for seed, run in row["seeds"].items()
-            if "metrics" in run and "metrics" in base.get(seed, {})
-        ]
-        if not pairs:
-            continue
-        own, others = ([100 * side[METRICS[0]] for side in sides] for sides in zip(*pairs, strict=True))
-        gains = {key: [100 * (first[key] - second[key]) for first, second in pairs] for key in METRICS}
-        better = f"{sum(gain > 0 for gain in gains['recall@1'])} of {len(pairs)}"
-        cells = (name, row["base"], f"{np.mean(own):.1f}", f"{np.mean(others):.1f}", points(gains["recall@1"]))
-        rows.append((*cells, interval(gains["recall@1"]), better, with_interval(gains["map@r"])))
-    return rows
-
-
-def points(values):
-    """Return the mean of gains in points, in print; empty without any."""
-    return f"{np.mean(values):+.1f}" if len(values) else ""
-
-
-def interval(values):
-    """Return Student's interval of gains in points, in print; empty without several."""
-    if len(values) < 2:
-        return ""
-    ends = student_interval(np.asarray(values))
-    return f"{ends.low:+.1f} to {ends.high:+.1f}"
-
-
-def with_interval(values):
-    """Return the mean of gains in points, with Student's interval where there are several; empty without any."""
-    return f"{points(values)} ({interval(values)})" if len(values) > 1 else points(values)
-
-
 def main():
-    """Train what is missing, then print the table."""
+    """Store maps, train what is missing, or print the tables."""
     parser = command_line(__doc__)
-    parser.add_argument("--results", type=pathlib.Path, required=True, help="the JSON file")
-    parser.add_argument("--study", choices=sorted(STUDIES))
-    parser.add_argument("--data_dir")
-    parser.add_argument("--weights", default="", help="of the backbone, where the study starts from some")
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--first_seed", type=int, default=0)
-    parser.add_argument("--rows", nargs="*", default=[], help="to train and to print; by default all")
-    parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/study"), help="where they train")
+    parser.add_argument("--results", type=pathlib.Path, help="the JSON file")
+    parser.add_argument("--features", type=pathlib.Path, help="the folder of the stored maps")
+    parser.add_argument("--data", type=pathlib.Path, help="the folder of the data sets: stores their maps")
+    parser.add_argument("--weights", default="", help="of MobileNetV2 1.0")
+    parser.add_argument("--part", choices=("trials", "finals"))
+    parser.add_argument("--only", nargs="*", choices=SETS, default=[], help="data sets")
     arguments = parser.parse_args()
-    study = json.loads(arguments.results.read_text()) if arguments.results.exists() else {"rows": {}}
-    if arguments.study:
-        unknown = set(arguments.rows) - {row.name for row in STUDIES[arguments.study]}
-        if unknown or study.setdefault("study", arguments.study) != arguments.study:
-            parser.error(f"--rows: unknown {sorted(unknown)}" if unknown else f"{arguments.results}: of another study")
-        if not arguments.data_dir:
-            parser.error("--data_dir: name the folder of the images")
-        places = [f"--data_dir={pathlib.Path(arguments.data_dir).resolve()}"]
-        places += [f"--weights={pathlib.Path(arguments.weights).resolve()}"] if arguments.weights else []
-        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-            for row in STUDIES[arguments.study]:
-                runs = study["rows"].setdefault(row.name, {"base": row.base, "flags": row.command(), "seeds": {}})
-                if str(seed) in runs["seeds"] or (arguments.rows and row.name not in arguments.rows):
-                    continue
-                flags = [*row.command(), *places, f"--seed={seed}"]
-                folder = folder_of(arguments.runs, "", flags)
-                entry = runs["seeds"][str(seed)] = entry_of(f"{row.name}, seed {seed}", flags, folder)
-                write_results(study, arguments.results)
-                shutil.rmtree(folder)
-                outcome = entry.get("ended") or f"{entry['metrics']['recall@1']:.2%}"
-                print(f"{row.name}, seed {seed}: {outcome}", flush=True)
-    add = Results(arguments.json).table("table", *COLUMNS)
-    for row in table(study):
-        if not arguments.rows or row[0] in arguments.rows:
-            add(*row)
+    if arguments.data:
+        return store_maps(arguments)
+    results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    if arguments.part:
+        run(arguments, results)
+    tables(results, Results(arguments.json).table)
 
 
 if __name__ == "__main__":
