@@ -290,11 +290,7 @@ def main():
             from tests.serving_double import serving
 
             double = stack.enter_context(serving(models))
-            grpc = [f"grpc://127.0.0.1:{double.grpc_port}/{name}" for name in models]
-            servers = {
-                "gRPC": grpc,
-                "REST": [f"http://127.0.0.1:{double.rest_port}/v1/models/{name}" for name in models],
-            }
+            servers = {"gRPC": [f"grpc://127.0.0.1:{double.grpc_port}/{name}" for name in models]}
         else:
             servers = {"tfdml serve": [stack.enter_context(tfdml_serve(args.model))]}
         for (name, urls), clients in itertools.product(servers.items(), args.clients):

@@ -22,10 +22,10 @@ GROUPS = (
     *("objectives", "", "models", "losses", "data", "export", "docs", "retrieval", "layers"),
     *("training", "backbones", "report", "embeddings"),
     *("data/readers", "cli", "evaluation", "mining", "tools"),
-    *("cluster", "hosts"),
+    "cluster",
 )
-# Those whose processes mostly wait for one another: two of them take the place of one, and one is a third process.
-WAITING = ("hosts", "cluster")
+# Whose processes mostly wait for one another: it takes half of a place, and is a third process.
+WAITING = ("cluster",)
 _PLACES = 5
 # pytest rewrites the whole package of a plugin that it discovers: two seconds for Hypothesis, in every process.
 _PLUGINS = ("--disable-plugin-autoload", "-p", "_hypothesis_pytestplugin")

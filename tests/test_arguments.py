@@ -27,8 +27,6 @@ def test_what_is_no_finite_number_is_refused_by_name(value):
     ("value", "bounds", "message"),
     [
         (0, {"above": 0}, "be positive, not 0"),
-        (1e-60, {"above": 0}, "be positive, not 1e-60"),
-        (-0.5, {"at_least": 0}, "not be negative, not -0.5"),
         (-2, {"at_least": -1, "at_most": 1}, "be at least -1 and at most 1, not -2"),
         (66, {"above": 0, "at_most": 65}, "be above 0 and at most 65, not 66"),
     ],
@@ -48,12 +46,8 @@ def test_numbers_of_every_type_become_pythons_own():
 
 
 def test_integers_and_truth_values_are_no_others():
-    for value, bounds, message in (
-        (0, {"at_least": 1}, "a positive integer"),
-        (1, {"at_least": 2}, "an integer of at least 2"),
-    ):
-        with pytest.raises(ValueError, match=f"x must be {message}"):
-            integer("x", value, **bounds)
+    with pytest.raises(ValueError, match="x must be an integer of at least 2"):
+        integer("x", 1, at_least=2)
     for value in ("no", 1, None):
         with pytest.raises(ValueError, match="x must be true or false"):
             boolean("x", value)

@@ -125,10 +125,7 @@ def test_a_metric_learner_is_measured_by_its_embedder():
     ("arguments", "message"),
     [
         ({"y": None}, "needs labels: give `y`"),
-        ({"y": HELD_OUT[1][:3]}, "one class id per embedding, 24"),
-        ({"y": np.arange(24)}, "no query shares its class"),
         ({"ks": (24,)}, "recall@24 needs 24 gallery images"),
-        ({"metrics": ["nmi"]}, "unknown metric 'nmi'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_training(arguments, message):

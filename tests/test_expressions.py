@@ -19,20 +19,6 @@ def test_a_sum_keeps_order_weights_and_arguments():
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("a + loud * b", "the factor 'loud' is not a number"),
-        ("a + 0.5 * loud * b", "'0.5 * loud' is not a value"),
-    ],
-)
-def test_a_wrong_factor_is_one_line(text, says):
-    with pytest.raises(UserError) as caught:
-        parse_sum(text, "--objectives")
-    assert str(caught.value).startswith(f"--objectives={text!r}: {says}")
-    assert "\n" not in str(caught.value)
-
-
 def test_values_are_numbers_words_lists_and_calls():
     call = parse_call("x(a=-1.5, b=true, c=none, d='two words', e=word, f=[1, [2]], g=k(m=[0.5]))", "--backbone")
     assert call.arguments == {

@@ -1,7 +1,5 @@
 """Flag files: where they are looked for, and command lines that name them."""
 
-import os
-
 import pytest
 
 from tfdml.errors import UserError
@@ -53,11 +51,3 @@ def test_wrong_files_are_refused(tmp_path):
     ]:
         with pytest.raises(UserError, match=message):
             read_flag_files([f"--flagfile={path}"])
-
-
-def test_a_pipe_is_read_once():
-    reading, writing = os.pipe()
-    os.write(writing, b"--epochs=1\n")
-    os.close(writing)
-    assert read_flag_files([f"--flagfile=/dev/fd/{reading}"]) == ["--epochs=1"]
-    os.close(reading)

@@ -95,16 +95,6 @@ def test_what_cannot_be_added_changes_nothing(index, arguments, message):
     assert len(index) == len(index.embeddings) == len(index.labels) == 18
 
 
-def test_an_empty_index_is_refused(model, tmp_path):
-    for call in (
-        lambda i: i.search(images([1], 0)),
-        lambda i: i.classify(images([1], 0)),
-        lambda i: i.save(tmp_path / "i"),
-    ):
-        with pytest.raises(UserError, match="the index is empty"):
-            call(tfdml.Index(model))
-
-
 def test_classes_of_two_data_sets_go_by_name(model):
     """Both number their classes from 0; `van` is in both."""
     index = tfdml.Index(model, distance="euclidean")

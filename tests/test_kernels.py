@@ -116,12 +116,3 @@ def test_factor_and_exponent_do_not_overflow_where_the_matrix_does(kernel):
     factor, exponent = kernel.scaled(Pairs.of_batch(x))
     assert np.all(np.isfinite(factor))
     assert np.all(np.isfinite(exponent))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gaussian", "laplace"])
-def test_a_batch_of_four_thousand(name):
-    x = random_batch(0, 4096, 1, 128)[1]
-    value, (gradient,) = value_and_gradients(lambda a: ops.mean(CASES[name][0](a)), x, mode="graph")
-    assert np.isfinite(value)
-    assert np.all(np.isfinite(gradient))

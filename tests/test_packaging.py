@@ -31,12 +31,6 @@ def _run(*command, cwd):
     return done.stdout
 
 
-def test_every_package_of_the_tree_has_an_init():
-    # `packages = find:` leaves out a folder without one, and a checkout would not notice.
-    folders = {path.parent for path in (ROOT / "tfdml").rglob("*.py")}
-    assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
-
-
 def test_every_command_is_installed_under_its_name():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
@@ -75,13 +69,6 @@ def test_what_modules_import_is_required_and_pinned():
         assert required & {found.replace("_", "-").lower() for found in distributions[name]}, name
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert required <= {line.partition("==")[0].replace("_", "-").lower() for line in lines}
-
-
-def test_every_required_package_has_a_lowest_version():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    lines = [line for line in setup["options"]["install_requires"].splitlines() if line and line[0] != "#"]
-    assert [line for line in lines if not re.match(r"[\w-]+[>=]=[\d.]+", line)] == []
 
 
 @pytest.fixture(scope="module")
@@ -201,8 +188,3 @@ def test_the_first_example_of_readme_learns_as_installed(tfdml, tmp_path):
     (tmp_path / "example.py").write_text(f"{code}\nassert tfdml.__file__ != {str(ROOT / 'tfdml/__init__.py')!r}\n")
     told = tfdml(tmp_path, program=tmp_path / "example.py")
     assert float(re.search(r"Recall@1 ([\d.]+)", told)[1]) >= 0.3
-
-
-def test_few_lines_of_the_pages_are_not_run():
-    run, left_out = zip(*map(installed.commands, installed.PAGES), strict=True)
-    assert sum(map(len, left_out)) < sum(map(len, run)), left_out

@@ -180,8 +180,3 @@ def test_a_loss_of_ones_own_works_in_every_case(tmp_path):
     assert np.isfinite(learner.fit(images, LABELS, batch_size=B, verbose=0).history["loss"][0])
     learner.save(tmp_path / "learner.keras")
     keras.saving.load_model(tmp_path / "learner.keras")
-
-
-def test_pairs_with_a_memory_have_no_other_representation():
-    with pytest.raises(ValueError, match="references beyond the batch have no other representation"):
-        Pairs.of_batch(X, LABELS).with_memory(X[:3], LABELS[:3]).on(X)

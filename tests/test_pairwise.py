@@ -53,26 +53,6 @@ def test_gradient_of_distances_reaches_both_sides(kind, mode):
         assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("between_two", [False, True])
-def test_absolute_distances_and_their_gradient(between_two, mode):
-    x, y = random_batch(0, 5, 1, 4, unit=False)[1], random_batch(1, 5, 1, 4, unit=False)[1]
-    arrays = (x, y) if between_two else (x,)
-    weights = np.random.default_rng(2).normal(size=(5, 5)).astype("float32")
-
-    def reference(*arrays):
-        return float(np.sum(weights * references.matrix(references.absolute_distance, *arrays)))
-
-    assert_close(
-        pairwise.absolute_distances(*arrays), references.matrix(references.absolute_distance, *arrays), floor=1e-6
-    )
-    _, gradients = value_and_gradients(
-        lambda *a: ops.sum(weights * pairwise.absolute_distances(*a)), *arrays, mode=mode
-    )
-    for actual, expected in zip(gradients, finite_differences(reference, *arrays), strict=True):
-        assert_close(actual, expected)
-
-
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize(("size", "dim"), [(3, 1), (33, 127), (100, 64), (129, 300)])
 def test_duplicates_are_at_distance_exactly_zero(size, dim, jitted):
@@ -94,15 +74,6 @@ def test_duplicates_are_at_distance_zero_where_products_depend_on_their_place(mo
     value, (gradient,) = value_and_gradients(lambda e: ops.sum(ops.diagonal(distances("euclidean", e), 33)), x)
     assert value == 0
     np.testing.assert_array_equal(gradient, 0)
-
-
-def test_a_shared_offset_does_not_cost_digits():
-    x = random_batch(0, 8, 1, 16)[1]
-    assert_close(
-        pairwise.squared_distances(np.float32(1024) + np.round(x, 2)),
-        references.matrix(references.squared_distance, np.float32(1024) + np.round(x, 2)),
-        1e-4,
-    )
 
 
 @pytest.mark.parametrize("name", NAMES)

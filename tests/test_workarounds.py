@@ -20,23 +20,6 @@ WORKERS = {2: CASES, 3: ("rank_mi",)}
 # Where a library has one of these public names now, use it in place of the private one in `tfdml.workarounds`.
 
 
-def test_keras_changes_a_kernel_of_several_heads_by_more_than_the_rank():
-    layer = keras.layers.EinsumDense("abc,cde->abde", output_shape=(None, 4, 2))
-    layer.build((None, 3, 5))
-    layer.enable_lora(2)
-    assert layer.lora_kernel_a.shape == (5, 4, 2)
-    assert layer.kernel is not workarounds.stored_kernel(layer)
-
-
-def test_keras_decays_by_the_base_rate_and_clips_each_gradient_before_replicas_add_them_up():
-    optimizer = keras.optimizers.SGD(0.1, weight_decay=0.5)
-    variable = keras.Variable([1.0])
-    optimizer.build([variable])
-    optimizer.update_step = lambda gradient, variable, rate: None
-    optimizer.apply([keras.ops.zeros(1)])
-    assert float(variable[0]) == pytest.approx(0.95)
-
-
 def test_keras_shows_the_outermost_layers_alone_and_locks_what_is_built():
     inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model = keras.Sequential([keras.Input((3,)), inner])
@@ -47,23 +30,6 @@ def test_keras_shows_the_outermost_layers_alone_and_locks_what_is_built():
     with workarounds.accepting_weights(inner.layers[0]):
         inner.layers[0].factor = keras.Variable(1.0)
     assert len(inner.layers[0].weights) == 3
-
-
-def test_what_is_read_of_libraries_has_no_public_name():
-    import tensorflow as tf
-
-    for owner, name in (
-        (keras.Model, "loss_tracker"),
-        (keras.Operation, "inbound_nodes"),
-        (keras.optimizers.Optimizer, "trainable_variables"),
-        (keras.optimizers.Optimizer, "get_variable_index"),
-        (keras.layers.Dense, "get_kernel_with_merged_lora"),
-        (keras.Variable, "layout"),
-        (keras.ops, "grad"),
-        (tf.graph_util, "convert_variables_to_constants_v2"),
-        (tf.lite, "schema"),
-    ):
-        assert not hasattr(owner, name), f"{owner.__name__}.{name} is public: use it in tfdml.workarounds"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere symbols are looked for in one library")
@@ -109,9 +75,3 @@ def test_no_objective_is_left_out():
     # Proxies of another kind, and a loss on prefixes; they are compared over replicas in tests/objectives.
     kinds = {"CurricularFace", "Matryoshka", "MatryoshkaProxyLoss", "RegularizedSoftTriple", "SphereFace2"}
     assert public_classes(objectives).keys() - seen == kinds
-
-
-@pytest.mark.slow
-def test_keras_and_tensorflow_still_need_what_is_done_for_them(arrays):
-    # What is missing here works without tfdml.workarounds or tfdml.replicas now: take the workaround out.
-    assert arrays[2, 0]["lacking"].tolist() == ["fit", "average", "gather", "narrow"]

@@ -13,7 +13,6 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer
 
 from tests import distribution_steps, worker_processes
 from tests.mathematics import random_batch
@@ -78,43 +77,9 @@ def step(case, strategy, index, count):
     return found | {f"{case}|{i}": change for i, change in enumerate(changes)}
 
 
-def still_lacking(strategy):
-    """What Keras and TensorFlow cannot do yet, each as it would be without `tfdml.workarounds`."""
-
-    def fit():
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        rows = tf.data.Dataset.from_tensor_slices((np.ones((8, 3)), np.ones(8))).batch(4)
-        model.fit(strategy.distribute_datasets_from_function(lambda _: rows), verbose=0)
-
-    def average():
-        trainer.reduce_per_replica({"loss": tf.constant(1.0)}, strategy, "auto")
-
-    def gather():
-        replica = tf.function(lambda x: tf.distribute.get_replica_context().all_gather(x, 0))
-        tf.function(lambda x: strategy.run(replica, args=(x,)))(tf.ones(2))
-
-    def narrow():
-        mended = vars(strategy.extended).pop("_get_variable_creator_initial_value")
-        try:
-            with strategy.scope():
-                tf.Variable(tf.ones(2, tf.int8))
-        finally:
-            strategy.extended._get_variable_creator_initial_value = mended
-
-    found = []
-    for attempt in (fit, average, gather, narrow):
-        try:
-            attempt()
-        except (ValueError, TypeError, AttributeError, tf.errors.OpError):
-            found.append(attempt.__name__)
-    return found
-
-
 def work(folder, count, index, cases):
     several = multi_worker_strategy() if count > 1 else tf.distribute.get_strategy()
-    found = {"lacking": np.array(still_lacking(several))} if count > 1 else {}
+    found = {}
     for case in cases:
         found |= step(case, several, index, count)
     np.savez(pathlib.Path(folder) / f"{count}-{index}.npz", **found)

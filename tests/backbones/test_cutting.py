@@ -39,8 +39,6 @@ def test_a_model_can_be_cut_again_and_again_and_is_saved_as_before(tmp_path):
     [
         ("googlenet", "inception_4a"),
         ("bn_inception", "inception_4d"),
-        ("mobilenetv2", "block_13_expand_relu"),
-        ("resnet50", "conv4_block1_out"),
         ("efficientnetb0", "block4a_expand_conv"),
     ],
 )
@@ -56,21 +54,13 @@ def two_inputs():
     return keras.Model(inputs, keras.layers.Add(name="sum")(inputs))
 
 
-class Subclassed(keras.Model):
-    def call(self, x):
-        return x
-
-
 @pytest.mark.parametrize(
     ("make", "at", "message"),
     [
         (cuttable_backbone, "frist", "cuttable has no layer 'frist' to cut at; near: first"),
-        (cuttable_backbone, "zzz", "cuttable has no layer 'zzz' to cut at$"),
         (cuttable_backbone, "second_conv", "other layers go past it"),
-        (cuttable_backbone, "images", "nothing would be left on one side"),
         (cuttable_backbone, "last", "nothing would be left on one side"),
         (two_inputs, "sum", "no functional model with one input"),
-        (Subclassed, "x", "no functional model"),
     ],
 )
 def test_places_that_cannot_be_cut_are_named(make, at, message):

@@ -27,9 +27,7 @@ def assert_one_line(error, *parts):
 
 # One of each kind of layer that keeps state: normalization, squeeze and excitation, layer scale, pixel statistics.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["resnet50", "mobilenetv3small", "efficientnetb0", "convnexttiny", "googlenet", "bn_inception"]
-)
+@pytest.mark.parametrize("name", ["mobilenetv3small", "efficientnetb0", "convnexttiny", "bn_inception"])
 def test_every_backbone_takes_its_own_weights_file(name, tmp_path):
     keras.utils.set_random_seed(1)
     source = backbones.resolve(name, SIZE).model
@@ -75,7 +73,6 @@ def test_scaling_is_the_one_the_published_weights_expect(name, application):
         ("googlenet_bn", "tf", 1024, 6_624_904 - 1_025_000 + 2 * 7_280),
         ("bn_inception", "bn_inception", 1024, 11_295_240 - 1_025_000 + 2 * 10_016),
         ("resnet50_v1_5", "torch", 2048, 25_557_032 - 2_049_000 + 2 * 26_560),
-        ("ResNet50-v1.5", "torch", 2048, 25_557_032 - 2_049_000 + 2 * 26_560),
     ],
 )
 def test_the_papers_backbones_have_their_published_size(name, scaling, channels, parameters):

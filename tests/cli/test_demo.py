@@ -1,7 +1,6 @@
 """`tfdml demo`: what it opens and serves, and one clear line for what is wrong."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -87,13 +86,3 @@ def test_wrong_command_lines(commands, folder, served, flags, message):
     assert status == 2
     assert message in errors.splitlines()[-1]
     assert not served
-
-
-def test_without_the_extra_the_command_names_it(commands, folder, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith(("tfdml.demo", "tfdml.io.http"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("tfdml.demo", raising=False)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    status, _, errors = commands.run("demo", f"--gallery={folder}/4.npz", f"--model={folder}/model.keras")
-    assert status == 2
-    assert "the demo needs the package uvicorn: pip install 'tfdml[demo]'" in errors

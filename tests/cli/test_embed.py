@@ -1,6 +1,5 @@
 """tfdml embed: what it writes, and resuming after a kill."""
 
-import json
 import os
 import signal
 import subprocess
@@ -88,43 +87,9 @@ def test_killed_and_run_again_gives_the_same_bytes(embedded, finished_run, tmp_p
 def test_only_the_same_command_goes_on(embedded, finished_run, tmp_path):
     before = content(embedded)
     same = [f"--model={finished_run}", f"--out={embedded}", "--batch_size=16", "--rows_per_file=64"]
-    finished, images, batches = run_many(
-        "embed",
-        tmp_path,
-        [
-            [*same, "--split=all"],
-            [*same, "--split=test"],
-            [*same, "--split=all", "--batch_size=8"],
-        ],
-    )
+    finished, images = run_many("embed", tmp_path, [[*same, "--split=all"], [*same, "--split=test"]])
     assert finished[0] == 0
     assert "finished already" in finished[1]
-    for refused, says in (
-        (images, "images was"),
-        (batches, "batch_size was 16 and is now 8"),
-    ):
-        assert refused[0] == 2
-        assert says in refused[2]
+    assert images[0] == 2
+    assert "images was" in images[2]
     assert content(embedded) == before
-
-
-@pytest.mark.slow
-def test_what_is_embedded_measures_as_the_model_does(embedded, finished_run, tmp_path):
-    """From Parquet, from an .npz of the same embeddings, and from the run folder: the same numbers."""
-    stored = read_embeddings(embedded).split("test")
-    np.savez(tmp_path / "x.npz", embeddings=stored.embeddings, labels=stored.labels)
-    places = {"run": finished_run, "folder": embedded, "npz": tmp_path / "x.npz"}
-    batches = ([], ["--batch_size=16"])  # stored embeddings have no batches
-    lines = [
-        [f"--model={model}", f"--json={name}.json", "--intervals=classes", *batches[name == "run"]]
-        for name, model in places.items()
-    ]
-    for status, _, error in run_many("evaluate", tmp_path, lines):
-        assert status == 0, error
-    results = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in places}
-    different = ("model", "dataset")
-    numbers = {name: {k: v for k, v in r.items() if k not in different} for name, r in results.items()}
-    assert numbers["npz"] == numbers["folder"]
-    intervals = {name: one.pop("intervals") for name, one in numbers.items() if "intervals" in one}
-    assert intervals["run"] == intervals["folder"]
-    assert numbers["run"] == numbers["folder"]

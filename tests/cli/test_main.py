@@ -31,7 +31,7 @@ def status_of(*words):
     return end.value.code
 
 
-@pytest.mark.parametrize("words", [["--help"], [], ["configs", "sop"], ["doctor", "--help"], ["--version"]])
+@pytest.mark.parametrize("words", [["--help"], ["configs", "sop"], ["--version"]])
 def test_help_and_configs_do_not_load_tensorflow(words):
     done = fresh(
         "import sys, tfdml.cli\n"
@@ -124,7 +124,6 @@ def test_doctor_names_missing_packages_and_the_command_that_installs_them(capsys
     ("program", "fault"),
     [
         ("raise ImportError('no library')", "a training step fails: ImportError: no library"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "a training step fails: the process ended with"),
         ('print(\'TRIAL ["tensorflow", ["CPU"], NaN]\')', "the loss of a training step is not a number"),
     ],
 )

@@ -54,15 +54,6 @@ def test_stored_embeddings_and_a_database_find_the_same(commands, folder):
     assert found.table.drop_columns(["distance"]).equals(stored.table.drop_columns(["distance"]))
 
 
-def test_what_is_further_away_is_left_out(commands, folder):
-    whole, _ = nearest(commands, folder, folder / "gallery.npz", "--k=4")
-    some, _ = nearest(commands, folder, folder / "gallery.npz", "--k=4", "--max_distance=3")
-    near = whole.column("distance") <= 3
-    assert [name for name in some.column("id") if name is not None] == whole.column("id")[near].tolist()
-    assert set(some.column("query")) == set(whole.column("query"))
-    assert 0 < near.sum() < 40
-
-
 def test_a_threshold_of_a_file_is_of_the_distance_and_the_size_of_its_gallery(commands, folder, tmp_path, caplog):
     arrays = np.load(folder / "gallery.npz")
     calibration = calibrate(arrays["embeddings"], arrays["labels"], fpir=0.1)
@@ -152,9 +143,6 @@ def test_images_are_queries(commands, tmp_path):
     [
         (["--gallery={}/gallery.npz", "--queries={}/*.jpg", "--model=x"], "*.jpg names no image"),
         (["--gallery={}/gallery.npz", "--queries={}/other.npz"], "dimension"),
-        (["--gallery={}", "--queries={}/queries.npz"], "there is no exported version at"),
-        (["--gallery={}/gallery.npz", "--queries={}/queries.npz", "--out={}/x.json"], "name a file as *.parquet"),
-        (["--gallery={}/gallery.npz", "--queries=a", "--max_distance=calibrated"], "only a retriever has a threshold"),
     ],
 )
 def test_what_is_wrong_is_one_line(commands, folder, flags, message):

@@ -13,12 +13,6 @@ def model(tmp_path):
     return tmp_path / "cars"
 
 
-def test_a_folder_without_a_version_is_refused(commands, model):
-    status, _, errors = commands.run("serve", f"--model={model}/1")
-    assert status == 2
-    assert errors.endswith("/1: there is no version in it; name a folder that tfdml export wrote to\n")
-
-
 def test_without_the_extra_the_command_names_it(commands, model, monkeypatch):
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None if name == "fastapi" else serve)
     status, _, errors = commands.run("serve", f"--model={model}")

@@ -120,13 +120,6 @@ def test_the_right_command_lines_beside_them_are_accepted(commands, places):
     assert os.listdir() == []
 
 
-def test_ks_of_the_default_that_do_not_fit_are_left_out(commands, places):
-    status, said, errors = commands.run("evaluate", *_written(VECTORS, places))
-    assert status == 0, errors
-    assert "recall@4" in said
-    assert "recall@8" not in said
-
-
 # Values that have been the end of many a program. None names what a command could write to.
 NASTY = [
     "", "nan", "inf", "-inf", "-1", "0", "1", "1e400", "-0.5", "99999999999999999999", "true", "maybe", "none", "é",

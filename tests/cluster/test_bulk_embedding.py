@@ -174,9 +174,7 @@ def test_stopped_and_continued_does_nothing_twice(models, photos, tmp_path):
 def test_folders_of_something_else_are_refused(models, photos, tmp_path):
     work_on(models, photos, tmp_path / "out").run(stop_after=1)
     for change, name in [
-        ({"model": str(models.litert)}, "kind of model"),
         ({"rows_per_file": 6}, "rows_per_file"),
-        ({"batch_size": 3}, "batch_size"),
         ({"source": f"{photos}/*.jpg"}, "images"),
     ]:
         with pytest.raises(UserError, match=f"was begun with something else: {name} was"):

@@ -66,32 +66,21 @@ def test_numbers_have_the_types_of_the_signature():
     ("request_", "says"),
     [
         ({}, "either 'instances' or 'inputs'"),
-        ({"instances": []}, "at least one value"),
         ({"instances": ["a"], "signature_name": "other"}, 'signature key "other" not found; there are serving_default'),
-        ({"instances": [{"pictures": "a"}]}, "must have the keys image_bytes"),
         ({"inputs": {"image_bytes": ["a"], "more": 1}}, "must have the keys image_bytes, not image_bytes, more"),
         ({"instances": ["a"] * 5}, "5 instances; at most 4"),
         ({"instances": [{"b64": "?"}]}, "image_bytes: Only base64 data is allowed"),
         ({"instances": [{"b64": "data:image/jpeg;base64,/9j/4AAQ"}]}, "a data URI: send only what follows its comma"),
         ({"instances": [{"b64": "_9j-4AAQ"}]}, r"base64 for URLs, with - and _: send the standard one"),
-        ({"instances": [1]}, 'image_bytes: its values must be the bytes of image files as {"b64": "..."}$'),
         ({"instances": ["car.jpg"]}, "not a plain string"),
-        ({"inputs": [b64(b"a"), [b64(b"b")]]}, "its values must be the bytes of image files"),
-        ({"inputs": [[[1]], [[1], [2]]], "signature_name": "embed_images"}, "inhomogeneous"),
         (
             {"inputs": {"embedding": [[1, 2]] * 2, "k": [1, 2, 3]}, "signature_name": "search_embedding"},
             "the inputs embedding, k differ in length",
         ),
         ({"inputs": [[[[1, 2, 256]]]], "signature_name": "embed_images"}, "a value is beyond uint8"),
-        ({"inputs": [[[[1, 2, 0.5]]]], "signature_name": "embed_images"}, "its values must be uint8"),
-        ({"inputs": [[[[1, 2, True]]]], "signature_name": "embed_images"}, None),
-        ({"inputs": {"embedding": [[1, 2, 3]], "k": 1}, "signature_name": "search_embedding"}, "its shape is"),
     ],
 )
 def test_what_is_wrong_with_a_request_is_one_line(request_, says):
-    if says is None:  # JSON's true next to numbers is 1, as in NumPy
-        assert parsed(**request_).inputs["images"].max() == 2
-        return
     with pytest.raises(UserError, match=says) as error:
         parsed(**request_)
     assert "\n" not in str(error.value)

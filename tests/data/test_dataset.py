@@ -289,17 +289,6 @@ def test_check_names_the_first_bad_images_or_skips_them_with_a_warning(tmp_path,
     assert "skipping 5 of 7 images of mine (train)" in caplog.text
 
 
-def test_remote_file_system():
-    paths = []
-    for name in ("jpeg_progressive", "jpeg_half"):
-        paths.append(f"memory://inspection-{name}.jpg")
-        files.write_whole(paths[-1], BAD[name][0] if name in BAD else GOOD[name])
-    images = FileImages((*paths, "memory://inspection-gone.jpg"))
-    expected = [(1, "truncated JPEG (no end-of-image marker)"), (2, "missing")]
-    assert [(fault.index, fault.reason) for fault in inspect(images)] == expected
-    assert [(fault.index, fault.reason) for fault in find_faults(images)] == expected
-
-
 @pytest.mark.slow
 def test_the_real_images_are_sound(shared_data):
     for split in ("train", "test"):

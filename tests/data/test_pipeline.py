@@ -1,8 +1,5 @@
 """The input pipeline."""
 
-import gc
-import weakref
-
 import keras
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ from tfdml.data.pipeline import (
     training_batches,
     two_view_batches,
 )
-from tfdml.data.sampling import ClassBalancedSampler, ShuffleSampler
+from tfdml.data.sampling import ClassBalancedSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 
@@ -142,13 +139,6 @@ def test_the_cache_decodes_every_image_once(equal, tmp_path):
     assert len(list(batches)) == 50
 
 
-def test_batches_of_nothing_and_negative_steps_are_refused(equal):
-    with pytest.raises(UserError, match="`batch_size` must be at least 1"):
-        evaluation_batches(equal, EvaluationTransform(), 0)
-    with pytest.raises(UserError, match="`first_step` must not be negative"):
-        training_batches(equal, ShuffleSampler(20, 2), TrainTransform(), first_step=-1)
-
-
 def failure_of(run):
     with pytest.raises(tf.errors.OpError) as caught:
         run()
@@ -188,23 +178,6 @@ def test_a_failure_inside_fit_is_explained(mixed):
     batches = shuffled(broken, 20, TrainTransform(resize=24, image_size=20))
     error = failure_of(lambda: model.fit(batches, steps_per_epoch=2, verbose=0))
     assert "1 of 20 images of made (train) cannot be decoded: 0.png: " in str(explain_failure(error, broken))
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_images_live_as_long_as_the_batches_of_them(training):
-    pixels = np.zeros((8, 6, 6, 3), np.uint8)
-    images = dataset_of(ArrayImages(pixels, tuple("abcdefgh")))
-    if training:
-        batches = training_batches(images, ShuffleSampler(8, 4), TrainTransform(image_size=6))
-    else:
-        batches = evaluation_batches(images, EvaluationTransform(resize=6, image_size=6), 4)
-    read, iterator = weakref.ref(images.images), iter(batches.prefetch(1))
-    del images, batches
-    gc.collect()
-    assert len([next(iterator) for _ in range(2)]) == 2
-    del iterator
-    gc.collect()
-    assert read() is None
 
 
 @pytest.mark.slow
@@ -267,13 +240,6 @@ def test_the_estimate_is_what_the_cache_takes(kind, mode, monkeypatch):
     )
     assert decoded_bytes(data, transform) == pytest.approx(taken, abs=9)
     assert any("caching 9 decoded images of made: about 0 MB" in line for line in said)
-
-
-def test_sizes_are_those_of_the_upright_image():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    images = EncodedImages((jpeg_of((50, 20)), jpeg_of((50, 20), exif=exif), b"?"), ("a", "b", "c"))
-    assert [images.size(index) for index in range(3)] == [(20, 50), (50, 20), None]
 
 
 def test_half_of_the_free_memory_is_the_most(monkeypatch):

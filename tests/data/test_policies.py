@@ -149,13 +149,8 @@ def test_a_half_precision_policy_of_the_process_changes_no_bit():
     [
         (lambda: Step("rainbow"), "unknown `policy` 'rainbow'; one of blur, color_jitter"),
         (lambda: Step("blur", rate=1.5), "share of the images, 0 to 1, not 1.5"),
-        (lambda: Policy(()), "name at least one"),
         (lambda: Policy((Step("erasing", {"size": 3}),)), "erasing does not take"),
-        (lambda: Policy((Step("erasing", {"seed": 3}),)), "erasing takes no seed"),
-        (lambda: Policy((Step("keras.layers.NoLayer"),)), "keras.layers.NoLayer cannot be imported"),
         (lambda: Policy((Step("keras.ops.add"),)), "keras.ops.add is no Keras layer"),
-        (lambda: Policy((Step("keras.layers.Flatten"),)), "keras.layers.Flatten"),
-        (lambda: Policy((Step("color_jitter", {"hue_factor": "much"}),)), "color_jitter does not take"),
     ],
 )
 def test_wrong_policies_are_refused_before_the_first_batch(make, message):

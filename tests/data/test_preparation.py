@@ -221,9 +221,3 @@ def test_bad_images_end_it_or_are_left_out(tmp_path):
         prepare({"train": dataset}, tmp_path / "out", bad_images="skip")
     with pytest.raises(UserError, match="4 of 4 images are bad"):
         prepare({"train": dataset.take(range(3, 7))}, tmp_path / "none", bad_images="skip")
-
-
-@pytest.mark.parametrize("wrong", [{"shrink": -1}, {"max_pixels": 0}, {"bad_images": "drop"}, {"out": "gs://bucket/x"}])
-def test_wrong_arguments(wrong, splits, tmp_path):
-    with pytest.raises(UserError, match=f"`{next(iter(wrong))}"):
-        prepare(splits, **{"out": tmp_path / "out", **wrong})

@@ -1,13 +1,7 @@
 """Batches are pure functions of (seed, step), and distinct and complete where they promise it."""
 
 import itertools
-import json
 import math
-import os
-import pathlib
-import pickle
-import subprocess
-import sys
 from collections import Counter
 
 import keras
@@ -17,8 +11,6 @@ import tensorflow as tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.sampling_workers import BATCH, FIRST_STEP, STEPS, TRANSFORMS, made, samplers
-from tests.worker_processes import free_ports
 from tfdml.data import ImageDataset, PairList, TrainTransform
 from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import (
@@ -292,10 +284,7 @@ KINDS = np.repeat([0, 1, 2], 15)
     ("make", "message"),
     [
         (lambda: ClassBalancedSampler(LABELS, 16, 2), "`classes_per_batch=16`, but the data has 15 classes"),
-        (lambda: ClassBalancedSampler(np.zeros(0, np.int64), 2, 2), "labels are empty"),
         (lambda: HierarchicalSampler(LABELS, KINDS, 4, 2, 3), "`classes_per_batch=4` is no multiple of `super_cla"),
-        (lambda: HierarchicalSampler(LABELS, KINDS, 4, 2, 4), "=4`, but the data has 3 super-classes with at least 1"),
-        (lambda: HierarchicalSampler(LABELS, KINDS[:3], 4, 2), "there are 45 labels and 3 super_labels"),
         (lambda: HierarchicalSampler(LABELS, np.arange(45), 4, 2), r"15 classes lie in more than one super-class"),
         (lambda: ShuffleSampler(10, 11), "`batch_size=11`, but the data has 10 images"),
         (lambda: PairSampler(np.zeros((25, 2)), 52), "`batch_size=52` must be a multiple of 2, up to 50"),
@@ -328,15 +317,6 @@ def test_a_batch_is_a_function_of_seed_and_step(make):
     assert sampler.batch(3).tolist() == backwards[3], "what a caller changes is its own"
 
 
-def test_a_sampler_can_be_sent_to_another_process():
-    sampler = ClassBalancedSampler(LABELS, 4, 2)
-    assert pickle.loads(pickle.dumps(sampler)).batch(7).tolist() == sampler.batch(7).tolist()
-
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "tests.sampling_workers"]
-
-
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 50))
 @settings(max_examples=60, deadline=None)
 def test_shares_put_together_are_the_batch(count, each, step):
@@ -353,66 +333,6 @@ def test_a_batch_that_does_not_divide_is_refused():
         check_divides(10, 4, "replicas")
     with pytest.raises(UserError, match="worker 2 of 2: workers are numbered from 0 to 1"):
         Share(ShuffleSampler(100, 10), 2, 2)
-
-
-def expected():
-    """What one device sees, by sampler: labels and pixel sums of every step."""
-    data = made()
-    return {
-        name: [
-            (labels, images.sum((1, 2, 3), dtype=np.int64), (images.mean((1, 2, 3)) * labels).sum())
-            for images, labels in training_batches(data, sampler, transform, 3, FIRST_STEP, STEPS).as_numpy_iterator()
-        ]
-        for (name, sampler), transform in zip(samplers(data).items(), TRANSFORMS, strict=True)
-    }
-
-
-def check_rows(found, replicas):
-    for name, steps in expected().items():
-        for step, (labels, sums, _) in enumerate(steps):
-            for replica in replicas:
-                rows = slice(replica * BATCH // 2, (replica + 1) * BATCH // 2)
-                np.testing.assert_array_equal(found[f"{name}|{step}|{replica}|labels"], labels[rows])
-                np.testing.assert_array_equal(found[f"{name}|{step}|{replica}|sums"], sums[rows])
-        assert f"{name}|{len(steps)}|{replicas[0]}|labels" not in found
-
-
-@pytest.mark.slow
-def test_every_replica_gets_its_rows_of_the_batch_of_one_device(tmp_path):
-    path = tmp_path / "found.npz"
-    done = subprocess.run([*COMMAND, path], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = dict(np.load(path))
-    check_rows(found, (0, 1))
-    for name, steps in expected().items():
-        np.testing.assert_allclose(found[f"{name}|total"], sum(total for *_, total in steps), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_every_worker_makes_its_rows_alone(tmp_path):
-    workers = [f"localhost:{port}" for port in free_ports(2)]
-    processes = []
-    for index in (0, 1):
-        config = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
-        command = [*COMMAND, tmp_path / f"{index}.npz"]
-        environment = {**os.environ, "TF_CONFIG": config}
-        processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], errors[0][-3000:] + errors[1][-3000:]
-    totals = []
-    for index in (0, 1):
-        found = dict(np.load(tmp_path / f"{index}.npz"))
-        check_rows(found, (index,))
-        for name in expected():
-            assert set(found[f"{name}|reads"].tolist()) == {BATCH // 2}, "it reads its own rows only"
-        totals.append([float(found[f"{name}|total"]) for name in expected()])
-    whole = [sum(total for *_, total in steps) for steps in expected().values()]
-    np.testing.assert_allclose(totals[0], totals[1], rtol=1e-6)
-    np.testing.assert_allclose(totals[0], whole, rtol=1e-5)
 
 
 class Steps:

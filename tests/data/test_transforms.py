@@ -175,17 +175,8 @@ def test_a_batch_at_once_is_bit_equal_with_one_by_one(kind, flip, shape):
     ("make", "message"),
     [
         (lambda: EvaluationTransform(resize=200, image_size=224), "but is 224, and resize is 200"),
-        (lambda: EvaluationTransform(image_size=0), "but is 0"),
-        (
-            lambda: EvaluationTransform(resize_mode="longer"),
-            "unknown `resize_mode` 'longer'; one of pad, shorter, squash",
-        ),
-        (
-            lambda: TrainTransform("color"),
-            "unknown `augmentation` 'color'; one of multi_resolution, random_crop, random_resized_crop, none",
-        ),
+        (lambda: TrainTransform("color"), "unknown `augmentation` 'color'; one of multi_resolution, random_crop,"),
         (lambda: TrainTransform("random_resized_crop", scale=(0, 1)), "scale must be"),
-        (lambda: TrainTransform("random_resized_crop", ratio=(2, 1)), "ratio must be"),
         (lambda: TrainTransform("multi_resolution", resolutions=(1.8, 0.8)), "resolutions must be"),
     ],
 )
@@ -265,15 +256,6 @@ def test_a_color_changes_the_padding_and_nothing_else(size, color):
     np.testing.assert_array_equal(found, np.where(inside, black, np.array(color, np.uint8)))
     batch = EvaluationTransform(40, 36, "pad", color)(tf.stack([image, image])).numpy()
     np.testing.assert_array_equal(batch, [found, found])
-
-
-def test_black_needs_no_color_in_a_configuration():
-    black = {"resize": 40, "image_size": 36, "resize_mode": "pad"}
-    assert EvaluationTransform(40, 36, "pad", "black").get_config() == black
-    white = EvaluationTransform(40, 36, "pad", "white")
-    assert white.get_config()["pad_color"] == [255, 255, 255]
-    assert EvaluationTransform(**white.get_config()) == white
-    assert "pad_color=(255, 255, 255)" in str(TrainTransform(resize_mode="pad", pad_color="white"))
 
 
 @pytest.mark.parametrize("color", ["gray", "1,2", "1,2,256", "-1,0,0", (1, 2), 3, None])

@@ -1,7 +1,4 @@
-"""The commands of the pages that a new user follows, run by an installed tfdml in an empty folder, on small data.
-
-python -m tests.docs.installed     prints them
-"""
+"""The commands of the pages that a new user follows, run by an installed tfdml in an empty folder, on small data."""
 
 from __future__ import annotations
 
@@ -35,8 +32,8 @@ NOT_RUN = {
     "docker ": "starts a server",
     "kubectl ": "starts a server",
     "ray://": "needs a cluster; tests/cluster trains on a local one",
-    "RAY_AUTH_MODE": "is of a cluster; tests/hosts starts one",
-    "ray start": "is of a cluster; tests/hosts starts one",
+    "RAY_AUTH_MODE": "is of a cluster",
+    "ray start": "is of a cluster",
 }
 _LINKS = {"runs/cars": "runs/glyphs", "runs/cars_jrd": "runs/glyphs", "presets/dinov2_small": "preset"}
 # Put behind a training command; the last value of a flag counts.
@@ -77,7 +74,7 @@ def commands(page: str) -> tuple[list[list[str]], dict[str, str]]:
             text = re.split(r"\s{3,}|\s#\s", line.strip())[0]
             reason = next((why for part, why in NOT_RUN.items() if part in text), "")
             if "TF_CONFIG" in block.code:
-                reason = "needs two hosts; tests/training/distributed trains with two processes"
+                reason = "needs two hosts; tests/training/worker_runs.py trains with several processes"
             if reason:
                 left_out[text] = reason
             elif text.startswith("tfdml"):
@@ -97,11 +94,3 @@ def made_small(words: list[str]) -> list[str]:
         words.append("--dataset_options=images_per_class=4, size=32")
     # A network that has hardly been trained loses what a better one keeps.
     return words + (["--min_cosine=-1", "--max_recall_drop=1"] if words[0] == "export" and "--run_dir" in given else [])
-
-
-if __name__ == "__main__":
-    for page in PAGES:
-        run, left_out = commands(page)
-        print(page)
-        print("".join(f"  tfdml {shlex.join(words)}\n" for words in run), end="")
-        print("".join(f"  not run: {text}: {reason}\n" for text, reason in left_out.items()), end="")

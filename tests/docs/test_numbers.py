@@ -1,13 +1,11 @@
 """Pages state the numbers of `docs/numbers`: those of results are written whole, others are compared."""
 
-import json
 import re
 
 import pytest
 
 from tools import numbers
 
-TABLE = {"columns": ["", "ours", "theirs"], "rows": [["a step, ms", "210", "411"], ["MAP@R", "", "7.4"]]}
 GAINS = [
     f"table/{row}/{column}"
     for row in ("+ JRS", "+ HORDE", "+ ECAML", "+ DML-DA", "RankMI")
@@ -75,12 +73,6 @@ PAGES = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "speed.json").write_text(json.dumps({"table": TABLE, "images": 60502}))
-    return tmp_path
-
-
 @pytest.mark.parametrize("template", sorted(numbers.TEMPLATES.glob("*.md")), ids=lambda path: path.stem)
 def test_a_page_of_results_is_written_from_its_numbers(template):
     page = numbers.ROOT / "docs" / template.name
@@ -100,26 +92,3 @@ def test_every_number_is_on_a_page():
     pages = (numbers.ROOT / "docs").glob("*.md")
     links = {name for page in pages for name in re.findall(r"numbers/(\w+).json", page.read_text())}
     assert {path.stem for path in numbers.NUMBERS.glob("*.json")} == {key.partition("/")[0] for key in keys} | links
-
-
-def test_a_value_is_rendered(folder):
-    assert numbers.lookup("speed/table/a step, ms/ours", folder) == "210"
-    assert numbers.render(numbers.lookup("speed/images", folder)) == "60,502"
-    assert "| MAP@R | | 7.4 |" in numbers.render(TABLE)
-
-
-@pytest.mark.parametrize("key", ["none/table", "speed/none", "speed/table/MAP@R/none", "speed/images/more"])
-def test_a_key_without_a_number_is_an_error(folder, key):
-    with pytest.raises(KeyError):
-        numbers.lookup(key, folder)
-
-
-def test_tables_are_printed_and_written_as_pages_read_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["benchmarks/speed.py", "--rounds=3", "--json=speed.json"])
-    add = numbers.Results(tmp_path / "speed.json").table("table", *TABLE["columns"])
-    for row in TABLE["rows"]:
-        add(*row)
-    written = json.loads((tmp_path / "speed.json").read_text())
-    assert list(written) == ["command", "machine", "versions", "date", "table"]
-    assert written["table"] == TABLE
-    assert "| a step, ms | 210 | 411 |" in capsys.readouterr().out

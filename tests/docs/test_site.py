@@ -35,13 +35,6 @@ def test_links_lead_to_files_and_headings(page):
             assert anchor[1:] in _anchors(target), f"{page.name}: {path}{anchor}"
 
 
-def test_no_cell_of_a_table_ends_in_braces():
-    """Markdown of the site takes braces after a blank at the end of a cell as attributes, and does not show them."""
-    for page in PAGES:
-        hidden = re.findall(r"[^|\n]* \{[^{}|\n]*\} *(?=\|)", page.read_text())
-        assert not hidden, f"{page.name}: {hidden}"
-
-
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     for page in DOCS.rglob("*.md"):

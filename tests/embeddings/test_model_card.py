@@ -67,8 +67,6 @@ def test_damage_elsewhere_does_not_matter(version, monkeypatch):
     ("artifacts", "says"),
     [
         ([], "it is no JSON object"),
-        ({"litert_float32": {}}, "key files must be"),
-        ({"litert_float32": {"files": {"litert/float32.tflite": {}}}}, "key sha256 must be"),
         ({"saved_model": {"files": {"../../etc/passwd": {"sha256": ""}}}}, "outside its folder"),
         ({"saved_model": {"files": {"gone": {"sha256": ""}}}}, "which .* lists, cannot be read"),
     ],
@@ -83,8 +81,6 @@ def test_a_malformed_list_of_files_is_refused(artifacts, says, version):
     "view",
     [
         {"resize": 60_000, "image_size": 60_000, "resize_mode": "shorter"},
-        {"resize": float("inf"), "image_size": 32, "resize_mode": "shorter"},
-        {"resize": 40, "image_size": -1, "resize_mode": "shorter"},
         {"resize": 40, "image_size": 32, "resize_mode": "sideways"},
         {"resize": 40, "image_size": 32, "resize_mode": "pad", "pad_color": [float("inf"), 0, 0]},
         [40, 32, "shorter"],

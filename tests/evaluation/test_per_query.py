@@ -74,8 +74,6 @@ def test_neighbors_of_another_search_are_measured():
     for wrong, changes, message in (
         ("map", rows, "map ranks the whole gallery"),
         ("map@r", rows[:, :7], r"k at least 8 for these metrics; got int64 \(63, 7\)"),
-        ("map@r", rows * 1.0, "must be gallery rows"),
-        ("map@r", rows + 63, r"must lie in 0 \.\. 62"),
         ("map@r", np.maximum(rows, 0), "have a gallery row twice"),
         ("recall@1", np.arange(63)[:, None], "query 0 have a gallery row twice, or the query itself"),
     ):

@@ -1,21 +1,18 @@
-"""The client that ships with `export/`: one request over gRPC or REST, alone or in a program."""
+"""The client that ships with `export/`, over gRPC; tests/cluster/test_serving.py asks with it over REST."""
 
 import json
-import subprocess
-import sys
 
 import grpc
 import numpy as np
 import pytest
 
-from benchmarks.serving import ROOT, client_module
+from benchmarks.serving import client_module
 from tests.export.networks import picture
 from tests.serving_double import Failure, serving
 
 pytestmark = pytest.mark.slow
 
 client = client_module()
-PROTOCOLS = ("grpc", "rest")
 
 
 @pytest.fixture(scope="module")
@@ -24,21 +21,18 @@ def server(shop):
         yield double
 
 
-def url(server, protocol, model="embedder", version=""):
-    if protocol == "grpc":
-        return f"grpc://127.0.0.1:{server.grpc_port}/{model}{version}"
-    return f"http://127.0.0.1:{server.rest_port}/v1/models/{model}{version and '/versions'}{version}"
+def url(server, model="embedder", version=""):
+    return f"grpc://127.0.0.1:{server.grpc_port}/{model}{version}"
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_query_of_a_mixed_batch_has_its_answer_or_its_error(protocol, server, shop):
+def test_every_query_of_a_mixed_batch_has_its_answer_or_its_error(server, shop):
     batch = [shop.images[0], b"", *shop.images[1:3], b"text"]
-    outputs = client.predict(url(server, protocol, version="/1"), "embed_each", {"image_bytes": batch})
+    outputs = client.predict(url(server, version="/1"), "embed_each", {"image_bytes": batch})
     assert [bool(error) for error in outputs["error"]] == [False, True, False, False, True]
     assert outputs["error"][1] == "no bytes"
     good = np.array(outputs["embedding"])[[0, 2, 3]]
     np.testing.assert_allclose(good, shop.embeddings[:3], atol=1e-6)
-    address = url(server, protocol, "retriever")
+    address = url(server, "retriever")
     by_image = client.predict(address, "search_each", {"image_bytes": [shop.images[4], b""], "k": [3, 3]})
     by_vector = client.predict(address, "search_embedding", {"embedding": shop.embeddings[[4]].tolist(), "k": [3]})
     assert by_image["ids"][0] == by_vector["ids"][0]
@@ -47,23 +41,22 @@ def test_every_query_of_a_mixed_batch_has_its_answer_or_its_error(protocol, serv
     assert by_image["error"] == ["", "no bytes"]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_what_has_no_answer_is_one_line(protocol, server, shop):
-    nowhere = "grpc://127.0.0.1:1/x" if protocol == "grpc" else "http://127.0.0.1:1/v1/models/x"
+def test_what_has_no_answer_is_one_line(server, shop):
     one = {"image_bytes": [shop.images[0]]}
     cases = [
-        (url(server, protocol), "serving_default", {"image_bytes": [shop.images[0], b""]}, "no bytes"),
-        (url(server, protocol, "nobody"), "embed_each", one, "nobody"),
-        (url(server, protocol, version="/7"), "embed_each", one, "7"),
-        (nowhere, "x", {}, ""),
+        (url(server), "serving_default", {"image_bytes": [shop.images[0], b""]}, "no bytes"),
+        (url(server, "nobody"), "embed_each", one, "nobody"),
+        (url(server, version="/7"), "embed_each", one, "7"),
+        ("grpc://127.0.0.1:1/x", "x", {}, ""),
+        ("http://127.0.0.1:1/v1/models/x", "x", {}, ""),
     ]
     for address, signature, inputs, says in cases:
         with pytest.raises(client.ServerError, match=says) as caught:
             client.predict(address, signature, inputs)
         assert "\n" not in str(caught.value)
     server.failures.append(Failure(grpc.StatusCode.UNAVAILABLE, "The batch scheduling queue is full"))
-    with pytest.raises(client.ServerError, match=r"^(UNAVAILABLE|503): The batch scheduling queue is full$"):
-        client.predict(url(server, protocol), "embed_each", one)
+    with pytest.raises(client.ServerError, match=r"^UNAVAILABLE: The batch scheduling queue is full$"):
+        client.predict(url(server), "embed_each", one)
 
 
 def test_addresses():
@@ -72,37 +65,14 @@ def test_addresses():
             client.predict(text, "embed_each", {})
 
 
-REST_ALONE = """
-import sys
-for name in ("tfdml", "tensorflow", "keras", "numpy", "grpc", "tensorflow_serving"):
-    sys.modules[name] = None
-sys.argv = sys.argv[1:]
-import runpy
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def test_over_rest_it_needs_python_alone(server, shop, tmp_path):
-    (tmp_path / "a.png").write_bytes(shop.images[0])
-    (tmp_path / "b.jpg").write_bytes(b"no image")
-    script = str(ROOT / "export" / "client.py")
-    command = [sys.executable, "-I", "-c", REST_ALONE, script, f"--url={url(server, 'rest')}"]
-    files = [str(tmp_path / "a.png"), str(tmp_path / "b.jpg")]
-    done = subprocess.run([*command, *files], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1, done.stderr
-    lines = {entry["image"]: entry for entry in map(json.loads, done.stdout.splitlines())}
-    np.testing.assert_allclose(lines[files[0]]["embedding"], shop.embeddings[0], atol=1e-6)
-    assert "not a JPEG" in lines[files[1]]["error"]
-
-
 def test_its_command_line(server, shop, tmp_path, capsys):
     (tmp_path / "a.png").write_bytes(picture(3))
     path = str(tmp_path / "a.png")
-    assert client.main([f"--url={url(server, 'grpc', 'retriever')}", "--k=2", path]) == 0
+    assert client.main([f"--url={url(server, 'retriever')}", "--k=2", path]) == 0
     assert len(json.loads(capsys.readouterr().out)["ids"]) == 2
-    assert client.main([f"--url={url(server, 'rest', 'retriever')}", "--k=1", path]) == 0
+    assert client.main([f"--url={url(server, 'retriever')}", "--k=1", path]) == 0
     assert json.loads(capsys.readouterr().out)["classes"] == ["class 1"]
     assert client.main(["--url=nowhere", path]) == 2
     assert "write grpc://" in capsys.readouterr().err
-    assert client.main([f"--url={url(server, 'rest')}", str(tmp_path / "gone.png")]) == 2
+    assert client.main([f"--url={url(server)}", str(tmp_path / "gone.png")]) == 2
     assert "gone.png" in capsys.readouterr().err

@@ -113,9 +113,7 @@ def test_a_threshold_is_measured_read_from_a_file_or_refused(tmp_path):
     assert lines[-1].startswith("no threshold: the images cannot show the threshold: 6 classes")
     for option, content, message in (
         ("far=0.001", None, "the images cannot show the threshold: far=0.001 needs at least 1,000 pairs"),
-        (str(file), {"auc": 1.0}, "has no threshold of held-out classes: write one with tfdml evaluate"),
         (str(file), {"split": "train", "calibration": stored}, "has no threshold of held-out classes"),
-        (str(file), {"calibration": {**stored, "threshold": "near"}}, "the calibration cannot be used"),
         (str(file), {"calibration": cosine}, "of cosine distances, not of Euclidean"),
     ):
         with pytest.raises(UserError, match=message):
@@ -236,10 +234,7 @@ def test_a_format_that_differs_stops_the_whole_export(tmp_path, monkeypatch):
 
 
 def test_options_out_of_range_are_named():
-    for name, value in (
-        *(("formats", ["onnxx"]), ("formats", []), ("images", -1), ("min_cosine", float("nan"))),
-        *(("max_recall_drop", -0.1), ("calibrate", "far=2")),
-    ):
+    for name, value in (*(("formats", ["onnxx"]), ("min_cosine", float("nan")), ("calibrate", "far=2")),):
         with pytest.raises(UserError, match=f"`{name}"):
             ExportOptions(**{name: value})
     assert ExportOptions(["onnx", "litert_int8", "litert_int8"]).formats == ("litert_int8", "onnx")

@@ -162,17 +162,12 @@ def test_files_that_are_cut_off_never_fail(name, data):
 @pytest.mark.parametrize(
     ("size", "mode", "says"),
     [
-        ((1, 1), "shorter", ""),
         ((1000, 1000), "shorter", ""),
         ((1001, 1000), "shorter", "1000 x 1001 pixels, more than the limit of 1000000"),
         ((0, 5), "shorter", "no size"),
-        ((5, 0), "squash", "no size"),
-        ((2**32 - 1, 2**32 - 1), "shorter", "more than the limit"),
         # Resized to 100 x 100: 25 times as long is the most that a quarter of the pixels allows.
         ((1, 25), "shorter", ""),
         ((26, 1), "shorter", "so narrow"),
-        ((26, 1), "squash", ""),
-        ((1, 26), "pad", ""),
         ((1, 100), "squash", ""),
         ((101, 1), "squash", "so narrow that one side is more than 100 times the other"),
         ((2, 201), "pad", "so narrow"),

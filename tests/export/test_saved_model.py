@@ -121,12 +121,3 @@ def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path):
     (tmp_path / f".partial-{os.getppid()}-x").mkdir()
     write(tmp_path, "new")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [f".partial-{os.getppid()}-x", "1"]
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("not a folder")
-    for path, message in ((tmp_path / "file" / "below", "file"), ("nothing://a/cars", "`folder=nothing://a/cars`")):
-        with pytest.raises(UserError, match=message), new_version(path):
-            pytest.fail("there is no such place")
-    assert os.listdir(tmp_path) == ["file"]

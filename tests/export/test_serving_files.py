@@ -89,10 +89,6 @@ def test_batching_and_monitoring_are_what_tf_serving_reads():
     assert monitoring.prometheus_config.path.startswith("/")
 
 
-def flags(words):
-    return dict(word.removeprefix("--").split("=", 1) for word in words)
-
-
 def test_compose_and_kubernetes_start_the_server_alike(compose, container, kubernetes):
     assert (compose["command"], compose["image"]) == (container["args"], container["image"])
     assert compose["entrypoint"] == container["command"]

@@ -98,18 +98,6 @@ def test_contract(case):
     cases.check_contract(case.loss)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", [*cases.LARGE, losses.QuadrupletLoss()])
-def test_a_batch_of_four_thousand(loss):
-    size = 1024 if isinstance(loss, losses.QuadrupletLoss) else 4096
-    labels, x = np.arange(size) % 1000, np.random.default_rng(0).normal(size=(size, 128)).astype("float32")
-    x /= np.linalg.norm(x, axis=1, keepdims=True)
-    value, (gradient,) = value_and_gradients(lambda e: loss(labels, e), x, mode="graph")
-    assert np.isfinite(value)
-    assert np.all(np.isfinite(gradient))
-    assert np.any(gradient)
-
-
 @pytest.mark.parametrize(("make", "message"), cases.REFUSED)
 def test_arguments_that_make_no_sense_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
@@ -263,12 +251,11 @@ LOSSES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_a_batch_of_unknown_size(name, mode):
+def test_a_batch_of_unknown_size(name):
     loss = LOSSES[name]
     signature = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 5], tf.float32)]
 
-    @tf.function(input_signature=signature, jit_compile=mode == "xla")
+    @tf.function(input_signature=signature)
     def run(labels, x):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -446,14 +433,7 @@ def test_label_rows_without_a_relation_are_refused():
             lambda loss: related(loss, "same"),
             r"positives must be one of .*same_label, .* that is called with \(a, b\), not 'same'",
         ),
-        (
-            lambda loss: related(loss, SameLabel),
-            r"positives must be one of .* not <class",
-        ),
-        (
-            lambda loss: related(loss, SameLabel(3))([[0, 1], [0, 1]], np.eye(2)),
-            "column=3, but the labels have",
-        ),
+        (lambda loss: related(loss, SameLabel(3))([[0, 1], [0, 1]], np.eye(2)), "column=3, but the labels have"),
         (lambda loss: related(loss, lambda a, b: a[:, 0])([0, 1], np.eye(2)), r"a relation must return a matrix"),
         (lambda loss: related(loss, SameLabel())(np.zeros((2, 2, 2)), np.eye(2)), r"shape \(B,\) or \(B, L\)"),
     ],

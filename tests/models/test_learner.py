@@ -27,7 +27,6 @@ from tfdml.objectives import (
     EnergyConfusion,
     JointRepresentationSimilarity,
     MetricLoss,
-    ProxyLoss,
     RankMI,
 )
 
@@ -242,12 +241,7 @@ def test_saves_and_loads_with_its_objectives_and_optimizer(name, tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (list, "at least one objective"),
         (lambda: MetricLoss(losses.ContrastiveLoss(), name="d_pos"), "called 'd_pos', a name that the logs use"),
-        (
-            lambda: [losses.ContrastiveLoss(), losses.ContrastiveLoss(2.0)],
-            "two objectives are called 'contrastive_loss'",
-        ),
         (
             lambda: [EnergyConfusion(name="a"), MetricLoss(losses.ContrastiveLoss(), name="a_energy")],
             "two objectives are called 'a_energy'",
@@ -255,11 +249,6 @@ def test_saves_and_loads_with_its_objectives_and_optimizer(name, tmp_path):
         (lambda: [MetricLoss(losses.ContrastiveLoss(), "pool")], "needs the representation 'pool'"),
         (lambda: [JointRepresentationSimilarity()], "'class' comes from a ProxyLoss"),
         (lambda: jrd()[::-1], "before this objective"),
-        (
-            lambda: [ProxyLoss(losses.AMSoftmaxLoss(), 3), ProxyLoss(losses.NormSoftmaxLoss(), 3)],
-            "provides the representation 'class', which is there already",
-        ),
-        (lambda: ["contrastive"], "an objective must be"),
     ],
 )
 def test_objectives_that_do_not_fit_are_refused(make, message):
@@ -334,12 +323,10 @@ def test_fit_warns_once_of_images_in_the_unit_range(form):
 
 
 @pytest.mark.parametrize("form", ["arrays", "tensors", "tf.data"])
-@pytest.mark.parametrize(
-    ("labels", "message"), [(LABELS + 0.5, "0.5 is not a whole number"), (np.eye(4)[LABELS], "argmax")]
-)
-def test_fit_refuses_labels_that_are_no_class_ids(form, labels, message):
-    with pytest.raises(UserError, match=message):
-        small_learner().fit(*FORMS_OF_DATA[form](255 * UNIT, labels), verbose=0)
+def test_fit_refuses_labels_that_are_no_class_ids(form):
+    for labels, message in ((LABELS + 0.5, "0.5 is not a whole number"), (np.eye(4)[LABELS], "argmax")):
+        with pytest.raises(UserError, match=message):
+            small_learner().fit(*FORMS_OF_DATA[form](255 * UNIT, labels), verbose=0)
 
 
 def test_fit_asks_for_steps_of_batches_without_end():
@@ -560,7 +547,6 @@ except ValueError as error:
     ("size", "says"),
     [
         (3, "the first batch cannot be split equally among the replicas"),
-        (7, "trained"),
         (5, "a batch has fewer images than there are replicas"),
     ],
 )
@@ -589,24 +575,15 @@ REFUSED = {
     "class weights": lambda made: made.fit(X, LABELS, class_weight=WEIGHT_OF_CLASS, verbose=0),
     "image weights": lambda made: made.fit(X, LABELS, sample_weight=WEIGHTS, verbose=0),
     "three parts": lambda made: made.fit(tf.data.Dataset.from_tensors((X, LABELS, WEIGHTS)), verbose=0),
-    "three parts of a generator": lambda made: made.fit(iter_once((X, LABELS, WEIGHTS)), verbose=0),
     "no labels": lambda made: made.fit(X, verbose=0),
-    "no labels in batches": lambda made: made.fit(tf.data.Dataset.from_tensors(X), verbose=0),
     "gray": lambda made: made.fit(X[..., :1], LABELS, verbose=0),
     "gray without channels": lambda made: made.fit(X[..., 0], LABELS, verbose=0),
-    "gray batches": lambda made: made.fit(tf.data.Dataset.from_tensors((X[..., :1], LABELS)), verbose=0),
     "validation": lambda made: made.fit(X, LABELS, validation_data=(X[..., :1], LABELS), verbose=0),
     "labels": lambda made: made.fit(X, LABELS + 0.5, verbose=0),
-    "weights of a batch": lambda made: made.train_on_batch(X, LABELS, WEIGHTS),
-    "gray batch": lambda made: made.train_on_batch(X[..., :1], LABELS),
     "evaluate": lambda made: made.evaluate(X, verbose=0),
     "predict": lambda made: made.predict(X[..., :1], verbose=0),
     "predict a batch": lambda made: made.predict_on_batch(X[..., 0]),
 }
-
-
-def iter_once(batch):
-    yield batch
 
 
 @pytest.mark.one_quick_case

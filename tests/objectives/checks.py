@@ -99,16 +99,6 @@ def check_labels(function):
         np.testing.assert_array_equal(function(form, x), expected)
 
 
-def check_large(function, size=4096, dim=128):
-    """A batch of four thousand has a finite value and a gradient."""
-    labels, x = np.arange(size) % 100, np.random.default_rng(0).normal(size=(size, dim)).astype("float32")
-    x /= np.linalg.norm(x, axis=1, keepdims=True)
-    value, (gradient,) = value_and_gradients(lambda e: function(labels, e), x, mode="graph")
-    assert np.isfinite(value)
-    assert np.all(np.isfinite(gradient))
-    assert np.any(gradient)
-
-
 def check_config(objective):
     """A configuration, free of weights, that restores the objective."""
     for again in (

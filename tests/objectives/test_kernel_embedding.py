@@ -50,7 +50,6 @@ NORMS = ("mmd", "intra")
 #: Each objective, of the paper's norms and of their squares.
 FORMS = [("similarity", {}), *((kind, {"squared": squared}) for kind in NORMS for squared in (False, True))]
 every_form = pytest.mark.parametrize(("kind", "form"), FORMS)
-every_norm = pytest.mark.parametrize("kind", NORMS)
 every_squared = pytest.mark.parametrize(("kind", "squared"), list(itertools.product(NORMS, (False, True))))
 
 
@@ -210,17 +209,6 @@ def test_beyond_seventy_the_gradient_keeps_its_direction(mode):
     expected = finite_differences(lambda *a: references.joint_exponential(labels, a), *arrays)
     for gradient, wanted in zip(gradients, expected, strict=True):
         assert_close(gradient / value, wanted, 1e-3)
-
-
-@pytest.mark.slow
-def test_a_batch_of_four_thousand():
-    labels = np.random.default_rng(0).integers(0, 100, 4096)
-    x = random_batch(0, 4096, 1, 128)[1]
-    arrays = [x, x[:, :100]]
-    objective = JointRepresentationSimilarity(("embedding", "class"))
-    value, gradients = evaluate(objective, labels, ("embedding", "class"), arrays)
-    assert np.isfinite(value)
-    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
 
 
 def call(objective, labels, levels, arrays):

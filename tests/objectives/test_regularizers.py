@@ -15,7 +15,6 @@ from tests.objectives.checks import (
     check_formula,
     check_gradient,
     check_labels,
-    check_large,
     check_nothing_to_learn,
     check_symmetries,
 )
@@ -43,7 +42,6 @@ CASES = {
     "none sum": {"constraint": None, "reduction": "sum"},
 }
 every_case = pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
-# The paper's: margins of 1, and sums.
 
 
 def make(reference=REFERENCE, targets=TARGETS, **arguments):
@@ -138,13 +136,6 @@ def test_symmetries_and_labels(name):
     if not name.startswith("density"):
         labels, x = random_batch(2, 12, 3, 6)
         np.testing.assert_array_equal(function(labels + 2**53, x), function(labels, x))
-
-
-@pytest.mark.slow
-@every_default
-def test_a_batch_of_four_thousand(name):
-    large = DensityAdaptivity(100, reference_density=np.linspace(1.0, 2.0, 100))
-    check_large(of(large if name.startswith("density") else ALL[name][0]))
 
 
 @pytest.mark.parametrize(
@@ -291,6 +282,3 @@ def test_observes_the_mean_energy_of_pairs_of_classes(form):
         ((total, count),) = objective.observe(pairs_by_name({"detached_embedding": x}, labels)).values()
         assert_close(total / max(float(count), 1.0), references.energy_confusion(labels, x, "plain"))
         assert count == len(references.class_pairs(labels))
-
-
-# Entropy, orthogonality and the intra-class penalty

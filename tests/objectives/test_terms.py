@@ -71,19 +71,13 @@ def test_miners_are_named_alone_or_with_arguments():
     ("text", "says"),
     [
         ("contrastive(mining=hardest)", "contrastive: mining must be one of all, angular"),
-        ("contrastive(mining=hardest(fraction=1))", "unknown miner 'hardest'; one of angular"),
         ("contrastive(mining=hard_aware(fraction=2))", "hard_aware: fraction must be above 0 and at most 1, not 2"),
         ("nonsense", "unknown loss or objective 'nonsense'; one of"),
         ("0 * contrastive", "every term has the factor 0"),
         ("am_softmax(marginn=1)", "no argument 'marginn'"),
-        ("jrs(color=1)", "no argument 'color'"),
-        ("contrastive(distance=miles)", "distance must be one of"),
-        ("jrs(levels=[])", "levels must be"),
         ("jrs(kernels=sinc())", "unknown kernel or loss 'sinc'"),
-        ("jrs(kernels=[laplace, sinc, laplace])", "unknown kernel or loss 'sinc'"),
         ("jrs(kernels=[laplace, laplace])", "jrs: 2 kernels for 3 levels"),
         ("jrs(unit_length=pool)", "jrs: unit_length=['pool'], but the levels are"),
-        ("cosine_contrastive(margin=2)", "margin must be at least -1 and at most 1, not 2"),
         ("jrs(kernels=laplace(multiplier=-1))", "multiplier must be positive"),
     ],
 )
@@ -96,10 +90,7 @@ def test_a_wrong_term_is_one_line(text, says):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        *("nonsense", "am_softmax(marginn=1)", "am_softmax(num_classes=3)", "jrs(kernels=sinc())"),
-        *("jrs(kernels=laplace(multiplier=-1))", "horde(loss=contrastiv)", "contrastive(weight=2)", "0 * am_softmax"),
-    ],
+    ["am_softmax(num_classes=3)", "jrs(kernels=laplace(multiplier=-1))", "horde(loss=contrastiv)", "0 * am_softmax"],
 )
 def test_a_wrong_name_is_found_before_the_classes_are_known_by_the_same_line(text):
     with pytest.raises(UserError) as early:

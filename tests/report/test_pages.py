@@ -120,12 +120,10 @@ def test_pictures_are_those_of_the_neighbors(report):
 def test_every_section_can_be_reached(report):
     page = report["page"]
     listed = [e["href"][1:] for e in page.all("a")]
-    curves, images = (
-        ["recall", "training", "objectives", "watched"],
-        ["retrieval", "map-of-images", "same-or-different"],
-    )
     # The first is the link that skips to the results.
-    assert listed == ["results", "results", *curves, *images, "confusions", "settings"]
+    curves = ("recall", "training", "objectives", "watched")
+    images = ("retrieval", "map-of-images", "same-or-different", "confusions")
+    assert listed == ["results", "results", *curves, *images, "settings"]
     assert all(e.get("aria-label") and e["tabindex"] == "0" for e in page.all("div", role="region"))
     assert f"step 3 {EVIL}" in page.section("watched")
 

@@ -158,10 +158,8 @@ def test_rescoring_all_images_is_the_exact_search(gallery, distance, dtype, tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"gallery": np.zeros(4)}, r"shape \(4,\)"),
         ({"factory": "tree"}, "`factory=tree` of 600 images: .*could not parse index string tree"),
         ({"factory": "IVF601,Flat"}, "`factory=IVF601,Flat` of 600 images: "),
-        ({"distance": "manhattan"}, "unknown distance 'manhattan'"),
         ({"parameters": "lists=3"}, "`parameters=lists=3`: "),
     ],
 )
@@ -179,15 +177,9 @@ def test_searches_that_cannot_be_are_refused(gallery, monkeypatch):
     monkeypatch.setattr(faiss_index, "_BLOCK_BYTES", 4 * 12 * 250)
     for call, message in (
         (lambda: index.search(np.zeros((3, 5)), k=1), "5 dimensions, the index 12"),
-        (lambda: index.search(np.full((3, 12), np.inf), k=1), "3 of 3 rows"),
         (lambda: index.search(np.zeros((3, 12)), k=601), "k must be in 1 .. 600"),
-        (lambda: index.search(np.zeros((3, 12)), k=600, own_rows=[0, 1, 2]), "1 .. 599"),
-        (lambda: index.add(np.zeros((3, 4))), "dimensions"),
         (lambda: build_index(bad), r"gallery rows 500 .. 599, .* 1 of 100 rows .* is row 30"),
-        (lambda: rescore(**{**rescored, "k": 3}), "k=3 must be in 1 .. 2"),
         (lambda: rescore(**{**rescored, "rows": [[0, 4]]}), "rows below 4, not 4"),
-        (lambda: rescore(**{**rescored, "queries": [[1.0]]}), "must go together"),
-        (lambda: rescore(**{**rescored, "gallery": np.full((4, 2), np.nan)}), "gallery embeddings hold NaN"),
     ):
         with pytest.raises(UserError, match=message):
             call()

@@ -165,13 +165,7 @@ def without(state, *names):
             lambda s: {**s, "inception_3a_1x1.weight": np.zeros((5, 4, 3, 1), "f")},
             r"has shape \(5, 4, 3, 1\), not \(5, 4, 1, 3\)",
         ),
-        (
-            lambda s: {**s, "conv1_7x7_s2_bn.bias": np.full(4, np.nan)},
-            "conv1_7x7_s2_bn.bias holds numbers that are not",
-        ),
         (lambda s: {**s, "head.weight": np.zeros(3)}, "head.weight is not part of it; --allow_extra"),
-        (lambda s: {"head.weight": np.zeros(3)}, "and 3 more; it has head.weight"),
-        (lambda s: {"name": np.array("resnet")}, "is damaged or no checkpoint"),
         (lambda s: {"objects": np.array([{}], object)}, "is damaged or no checkpoint"),
     ],
 )
@@ -240,25 +234,6 @@ def test_code_in_a_file_is_not_run(kind, tmp_path):
     assert not made.exists()
 
 
-def test_damaged_files_of_pytorch_are_named_in_one_line(tmp_path):
-    torch = pytest.importorskip("torch", reason="pip install 'tfdml[parity]'")
-    safetensors = pytest.importorskip("safetensors.torch", reason="pip install 'tfdml[parity]'")
-    torch.save(torch_state("tiny"), tmp_path / "arrays.pth")
-    torch.save([1, 2], tmp_path / "list.pth")
-    torch.save({"mine": {"yours": {"a.weight": torch.zeros(1)}}}, tmp_path / "deep.pth")
-    torch.save({"a.weight": torch.zeros(999)}, tmp_path / "whole")
-    safetensors.save_file({"a.weight": torch.zeros(999)}, tmp_path / "whole.safetensors")
-    for name, whole in (("cut.pth", "whole"), ("cut.safetensors", "whole.safetensors")):
-        (tmp_path / name).write_bytes((tmp_path / whole).read_bytes()[:999])
-    (tmp_path / "text.pth").write_text("not a checkpoint\n" * 9)
-    (tmp_path / "empty.pth").write_bytes(b"")
-    for path in set(tmp_path.iterdir()) - {tmp_path / "whole", tmp_path / "whole.safetensors"}:
-        with pytest.raises(UserError, match=r"damaged|holds no state dict") as error:
-            read_checkpoint(path)
-        assert str(path) in str(error.value)
-        assert "\n" not in str(error.value)
-
-
 @pytest.fixture
 def checkpoint(tmp_path):
     np.savez(tmp_path / "x.npz", **torch_state("tiny"))
@@ -283,17 +258,12 @@ def test_the_command_writes_a_file_that_fits(checkpoint, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--architecture=vgg16"], "bn_inception"),
-        (["--out=x.h5"], "must end in .weights.h5"),
         (["--out=there.weights.h5"], "exists already"),
-        (["--from=no.pth"], "--from=no.pth: there is no such file"),
         (["--from=text.npz"], "--from=text.npz is damaged"),
-        (["--from=other.npz"], "--from=other.npz does not fit tiny"),
     ],
 )
 def test_wrong_input_is_one_line_and_writes_nothing(flags, says, checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    np.savez("other.npz", **{"conv1.weight": np.zeros(3)})
     for name in ("text.npz", "there.weights.h5"):
         (tmp_path / name).write_text("precious")
     before = sorted(tmp_path.iterdir())

@@ -5,10 +5,7 @@
 Each is forked from one process that has TensorFlow loaded and the images drawn, but not begun to compute. Prints what
 became of each: its exit status, or the number of the signal that ended it, negative.
 
-A kill leaves a folder as it is. So a run may also go on, and leave copies of its folder as kills at many moments would
-have: `"copies": [[["after", "flags.txt", 1], "copy"], ...]`.
-
-A run that has begun is gone on with where it says `"go_on": true`.
+A run that has begun is resumed.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import fnmatch
 import functools
 import json
 import os
-import shutil
 import signal
 import sys
 
@@ -29,8 +25,8 @@ from tfdml.cli import train
 from tfdml.data.readers import glyphs
 
 
-def _at(when: str, pattern: str, nth: int, act) -> None:
-    """Call `act(truncated)` at the nth time that a file of this name is written; `truncated`: a path to cut in half."""
+def _kill_at(when: str, pattern: str, nth: int) -> None:
+    """End this process at the nth time that a file of this name is written: half of it, or after it."""
     seen = 0
     inner = os.replace
 
@@ -39,49 +35,24 @@ def _at(when: str, pattern: str, nth: int, act) -> None:
         here = fnmatch.fnmatch(os.path.basename(target), pattern)
         seen += here
         mine = here and seen == nth
-        if mine and when != "after":
-            act(source if when == "half of" else None)
+        if mine and when == "half of":
+            os.truncate(source, os.path.getsize(source) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
         inner(source, target)
-        if mine and when == "after":
-            act(None)
+        if mine:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     os.replace = replace
 
 
-def _halve(path) -> None:
-    os.truncate(path, os.path.getsize(path) // 2)
-
-
-def _kill(truncated) -> None:
-    if truncated:
-        _halve(truncated)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _copy(run_dir: str, to: str):
-    def act(truncated):
-        if os.path.isdir(run_dir):
-            shutil.copytree(run_dir, to, symlinks=True)
-        if truncated:
-            _halve(os.path.join(to, os.path.relpath(truncated, run_dir)))
-
-    return act
-
-
-def _one(
-    flags: list[str],
-    kill: list | None = None,
-    copies: list | None = None,
-    go_on: bool = False,
-) -> int:
-    if go_on and os.path.exists(os.path.join(_value_of("run_dir", flags), "flags.txt")):
-        flags = [f"--run_dir={_value_of('run_dir', flags)}", "--resume"]
+def _one(flags: list[str], kill: list | None = None) -> int:
+    run_dir = next(flag.partition("=")[2] for flag in flags if flag.startswith("--run_dir="))
+    if os.path.exists(os.path.join(run_dir, "flags.txt")):
+        flags = [f"--run_dir={run_dir}", "--resume"]
     child = os.fork()
     if child == 0:
         if kill:
-            _at(*kill, _kill)
-        for moment, to in copies or []:
-            _at(*moment, _copy(_value_of("run_dir", flags), to))
+            _kill_at(*kill)
         try:
             tfdml.cli.command_line.run(train.COMMAND, flags)
         except SystemExit as ended:
@@ -90,10 +61,6 @@ def _one(
         finally:
             os._exit(70)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def _value_of(name: str, flags: list[str]) -> str:
-    return next(flag.partition("=")[2] for flag in flags if flag.startswith(f"--{name}="))
 
 
 if __name__ == "__main__":

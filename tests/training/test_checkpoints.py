@@ -54,15 +54,6 @@ def test_only_the_newest_stay_and_steps_sort_as_numbers(saved_twice, tmp_path):
     assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["step-00000010.npz", "step-00000100.npz"]
 
 
-def rewritten(path, change):
-    """Change the arrays of a checkpoint."""
-    with np.load(path) as file:
-        arrays = dict(file)
-    change(arrays)
-    with open(path, "wb") as file:
-        np.savez(file, **arrays)
-
-
 def damage(path, how):
     content = path.read_bytes()
     if how == "truncated":
@@ -70,17 +61,14 @@ def damage(path, how):
     elif how == "a flipped bit":
         place = content.index(b"backbone/00000") + 1000
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    elif how == "a missing array":
-        rewritten(path, lambda arrays: arrays.pop("optimizer/00000"))
-    elif how == "metrics of another model":
-        rewritten(path, lambda arrays: arrays.update({"metrics/00099": np.zeros(2)}))
     else:
-        rewritten(path, lambda arrays: arrays.update(state=np.frombuffer(b"{", np.uint8)))
+        with np.load(path) as file:
+            arrays = {name: array for name, array in file.items() if name != "optimizer/00000"}
+        with open(path, "wb") as file:
+            np.savez(file, **arrays)
 
 
-@pytest.mark.parametrize(
-    "how", ["truncated", "a flipped bit", "a missing array", "metrics of another model", "a state that is no JSON"]
-)
+@pytest.mark.parametrize("how", ["truncated", "a flipped bit", "a missing array"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(how, saved_twice, tmp_path):
     learner, files = saved_twice
     for name, content in files.items():

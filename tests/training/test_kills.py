@@ -33,38 +33,26 @@ BEST = [
     "--steps_per_epoch=4",
     "--checkpoint_steps=2",
 ]
-UNBROKEN = {"last": LAST, "best": BEST}
-# A copy of the folder, taken at the moment from a run that continues, is resumed; of those in KILLED, a killed run.
+RUNS = {"last": LAST, "best": BEST}
+# A run is killed at each moment in turn, and resumed in between.
 MOMENTS = {
-    "checkpoint within an epoch half written": (LAST, "half of", "step-00000002.npz", 1),
-    "checkpoint within an epoch": (LAST, "after", "step-00000006.npz", 1),
-    "metrics of an epoch, without its checkpoint": (LAST, "after", "metrics.jsonl", 2),
-    "selected embedder, without its checkpoint": (BEST, "after", "embedder.keras", 1),
-    "selected embedder and its checkpoint": (BEST, "after", "step-00000004.npz", 2),
-}
-KILLED = ("checkpoint within an epoch",)
-# One folder is killed at each moment in turn, and resumed in between; it begins as a copy, where there is a moment.
-CHAINS = {
-    "before training": (
-        LAST,
-        None,
-        [
-            ["half of", "flags.txt", 1],
-            ["after", "flags.txt", 1],
-            ["after", "data.json", 1],
-            ["half of", "step-00000000.npz", 1],
-        ],
-    ),
-    "from the last checkpoint to the moments": (
-        LAST,
-        ["after", "step-00000008.npz", 2],
-        [["half of", "embedder.keras", 1], ["after", "moments.keras", 1]],
-    ),
-    "from the last checkpoint to the report": (
-        BEST,
-        ["after", "step-00000008.npz", 2],
-        [["after", "result.json", 1], ["half of", "index.html", 1]],
-    ),
+    "last": [
+        ["half of", "flags.txt", 1],
+        ["after", "data.json", 1],
+        ["half of", "step-00000000.npz", 1],
+        ["half of", "step-00000002.npz", 1],
+        ["after", "step-00000006.npz", 1],
+        ["after", "metrics.jsonl", 1],  # of an epoch, without its checkpoint
+        ["after", "step-00000008.npz", 1],
+        ["half of", "embedder.keras", 1],
+        ["after", "moments.keras", 1],
+    ],
+    "best": [
+        ["after", "embedder.keras", 1],  # the selected one, without its checkpoint
+        ["after", "step-00000004.npz", 1],
+        ["after", "result.json", 1],
+        ["half of", "index.html", 1],
+    ],
 }
 
 
@@ -83,34 +71,16 @@ def drive(runs):
     return json.loads(done.stdout.partition("ENDED")[2]), done.stderr
 
 
-def folder_of(place, moment):
-    return place / moment.replace(" ", "_").replace(",", "")
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The folder of runs: the uninterrupted ones, and those that ended at moments and were continued."""
+    """The folder of runs: the uninterrupted ones, and those that were killed and resumed."""
     place = tmp_path_factory.mktemp("kills")
-    starts = {name: (flags, *moment) for name, (flags, moment, _) in CHAINS.items() if moment}
-    uninterrupted = []
-    for name, flags in UNBROKEN.items():
-        moments = {name: moment for name, (theirs, *moment) in (MOMENTS | starts).items() if theirs is flags}
-        copies = [[moment, str(folder_of(place, name))] for name, moment in moments.items() if name not in KILLED]
-        uninterrupted.append({"flags": [*flags, f"--run_dir={place / name}"], "copies": copies})
-    killed, resumed = [], []
-    for name in KILLED:
-        flags, *moment = MOMENTS[name]
-        killed.append({"flags": [*flags, f"--run_dir={folder_of(place, name)}"], "kill": moment})
-    for name, (flags, start, moments) in CHAINS.items():
-        folder = f"--run_dir={folder_of(place, name)}"
-        run = {"flags": [folder, "--resume"] if start else [*flags, folder], "go_on": True}
-        killed += [{**run, "kill": moment} for moment in moments]
-        resumed.append(run)
-    resumed += [{"flags": [f"--run_dir={folder_of(place, name)}", "--resume"]} for name in MOMENTS]
-    status, errors = drive(uninterrupted + killed)
-    assert status == [0] * len(uninterrupted) + [-9] * len(killed), errors[-3000:]
-    status, errors = drive(resumed)
-    assert status == [0] * len(resumed), errors[-3000:]
+    runs = [{"flags": [*flags, f"--run_dir={place / name}"]} for name, flags in RUNS.items()]
+    for name, flags in RUNS.items():
+        killed = {"flags": [*flags, f"--run_dir={place / f'{name} killed'}"]}
+        runs += [*({**killed, "kill": moment} for moment in MOMENTS[name]), killed]
+    status, errors = drive(runs)
+    assert status == [-9 if "kill" in run else 0 for run in runs], errors[-3000:]
     return place
 
 
@@ -127,11 +97,9 @@ def figures(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", [*MOMENTS, *CHAINS])
-def test_a_killed_run_ends_as_the_uninterrupted_one(moment, runs):
-    flags = (MOMENTS | CHAINS)[moment][0]
-    (uninterrupted,) = (runs / name for name, theirs in UNBROKEN.items() if theirs is flags)
-    continued = folder_of(runs, moment)
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_killed_at_every_moment_ends_as_the_uninterrupted_one(name, runs):
+    uninterrupted, continued = runs / name, runs / f"{name} killed"
     assert figures(continued) == figures(uninterrupted)
     for old, new in zip(weights(uninterrupted / "embedder.keras"), weights(continued / "embedder.keras"), strict=True):
         np.testing.assert_array_equal(old, new)

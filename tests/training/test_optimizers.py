@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.models.networks import images, shallow, tiny_embedder
 from tests.training import runs
 from tests.training.stopping import make_quick
-from tfdml.errors import UserError
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import DensityAdaptivity, ProxyLoss
@@ -55,11 +54,6 @@ def test_decoupled_decay_goes_at_the_rate_of_the_part():
     moved = step(learner, optimizer, scale=0.0)
     for part, rate in {"backbone": 0.1, "projection": 0.01, "objectives": 0.0}.items():
         np.testing.assert_allclose(moved[part], -rate * 0.5 * weights[part], rtol=1e-5, atol=1e-7)
-
-
-def test_what_there_is_not_is_refused():
-    with pytest.raises(UserError, match="did you mean"):
-        build_optimizer("pytorch_lion", make_learner(), 0.1)
 
 
 ALL_SETTINGS = {
@@ -281,11 +275,9 @@ def sgd(form, x, gradients, rate, momentum, nesterov=False):
 
 CASES = {
     "adam": (adam, {"epsilon": 0.01}),
-    "adam, small epsilon": (adam, {"epsilon": 1e-8}),
     "adam, amsgrad": (adam, {"epsilon": 0.01, "amsgrad": True}),
     "adamw": (adam, {"epsilon": 0.01, "weight_decay": 0.1}),
     "sgd": (sgd, {"momentum": 0.9}),
-    "sgd, plain": (sgd, {"momentum": 0.0}),
     "sgd, nesterov": (sgd, {"momentum": 0.9, "nesterov": True}),
 }
 

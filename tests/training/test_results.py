@@ -82,24 +82,12 @@ def test_epochs_that_were_not_measured_do_not_win():
     assert selected_epoch(records, "validation") == 3
 
 
-def check(split, ks, name="test"):
-    train = noise("train", 2, 0)
-    splits = Splits(train, None, split) if name == "test" else Splits(train, split, noise("test", 6, 0))
-    check_measurable(splits, ks)
-
-
-def test_as_many_gallery_images_as_the_largest_k_are_needed():
-    split = noise("test", 2, 0)
-    check(split, (1, 7))
-    with pytest.raises(UserError, match=r"--ks=1,7,8: of the test images .* with 7; .* e.g. --ks=1,7$"):
-        check(split, (1, 7, 8))
-
-
 def test_queries_are_counted_against_their_gallery():
     split = dataclasses.replace(noise("test", 2, 0), is_query=np.arange(8) % 4 > 0)
-    check(split, (1, 2))
+    splits = Splits(noise("train", 2, 0), None, split)
+    check_measurable(splits, (1, 2))
     with pytest.raises(UserError, match="compared with 2"):
-        check(split, (4,))
+        check_measurable(splits, (4,))
 
 
 def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):

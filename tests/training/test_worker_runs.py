@@ -1,4 +1,4 @@
-"""A run by two workers, one of which is killed, ends by three as that of one process."""
+"""A run by two workers, one of which is killed or silent, ends by three as that of one process."""
 
 import json
 import os
@@ -34,14 +34,15 @@ def ended(folder):
     return found
 
 
-def test_where_one_is_killed_the_others_end_with_one_line(ended):
-    killed = ended["killed"]
-    assert killed["statuses"] == [2, -9], killed["errors"]
-    line = killed["errors"][0].strip().splitlines()[-1]
+@pytest.mark.parametrize(("name", "saved"), [("killed", 1), ("silent", 2)])
+def test_where_one_is_killed_or_silent_the_others_end_with_one_line(name, saved, ended):
+    lost = ended[name]
+    assert lost["statuses"] == [2, -9], lost["errors"]
+    line = lost["errors"][0].strip().splitlines()[-1]
     assert line.startswith("train: error: another worker ended or cannot be reached")
     assert "--resume" in line
-    assert "Traceback" not in killed["errors"][0]
-    assert killed["saved"] == ["step-00000000.npz", "step-00000001.npz"]
+    assert "Traceback" not in lost["errors"][0]
+    assert lost["saved"][-1] == f"step-{saved:08d}.npz"
 
 
 def test_the_run_ends_as_that_of_one_process(ended, folder):

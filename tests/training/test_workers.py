@@ -133,8 +133,6 @@ def test_tf_config_says_who_trains(monkeypatch, text, expected):
     [
         "{",
         "[]",
-        json.dumps({"cluster": {"worker": ["a:1", "b:2"]}}),
-        config({"worker": ["a:1", "b:2"]}, index=2),
         config({"worker": ["a:1", "b:2"], "ps": ["c:3"]}),
     ],
 )

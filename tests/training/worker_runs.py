@@ -1,4 +1,5 @@
-"""One tiny run of `tfdml train`: by one process, and by two workers, one of which is killed, then by three.
+"""One tiny run of `tfdml train`: by one process; by two workers, one of which is killed, and by two, one of which falls
+silent as one whose cable is pulled; then by three.
 
     python -m tests.training.worker_runs FOLDER
 
@@ -21,6 +22,9 @@ from tfdml.training.callbacks import TrainingMonitor
 SETTINGS = {
     "objectives": "contrastive + 10 * density + 0.1 * gor",
     "batch_norm": "statistics",
+    # Draws go by the place of an image in the whole batch.
+    "augmentation": "random_resized_crop",
+    "flip": True,
     # Every epoch begins with a search over all workers.
     "sampling": "neighbors(anchor_classes=1)",
     "classes_per_batch": 3,
@@ -31,34 +35,39 @@ SETTINGS = {
     # Adam's first steps are as large for the rounding of a gradient of 0 as for any other.
     "optimizer": "sgd",
 }
-# How many workers, at which step worker 1 is killed, and whether the run resumes.
-STARTS = {"uninterrupted": (1, None, False), "killed": (2, 2, False), "resumed": (3, None, True)}
+# How many workers, at which step worker 1 gets which signal, and whether the run resumes.
+STARTS = {
+    "uninterrupted": (1, None, False),
+    "killed": (2, (2, signal.SIGKILL), False),
+    "silent": (2, (3, signal.SIGSTOP), True),
+    "resumed": (3, None, True),
+}
 
 
-def _kill_at(step):
-    """Kill this process within the step."""
+def _signal_at(step, number):
+    """Send this process a signal within the step."""
     end_of_step = TrainingMonitor.on_train_batch_end
 
-    def killed(self, batch, logs=None):
+    def ended(self, batch, logs=None):
         if self.step + 1 == step:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
         end_of_step(self, batch, logs)
 
-    TrainingMonitor.on_train_batch_end = killed
+    TrainingMonitor.on_train_batch_end = ended
 
 
-def _work(out, flags, killed_at):
+def _work(out, flags, signaled):
     for descriptor, path in ((1, f"{out}.out"), (2, f"{out}.err")):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), descriptor)
     build.load_splits = lambda *_: runs.SPLITS
-    if killed_at:
-        _kill_at(killed_at)
+    if signaled:
+        _signal_at(*signaled)
     run(train.COMMAND, flags)
 
 
 def main(folder):
     folder, found = pathlib.Path(folder), {}
-    for name, (count, killed_at, goes_on) in STARTS.items():
+    for name, (count, signaled, goes_on) in STARTS.items():
         children = []
         for index, config in enumerate(worker_processes.tf_configs(count)):
             # Only the chief's is written; that of the others need not be there.
@@ -66,9 +75,12 @@ def main(folder):
             settings = folder / f"{name} {index}.txt"
             settings.write_text(runs.experiment(folder / own, **SETTINGS).as_flags())
             flags = [f"--flagfile={settings}", *["--resume"] * goes_on]
-            here = killed_at if index == 1 else None
+            here = signaled if index == 1 else None
             children.append(worker_processes.fork(_work, folder / f"{name} {index}", flags, here, config=config))
-        statuses = worker_processes.wait(children)
+        statuses = worker_processes.wait(children[:1])
+        if name == "silent":
+            os.kill(children[1], signal.SIGKILL)
+        statuses += worker_processes.wait(children[1:])
         errors = [(folder / f"{name} {index}.err").read_text() for index in range(count)]
         found[name] = {"statuses": statuses, "errors": errors, "saved": _saved(folder / "several")}
     print("ENDED" + json.dumps(found))

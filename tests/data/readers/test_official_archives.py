@@ -3,7 +3,6 @@
 import io
 import shutil
 import tempfile
-import warnings
 import zipfile
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from tfdml.data import catalog
 from tfdml.data.readers import official_archives, tables
 from tfdml.data.readers.official_archives import read_cars196, read_cub200, read_inshop, read_omniglot, read_sop
 from tfdml.errors import UserError
-from tfdml.io.files import remove, write_whole
 
 CARS_CLASSES = {"train": [14, 3, 98, 99, 196], "test": [150, 1, 98, 99]}
 
@@ -73,12 +71,8 @@ def test_the_real_cars(shared_data):
     ("names", "classes", "message"),
     [
         (["a.jpg", "b.jpg"], [1, 2.5], r"row 2: class must be a whole number of 1 to 196, it is '2\.5'"),
-        (["a.jpg", "b.jpg"], [0, 2], r"row 1: class must be"),
         (["a.jpg", "b.jpg"], [1, 197], r"cars_train_annos\.mat, row 2: class must be"),
-        (["a.jpg", "b.jpg"], [1, [1, 2]], r"row 2: class must be"),
-        (["a.jpg", "b\n.jpg"], [1, 2], r"row 2: path must be text without control characters"),
         (["a.jpg", "b.jpg", "a.jpg"], [1, 2, 3], r"row 1 and .*row 3: path '\S*a\.jpg' comes twice"),
-        (["a.jpg", ""], [1, 2], r"images are missing"),
     ],
 )
 def test_a_faulty_row_of_cars_is_named(cars, names, classes, message):
@@ -101,24 +95,6 @@ def test_tables_of_cars_that_are_missing_or_not_the_official_ones_are_refused(ca
     path.unlink()
     with pytest.raises(UserError, match=r"found no cars_test_annos_withlabels\.mat"):
         read_cars196(cars)
-
-
-@settings(max_examples=80, deadline=None)
-@given(data=st.data())
-def test_any_damage_to_a_table_of_cars_is_refused_in_one_line(data):
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        path = Path(folder, "cars_annos.mat")
-        annotations(path, ["car_ims/1.jpg", "car_ims/2.jpg"], np.uint8([1, 2]), "relative_im_path")
-        content = bytearray(path.read_bytes())
-        for _ in range(data.draw(st.integers(1, 4))):
-            place = data.draw(st.integers(0, len(content) - 1))
-            content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
-        path.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
-        with pytest.raises(UserError) as raised:  # the images are missing even where the table is whole
-            read_cars196(folder, check_counts=False)
-    assert len(str(raised.value).splitlines()) == 1
-    assert str(raised.value).startswith("cars196: ")
 
 
 # Image id, class, file: out of order on purpose.
@@ -152,16 +128,6 @@ def test_birds_are_split_by_class_number_in_the_order_of_ids(tmp_path, end):
     assert (test.labels.tolist(), test.class_names) == ([100], {100: "101.White_Pelican"})
 
 
-def test_birds_on_a_remote_file_system(birds):
-    for file in filter(Path.is_file, birds.rglob("*")):
-        write_whole(f"memory://cub-test/{file.relative_to(birds.parent)}", file.read_bytes())
-    dataset = read_cub200("memory://cub-test", "test", check_counts=False)
-    assert dataset.images.paths == ("memory://cub-test/CUB_200_2011/images/101.White_Pelican/b.jpg",)
-    remove("memory://cub-test/CUB_200_2011/images/001.Albatross/a.jpg")
-    with pytest.raises(UserError, match=r"1 of 2 images are missing, first memory://\S*a\.jpg"):
-        read_cub200("memory://cub-test", "train", check_counts=False)
-
-
 @pytest.mark.parametrize(
     ("read", "message"),
     [
@@ -184,16 +150,10 @@ LABELS = "image_class_labels.txt"
     [
         (LABELS, None, r"image_class_labels\.txt is missing"),
         ("images.txt", "1 a.jpg\n2\n", r"images\.txt, line 2: expected 2 columns, found 1"),
-        ("images.txt", "\n \n", r"images\.txt has no row"),
-        ("images.txt", "x a.jpg\n", r"images\.txt, line 1: id must be a whole number"),
         ("images.txt", "2 a.jpg\n4 b.jpg\n2 c.jpg\n", r"line 1 and line 3: id '2' comes twice"),
-        ("images.txt", "2 a\n4 b\n7 c\n9 d\n", r"images\.txt, line 4: id must be in \S*image_class_labels\.txt, it is"),
         ("images.txt", "2 a.jpg\n\n4 b.jpg\n7 a.jpg\n", r"line 1 and line 4: path 'a\.jpg' comes twice"),
         ("images.txt", "2 a.jpg\n4 b.jpg", r"image_class_labels\.txt, line 3: id must be in \S*images\.txt, it is '7'"),
         (LABELS, "2 1\n4 201\n7 3\n", r"line 2: class must be a whole number of 1 to 200, it is '201'"),
-        (LABELS, "2 1\n4 1_0\n7 3\n", r"line 2: class must be"),
-        (LABELS, "2 1\n4 \u0663\n7 3\n", r"line 2: class must be"),
-        (LABELS, f"2 1\n4 {'9' * 5000}\n7 3\n", r"line 2: class must be"),
     ],
 )
 def test_a_faulty_table_of_birds_is_named(birds, file, text, message):
@@ -290,10 +250,7 @@ def test_counts_of_every_part_are_checked(tmp_path, monkeypatch):
     ("rows", "message"),
     [
         ("", r"has no header 'image_name item_id evaluation_status' in line 2"),
-        (f"{INSHOP_HEADER}\n{' '.join(INSHOP_ROWS[0])}\n", r"has no header"),
         (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001\n", r"line 3: expected 3 columns, found 2"),
-        (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001 val\n", r"must be train, query or gallery, it is 'val'"),
-        (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_-0000001 train\n", r"line 3: item_id must be the like of id_00000002, it"),
         (f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\n\nimg/a.jpg id_1 train\n", r"line 3 and line 5: .* comes twice"),
         (f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n", r"line 3: no query has its class"),
     ],
@@ -427,10 +384,7 @@ def test_products_have_their_super_classes(products, monkeypatch):
     [
         ("1 1 1 a.JPG\n", r"has no header 'image_id .* path' in line 1"),
         (f"{SOP_HEADER}\n1 1 1 a.JPG\n2 1 1 b c.JPG\n", r"line 3: expected 4 columns, found 5"),
-        (f"{SOP_HEADER}\n1 0 1 a.JPG\n", r"line 2: class_id must be a whole number"),
         (f"{SOP_HEADER}\n1 5 13 a.JPG\n", r"line 2: super_class_id must be a whole number of 1 to 12"),
-        (f"{SOP_HEADER}\n1 {2**63} 1 a.JPG\n", r"line 2: class_id must be a whole number"),
-        (f"{SOP_HEADER}\n1 5 2 a.JPG\n\n2 5 2 a.JPG\n", r"line 2 and line 4: path 'a\.JPG' comes twice"),
         (f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n", r"some classes have two super-classes"),
     ],
 )
