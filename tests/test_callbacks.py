@@ -1,6 +1,5 @@
 """`RetrievalEvaluation` within plain `fit`; the same again on JAX, in a process of its own."""
 
-import subprocess
 import sys
 
 import keras
@@ -9,6 +8,7 @@ import pytest
 
 import tfdml
 from tests.marks import JAX
+from tests.processes import run_python
 from tfdml.callbacks import RetrievalEvaluation
 from tfdml.errors import UserError
 
@@ -155,10 +155,8 @@ def test_other_backends_import_no_tensorflow():
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="calls itself")
 def test_all_of_this_on_jax():
     pytest.importorskip("jax")
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env=JAX, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
+    command = ["-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", __file__]
+    assert "passed" in run_python(*command, environment=JAX).stdout
 
 
 def test_plain_fit_hides_no_label_without_a_proxy():

@@ -1,15 +1,11 @@
 """Two devices make the update of one: in a process of its own, since devices are set before TensorFlow starts."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from tests.distribution_steps import BATCH
 from tests.mathematics import assert_close
+from tests.processes import run_python
 
 PLAIN = ("contrastive/11", "contrastive/19", "am/19", "given/19")
 LEARNERS = (
@@ -30,15 +26,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def arrays(tmp_path_factory):
-    folder, root = tmp_path_factory.mktemp("steps"), pathlib.Path(__file__).resolve().parents[1]
+    folder = tmp_path_factory.mktemp("steps")
     parts = [",".join(cases) for cases in (PLAIN, *(LEARNERS[part::3] for part in range(3)))]
-    command = [sys.executable, "-m", "tests.distribution_steps", str(folder), *parts]
     # Convolutions by oneDNN on two logical CPU devices at once corrupt the heap now and then (TensorFlow 2.21).
-    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
-    result = subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, timeout=1800, check=False
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_python("-m", "tests.distribution_steps", folder, *parts, environment={"TF_ENABLE_ONEDNN_OPTS": "0"})
     return {name: array for part in range(len(parts)) for name, array in np.load(folder / f"{part}.npz").items()}
 
 

@@ -1,9 +1,5 @@
 """Heat maps of pairs of images, against references and on images whose common part is known."""
 
-import pathlib
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -11,6 +7,7 @@ import pytest
 from tests.marks import JAX
 from tests.mathematics import assert_close
 from tests.models.networks import images, tiny_embedder, values
+from tests.processes import run_python
 from tfdml import UserError, explain, models
 
 SIDE, PATCH = 32, 8
@@ -101,13 +98,5 @@ def maps_of_patches():
 def test_maps_on_jax_are_those_of_tensorflow(tmp_path):
     pytest.importorskip("jax")
     script = "import sys, numpy, tests.test_explain as t; numpy.save(sys.argv[1], t.maps_of_patches())"
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "jax.npy")],
-        cwd=pathlib.Path(__file__).resolve().parents[1],
-        env=JAX,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_python("-c", script, tmp_path / "jax.npy", environment=JAX)
     assert_close(np.load(tmp_path / "jax.npy"), maps_of_patches(), 1e-4)

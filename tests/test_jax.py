@@ -1,15 +1,12 @@
 """The backend-free part on Keras's JAX backend, in a process of its own, against TensorFlow, which references test."""
 
-import pathlib
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from tests import jax_values
 from tests.marks import JAX
 from tests.mathematics import assert_close, random_batch, value_and_gradients
+from tests.processes import run_python
 from tfdml import losses, objectives
 from tfdml.layers.moments import MODES
 
@@ -27,11 +24,9 @@ def inputs():
 
 @pytest.fixture(scope="module")
 def outputs(inputs, tmp_path_factory):
-    folder, root = tmp_path_factory.mktemp("jax"), pathlib.Path(__file__).resolve().parents[1]
+    folder = tmp_path_factory.mktemp("jax")
     np.savez(folder / "in.npz", **inputs)
-    command = [sys.executable, "-m", "tests.jax_values", str(folder / "in.npz"), str(folder / "out.npz")]
-    result = subprocess.run(command, cwd=root, env=JAX, capture_output=True, text=True, timeout=600, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_python("-m", "tests.jax_values", folder / "in.npz", folder / "out.npz", environment=JAX)
     return dict(np.load(folder / "out.npz"))
 
 

@@ -2,14 +2,11 @@
 
 import ast
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 import tfdml
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests.processes import ROOT, run_python
 
 
 def test_dir_offers_every_public_name():
@@ -19,16 +16,14 @@ def test_dir_offers_every_public_name():
 
 def test_importing_the_package_imports_no_part_of_it():
     code = "import sys, tfdml; dir(tfdml); print({'keras', 'numpy', 'tensorflow', 'tfdml.models'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert run_python("-c", code).stdout.strip() == "set()"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["keras, tfdml", "tfdml, tfdml.models, keras"])
 def test_keras_finds_the_classes_of_a_saved_model(words):
     code = f"import {words}; print(keras.saving.get_registered_object('tfdml>Embedder'), tfdml.losses.TripletLoss)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("<class 'tfdml.models.embedder.Embedder'> <class 'tfdml.losses")
+    assert run_python("-c", code).stdout.startswith("<class 'tfdml.models.embedder.Embedder'> <class 'tfdml.losses")
 
 
 def test_nothing_is_unpickled():
@@ -72,8 +67,8 @@ train.class_name
 def test_a_type_checker_knows_the_packages_of_first_use(tmp_path):
     pytest.importorskip("mypy")
     (tmp_path / "user.py").write_text(TYPED)
-    command = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent", "user.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = ["-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent", "user.py"]
+    done = run_python(*command, cwd=tmp_path, status=1)
     assert 'user.py:5: note: Revealed type is "tfdml.data.dataset.ImageDataset"' in done.stdout
     errors = [line.partition(": error: ")[0] for line in done.stdout.splitlines() if ": error: " in line]
     assert errors == ["user.py:7", "user.py:8", "user.py:9", "user.py:10"], done.stdout

@@ -1,8 +1,6 @@
 """What `tfdml.workarounds` is still needed for; and the update of several workers, which equals that of one process."""
 
 import ctypes
-import pathlib
-import subprocess
 import sys
 
 import keras
@@ -11,6 +9,7 @@ import pytest
 
 from tests import worker_steps
 from tests.mathematics import assert_close, public_classes
+from tests.processes import run_python
 from tfdml import objectives, workarounds
 
 CASES = ("all", "ensemble", "rank_mi", "cached")
@@ -43,11 +42,8 @@ def test_the_symbols_of_tensorflows_openssl_are_global():
 @pytest.fixture(scope="module")
 def arrays(tmp_path_factory):
     folder = tmp_path_factory.mktemp("workers")
-    root = pathlib.Path(__file__).resolve().parents[1]
     parts = [f"{count}={','.join(cases)}" for count, cases in {1: CASES, **WORKERS}.items()]
-    command = [sys.executable, "-m", "tests.worker_steps", str(folder), *parts]
-    result = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=1200, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_python("-m", "tests.worker_steps", folder, *parts)
     return {(count, i): dict(np.load(folder / f"{count}-{i}.npz")) for count in (1, *WORKERS) for i in range(count)}
 
 

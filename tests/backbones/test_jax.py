@@ -1,15 +1,12 @@
 """The papers' backbones give the same features on Keras's JAX backend."""
 
-import pathlib
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
 
 from tests.marks import JAX
 from tests.mathematics import assert_close
+from tests.processes import run_python
 from tfdml import backbones
 
 pytest.importorskip("jax")
@@ -39,15 +36,6 @@ def test_features_are_those_of_tensorflow(tmp_path):
         model = backbones.resolve(name, 64).model
         model.save_weights(tmp_path / f"{name}.weights.h5")
         expected[name] = model(x)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), *names],
-        cwd=pathlib.Path(__file__).resolve().parents[2],
-        env=JAX,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_python("-c", SCRIPT, tmp_path, *names, environment=JAX)
     for name in names:
         assert_close(np.load(tmp_path / f"{name}.npy"), expected[name], 1e-4)

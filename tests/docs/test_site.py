@@ -1,9 +1,7 @@
 """The site: pages, links and the notebook."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 import types
 
@@ -11,6 +9,7 @@ import pytest
 from keras.losses import Loss
 
 from tests.docs.examples import PAGES, ROOT
+from tests.processes import run_python
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:|data:)([^)#\s]*)(#[^)\s]+)?\)")
 _HEADING = re.compile(r"^#+ (.+?)\s*$", re.MULTILINE)
@@ -108,9 +107,7 @@ def test_the_notebook_on_plain_keras_runs_on_other_backends(backend):
     pytest.importorskip(backend, reason=f"{backend} is not installed")
     code = "from tests.docs.test_site import DOCS, run_notebook; run_notebook(DOCS / 'notebooks' / 'plain_keras.ipynb')"
     # Threads of PyTorch that wait for each other take many times as long on a machine that does other work.
-    environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_python("-c", code, environment={"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,8 +1,5 @@
 """Losses, miners and layers give on JAX and on PyTorch the values and gradients that they give on TensorFlow."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from tests.mathematics import (
     related,
     value_and_gradients,
 )
+from tests.processes import run_python
 from tfdml import layers, losses
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.registry import registered
@@ -128,8 +126,7 @@ def on_backend(request, tmp_path_factory):
     pytest.importorskip(request.param)
     path = tmp_path_factory.mktemp(request.param) / "values.npz"
     child = f"from tests.losses.test_backends import write_values; write_values({str(path)!r})"
-    environment = {**JAX, "KERAS_BACKEND": request.param}
-    subprocess.run([sys.executable, "-c", child], env=environment, timeout=600, check=True)
+    run_python("-c", child, environment={**JAX, "KERAS_BACKEND": request.param})
     return np.load(path)
 
 

@@ -1,9 +1,6 @@
 """The learner: its terms, its logs, its data, and its step on one device and on several replicas."""
 
 import contextlib
-import pathlib
-import subprocess
-import sys
 import warnings
 
 import keras
@@ -17,6 +14,7 @@ from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import SIZE, colored_batch, config_of, images, jrd, tiny_embedder, values
 from tests.objectives import references_classes
 from tests.played_replicas import play
+from tests.processes import run_python
 from tfdml import kernels, losses, objectives, pairwise, replicas
 from tfdml.data import ImageDataset, TrainTransform, class_balanced
 from tfdml.errors import UserError
@@ -551,12 +549,8 @@ except ValueError as error:
     ],
 )
 def test_uneven_batches_train_on_two_devices_or_are_refused(size, says):
-    root = pathlib.Path(__file__).resolve().parents[2]
     # A process each: TensorFlow 2.21 may take a collective operation of one strategy for that of an earlier one.
-    command = [sys.executable, "-c", UNEVEN, str(size)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.startswith(says)
+    assert run_python("-c", UNEVEN, size).stdout.startswith(says)
 
 
 def fresh_learner(loss=None, **options):

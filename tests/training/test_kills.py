@@ -1,7 +1,6 @@
 """A run killed at any moment, named by what is on disk then, ends as one that never was."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli.conftest import ROOT, TINY
 from tests.fork_server import fork_server
+from tests.processes import run_python
 from tfdml.training import checkpoints
 
 # The last epoch counts; with all but a report.
@@ -58,16 +58,7 @@ MOMENTS = {
 
 def drive(runs):
     """What became of runs; see `kill_driver`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.training.kill_driver", json.dumps(runs)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=3600,
-        check=False,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
-    assert "ENDED" in done.stdout, done.stderr[-3000:]
+    done = run_python("-m", "tests.training.kill_driver", json.dumps(runs))
     return json.loads(done.stdout.partition("ENDED")[2]), done.stderr
 
 

@@ -1,19 +1,14 @@
 """A run by two workers, one of which is killed or silent, ends by three as that of one process."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from tests.mathematics import assert_close
+from tests.processes import run_python
 from tests.training import runs
 from tfdml.training import checkpoints
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
 
@@ -25,10 +20,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(folder):
-    command = [sys.executable, "-m", "tests.training.worker_runs", str(folder)]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_python("-m", "tests.training.worker_runs", folder)
     found = json.loads(done.stdout.rpartition("ENDED")[2])
     assert found["uninterrupted"]["statuses"] == [0], found["uninterrupted"]["errors"]
     return found
