@@ -38,17 +38,6 @@ def experiment(**changes):
     return dataclasses.replace(settings, **changes)
 
 
-def test_held_out_and_seen_classes_make_up_the_training_classes():
-    train = data.load("glyphs", split="train", images_per_class=2, size=16)
-    seen, held_out = split_training_classes(train, 0.2, seed=3)
-    assert len(held_out.classes) == round(0.2 * len(train.classes))
-    assert sorted([*seen.classes, *held_out.classes]) == sorted(train.classes)
-    again, _ = split_training_classes(train, 0.2, seed=3)
-    other, _ = split_training_classes(train, 0.2, seed=4)
-    np.testing.assert_array_equal(again.classes, seen.classes)
-    assert set(other.classes) != set(seen.classes)
-
-
 def test_stratified_classes_are_one_of_each_size():
     sizes = np.array([3, 50, 4, 52, 9, 10, 49, 3, 9, 51, 10, 4])
     labels = np.repeat(7 * np.arange(12), sizes)
