@@ -82,7 +82,6 @@ def test_several_seeds_are_trained_together(command, tiny_flags, tmp_path):
         assert "name the run of one seed, such as" in done.stderr
 
 
-@pytest.mark.slow
 def test_what_was_found_is_printed_beside_what_was_before(monkeypatch, tmp_path):
     result = {"protocol": "zero-shot", "selection": "the last epoch", "metrics_before": {"recall@1": 0.019}}
     result |= {
