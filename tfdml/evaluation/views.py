@@ -28,7 +28,7 @@ def evaluate_views(
     *,
     ks: Sequence[int] | None = None,
     metrics: Sequence[str] = ("recall", "map"),
-    distance: str = "cosine",
+    distance: str = "euclidean",
     intervals: str | None = "classes",
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
@@ -44,7 +44,7 @@ def evaluate_views(
         text_labels: The same M.
         ks: The K of Recall@K; by default those of 1, 5 and 10 that images and texts suffice for.
         metrics: As `evaluate_retrieval`.
-        distance: `cosine`, `euclidean`, `sqeuclidean` or `dot`.
+        distance: As `evaluate_retrieval`.
         intervals: As `evaluate_retrieval`. Of `"classes"`, images and texts that are connected by labels are one class:
             where each class has one text, the interval of either direction is over texts.
         **options: As `evaluate_retrieval`.
