@@ -68,6 +68,7 @@ def test_workers_update_a_learner_as_one_process_does(arrays, count, index, case
 @pytest.mark.slow
 def test_no_objective_is_left_out():
     seen = {type(term).__name__ for case in CASES for term in worker_steps.MORE[case]().objectives}
-    # Proxies of another kind, and a loss on prefixes; they are compared over replicas in tests/objectives.
-    kinds = {"CurricularFace", "Matryoshka", "MatryoshkaProxyLoss", "RegularizedSoftTriple", "SphereFace2"}
+    # Proxies of another kind, a loss on prefixes, two views; they are compared over replicas in tests/objectives.
+    views = {"AcrossViews", "SigmoidAcrossViews", "SoftmaxAcrossViews"}
+    kinds = views | {"CurricularFace", "Matryoshka", "MatryoshkaProxyLoss", "RegularizedSoftTriple", "SphereFace2"}
     assert public_classes(objectives).keys() - seen == kinds

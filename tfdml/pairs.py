@@ -55,6 +55,7 @@ class Pairs:
         num_anchors: The number of anchors of the whole batch: a number, or a scalar.
         scope: Which of the references are the anchors.
         within: Whether the references are images of the batch alone, without a memory.
+        apart: Whether no anchor is one of the references: of two sets, and of two views of a batch.
         relation: Which images belong together; None for equal labels.
         labels: (B,) integers, or rows (B, L), of the references. Without labels this and the masks are None.
         positives: (b, B) booleans, the pairs of two images of one class. An anchor is never its own positive.
@@ -75,6 +76,7 @@ class Pairs:
     num_anchors: Any
     scope: Scope = Scope()
     within: bool = True
+    apart: bool = False
     relation: Callable | None = None
     labels: Any = None
     positives: Any = None
@@ -101,9 +103,7 @@ class Pairs:
     def between(cls, anchors, references) -> Pairs:
         """Create the pairs of two sets of vectors, (b, d) and (B, d), that share no image."""
         anchors, references = _float32(anchors), _float32(references)
-        count = ops.shape(anchors)[0]
-        # As rows behind those of the references, no anchor is one of them.
-        return cls(anchors, references, count, Scope(ops.shape(references)[0], count), within=False)
+        return cls(anchors, references, ops.shape(anchors)[0], within=False, apart=True)
 
     def _with_labels(self, labels) -> Pairs:
         """Return the same pairs with these labels of the references, and the masks and grades that they give."""
@@ -131,12 +131,14 @@ class Pairs:
     @property
     def square(self) -> bool:
         """Whether the references are the anchors, in their order."""
-        return self.scope.count is None
+        return self.scope.count is None and not self.apart
 
     @property
     def itself(self):
         """(b, B) booleans, true where the reference is the anchor's own image."""
-        return pairwise.identity_mask(ops.shape(self.anchors)[0], ops.shape(self.references)[0], self.scope.first)
+        # As rows behind those of the references, no anchor is one of them.
+        first = ops.shape(self.references)[0] if self.apart else self.scope.first
+        return pairwise.identity_mask(ops.shape(self.anchors)[0], ops.shape(self.references)[0], first)
 
     @property
     def others(self):
@@ -270,6 +272,26 @@ class Pairs:
             raise ValueError("pairs with references beyond the batch have no other representation")
         vectors = _float32(vectors)
         return self._of(self.scope.take(vectors), vectors)
+
+    def across(self, other: Pairs, shared: bool = True) -> Pairs:
+        """Return the pairs of these anchors with the references of another view of the batch.
+
+        An anchor's own other view is a positive.
+
+        Args:
+            other: The pairs of the other view, with the same labels and scope.
+            shared: Whether the positives of these pairs are positives too; else they are in neither mask.
+        """
+        own = self.itself
+        grades = None if self.grades is None else ops.where(own, 1.0, self.grades)
+        return dataclasses.replace(
+            self._of(self.anchors, other.references),
+            within=False,
+            apart=True,
+            positives=ops.logical_or(self.positives, own) if shared else own,
+            negatives=ops.logical_and(self.negatives, ops.logical_not(own)),
+            grades=grades,
+        )
 
     def map(self, function: Callable) -> Pairs:
         """Return the same pairs of `function(vectors)`, which works on each vector alone."""

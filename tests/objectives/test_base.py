@@ -22,6 +22,7 @@ from tfdml.objectives import Matryoshka, MatryoshkaProxyLoss, MetricLoss, ProxyL
 from tfdml.pairs import Scope, pairs_by_name
 
 MAKE = {
+    "AcrossViews": lambda: objectives.AcrossViews(losses.RankedListLoss()),
     "CrossBatchMemory": lambda: objectives.CrossBatchMemory(losses.ContrastiveLoss(), size=8),
     "HeadwiseLoss": lambda: objectives.HeadwiseLoss(losses.RankedListLoss()),
     "HighOrderMomentLoss": lambda: objectives.HighOrderMomentLoss(losses.RankedListLoss(), orders=2, dim=8),
@@ -41,6 +42,7 @@ NAMES = list(public_classes(objectives))
 
 def representations():
     vectors = {name: random_batch(1, 8, 3, 6)[1] for name in ("embedding", "projection", "pooled", "class")}
+    vectors["text_embedding"] = random_batch(3, 8, 3, 6)[1]
     vectors |= {f"detached_{name}": vectors[name] for name in ("embedding", "projection")}
     grid = random_batch(2, 8, 3, 24)[1]
     return {**vectors, "heads": grid.reshape(8, 4, 6), "feature_map": grid.reshape(8, 2, 2, 6)}

@@ -38,7 +38,18 @@ _COLUMNS: dict[str, Callable[[Any], np.ndarray]] = {
     "is_query": lambda values: np.asarray(values, np.bool_),
     "groups": lambda values: integer_labels(values, "groups"),
     "label_rows": lambda values: integer_labels(values, "label_rows", rows=True).reshape(len(values), -1),
+    "texts": lambda values: _as_texts(values),
+    "tokens": np.asarray,
 }
+
+
+def _as_texts(values: Any) -> np.ndarray:
+    texts = np.array(list(values), object)
+    for row in np.flatnonzero([not isinstance(text, str) or not text.strip() for text in texts])[:1]:
+        raise UserError(f"texts: that of row {row} is {texts[row]!r}; write one, or leave the row out")
+    return texts
+
+
 # With fewer images of a class, nobody sees whether it keeps together.
 _BALANCED_PER_CLASS = 10
 
@@ -152,9 +163,14 @@ class ImageDataset:
         label_rows: (N, L) integers, where an image has more than its class: label sets as rows of 0 and 1, or levels,
             the finest first, which are those of `protocol`.
         pairs: Pairs or triplets of the images; images of no pair are in no given relation.
+        texts: (N,) str, a text of each image, for a learner of images and texts. An image with several texts is there
+            as often.
+        tokens: (N, T) integers, what `TextEmbedder.tokenize` makes of the texts; or (N, D) floats, their stored
+            vectors. The training batches have them next to the images.
 
     Raises:
-        UserError: There is no image, labels and images differ in number, or labels are no integers.
+        UserError: There is no image, labels and images differ in number, labels are no integers, a text is empty, or
+            tokens are next to pairs or `label_rows`.
 
     Example:
         >>> ImageDataset(images=np.zeros((4, 32, 32, 3), np.uint8), labels=[0, 0, 1, 1])
@@ -172,6 +188,8 @@ class ImageDataset:
     protocol: Protocol | None = None
     label_rows: np.ndarray | None = None
     pairs: PairList | None = None
+    texts: np.ndarray | None = None
+    tokens: np.ndarray | None = None
 
     def __post_init__(self):
         images = self.images if isinstance(self.images, Images) else ArrayImages(self.images)
@@ -190,6 +208,8 @@ class ImageDataset:
                     raise UserError(f"{self.name}: {len(labels)} images but {field} of shape {values[field].shape}")
         if self.pairs is not None:
             image_rows(self.pairs.rows, f"{self.name}: pairs", len(images))
+        if self.tokens is not None and (self.pairs is not None or self.label_rows is not None):
+            raise UserError(f"{self.name}: texts go with one class an image, without pairs, label sets or levels")
         for field, value in values.items():
             object.__setattr__(self, field, value)
 
@@ -211,10 +231,29 @@ class ImageDataset:
 
     @property
     def targets(self) -> np.ndarray:
-        """What a loss compares: (N,) rows of the images where there are `pairs`, or `label_rows`, or `labels`."""
+        """What a loss compares: (N,) rows of the images where there are `pairs`, or `label_rows`, or `labels`.
+
+        With `tokens`, where images of different classes share a text: (N, 2) labels and `text_numbers`, for
+        `tfdml.mining.same_label_or_text`.
+        """
         if self.pairs is not None:
             return np.arange(len(self))
+        if self.tokens is not None:
+            both = np.stack([self.labels, self.text_numbers], axis=1)
+            return both if len(np.unique(both, axis=0)) > len(np.unique(self.text_numbers)) else self.labels
         return self.labels if self.label_rows is None else self.label_rows
+
+    @property
+    def text_numbers(self) -> np.ndarray:
+        """(N,) int64, equal for equal texts, in their sorted order; where there are none, for equal `tokens`.
+
+        Raises:
+            UserError: There are neither.
+        """
+        if self.texts is None and self.tokens is None:
+            raise UserError(f"{self.name} has no texts: give its list a column text, or the data set `texts`")
+        rows = self.tokens if self.texts is None else self.texts.astype(str)
+        return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -258,6 +297,18 @@ class ImageDataset:
             **taken,
         )
 
+    def with_tokens(self, tokenize: Callable[[Any], np.ndarray]) -> ImageDataset:
+        """Return the same images and texts, with the `tokens` of the texts.
+
+        Args:
+            tokenize: Of an embedder of texts: `TextEmbedder.tokenize`.
+
+        Raises:
+            UserError: There are no texts, or one does not fit.
+        """
+        self.text_numbers  # noqa: B018, raises
+        return self if self.texts is None else dataclasses.replace(self, tokens=tokenize(self.texts))
+
     def select_classes(self, classes: Sequence[int] | np.ndarray) -> ImageDataset:
         """Return the images of the classes given, in their present order."""
         return self.take(np.flatnonzero(np.isin(self.labels, np.asarray(classes, np.int64))))
@@ -282,6 +333,7 @@ class ImageDataset:
             labels,
             dict(enumerate(names)),
             super_labels=np.concatenate(coarse) if len(coarse) == 2 else None,
+            texts=None if any(side.texts is None for side in sides) else np.concatenate([s.texts for s in sides]),
         )
 
     def without_labels(self) -> ImageDataset:

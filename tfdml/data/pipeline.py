@@ -58,7 +58,7 @@ def training_batches(
     Returns:
         A dataset of images (B, S, S, 3) uint8, or of `VectorImages` of vectors (B, D) float32, and the data set's
         `targets` int64: labels (B,), where there are given pairs the rows of the images (B,), or label sets or levels
-        (B, L).
+        (B, L). With `tokens`, in the place of images a dict of `image` and `text`.
 
     Raises:
         UserError: A number is negative, or `every` less than 1; the sampler is made for more images; the cache would
@@ -89,6 +89,12 @@ def training_batches(
     steps = tf.data.Dataset.range(first_step, last, every)
     at_once = source.size is not None and transform.works_on_batches
     batches = _batches(steps, rows_of, source, transform, at_once, batch_size)
+    if (tokens := dataset.tokens) is not None:
+        dtype = tf.as_dtype(tokens.dtype)
+        texts = Source(lambda rows: [tokens[rows]], (dtype,), dimension=tokens.shape[1])
+        texts_of = as_written(lambda step: look_up(dataset.labels, texts, sampler.batch, step, batch_size)[1])
+        both = tf.data.Dataset.zip(batches, steps.map(texts_of))
+        batches = both.map(lambda batch, text: ({"image": batch[0], "text": text}, batch[1]))
     return _finished(batches, tf.data.INFINITE_CARDINALITY if num_steps is None else num_steps)
 
 

@@ -11,6 +11,7 @@ from tfdml.mining.base import Jaccard as Jaccard
 from tfdml.mining.base import Miner as Miner
 from tfdml.mining.base import Relation as Relation
 from tfdml.mining.base import SameLabel as SameLabel
+from tfdml.mining.base import same_label_or_text as same_label_or_text
 from tfdml.mining.base import shares_a_label as shares_a_label
 from tfdml.mining.miners import AngularMiner as AngularMiner
 from tfdml.mining.miners import BatchEasyHardMiner as BatchEasyHardMiner

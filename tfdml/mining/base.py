@@ -157,6 +157,19 @@ def shares_a_label(a, b):
 
 
 @register("relation")
+@keras.saving.register_keras_serializable("tfdml")
+def same_label_or_text(a, b):
+    """Whether two items agree in a column, such as their label or the number of their text: (N, L), (M, L) -> (N, M).
+
+    Example:
+        >>> label_and_text = keras.ops.array([[0, 7], [0, 8], [1, 8], [2, 9]])
+        >>> np.array(tfdml.mining.same_label_or_text(label_and_text, label_and_text))[1].tolist()
+        [True, True, True, False]
+    """
+    return ops.any(a[:, None, :] == b[None, :, :], axis=2)
+
+
+@register("relation")
 class Jaccard(Relation):
     """How much two label sets overlap, |A and B| / |A or B|, of rows of 0 and 1.
 

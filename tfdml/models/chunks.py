@@ -35,15 +35,19 @@ class Chunks:
 
     Args:
         learner: A `MetricLearner`.
-        images: The batch (B, H, W, 3).
+        images: The batch (B, H, W, 3), or a dict of batches by view.
         size: Images of a chunk; the last one may have fewer.
     """
 
     def __init__(self, learner: Any, images: Any, size: int):
-        self.learner, self.images, self.size = learner, tf.convert_to_tensor(images), size
+        self.learner, self.size = learner, size
+        self.images = tf.nest.map_structure(tf.convert_to_tensor, images)
+        first = tf.nest.flatten(self.images)[0]
+        #: How many images there are: a number where it is known, and within the graph.
+        self.total, self.count = first.shape[0], tf.shape(first)[0]
         if not learner.built:
             # Before the chunks, within which no variable can be created.
-            learner.build(self.images.shape)
+            learner.build(tf.nest.map_structure(lambda x: x.shape, self.images))
         #: What chunks may change: moving statistics and random states.
         self.states: list = list(learner.non_trainable_variables)
         self.changed: set[int] = set()
@@ -58,7 +62,7 @@ class Chunks:
         """
         with tape.stop_recording():
             after, self.representations = self._over_chunks(
-                lambda take, states: self._run(take(self.images), states), self.before, self.outputs
+                lambda take, states: self._run(self._take(take), states), self.before, self.outputs
             )
             for i in sorted(self.changed):
                 self.states[i].assign(after[i])
@@ -86,7 +90,7 @@ class Chunks:
             own = [tf.identity(weight) for weight in weights]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(own)
-                representations, states = self._run(take(self.images), states, zip(variables, own, strict=True))
+                representations, states = self._run(self._take(take), states, zip(variables, own, strict=True))
             found = tape.gradient([representations[name] for name in names], own, [take(value) for value in given])
             reached.update(i for i, gradient in enumerate(found) if gradient is not None)
             return {}, [*states, *map(_sum, found, sums)]
@@ -109,12 +113,16 @@ class Chunks:
         self.changed.update(i for i, (old, new) in enumerate(zip(given, after, strict=True)) if new is not old)
         return representations, after
 
+    def _take(self, take: Callable[..., Any]) -> Any:
+        """Return the rows of a chunk of every view."""
+        return tf.nest.map_structure(take, self.images)
+
     def _outputs(self) -> dict:
         """Return the dtypes and shapes of the representations of a chunk, in a graph; finds out which states change."""
         if tf.executing_eagerly():
             return {}
-        size = None if self.images.shape[0] is None else self.size
-        spec = tf.TensorSpec((size, *self.images.shape[1:]), self.images.dtype)
+        size = None if self.total is None else self.size
+        spec = tf.nest.map_structure(lambda x: tf.TensorSpec((size, *x.shape[1:]), x.dtype), self.images)
         run = tf.function(lambda images: self._run(images, _values(self.states))[0], autograph=False)
         outputs = run.get_concrete_function(spec).structured_outputs
         # The others need not go from chunk to chunk.
@@ -133,7 +141,7 @@ class Chunks:
         Returns:
             What the last chunk carries, and the outputs of all.
         """
-        size, total = self.size, self.images.shape[0]
+        size, total = self.size, self.total
         if tf.executing_eagerly():
             parts = []
             for first in range(0, total, size):
@@ -141,7 +149,7 @@ class Chunks:
                 parts.append(found)
             return carried, {name: tf.concat([part[name] for part in parts], 0) for name in parts[0]}
         if total is None:
-            count = (tf.shape(self.images)[0] + size - 1) // size
+            count = (self.count + size - 1) // size
             return _loop(step, carried, outputs, count, lambda x, i: x[i * size : (i + 1) * size])
         # Chunks of a known size are what XLA takes; the rest of the images is one by itself.
         carried, found = _loop(step, carried, outputs, total // size, lambda x, i: take_rows(x, i * size, size))

@@ -121,10 +121,12 @@ def first_batch(x: Any) -> tuple:
     else:
         return ()
     parts = batch if isinstance(batch, tuple | list) else (batch,)
-    return tuple(part if part is None or hasattr(part, "is_compatible_with") else _as_numpy(part) for part in parts)
+    return tuple(keras.tree.map_structure(_as_numpy, part) for part in parts)
 
 
-def _as_numpy(x: Any) -> np.ndarray:
+def _as_numpy(x: Any) -> Any:
+    if x is None or hasattr(x, "is_compatible_with"):
+        return x
     return ops.convert_to_numpy(x) if ops.is_tensor(x) else np.asarray(x)
 
 

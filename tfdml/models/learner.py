@@ -49,8 +49,19 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
     Calling the learner returns the representations of the images; `predict` returns their embeddings.
 
+    With several views of each item, such as images and texts, there is an embedder of each, and the inputs are a dict
+    with the same names:
+
+        towers = {"image": embedder, "text": text_embedder}
+        learner = MetricLearner(towers, SoftmaxAcrossViews())
+        learner.fit({"image": images, "text": text_embedder.tokenize(texts)}, labels)
+
+    The first view's representations keep their names, and `predict`, `d_pos` and `d_neg` are of the first. Those of
+    the others begin with the view: `text_embedding`. Any objective can read them. A tower that does not train is
+    frozen as a Keras layer is, by `trainable`, or in part by `freeze_backbone()`.
+
     Args:
-        embedder: An `Embedder`.
+        embedder: An `Embedder`; or a dict of embedders by view.
         objectives: `tfdml.objectives`, or plain losses, which are wrapped in `MetricLoss`. Objectives that read
             `"class"` come after the `ProxyLoss` that provides it. Or a sum of their names, as `tfdml train` takes it:
             `"am_softmax(margin=0.05) + 0.4 * jrs"`.
@@ -71,14 +82,17 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         # The embedder casts the images itself, after scaling them.
         super().__init__(name=name, **{**kwargs, "autocast": False})
         self.gradient_cache = integer("gradient_cache", gradient_cache, at_least=0)
-        self.embedder = restore(embedder)
-        if not isinstance(self.embedder, Embedder):
-            raise ValueError(f"embedder must be a tfdml.models.Embedder, not {embedder!r}")
+        embedder = restore(embedder)
+        self.towers = {view: restore(tower) for view, tower in embedder.items()} if isinstance(embedder, dict) else {}
+        self.embedder = next(iter(self.towers.values()), embedder)
+        for tower in self.towers.values() or [self.embedder]:
+            if not isinstance(tower, Embedder):
+                raise ValueError(f"embedder must be a tfdml.models.Embedder, or a dict of them, not {embedder!r}")
         if isinstance(objectives, str):
             objectives = build_objectives(objectives, num_classes)
         listed = objectives if isinstance(objectives, (list, tuple)) else [objectives]
         self.objectives = [_as_objective(restore(objective)) for objective in listed]
-        _check_objectives(self.objectives, self.embedder.representations)
+        _check_objectives(self.objectives, tuple(self._shapes(self.view_shape)))
         self.term_trackers = [keras.metrics.Mean(name=objective.name) for objective in self.objectives]
         self.observation_trackers = {
             f"{objective.name}_{key}": keras.metrics.Mean(name=f"{objective.name}_{key}")
@@ -87,10 +101,42 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         }
         self.distance_trackers = [keras.metrics.Mean(name=name) for name in _DISTANCES]
 
+    def get_config(self):
+        """Return the arguments."""
+        config = super().get_config()
+        if self.towers:
+            towers = self.towers.items()
+            config["embedder"] = {view: keras.saving.serialize_keras_object(tower) for view, tower in towers}
+        return config
+
+    @property
+    def view_shape(self):
+        """The shape of what it is fed: (None, S, S, 3), or a dict of them with several views."""
+        shapes = {view: (None, *tower.view_shape) for view, tower in self.towers.items()}
+        return shapes or (None, *self.embedder.view_shape)
+
+    def _shapes(self, input_shape) -> dict:
+        """Return the shapes of the embedders' representations, by name."""
+        return self._by_name(input_shape, lambda tower, shape: tower.representation_shapes(shape))
+
+    def _by_name(self, inputs, represent) -> dict:
+        """Return what `represent(embedder, inputs of its view)` returns of all views, those of the first unprefixed."""
+        if not self.towers:
+            return dict(represent(self.embedder, inputs))
+        if not isinstance(inputs, dict) or set(inputs) != set(self.towers):
+            raise UserError(f"the inputs must be a dict with {', '.join(map(repr, self.towers))}, as the embedders are")
+        return {
+            name if tower is self.embedder else f"{view}_{name}": value
+            for view, tower in self.towers.items()
+            for name, value in represent(tower, inputs[view]).items()
+        }
+
     def build(self, input_shape):
-        """Create the weights of the embedder and of the objectives."""
+        """Create the weights of the embedders and of the objectives."""
+        for view, tower in self.towers.items():
+            build_once(tower, input_shape[view])
         build_once(self.embedder, input_shape)
-        shapes = self.embedder.representation_shapes(input_shape)
+        shapes = self._shapes(input_shape)
         for objective in self.objectives:
             if not objective.built:
                 with keras.name_scope(objective.name):
@@ -132,11 +178,12 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         from tfdml.models.chunks import Chunks
 
         images, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(args[0])
-        chunks = Chunks(self, images, self.gradient_cache) if self._exceeds_a_chunk(images.shape[0]) else None
+        size = keras.tree.flatten(images)[0].shape[0]
+        chunks = Chunks(self, images, self.gradient_cache) if self._exceeds_a_chunk(size) else None
         with tf.GradientTape() as tape:
             representations = chunks.represent(tape) if chunks else self(images, training=True)
             loss = self.compute_loss(images, labels, representations, sample_weight, training=True)
-            workarounds.loss_tracker(self).update_state(loss * replicas.count(), sample_weight=tf.shape(images)[0])
+            workarounds.loss_tracker(self).update_state(loss * replicas.count(), sample_weight=tf.shape(labels)[0])
             loss = self.optimizer.scale_loss(loss)
         trained = self.trainable_variables
         gradients = chunks.gradients(tape, loss, trained) if chunks else tape.gradient(loss, trained)
@@ -149,9 +196,10 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
     def call(self, images, training=None):
         """Return the representations of the images: the embedder's, and those that objectives make of them."""
-        images = replicas.require_images(images)
-        detached = any(name.startswith("detached_") for name in self.reads)
-        representations = dict(self.embedder.represent(images, training=training, detached=detached))
+        images = keras.tree.map_structure(replicas.require_images, images)
+        detached = any("detached_" in name for name in self.reads)
+        options = {"training": training, "detached": detached}
+        representations = self._by_name(images, lambda tower, views: tower.represent(views, **options))
         for objective in self.objectives:
             representations.update(objective.represent(representations, training=training))
         return representations
@@ -241,7 +289,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         if not chosen:
             return
         if not self.built:
-            self.build((None, *self.embedder.view_shape))
+            self.build(self.view_shape)
         names = sorted({str(objective.calibrates_on) for objective in chosen})
         features, labels = represent_batches(self.embedder, names, batches)
         for objective in chosen:
@@ -330,6 +378,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         if not parts:
             return
         images, labels = (*parts, None)[:2]
+        for view, tower in self.towers.items() if isinstance(images, dict) else ():
+            check_images(tower, images.get(view), stacklevel=4)
         check_images(self.embedder, images, stacklevel=4)
         if labels is None:
             raise UserError("MetricLearner learns from integer labels, one for each image: give (images, labels)")
@@ -342,7 +392,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         """Create all variables before a step is compiled; an error leaves their values."""
         with workarounds.scope_of(self):
             if not self.built:
-                self.build((None, *self.embedder.view_shape))
+                self.build(self.view_shape)
             if self.compiled and not self.optimizer.built:
                 self.optimizer.build(self.trainable_variables)
         with workarounds.keeping_values(self):
@@ -393,9 +443,15 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         return self.embedder.predict_on_batch(x)
 
     def parts(self) -> dict[str, list]:
-        """Return the trainable variables by part: `backbone`, `projection`, `objectives`."""
+        """Return the trainable variables by part: `backbone`, `projection`, `objectives`; `text backbone` of a view."""
         own = [variable for objective in self.objectives for variable in objective.trainable_variables]
-        return {**self.embedder.parts(), "objectives": own}
+        others = {
+            f"{view} {part}": variables
+            for view, tower in self.towers.items()
+            if tower is not self.embedder
+            for part, variables in tower.parts().items()
+        }
+        return {**self.embedder.parts(), **others, "objectives": own}
 
 
 def _as_objective(value) -> Objective:

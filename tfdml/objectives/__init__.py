@@ -4,6 +4,9 @@ Each also takes the `weight` and the `name` of an `Objective`; those over one re
 and `reduction` too.
 """
 
+from tfdml.objectives.across_views import AcrossViews as AcrossViews
+from tfdml.objectives.across_views import SigmoidAcrossViews as SigmoidAcrossViews
+from tfdml.objectives.across_views import SoftmaxAcrossViews as SoftmaxAcrossViews
 from tfdml.objectives.base import Matryoshka as Matryoshka
 from tfdml.objectives.base import MatryoshkaProxyLoss as MatryoshkaProxyLoss
 from tfdml.objectives.base import MetricLoss as MetricLoss

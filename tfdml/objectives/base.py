@@ -296,7 +296,8 @@ class FunctionLoss(SavedByArguments, keras.losses.Loss):
         return self.function(y_true, y_pred)
 
 
-def _loss_from(loss):
+def as_loss(loss):
+    """Return the loss of an objective: restored where it is serialized, wrapped where it is a function."""
     loss = restore(loss)
     loss = FunctionLoss(loss) if inspect.isfunction(loss) else loss
     if not isinstance(loss, keras.losses.Loss):
@@ -339,7 +340,7 @@ class MetricLoss(Objective):
     """
 
     def __init__(self, loss, representation="embedding", name=None, **kwargs):
-        loss = _loss_from(loss)
+        loss = as_loss(loss)
         super().__init__(name=name or loss.name, **kwargs)
         self.representation, self.reduction = representation, reduction_of(loss)
         if isinstance(loss, ClassSimilarityLoss) and representation != "class":
@@ -374,7 +375,7 @@ class MetricLoss(Objective):
         return self.loss.of_pairs(batch)
 
 
-def _checked_prefixes(dims, dim_weights):
+def checked_prefixes(dims, dim_weights):
     """Return the lengths of prefixes, and their factors or None."""
     lengths = tuple(integer("dims", dim, at_least=1) for dim in dims)
     if not lengths or list(lengths) != sorted(set(lengths)):
@@ -386,10 +387,10 @@ def _checked_prefixes(dims, dim_weights):
     return lengths, dim_weights
 
 
-def _check_length(objective, shapes):
-    length = shapes[objective.representation][-1]
-    if objective.dims[-1] > length:
-        raise ValueError(f"{objective.name}: dims={list(objective.dims)}, and there are {length} dimensions")
+def check_length(name, dims, length):
+    """Refuse prefixes that are longer than the representation."""
+    if dims[-1] > length:
+        raise ValueError(f"{name}: dims={list(dims)}, and there are {length} dimensions")
 
 
 @register("objective")
@@ -419,15 +420,15 @@ class Matryoshka(MetricLoss):
     """
 
     def __init__(self, loss, dims, dim_weights=None, name=None, **kwargs):
-        loss = _loss_from(loss)
+        loss = as_loss(loss)
         if not isinstance(loss, PairLoss):
             raise ValueError(f"Matryoshka takes a loss of tfdml over pairs, not {type(loss).__name__}")
         super().__init__(loss, name=name or f"matryoshka_{loss.name}", **kwargs)
-        self.dims, self.dim_weights = _checked_prefixes(dims, dim_weights)
+        self.dims, self.dim_weights = checked_prefixes(dims, dim_weights)
 
     def build_from(self, shapes):
         """Check that the prefixes are no longer than the representation."""
-        _check_length(self, shapes)
+        check_length(self.name, self.dims, shapes[self.representation][-1])
 
     def compute_pairs(self, pairs):
         """Compute the weighted sum of the loss over the prefixes."""
@@ -488,7 +489,7 @@ class ProxyLoss(Objective):
         drop_highest=0.0,
         **kwargs,
     ):
-        loss = _loss_from(loss)
+        loss = as_loss(loss)
         if isinstance(loss, PairLoss):
             raise ValueError(f"{loss.name} works on pairs of embeddings: use MetricLoss, not ProxyLoss")
         super().__init__(name=name or loss.name, **kwargs)
@@ -567,15 +568,15 @@ class MatryoshkaProxyLoss(ProxyLoss):
     """
 
     def __init__(self, loss, num_classes, dims, dim_weights=None, name=None, **kwargs):
-        loss = _loss_from(loss)
+        loss = as_loss(loss)
         super().__init__(loss, num_classes, name=name or f"matryoshka_{loss.name}", **kwargs)
-        self.dims, self.dim_weights = _checked_prefixes(dims, dim_weights)
+        self.dims, self.dim_weights = checked_prefixes(dims, dim_weights)
         # The class similarities, and what their prefixes are computed of.
         self.reads = ("class", self.representation)
 
     def build_from(self, shapes):
         """Create the proxies."""
-        _check_length(self, shapes)
+        check_length(self.name, self.dims, shapes[self.representation][-1])
         super().build_from(shapes)
 
     def image_values(self, representations, labels):

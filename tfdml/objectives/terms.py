@@ -64,7 +64,9 @@ def build_objectives(
     for objective in built if relation is not None else ():
         if not objective.takes_label_sets:
             raise UserError(f"`objectives`: {objective.name} learns from classes: choose losses over pairs instead")
-        if objective.positives is None:
+        if objective.positives is None and not hasattr(objective, "loss"):
+            objective.positives = relation
+        elif objective.positives is None:
             config = objective.loss.get_config()
             objective.loss = type(objective.loss).from_config({**config, "positives": relation})
         if isinstance(objective, CrossBatchMemory):

@@ -25,7 +25,7 @@ from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within
 from tfdml.evaluation.relevance import retrieval_task
 from tfdml.evaluation.retrieval import check_depth
-from tfdml.mining import GivenPairs, Relation, SameLabel, shares_a_label
+from tfdml.mining import GivenPairs, Relation, SameLabel, same_label_or_text, shares_a_label
 from tfdml.pairwise import require_classes
 from tfdml.training.settings import MOST_CLASSES, DataSettings
 
@@ -305,7 +305,7 @@ def relation_of(train: ImageDataset) -> Relation | Callable | None:
             raise UserError(f"{train.name}: no given pair or triplet has all of its images in the training split")
         return GivenPairs(train.pairs.scored())
     if train.label_rows is None:
-        return None
+        return same_label_or_text if train.targets.ndim == 2 else None
     return SameLabel(0) if train.protocol is not None else shares_a_label
 
 

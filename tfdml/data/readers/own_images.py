@@ -16,7 +16,7 @@ from tfdml.data.readers.tables import BETWEEN, LeftOut, Table, composed, images_
 from tfdml.errors import UserError, check_share
 from tfdml.io.files import is_folder, is_remote
 
-COLUMNS = ("path", "label", "split", "role", "super_label", "group", "labels", "id")
+COLUMNS = ("path", "label", "split", "role", "super_label", "group", "labels", "id", "text")
 PAIR_COLUMNS = (("a", "b", "similar"), ("anchor", "positive", "negative"))
 _MEASURED = ("recall", "map@r", "r_precision")
 _REQUIRED = COLUMNS[:2]
@@ -165,6 +165,8 @@ def read_list(
       label. Without a column `label` the class is the first of them. With `levels` a class on each level, the finest
       first: `fiat_500|hatchback|car`.
     - `id`: a name of the image for `pairs`, next to its path.
+    - `text`: what the image shows, for a learner of images and texts. An image may have several rows, each with a text.
+      Without a column `label` each image is a class of its own.
 
     With `pairs`, the column `label` may be missing: classes are then what similar pairs link, which matters for splits
     alone, and right for a query are the images that are similar to it.
@@ -192,7 +194,7 @@ def read_list(
     check_share(test_fraction=test_fraction)
     table = _without_duplicates(read_rows(file, ("path",) if pairs else _REQUIRED))
     label_rows = _levels(table) if levels else _label_sets(table) if "labels" in table.columns else None
-    columns: dict[str, Any] = {"label_rows": label_rows}
+    columns: dict[str, Any] = {"label_rows": label_rows, "texts": table.columns.get("text")}
     columns["protocol"] = Protocol(_MEASURED, levels=label_rows) if levels else None
     if pairs:
         columns["pairs"], junk = read_pairs(os.path.join(os.path.dirname(file), pairs), table)
@@ -202,6 +204,7 @@ def read_list(
         elif len(junk):
             advice = "leave out the column"
             raise UserError(f"list: {pairs} has junk, which a list with the column label cannot use; {advice}")
+    table.columns.setdefault("label", [composed(os.path.normpath(path)) for path in table.columns["path"]])
     for column, field in (("super_label", "super_labels"), ("group", "groups")):
         columns[field] = class_ids(table, column)[0] if column in table.columns else None
     advice = f"correct the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}"
@@ -367,18 +370,22 @@ def _with_parts(table: Table, split: str = "") -> Table:
 
 
 def _without_duplicates(table: Table) -> Table:
-    """Return the table with each image once.
+    """Return the table with each image once, or with each of its texts once.
 
     Raises:
         UserError: Two rows of an image differ.
     """
     first_row: dict[str, int] = {}
+    distinct: dict[tuple[str, str], int] = {}
+    texts = table.columns.get("text", [""] * len(table))
     for row, path in enumerate(table.columns["path"]):
-        first = first_row.setdefault(composed(os.path.normpath(path)), row)
+        image = composed(os.path.normpath(path))
+        first = first_row.setdefault(image, row)
+        distinct.setdefault((image, texts[row]), row)
         for column, values in table.columns.items():
-            if column != "path" and values[row] != values[first]:
+            if column not in ("path", "text") and values[row] != values[first]:
                 raise UserError(f"{table.where(first, row)}: {quoted(path)} has two values of {column}")
-    rows = list(first_row.values())
+    rows = list(distinct.values())
     if len(rows) < len(table):
         warn(f"list: dropped {len(table) - len(rows)} rows of {table.path} that repeat another")
     return table.take(rows)

@@ -212,7 +212,7 @@ def read_cells(name: str, file: str, required: Sequence[str], known: Sequence[st
     Args:
         name: What the table is, for messages.
         file: The file: `*.parquet`, `*.jsonl`, `*.ndjson` or `*.json`; any other name for CSV or JSON lines.
-        required: The columns that it must have; `labels` may stand for `label`.
+        required: The columns that it must have; `labels` or `text` may stand for `label`.
         known: The columns that are read. A warning names the others.
 
     Raises:
@@ -235,7 +235,7 @@ def read_cells(name: str, file: str, required: Sequence[str], known: Sequence[st
         if _plain(key) in known:
             keys[_plain(key)] = key
     for column in required:
-        if column not in keys and not (column == "label" and "labels" in keys):
+        if column not in keys and not (column == "label" and keys.keys() & {"labels", "text"}):
             raise UserError(f"{name}: {file} has no column {column}; it has {', '.join(map(quoted, header)) or 'none'}")
     if not rows:
         raise UserError(f"{name}: {file} has no row")

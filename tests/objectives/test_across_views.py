@@ -1,0 +1,225 @@
+"""Objectives over two views: their definitions, what items of one label are, replicas, dtypes, the learner's step."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.mathematics import (
+    DEGENERATE,
+    MODES,
+    assert_close,
+    degenerate_batches,
+    finite_differences,
+    random_batch,
+    value_and_gradients,
+)
+from tests.objectives.checks import check_config
+from tests.played_replicas import sum_and_gradient
+from tfdml import losses, mining, replicas
+from tfdml.objectives import AcrossViews, SigmoidAcrossViews, SoftmaxAcrossViews
+from tfdml.objectives.terms import build_objectives
+from tfdml.pairs import Pairs, Scope
+
+VIEWS = ("embedding", "text_embedding")
+
+
+def unit(x):
+    length = np.linalg.norm(x, axis=1, keepdims=True)
+    return np.divide(x, length, out=np.zeros_like(x), where=length > 1e-8)
+
+
+def logits(x, y, log_scale, bias=0.0):
+    return np.exp(log_scale) * unit(np.float64(x)) @ unit(np.float64(y)).T + bias
+
+
+def positives(labels, shared):
+    same = np.equal.outer(labels, labels) if np.ndim(labels) == 1 else np.any(labels[:, None] == labels[None], axis=2)
+    own = np.eye(len(labels), dtype=bool)
+    return (own, own | ~same) if shared == "left_out" else (same | own, np.ones_like(own))
+
+
+def softmax_across(labels, x, y, log_scale, shared="positive"):
+    """The mean of both directions of cross-entropy, its target spread evenly over the positives."""
+
+    def one_direction(values):
+        total = 0.0
+        for row, target, counted in zip(values, *positives(labels, shared), strict=True):
+            top = row[counted].max()
+            log_total = top + np.log(np.exp(row[counted] - top).sum())
+            total += np.mean([log_total - value for value in row[target]])
+        return total / len(values)
+
+    values = logits(x, y, log_scale)
+    return (one_direction(values) + one_direction(values.T)) / 2
+
+
+def sigmoid_across(labels, x, y, log_scale, bias, shared="positive"):
+    """The sum over all pairs of the negative log-likelihood of a sigmoid, over the number of items."""
+    total = 0.0
+    for row, target, counted in zip(logits(x, y, log_scale, bias), *positives(labels, shared), strict=True):
+        total += sum(
+            np.logaddexp(0, -z if is_one else z)
+            for z, is_one, counts in zip(row, target, counted, strict=True)
+            if counts
+        )
+    return total / len(x)
+
+
+def two_views(seed=0, size=8, classes=3, dim=5):
+    labels, x = random_batch(seed, size, classes, dim, unit=False)
+    return labels, x, random_batch(seed + 50, size, classes, dim, unit=False)[1]
+
+
+def built(objective, dim=5):
+    if not objective.built:
+        objective.build_from(dict.fromkeys(VIEWS, (None, dim)))
+        objective.built = True
+    return objective
+
+
+def term_of(objective):
+    return lambda labels, x, y: objective(dict(zip(VIEWS, (x, y), strict=True)), labels)
+
+
+CASES = {
+    f"{cls.__name__} {shared}": (cls(shared=shared), reference, shared)
+    for cls, reference in ((SoftmaxAcrossViews, softmax_across), (SigmoidAcrossViews, sigmoid_across))
+    for shared in ("positive", "left_out")
+}
+every_case = pytest.mark.parametrize(("objective", "reference", "shared"), CASES.values(), ids=CASES)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@every_case
+def test_values_and_gradients_are_those_of_the_definitions(objective, reference, shared, mode):
+    built(objective)
+    constants = [float(weight) for weight in objective.weights]
+    for labels in (np.arange(8), two_views()[0]):
+        _, x, y = two_views()
+        value, gradients = value_and_gradients(
+            lambda a, b, labels=labels: term_of(objective)(labels, a, b), x, y, mode=mode, weights=objective.weights
+        )
+        assert_close(value, reference(labels, x, y, *constants, shared=shared))
+        expected = finite_differences(
+            lambda a, b, *numbers, labels=labels: reference(labels, a, b, *map(float, numbers), shared=shared),
+            x,
+            y,
+            *constants,
+        )
+        assert all(np.any(gradient) for gradient in expected)
+        for actual, gradient in zip(gradients, expected, strict=True):
+            assert_close(actual, gradient, 3e-5)
+
+
+def test_published_starting_points():
+    softmax, sigmoid = built(SoftmaxAcrossViews()), built(SigmoidAcrossViews())
+    assert_close(softmax.log_scale, np.log(1 / 0.07))
+    assert_close(sigmoid.log_scale, np.log(10))
+    assert_close(sigmoid.offset, -10)
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+@every_case
+def test_degenerate_batches_are_finite_in_each_precision(objective, reference, shared, name):
+    objective = type(objective)(shared=shared)
+    built(objective, 4)
+    labels, x = degenerate_batches()[name]
+    y = x[::-1].copy()
+    expected = reference(labels, x, y, *[float(weight) for weight in objective.weights], shared=shared)
+    for dtype in ("float32", "bfloat16", "float16"):
+        value, gradients = value_and_gradients(
+            lambda a, b, dtype=dtype: term_of(objective)(labels, tf.cast(a, dtype), tf.cast(b, dtype)), x, y
+        )
+        assert_close(value, expected, 1e-5 if dtype == "float32" else 0.05, floor=2e-5 if dtype == "float32" else 0.05)
+        assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+
+
+def test_items_of_one_label_or_text_are_never_negatives():
+    """Of labels and texts as rows, and each direction: moving them further apart never lowers the loss."""
+    rows = np.array([[0, 5], [1, 5], [1, 6], [2, 7]])
+    _, x, y = two_views(size=4)
+    for cls, reference, extra in (
+        (SoftmaxAcrossViews, softmax_across, ()),
+        (SigmoidAcrossViews, sigmoid_across, (-10.0,)),
+    ):
+        for shared in ("positive", "left_out"):
+            objective = built(cls(shared=shared, positives="same_label_or_text"))
+            numbers = [float(objective.log_scale), *extra]
+            assert_close(term_of(objective)(rows, x, y), reference(rows, x, y, *numbers, shared=shared))
+            check_config(objective)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.ContrastiveLoss(1.3, "euclidean", reduction="sum"),
+        losses.TripletLoss(0.2, "all", reduction="sum"),
+        losses.CircleLoss(reduction="sum"),
+        losses.MultiSimilarityLoss(reduction="sum"),
+        losses.SupConLoss(reduction="sum"),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_any_pair_loss_compares_the_views(loss):
+    """Anchors of one view, references of the other: a batch of both views, without pairs within a view."""
+    labels, x, y = two_views()
+    value, gradients = value_and_gradients(lambda a, b: term_of(AcrossViews(loss))(labels, a, b), x, y)
+    expected, of_the_other = 0.0, np.tile(np.arange(16) < 8, (8, 1))
+    for anchors, others in ((x, y), (y, x)):
+        pairs = Pairs.of_batch(np.concatenate([others, anchors]), np.tile(labels, 2), scope=Scope(8, 8))
+        expected += float(loss.of_pairs(pairs.keep(of_the_other, of_the_other))) / 2
+    assert_close(value, expected)
+    assert all(np.any(gradient) for gradient in gradients)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SoftmaxAcrossViews(dims=[2, 5], dim_weights=[0.5, 1.0]),
+        SigmoidAcrossViews,
+        lambda: AcrossViews(losses.TripletLoss(0.3)),
+    ],
+    ids=["softmax", "sigmoid", "triplets"],
+)
+def test_on_replicas_it_is_that_of_the_global_batch(make):
+    labels, x, y = two_views(size=9)
+    objective = built(make())
+
+    def of_replica(own_labels, both):
+        views = {name: replicas.gather(both[:, i]) for i, name in enumerate(VIEWS)}
+        return objective.term(views, replicas.gather(own_labels), Scope.of_replica(len(own_labels))).share
+
+    arrays = labels, np.stack([x, y], axis=1)
+    alone = sum_and_gradient(of_replica, arrays, [9])
+    for sizes in ([5, 4], [3, 1, 5]):
+        for actual, expected in zip(sum_and_gradient(of_replica, arrays, sizes), alone, strict=True):
+            assert_close(actual, expected)
+
+
+def test_prefixes_of_both_views_add_up():
+    labels, x, y = two_views()
+    value = term_of(built(SoftmaxAcrossViews(dims=[2, 5], dim_weights=[0.5, 2.0])))(labels, x, y)
+    parts = [softmax_across(labels, x[:, :dim], y[:, :dim], np.log(1 / 0.07)) for dim in (2, 5)]
+    assert_close(value, 0.5 * parts[0] + 2 * parts[1])
+
+
+def test_names_of_expressions_and_a_relation_from_the_data():
+    terms = build_objectives("clip + 0.5 * siglip(shared=left_out) + across_views(loss=triplet(margin=0.2))")
+    assert [type(term) for term in terms] == [SoftmaxAcrossViews, SigmoidAcrossViews, AcrossViews]
+    terms = build_objectives("clip + across_views(loss=contrastive)", relation=mining.same_label_or_text, columns=2)
+    assert all(term.positives is mining.same_label_or_text for term in terms)
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(ValueError, match="views must name two representations"):
+        SoftmaxAcrossViews(views=("embedding", "embedding"))
+    with pytest.raises(ValueError, match="shared must be 'positive' or 'left_out'"):
+        SigmoidAcrossViews(shared="negative")
+    with pytest.raises(ValueError, match="compares anchors with one another"):
+        AcrossViews(losses.AngularLoss())
+    with pytest.raises(ValueError, match="no loss over pairs"):
+        AcrossViews(losses.AMSoftmaxLoss())
+    with pytest.raises(ValueError, match="of one size"):
+        SoftmaxAcrossViews().build_from({"embedding": (None, 4), "text_embedding": (None, 5)})
+    with pytest.raises(ValueError, match="there are 5 dimensions"):
+        built(SoftmaxAcrossViews(dims=[2, 6]))
