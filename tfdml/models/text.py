@@ -202,9 +202,7 @@ class TextEmbedder(Embedder):
         Raises:
             UserError: As `tokenize`.
         """
-        from tfdml.embeddings.compute import embed, slices
-
-        return embed(self, slices(self.tokenize(texts), batch_size))
+        return self.predict(self.tokenize(texts), batch_size=batch_size, verbose=0)
 
 
 def _ids(output: Any) -> Any:
