@@ -252,7 +252,7 @@ class ImageDataset:
         """
         if self.texts is None and self.tokens is None:
             raise UserError(f"{self.name} has no texts: give its list a column text, or the data set `texts`")
-        rows = self.tokens if self.texts is None else self.texts.astype(str)
+        rows: Any = self.tokens if self.texts is None else self.texts.astype(str)
         return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
     @property

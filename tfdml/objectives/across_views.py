@@ -42,7 +42,10 @@ class ViewsObjective(Objective):
         if len(set(self.views)) != 2 or len(self.views) != 2:
             raise ValueError(f"{self.name}: views must name two representations, not {views!r}")
         self.shared = one_of(f"{self.name}: shared", shared, ("positive", "left_out"))
-        self.dims, self.dim_weights = (None, None) if dims is None else checked_prefixes(dims, dim_weights)
+        self.dims: tuple[int, ...] | None = None
+        self.dim_weights: tuple[float, ...] | None = None
+        if dims is not None:
+            self.dims, self.dim_weights = checked_prefixes(dims, dim_weights)
 
     @property
     def reads(self) -> tuple[str, ...]:
