@@ -9,7 +9,7 @@ pytest.importorskip("starlette")
 
 from tests.demo.pages import Colors, encoded, small_gallery
 from tests.embeddings.folders import write_folder
-from tfdml.demo import Gallery, database_gallery, folder_gallery, stored_gallery
+from tfdml.demo import Gallery, open_gallery
 from tfdml.demo import gallery as module
 from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
@@ -60,7 +60,7 @@ def test_a_folder_is_embedded_and_what_is_left_out_is_counted(tmp_path, capsys):
         for number in range(3):
             (tmp_path / name / f"{number}.png").write_bytes(encoded(color))
     (tmp_path / "blue" / "9.png").write_bytes(encoded((0, 0, 9))[:-30])
-    gallery = folder_gallery(str(tmp_path), Colors())
+    gallery = open_gallery(str(tmp_path), Colors())
     assert gallery.names == [f"{name}/{number}.png" for name in ("blue", "red") for number in range(3)]
     assert gallery.classes == ["blue"] * 3 + ["red"] * 3
     assert gallery.embeddings.argmax(axis=1).tolist() == [2] * 3 + [0] * 3
@@ -69,40 +69,42 @@ def test_a_folder_is_embedded_and_what_is_left_out_is_counted(tmp_path, capsys):
     for path in tmp_path.rglob("*.png"):
         path.write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(UserError, match=r"no image of .* can be decoded"):
-        folder_gallery(str(tmp_path), Colors())
+        open_gallery(str(tmp_path), Colors())
 
 
 def test_stored_embeddings_have_their_paths_and_classes(tmp_path):
     columns = {"path": ["a", "b"], "label": [3, 4], "class": ["bus", "coupe"], "tags": [[1], [2]]}
     pq.write_table(pa.table({**columns, "embedding": [[1.0, 0.0], [0.0, 1.0]]}), tmp_path / "x.parquet")
-    gallery = stored_gallery(str(tmp_path / "x.parquet"))
+    gallery = open_gallery(str(tmp_path / "x.parquet"), Colors())
     assert (list(gallery.names), gallery.classes) == (["a", "b"], ["bus", "coupe"])
     np.savez(tmp_path / "x.npz", embeddings=np.eye(2), labels=np.array(["bus", "coupe"]))
-    gallery = stored_gallery(str(tmp_path / "x.npz"))
+    gallery = open_gallery(str(tmp_path / "x.npz"), Colors())
     assert (list(gallery.names), gallery.classes) == (["0", "1"], ["bus", "coupe"])
 
 
 def test_stored_embeddings_of_another_model_are_refused(tmp_path):
     images = ImageTable(("a.jpg",), [0], ["test"])
     write_folder(tmp_path / "x", {}, images, np.ones((1, 2)), {"model": {"fingerprint": "sha256:1"}})
-    assert len(stored_gallery(str(tmp_path / "x"), model="sha256:1")) == 1
+    assert len(open_gallery(str(tmp_path / "x"), Colors())) == 1
     with pytest.raises(UserError, match="are of different models"):
-        stored_gallery(str(tmp_path / "x"), model="sha256:2")
+        open_gallery(str(tmp_path / "x"), Colors("sha256:2"))
 
 
 @pytest.mark.slow
 def test_a_database_is_read_whole_or_refused(tmp_path, monkeypatch):
     pytest.importorskip("lancedb")
     held = small_gallery(tmp_path)
-    with connect(f"lancedb://{tmp_path}/galleries") as database:
-        database.upsert(held.names, held.embeddings, {"path": held.names, "class": held.classes}, model="one")
-        gallery = database_gallery(database, str(tmp_path), "one")
-        with pytest.raises(UserError, match="are of different models"):
-            database_gallery(database, str(tmp_path), "two")
-        order = [gallery.names.index(name) for name in held.names]
-        np.testing.assert_allclose(gallery.embeddings[order], held.embeddings)
-        assert [gallery.classes[row] for row in order] == held.classes
-        assert gallery.picture(0, 8)
-        monkeypatch.setattr(module, "MOST_ROWS", 11)
-        with pytest.raises(UserError, match="more than 11 rows"):
-            database_gallery(database)
+    address = f"lancedb://{tmp_path}/galleries"
+    with connect(address) as database:
+        columns = {"path": held.names, "class": held.classes}
+        database.upsert(held.names, held.embeddings, columns, model=Colors().fingerprint())
+    gallery = open_gallery(address, Colors(), str(tmp_path))
+    with pytest.raises(UserError, match="are of different models"):
+        open_gallery(address, Colors("sha256:2"), str(tmp_path))
+    order = [gallery.names.index(name) for name in held.names]
+    np.testing.assert_allclose(gallery.embeddings[order], held.embeddings)
+    assert [gallery.classes[row] for row in order] == held.classes
+    assert gallery.picture(0, 8)
+    monkeypatch.setattr(module, "MOST_ROWS", 11)
+    with pytest.raises(UserError, match="more than 11 rows"):
+        open_gallery(address, Colors())

@@ -18,7 +18,6 @@ The page is at http://127.0.0.1:PORT and for this machine alone. With another --
 random token, without which nobody is answered. Ctrl-C ends the demo.
 """
 
-import contextlib
 import dataclasses
 import os
 import secrets
@@ -36,7 +35,6 @@ from tfdml.evaluation import Calibration
 from tfdml.export.exporter import calibration_of_file, read_calibration
 from tfdml.export.retriever import Retriever
 from tfdml.io.files import read_json
-from tfdml.retrieval import connect
 from tfdml.training.settings import choice
 
 
@@ -80,21 +78,14 @@ def demo(values: Flags) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f"the demo needs the package {error.name}: pip install 'tfdml[demo]'") from error
     address, folder, model = map(os.path.expanduser, (flags.gallery, flags.data_dir, flags.model))
-    kind = kind_of_gallery(address)
-    if kind == "retriever":
+    if kind_of_gallery(address) == "retriever":
         retriever = Retriever.load(address)
         items = retriever.gallery()
         gallery = web.Gallery(address, items.ids, items.embeddings, items.classes, folder)
         page = web.Demo(gallery, lambda data: retriever.embed(data)[0], str(retriever.path), retriever.calibration)
     else:
         source = load_source(flags)
-        with contextlib.ExitStack() as opened:
-            if kind == "database":
-                gallery = web.database_gallery(opened.enter_context(connect(address)), folder, source.fingerprint())
-            elif kind == "embeddings":
-                gallery = web.stored_gallery(address, folder, flags.distance, source.fingerprint())
-            else:
-                gallery = web.folder_gallery(address, source, flags.batch_size, flags.distance)
+        gallery = web.open_gallery(address, source, folder, flags.distance, flags.batch_size)
         page = web.Demo(gallery, web.embedder_of(source), model)
     # So that the first search does not wait, and a model of another dimension is refused.
     gallery.search(page.embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy()), 1)

@@ -5,6 +5,4 @@ from tfdml.demo.application import application as application
 from tfdml.demo.application import embedder_of as embedder_of
 from tfdml.demo.application import serve as serve
 from tfdml.demo.gallery import Gallery as Gallery
-from tfdml.demo.gallery import database_gallery as database_gallery
-from tfdml.demo.gallery import folder_gallery as folder_gallery
-from tfdml.demo.gallery import stored_gallery as stored_gallery
+from tfdml.demo.gallery import open_gallery as open_gallery

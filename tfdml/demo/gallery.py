@@ -13,11 +13,11 @@ from tfdml.data import load
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.images import FileImages
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
-from tfdml.embeddings.files import check_same_model, read_embeddings
+from tfdml.embeddings.files import check_same_model, holds_embeddings, read_embeddings
 from tfdml.errors import UserError
 from tfdml.io.files import confined, is_remote
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
-from tfdml.retrieval.galleries import GalleryDatabase
+from tfdml.retrieval.galleries import connect, is_gallery
 
 # Rows of a database that are read into memory.
 MOST_ROWS = 1_000_000
@@ -103,63 +103,43 @@ class Gallery:
         return path
 
 
-def database_gallery(database: GalleryDatabase, folder: str = "", model: str = "") -> Gallery:
-    """Return the gallery of a database, read into memory.
+def open_gallery(
+    address: str, model: EmbeddingBackend, folder: str = "", distance: str = "euclidean", batch_size: int = 100
+) -> Gallery:
+    """Return the gallery at a path or address, read into memory.
 
     Args:
-        database: The open database, with its table.
-        folder: Where the images are that its column `path` names, or else its ids.
-        model: The fingerprint of the model of the queries.
-
-    Raises:
-        UserError: It is empty, of another model, or has more rows than `MOST_ROWS`.
-    """
-    rows = database.rows(MOST_ROWS + 1)
-    database.check(rows.vectors.shape[1], model, "queries")
-    if not 0 < len(rows.ids) <= MOST_ROWS:
-        count = f"more than {MOST_ROWS:,} rows" if rows.ids else "no rows"
-        raise UserError(f"`uri={database.address}` holds {count}; the demo shows 1 to {MOST_ROWS:,}")
-    names = [path or name for name, path in zip(rows.ids, rows.columns["path"], strict=True)]
-    classes = rows.columns["class"] if any(rows.columns["class"]) else None
-    return Gallery(str(database.address), names, rows.vectors, classes, folder, database.distance)
-
-
-def stored_gallery(path: str, folder: str = "", distance: str = "euclidean", model: str = "") -> Gallery:
-    """Return the gallery of stored embeddings.
-
-    Args:
-        path: As `read_embeddings`.
-        folder: Where the images are.
-        distance: As `nearest_neighbors`.
-        model: The fingerprint of the model of the queries.
-
-    Raises:
-        UserError: As `read_embeddings`, or they are of another model.
-    """
-    stored = read_embeddings(path)
-    check_same_model(stored.model, model, f"`gallery={path}` and the queries")
-    return Gallery(path, stored.names, stored.embeddings, stored.classes, folder, distance)
-
-
-def folder_gallery(folder: str, model: EmbeddingBackend, batch_size: int = 100, distance: str = "euclidean") -> Gallery:
-    """Return the gallery of a folder of images, embedded now; print what is left out, as it cannot be decoded.
-
-    Args:
-        folder: A folder of class folders, or of images.
-        model: What embeds.
+        address: Of a database; or as `read_embeddings`; or a folder of images, which are embedded now. What cannot be
+            decoded of them is left out, and printed.
+        model: What embeds images and queries.
+        folder: Where the images of embeddings are. A database names them in its column `path`, or else by its ids.
+        distance: As `nearest_neighbors`; a database has its own.
         batch_size: Images that are embedded at once.
-        distance: As `nearest_neighbors`.
 
     Raises:
-        UserError: There is no image, or none that can be decoded.
+        UserError: There is no image, or no row; a database has more than `MOST_ROWS`; it is of another model.
     """
-    dataset = load("folder", folder, "all")
+    if is_gallery(address):
+        with connect(address) as database:
+            rows = database.rows(MOST_ROWS + 1)
+            database.check(rows.vectors.shape[1], model.fingerprint(), "queries")
+            if not 0 < len(rows.ids) <= MOST_ROWS:
+                count = f"more than {MOST_ROWS:,} rows" if rows.ids else "no rows"
+                raise UserError(f"`uri={database.address}` holds {count}; the demo shows 1 to {MOST_ROWS:,}")
+            names = [path or name for name, path in zip(rows.ids, rows.columns["path"], strict=True)]
+            texts: Any = rows.columns["class"] if any(rows.columns["class"]) else None
+            return Gallery(str(database.address), names, rows.vectors, texts, folder, database.distance)
+    if holds_embeddings(address):
+        stored = read_embeddings(address)
+        check_same_model(stored.model, model.fingerprint(), f"`gallery={address}` and the queries")
+        return Gallery(address, stored.names, stored.embeddings, stored.classes, folder, distance)
+    dataset = load("folder", address, "all")
     print(f"embedding {len(dataset):,} images; a folder of tfdml embed as --gallery keeps embeddings", flush=True)
-    rows, vectors, faults = embed_readable(model, dataset, batch_size)
-    if not len(rows):
-        raise UserError(f"no image of {folder} can be decoded; the first: {faults[0]}")
+    readable, vectors, faults = embed_readable(model, dataset, batch_size)
+    if not len(readable):
+        raise UserError(f"no image of {address} can be decoded; the first: {faults[0]}")
     if faults:
         print(f"demo: {len(faults):,} images are left out, the first is {faults[0]}", file=sys.stderr)
-    names = [os.path.relpath(dataset.images.name(row), folder) for row in rows]
-    classes = [dataset.class_names[label] for label in dataset.labels[rows].tolist()]
-    return Gallery(folder, names, vectors, classes, folder, distance)
+    names = [os.path.relpath(dataset.images.name(row), address) for row in readable]
+    classes = [dataset.class_names[label] for label in dataset.labels[readable].tolist()]
+    return Gallery(address, names, vectors, classes, address, distance)
