@@ -36,8 +36,13 @@ class Colors(SavedModelEmbedder):
 
     def request(self, encoded_images):
         self.asked += len(encoded_images)
-        pixels = [decode_image(tf.constant(data)).numpy().reshape(-1, 3) for data in encoded_images]
-        return np.stack([each.mean(axis=0) / 255 for each in pixels]).astype(np.float32)
+        vectors, reasons = np.zeros((len(encoded_images), 3), np.float32), [""] * len(encoded_images)
+        for row, data in enumerate(encoded_images):
+            try:
+                vectors[row] = decode_image(tf.constant(data)).numpy().reshape(-1, 3).mean(axis=0) / 255
+            except tf.errors.InvalidArgumentError as error:
+                reasons[row] = str(error)
+        return vectors, reasons
 
 
 embed = embedder_of(Colors())

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.export import models_on_disk
 from tfdml.data import EvaluationTransform, evaluation_batches
 from tfdml.data.transforms import resize_to_side
-from tfdml.embeddings.backends import LiteRTEmbedder, embed_views, load_backend, load_embedder, views_of
+from tfdml.embeddings.backends import ViewFile, embed_views, load_backend, load_embedder, views_of
 from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError
 from tfdml.evaluation import embed
@@ -113,7 +113,7 @@ def test_a_tflite_file_of_one_image_at_a_time(models, sources, tmp_path):
     path.write_bytes(models_on_disk.tflite(models.embedder, batch=1))
     dataset = models_on_disk.pictures()
     (tmp_path / "model_card.json").write_text(json.dumps({"view": models_on_disk.VIEW}))
-    vectors = LiteRTEmbedder(path).embed(dataset, 4)
+    vectors = ViewFile(path).embed(dataset, 4)
     np.testing.assert_allclose(vectors, sources["litert"].embed(dataset, 4), atol=TOLERANCE)
 
 
@@ -141,7 +141,7 @@ def test_what_is_no_model_is_told_in_one_line(models, tmp_path):
         (tmp_path / "text.tflite", "cannot be loaded as a .tflite"),
         (tmp_path / "nowhere", "there is no embedder"),
         (tmp_path / "broken", "cannot be loaded as SavedModel"),
-        (tmp_path / "other", "takes x and gives y"),
+        (tmp_path / "other", "has no signature embed_each, only serving_default"),
         (models.litert.parent, "name one of float32.tflite"),
     ):
         with pytest.raises(UserError, match=says) as refused:

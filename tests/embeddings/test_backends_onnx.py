@@ -9,7 +9,7 @@ import pytest
 from tests.export import models_on_disk
 from tfdml import backbones
 from tfdml.data import EvaluationTransform, evaluation_batches
-from tfdml.embeddings.backends import OnnxEmbedder, load_backend
+from tfdml.embeddings.backends import ViewFile, load_backend
 from tfdml.errors import UserError
 from tfdml.evaluation import embed
 from tfdml.export import convert_onnx
@@ -65,7 +65,7 @@ def test_a_file_of_one_image_at_a_time_and_without_a_card(exported, expected, tm
     with pytest.raises(UserError, match="copy that of its export"):
         load_backend(tmp_path / "one.onnx")
     (tmp_path / "model_card.json").write_text(json.dumps({"view": models_on_disk.VIEW}))
-    vectors = OnnxEmbedder(tmp_path / "one.onnx").embed(DATASET, 4)
+    vectors = ViewFile(tmp_path / "one.onnx").embed(DATASET, 4)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
 

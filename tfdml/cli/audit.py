@@ -34,9 +34,9 @@ from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.data.images import FileImages
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import MODES, EvaluationTransform, as_color
-from tfdml.effects import Effect, either, needs
+from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings import embed
-from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings
+from tfdml.embeddings.files import ImageTable, read_embeddings
 from tfdml.errors import UserError
 from tfdml.io.files import partial_folder, require_local
 from tfdml.models import Embedder
@@ -46,7 +46,7 @@ from tfdml.training.settings import choice, not_negative, positive
 _IMAGES = either(needs("model"), needs("dataset"))
 _EMBEDDED = Effect(lambda values: not values["embeddings"], "images to embed, not --embeddings")
 _PICTURES = Effect(
-    lambda values: bool(values["dataset"] or (values["data_dir"] if values["embeddings"] else not values["features"])),
+    lambda values: bool(values["data_dir"] if values["embeddings"] else not values["features"]),
     "images",
 )
 _VECTORS = Effect(lambda values: not _PICTURES.holds(values), "--features, or --embeddings without --data_dir")
@@ -87,8 +87,8 @@ class AuditFlags(DataFlags):
 FLAGS = Flags(
     AuditFlags,
     effects={
-        **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDED),
-        **dict.fromkeys(("dataset_options", "bad_images"), _IMAGES),
+        **dict.fromkeys(("batch_size", "truncate_dim", "dataset"), _EMBEDDED),
+        **dict.fromkeys(("dataset_options", "bad_images"), both(_IMAGES, _EMBEDDED)),
         "features": needs("model"),
     },
 )
@@ -128,31 +128,23 @@ def run_audit(values: Flags) -> None:
 
 def _data_of(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
     """Return what the images are called, their embeddings, their table, and the images where they are there."""
-    stored = read_embeddings(os.path.expanduser(flags.embeddings)) if flags.embeddings else None
-    if stored and not flags.dataset:
-        return _named(stored, flags)
+    if flags.embeddings:
+        return _stored(flags)
     if not (flags.model or flags.dataset):
         raise UserError("--dataset is missing")
     selection = data_choice(flags)
-    size, embedder = flags.image_size, None
-    view = EvaluationTransform(flags.resize or size, size, flags.resize_mode, as_color(flags.pad_color))
-    if not (flags.model or stored):
-        weights = os.path.expanduser(flags.weights or ("none" if flags.backbone.startswith(PREFIX) else "imagenet"))
-        embedder = Embedder(backbones.resolve(flags.backbone, size, weights), embedding_dim=0, image_size=size)
     splits = selection.parts("all")
     table = ImageTable.of(splits, os.path.expanduser(selection.directory))
     if selection.features and read_embeddings(os.path.expanduser(selection.features)).labels is None:
         table = dataclasses.replace(table, labels=np.full(len(table), -1))
-    if stored:
-        if stored.names != table.names:
-            raise UserError(
-                f"--embeddings={flags.embeddings} is not of the training and test images of {selection.name}"
-            )
-        vectors = stored.embeddings
-    elif embedder is None:
+    if flags.model:
         source = load_source(flags)
         vectors = np.concatenate([source.embed(split, flags.batch_size) for split in splits])
     else:
+        size = flags.image_size
+        view = EvaluationTransform(flags.resize or size, size, flags.resize_mode, as_color(flags.pad_color))
+        weights = os.path.expanduser(flags.weights or ("none" if flags.backbone.startswith(PREFIX) else "imagenet"))
+        embedder = Embedder(backbones.resolve(flags.backbone, size, weights), embedding_dim=0, image_size=size)
         batches = [evaluation_batches(split, view, flags.batch_size) for split in splits]
         vectors = np.concatenate([embed(embedder, each) for each in batches])
     places = [(split.images, row) for split in splits for row in range(len(split))]
@@ -164,9 +156,9 @@ def _data_of(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture |
     return selection.name, vectors, table, None if selection.features else picture
 
 
-def _named(stored: StoredEmbeddings, flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
+def _stored(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
     """Return the same of stored embeddings, whose names count from `--data_dir`."""
-    base = os.path.expanduser(flags.data_dir)
+    stored, base = read_embeddings(os.path.expanduser(flags.embeddings)), os.path.expanduser(flags.data_dir)
     labels = np.full(len(stored), -1) if stored.labels is None else stored.labels
     roles = np.full(len(stored), "test") if stored.roles is None else stored.roles
     table = ImageTable(stored.names, labels, roles, stored.class_names)

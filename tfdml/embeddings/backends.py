@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from tfdml.embeddings.model_card import (
     view_of,
     view_of_card,
 )
-from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import in_store, is_remote, local_copy, parse_flags, read_json, sha256_of
 from tfdml.models import AnyEmbedder
 from tfdml.registry import import_modules
@@ -385,7 +385,7 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
 
 
 class SavedModelEmbedder(EmbeddingBackend):
-    """A SavedModel whose signature `serving_default` takes `image_bytes` (B,) and gives `embedding` (B, d).
+    """A SavedModel of `tfdml export`, by its signature `embed_each`, which says what is wrong with each image.
 
     Args:
         path: The path of a version.
@@ -405,18 +405,17 @@ class SavedModelEmbedder(EmbeddingBackend):
         with user_errors(Exception, f"`model={path}` cannot be loaded as SavedModel: {REASON}", keep="last"):
             # Kept, because what the signature refers to lives only as long as this.
             self.loaded = tf.saved_model.load(str(path))
-        if "serving_default" not in self.loaded.signatures:
-            raise UserError(f"`model={path}`: the SavedModel has no signature serving_default")
-        self.serve = self.loaded.signatures["serving_default"]
-        inputs, outputs = self.serve.structured_input_signature[1], self.serve.structured_outputs
-        if list(inputs) != ["image_bytes"] or "embedding" not in outputs:
-            raise UserError(f"`model={path}`: serving_default takes {', '.join(inputs)} and gives {', '.join(outputs)}")
+        if "embed_each" not in self.loaded.signatures:
+            names = ", ".join(self.loaded.signatures)
+            raise UserError(
+                f"`model={path}`: the SavedModel has no signature embed_each, only {names}: export it again"
+            )
 
     def _stream(self, dataset: ImageDataset, batch_size: int, padded: int) -> Iterator[np.ndarray]:
         images = dataset.images
         for start in range(0, len(images), batch_size):
             batch = [encoded_image(images, row) for row in range(start, min(start + batch_size, len(images)))]
-            vectors, reasons = self._request(batch)
+            vectors, reasons = self.request(batch)
             if any(reasons):
                 row = next(row for row, reason in enumerate(reasons) if reason)
                 raise UserError(f"{self.address} refuses {images.name(start + row)}: {reasons[row]}")
@@ -424,34 +423,20 @@ class SavedModelEmbedder(EmbeddingBackend):
 
     def _stream_readable(self, images: Images, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for rows, batch in readable_batches(images, batch_size, bytes):
-            vectors, reasons = self._request(batch)
-            if len(vectors):
-                yield rows[[not reason for reason in reasons]], vectors
+            vectors, reasons = self.request(batch)
+            accepted = [not reason for reason in reasons]
+            if any(accepted):
+                yield rows[accepted], vectors[accepted]
 
-    def request(self, encoded_images: list[bytes]) -> np.ndarray:
-        """(B, d) embeddings of B encoded images.
-
-        Raises:
-            tf.errors.InvalidArgumentError: One of the images cannot be decoded.
-        """
-        return self.serve(image_bytes=tf.constant(encoded_images))["embedding"].numpy()
-
-    def _request(self, batch: list[bytes]) -> tuple[np.ndarray, list[str]]:
-        """Return the embeddings of those images that it accepts, and of each why not, or nothing."""
-        try:
-            return self._floats(self.request(batch), len(batch)), [""] * len(batch)
-        except tf.errors.InvalidArgumentError as error:
-            if len(batch) == 1:
-                reason = short_message(error, "last").removeprefix("image_bytes[0] of 1: ")
-                return np.zeros((0, 0), np.float32), [reason]
-        middle = len(batch) // 2
-        halves = [self._request(half) for half in (batch[:middle], batch[middle:])]
-        accepted = [vectors for vectors, _ in halves if len(vectors)] or [halves[0][0]]
-        return np.concatenate(accepted), halves[0][1] + halves[1][1]
+    def request(self, encoded_images: list[bytes]) -> tuple[np.ndarray, list[str]]:
+        """(B, d) embeddings of B encoded images, and what is wrong with each, or nothing."""
+        answer = self.loaded.signatures["embed_each"](image_bytes=tf.constant(encoded_images))
+        reasons = [reason.decode() for reason in answer["error"].numpy()]
+        return self._floats(answer["embedding"].numpy(), len(encoded_images)), reasons
 
 
-class _ViewFile(_ViewBackend):
-    """A file from (1 or B, S, S, 3) uint8 images, after the evaluation view, to (1 or B, d) float embeddings.
+class ViewFile(_ViewBackend):
+    """A .tflite or .onnx file from (1 or B, S, S, 3) uint8 images, after the evaluation view, to float embeddings.
 
     Args:
         path: The file. Its export's model card lies next to it or in the folder above.
@@ -467,7 +452,8 @@ class _ViewFile(_ViewBackend):
         if not self.path.is_file():
             raise UserError(f"there is no file {path}")
         compare_with_card(self.path)
-        types, shape = self._open(threads or os.cpu_count() or 1)
+        self.kind = {".tflite": "litert", ".onnx": "onnx"}[self.path.suffix]
+        self._run, types, shape = open_file(self.path, threads)
         if types != ["uint8", "float32"] or len(shape) != 4 or shape[3] != 3 or shape[1] != shape[2]:
             what = "uint8 images (B, S, S, 3) and give one float32 output, the embedding"
             raise UserError(f"`model={path}`: it must take {what}, not {', '.join(types)} and {shape}")
@@ -480,14 +466,6 @@ class _ViewFile(_ViewBackend):
             raise UserError(f"`model={path}` takes {shape[1]} px, but its {CARD} states {self.view['image_size']} px")
         self.transform = EvaluationTransform(**self.view)
 
-    @abc.abstractmethod
-    def _open(self, threads: int) -> tuple[list[str], list[int]]:
-        """Load the file; the types of its inputs and outputs, and the shape of the input, at most 0 where free."""
-
-    @abc.abstractmethod
-    def _run(self, images: np.ndarray) -> np.ndarray:
-        """Return the vectors of (B, S, S, 3) uint8 images, as many as the file takes at once."""
-
     def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
         for batch in batches:
             images = np.asarray(batch[0] if isinstance(batch, tuple) else batch)
@@ -497,29 +475,43 @@ class _ViewFile(_ViewBackend):
             yield self._floats(np.concatenate(parts)[: len(images)], len(images))
 
 
-class LiteRTEmbedder(_ViewFile):
-    """A .tflite file; see `_ViewFile`."""
+def open_file(path: Path, threads: int = 0) -> tuple[Callable[[np.ndarray], np.ndarray], list[str], list[int]]:
+    """Load a .tflite or .onnx file.
 
-    kind = "litert"
+    Args:
+        path: The file.
+        threads: That compute; 0: as many as there are CPUs.
 
-    def _open(self, threads: int) -> tuple[list[str], list[int]]:
-        interpreter = litert_interpreter()
-        message = f"`model={self.path}` cannot be loaded as a .tflite file: {REASON}"
-        with user_errors((ValueError, RuntimeError), message, keep="last"):
-            self._interpreter = interpreter(model_path=str(self.path), num_threads=threads)
-            self._interpreter.allocate_tensors()
-        inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
-        outputs = [output for output in outputs if len(outputs) == 1 or "embedding" in output["name"]]
-        self._input, self._output = inputs[0], outputs[0]["index"] if outputs else None
-        return [np.dtype(part["dtype"]).name for part in (*inputs, *outputs)], inputs[0]["shape_signature"].tolist()
+    Returns:
+        The function from inputs, as many as the file takes at once, to embeddings; the types of its inputs and
+        outputs, and the shape of the input, at most 0 where it is free.
 
-    def _run(self, images: np.ndarray) -> np.ndarray:
-        if self._interpreter.get_input_details()[0]["shape"][0] != len(images):
-            self._interpreter.resize_tensor_input(self._input["index"], images.shape)
-            self._interpreter.allocate_tensors()
-        self._interpreter.set_tensor(self._input["index"], images)
-        self._interpreter.invoke()
-        return self._interpreter.get_tensor(self._output)
+    Raises:
+        UserError: It cannot be loaded, or what runs it is not installed.
+    """
+    opened = _open_litert if path.suffix == ".tflite" else _open_onnx
+    return opened(path, threads or os.cpu_count() or 1)
+
+
+def _open_litert(path: Path, threads: int) -> tuple[Callable[[np.ndarray], np.ndarray], list[str], list[int]]:
+    kind = litert_interpreter()
+    message = f"`model={path}` cannot be loaded as a .tflite file: {REASON}"
+    with user_errors((ValueError, RuntimeError), message, keep="last"):
+        interpreter = kind(model_path=str(path), num_threads=threads)
+        interpreter.allocate_tensors()
+    inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+    outputs = [output for output in outputs if len(outputs) == 1 or "embedding" in output["name"]]
+
+    def run(images: np.ndarray) -> np.ndarray:
+        if interpreter.get_input_details()[0]["shape"][0] != len(images):
+            interpreter.resize_tensor_input(inputs[0]["index"], images.shape)
+            interpreter.allocate_tensors()
+        interpreter.set_tensor(inputs[0]["index"], images)
+        interpreter.invoke()
+        return interpreter.get_tensor(outputs[0]["index"])
+
+    types = [np.dtype(part["dtype"]).name for part in (*inputs, *outputs)]
+    return run, types, inputs[0]["shape_signature"].tolist()
 
 
 def litert_interpreter() -> Any:
@@ -533,32 +525,20 @@ def litert_interpreter() -> Any:
     return Interpreter
 
 
-class OnnxEmbedder(_ViewFile):
-    """An .onnx file; see `_ViewFile`."""
-
-    kind = "onnx"
-
-    def _open(self, threads: int) -> tuple[list[str], list[int]]:
-        with user_errors(ImportError, "an .onnx file needs ONNX Runtime: pip install 'tfdml[onnx]'"):
-            import onnxruntime
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        # Its own kinds of errors derive from nothing narrower.
-        with user_errors(Exception, f"`model={self.path}` cannot be loaded as an .onnx file: {REASON}", keep="last"):
-            self._session = onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
-        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-        outputs = [output for output in outputs if len(outputs) == 1 or "embedding" in output.name]
-        self._input, self._output = inputs[0].name, [output.name for output in outputs]
-        names = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
-        shape = [size if isinstance(size, int) else 0 for size in inputs[0].shape]
-        return [names.get(part.type, part.type) for part in (*inputs, *outputs)], shape
-
-    def _run(self, images: np.ndarray) -> np.ndarray:
-        return self._session.run(self._output, {self._input: images})[0]
-
-
-# Files that see views, which their model card describes.
-_VIEW_FILES: dict[str, type[_ViewFile]] = {".tflite": LiteRTEmbedder, ".onnx": OnnxEmbedder}
+def _open_onnx(path: Path, threads: int) -> tuple[Callable[[np.ndarray], np.ndarray], list[str], list[int]]:
+    with user_errors(ImportError, "an .onnx file needs ONNX Runtime: pip install 'tfdml[onnx]'"):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    # Its own kinds of errors derive from nothing narrower.
+    with user_errors(Exception, f"`model={path}` cannot be loaded as an .onnx file: {REASON}", keep="last"):
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    outputs = [output for output in outputs if len(outputs) == 1 or "embedding" in output.name]
+    names = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
+    types = [names.get(part.type, part.type) for part in (*inputs, *outputs)]
+    shape = [size if isinstance(size, int) else 0 for size in inputs[0].shape]
+    return lambda images: session.run([outputs[0].name], {inputs[0].name: images})[0], types, shape
 
 
 def load_backend(model: str | os.PathLike, *, threads: int = 0, truncate_dim: int = 0) -> EmbeddingBackend:
@@ -583,12 +563,12 @@ def load_backend(model: str | os.PathLike, *, threads: int = 0, truncate_dim: in
     if is_remote(model) and not in_store(model):
         raise UserError(f"`model={model}` is neither a file or folder nor in a store: name what the server loads")
     path = Path(local_copy(model))
-    if path.suffix in _VIEW_FILES:
-        return _VIEW_FILES[path.suffix](path, truncate_dim, threads)
+    if path.suffix in (".tflite", ".onnx"):
+        return ViewFile(path, truncate_dim, threads)
     version = served_version(path)
     if version is not None:
         return SavedModelEmbedder(version, truncate_dim)
-    names = sorted(str(file.relative_to(path)) for suffix in _VIEW_FILES for file in path.rglob(f"*{suffix}"))
+    names = sorted(str(file.relative_to(path)) for suffix in (".tflite", ".onnx") for file in path.rglob(f"*{suffix}"))
     if names:
         raise UserError(f"`model={model}` holds no SavedModel: name one of {', '.join(names)}")
     return KerasEmbedder(path, truncate_dim)

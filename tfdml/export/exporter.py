@@ -17,7 +17,7 @@ from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.embeddings.backends import encoded_image, litert_interpreter, load_embedder
+from tfdml.embeddings.backends import encoded_image, load_embedder, open_file
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, target_of
@@ -165,17 +165,9 @@ def exported_vectors(name: str, path: Path, inputs: Any) -> np.ndarray:
             run = loaded.signatures["serving_default"]
             (key,) = run.structured_input_signature[1]
             parts = [run(**{key: tf.constant(part)})["embedding"].numpy() for part in _batches(inputs)]
-        elif name == "onnx":
-            import onnxruntime
-
-            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-            key = session.get_inputs()[0].name
-            parts = [session.run(["embedding"], {key: part})[0] for part in _batches(inputs)]
         else:
-            interpreter = litert_interpreter()(model_path=str(path), num_threads=os.cpu_count())
-            run = interpreter.get_signature_runner()
-            (key,) = run.get_input_details()
-            parts = [run(**{key: part})["embedding"] for part in _batches(inputs)]
+            run, _, _ = open_file(path)
+            parts = [run(part) for part in _batches(inputs)]
     return np.concatenate(parts)
 
 
