@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.model_flags import DISTANCES, ModelFlags, kind_of_gallery, load_source
+from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
 from tfdml.effects import Effect
 from tfdml.embeddings.model_card import card_of, served_version
 from tfdml.errors import UserError
@@ -35,6 +35,7 @@ from tfdml.evaluation import Calibration
 from tfdml.export.exporter import calibration_of_file, read_calibration
 from tfdml.export.retriever import Retriever
 from tfdml.io.files import read_json
+from tfdml.pairwise import DISTANCES
 from tfdml.training.settings import choice
 
 

@@ -43,7 +43,7 @@ from absl import logging
 
 from tfdml import evaluation
 from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.model_flags import DISTANCES, DataChoice, DataFlags, data_choice, load_source
+from tfdml.cli.model_flags import DataChoice, DataFlags, data_choice, load_source
 from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.backends import EmbeddingBackend
@@ -54,6 +54,7 @@ from tfdml.evaluation.compare import compare_queries
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within, metric_names
 from tfdml.evaluation.relevance import images_to_search
 from tfdml.io.files import as_named, require_writable, write_json
+from tfdml.pairwise import DISTANCES
 from tfdml.report import Run, read_run, write_report
 from tfdml.report.runs import metric_name, metric_order
 from tfdml.retrieval import is_gallery

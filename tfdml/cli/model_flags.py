@@ -21,8 +21,6 @@ from tfdml.training import RunFolder, workers
 from tfdml.training.images import vector_splits
 from tfdml.training.settings import choice, not_negative, positive
 
-DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFlags(CommandFlags):

@@ -32,7 +32,7 @@ import numpy as np
 
 from tfdml.arguments import number
 from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.model_flags import DISTANCES, ModelFlags, kind_of_gallery, load_source
+from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
 from tfdml.data import ImageDataset
 from tfdml.data.dataset import check
 from tfdml.data.images import FileImages, VectorImages
@@ -44,6 +44,7 @@ from tfdml.evaluation import Calibration, RetrievalResults
 from tfdml.export.exporter import calibration_of_file
 from tfdml.export.retriever import Retriever
 from tfdml.io.files import as_named, require_writable
+from tfdml.pairwise import DISTANCES
 from tfdml.retrieval import connect
 from tfdml.training.settings import choice, positive
 

@@ -562,9 +562,8 @@ class EmbeddingFolder:
         files.make_folder(self.folder)
         is_local = not files.is_remote(self.folder)  # object stores have no locks
         with files.locked(self.folder, "folder") if is_local else contextlib.nullcontext():
-            for name in files.listing(self.folder):
-                if name.startswith(files.PARTIAL_PREFIX):
-                    files.remove(self.path(name))
+            if is_local:
+                files.sweep(self.folder)
             self.read()  # again, now that nobody else can write
             yield
 
