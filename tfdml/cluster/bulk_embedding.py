@@ -76,8 +76,8 @@ def embed_parts(
     Example:
         >>> from tfdml.embeddings.passes import EmbeddingPass
         >>> work = EmbeddingPass([test], ImageTable.of([test]))
-        >>> folder = EmbeddingFolder("vectors", work.identity(load_backend("models/cars")))
-        >>> work.run(folder, lambda parts: embed_parts(parts, "models/cars", folder, "local"))  # doctest: +SKIP
+        >>> folder = EmbeddingFolder("vectors", work.identity(load_backend("models/cars_jrd")))
+        >>> work.run(folder, lambda parts: embed_parts(parts, "models/cars_jrd", folder, "local"), {})  # doctest: +SKIP
         True
     """
     if is_remote(model) and not in_store(model):

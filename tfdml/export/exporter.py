@@ -158,7 +158,8 @@ def exported_vectors(name: str, path: Path, inputs: Any) -> np.ndarray:
     Raises:
         UserError: The file cannot be loaded or run.
     """
-    with user_errors(Exception, f"the exported {name} cannot be run: {REASON}", keep="last"), tf.device("/CPU:0"):
+    message = f"the exported {name} cannot be run: {REASON}"
+    with user_errors(Exception, message, keep="last"), tf.device("/CPU:0"):
         run: Any
         if name == "saved_model":
             loaded = tf.saved_model.load(str(path))
@@ -166,7 +167,8 @@ def exported_vectors(name: str, path: Path, inputs: Any) -> np.ndarray:
             (key,) = run.structured_input_signature[1]
             parts = [run(**{key: tf.constant(part)})["embedding"].numpy() for part in _batches(inputs)]
         else:
-            run, _, _ = open_file(path)
+            with user_errors(UserError, message):
+                run, _, _ = open_file(path)
             parts = [run(part) for part in _batches(inputs)]
     return np.concatenate(parts)
 
