@@ -1,5 +1,7 @@
 """The web application: what it answers, and each request that it refuses, with one line."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from tests.data.preparations import png
-from tests.demo.pages import EVIL, embed, encoded, small_gallery
+from tests.demo.pages import COLORS, EVIL, embed, encoded, small_gallery
 from tfdml.demo import Demo, application
 from tfdml.evaluation import calibrate
 
@@ -47,6 +49,20 @@ def test_an_upload_finds_its_neighbors_with_class_distance_and_threshold(client,
     assert 'class="same"' not in far
     undecided = TestClient(application(Demo(demo.gallery, embed)), "http://localhost")
     assert "no calibrated threshold" in results(undecided.post("/", content=encoded((250, 0, 0))))
+
+
+def test_words_find_images_and_no_threshold_of_images_judges_them(client, demo):
+    words = dataclasses.replace(demo, embed_texts=lambda texts: np.array([embed(encoded(COLORS[t])) for t in texts]))
+    page = TestClient(application(words), "http://localhost")
+    text = results(page.get("/?text=red&k=3"))
+    assert text.count("<li") == text.count('<p class="class">red</p>') == 3
+    assert "The nearest images to these words" in text
+    assert "threshold" not in text
+    assert 'name="text"' in page.get("/").text
+    assert 'name="text"' not in client.get("/").text
+    refused = client.get("/?text=red")
+    assert refused.status_code == 400
+    assert "models/colors embeds images alone" in refused.text
 
 
 def test_a_click_searches_by_an_image_without_itself(client, demo):

@@ -88,6 +88,7 @@ def demo(values: Flags) -> None:
         source = load_source(flags)
         gallery = web.open_gallery(address, source, folder, flags.distance, flags.batch_size)
         page = web.Demo(gallery, web.embedder_of(source), model)
+        page.embed_texts = source.embed_texts if source.embeds_texts else None
     # So that the first search does not wait, and a model of another dimension is refused.
     gallery.search(page.embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy()), 1)
     if flags.calibration:

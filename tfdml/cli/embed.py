@@ -4,6 +4,7 @@
   tfdml embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
   tfdml embed --model=runs/cars_jrd --truncate_dim=32 --out=embeddings/cars32
   tfdml embed --model=runs/head --features=new.parquet --out=embeddings/new
+  tfdml embed --model=runs/signs --texts=queries.txt --out=embeddings/texts
   tfdml embed --model=models/cars --cluster=local --input='/data/**/*.jpg' --out=embeddings/photos
 
 --out gets part-*.parquet, a row per image, and, last of all, manifest.json. The same command resumes after what is
@@ -32,7 +33,9 @@ from tfdml.data.images import FileImages
 from tfdml.effects import Effect, needs
 from tfdml.embeddings.files import EmbeddingFolder, ImageTable
 from tfdml.embeddings.passes import EmbeddingPass, images_of
-from tfdml.io.files import as_named
+from tfdml.errors import REASON, user_errors
+from tfdml.evaluation.views import ViewItems
+from tfdml.io.files import as_named, read_bytes
 from tfdml.training.settings import choice, not_negative, positive
 
 _OF_DATA = Effect(lambda values: not values["input"], "images of a data set, without --input")
@@ -46,6 +49,8 @@ class EmbedFlags(DataFlags):
         out: Folder to write: new, empty, or begun by the same command.
         split: Images of unseen or training classes, or both; or one role of the test images.
         input: In place of a data set, which images: see above.
+        texts: In place of images, a file with a text in each line, for a model of images and texts; or column, for the
+            texts of the data set.
         cluster: Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379.
         actors: Processes with the model; 0: one per GPU, or per 4 CPUs.
         rows_per_file: Images of a Parquet file, rounded up to whole batches; a kill loses the files under way.
@@ -55,7 +60,8 @@ class EmbedFlags(DataFlags):
     out: str
     split: str = choice("test", choices=("test", "train", "all", "query", "gallery"), effect=_OF_DATA)
     input: Sequence[str] = choice((), paths=True)
-    cluster: str = ""
+    texts: str = choice("", effect=_OF_DATA)
+    cluster: str = choice("", effect=Effect(lambda values: not values["texts"], "images, without --texts"))
     actors: int = choice(0, check=not_negative, effect=needs("cluster"))
     rows_per_file: int = choice(4096, check=positive)
 
@@ -63,6 +69,9 @@ class EmbedFlags(DataFlags):
 def embed(values: Flags) -> None:
     """Embed as the flags say."""
     flags = values.settings(EmbedFlags)
+    if flags.texts:
+        _embed_texts(flags)
+        return
     work, about = _pass_of(flags)
     if flags.cluster:
         with contextlib.suppress(RuntimeError):  # TensorFlow has looked at them already
@@ -93,6 +102,27 @@ def embed(values: Flags) -> None:
     print(f"{count:,} embeddings of {folder.manifest['dimension']} dimensions in {flags.out}, {rate}")
     if bad:
         print(f"{bad:,} images could not be read: {flags.out}/bad_images.csv")
+
+
+def _embed_texts(flags: EmbedFlags) -> None:
+    """Embed the texts of `--texts`, each once; the class of each is the text itself."""
+    if flags.texts == "column":
+        lines = [text for part in data_choice(flags).parts(flags.split) for text in ViewItems.of(part).texts]
+    else:
+        with user_errors((OSError, UnicodeDecodeError), f"--texts={flags.texts} cannot be read: {REASON}"):
+            lines = read_bytes(os.path.expanduser(flags.texts)).decode().splitlines()
+    texts = list(dict.fromkeys(lines))
+    images = ImageTable(tuple(texts), np.arange(len(texts)), np.full(len(texts), "test"), dict(enumerate(texts)))
+    source = load_source(flags)
+    vectors = source.embed_texts(texts)
+    model = {"source": source.address, "kind": source.kind, "checksum": source.checksum()}
+    about = {"model": {**model, "fingerprint": source.fingerprint()}, "view": source.view}
+    folder = EmbeddingFolder(os.path.expanduser(flags.out), {"model": model, "texts": images.checksum()})
+    with folder.opened():
+        if not folder.manifest:
+            folder.write_part(0, images.columns(), vectors)
+            folder.finish(len(texts), {**about, "dataset": {"name": flags.texts}})
+    print(f"{len(texts):,} embeddings of texts of {vectors.shape[1]} dimensions in {flags.out}")
 
 
 def _pass_of(flags: EmbedFlags) -> tuple[EmbeddingPass, dict[str, Any]]:

@@ -28,6 +28,11 @@ has the ROC curve; its threshold comes from the held-out classes of a run.
 of the classes, whose images are to be found unknown. With --target=fpir=0.01 it also chooses the threshold for searches
 of all stored images, or of the split: at most 1 % of the queries of unknown classes are accepted.
 
+With a model of images and texts, --task=retrieval measures texts that search the images and images that search the
+texts, verification pairs of an image and a text, and classification images by --templates with the names of their
+classes; its --target is of texts that search the images. Where the images have no texts, these are the names of their
+classes.
+
 With --compare, the others are compared with the first run query by query, with 95 % intervals; --json is optional.
 """
 
@@ -53,6 +58,7 @@ from tfdml.evaluation.classification import KINDS
 from tfdml.evaluation.compare import compare_queries
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within, metric_names
 from tfdml.evaluation.relevance import images_to_search
+from tfdml.evaluation.views import ViewItems
 from tfdml.io.files import as_named, require_writable, write_json
 from tfdml.pairwise import DISTANCES
 from tfdml.report import Run, read_run, write_report
@@ -84,6 +90,7 @@ class EvaluateFlags(DataFlags):
         target: Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 with
             classification.
         neighbors: How many images vote.
+        templates: Texts with {} in the place of a class's name, for a model of images and texts.
         generalization: Also compare the embeddings of the training classes with these.
         json: File to write the metrics to, as fractions.
         report: File to write an HTML page to.
@@ -98,6 +105,7 @@ class EvaluateFlags(DataFlags):
     task: str = choice("retrieval", choices=_TASKS, effect=_ALONE)
     target: str = choice("", effect=needs("task", *_TASKS[1:]))
     neighbors: int = choice(5, check=positive, effect=needs("task", "classification"))
+    templates: Sequence[str] = choice(("{}",), effect=needs("task", "classification"))
     generalization: bool = choice(False, effect=_MEASURED)
     json: str = ""
     report: str = choice("", effect=both(_ALONE, needs("task", *_TASKS[:2])))
@@ -152,12 +160,16 @@ def _compared(folders: Sequence[str]) -> dict[str, Any]:
 def _measured(flags: EvaluateFlags) -> dict[str, Any]:
     """Print what a split measures, and return it for JSON."""
     split = _split_of(flags)
-    measure = {"retrieval": _retrieval, "verification": _verification, "classification": _classification}
+    measure: dict[str, Any] = {"retrieval": _retrieval, "verification": _verification_of_images}
+    measure |= {"classification": _classification}
     result = {"model": flags.model, "dataset": split.name, "split": flags.split, "distance": flags.distance}
     result |= {} if flags.task == "retrieval" else {"task": flags.task}
     part = f", {flags.split}" if split.selection or split.images.roles is not None else ""
     size = f"{len(split.embeddings):,} images of {len(np.unique(split.images.labels)):,} classes"
+    size += f", {len(split.items.texts):,} texts" if split.items else ""
     print(f"{as_named(flags.model)} on {split.name}{part}: {size}")
+    if split.items:
+        measure = dict.fromkeys(_TASKS, _across_views)
     measures = measure[flags.task](flags, split)
     if flags.report:
         _write_page(flags, split, measures)
@@ -176,6 +188,7 @@ class _Split:
         selection: The data set, from which other splits are read; None where only embeddings are there.
         source: The model; None for stored embeddings.
         stored: All that is next to the embeddings on disk; None for a model.
+        items: Of a model of images and texts: the texts of the images, which are there once; None for images alone.
     """
 
     name: str
@@ -185,6 +198,7 @@ class _Split:
     selection: DataChoice | None
     source: EmbeddingBackend | None
     stored: StoredEmbeddings | None
+    items: ViewItems | None = None
 
 
 def _split_of(flags: EvaluateFlags) -> _Split:
@@ -197,9 +211,16 @@ def _split_of(flags: EvaluateFlags) -> _Split:
     dataset: Any = selection.load(flags.split) if selection else None
     if stored is None:
         assert selection is not None
-        options, source = _options(flags, dataset), load_source(flags)
+        source = load_source(flags)
+        items = ViewItems.of(dataset) if source.embeds_texts else None
+        if items:
+            dataset = dataset.take(items.rows)
+            if flags.intervals == "parts" or flags.generalization or flags.report:
+                flag = "report" if flags.report else "generalization" if flags.generalization else "intervals=parts"
+                raise UserError(f"--{flag} measures images alone, and {flags.model} is a model of images and texts")
+        options = _options(flags, dataset) if items is None else {}
         vectors = source.embed(dataset, flags.batch_size)
-        return _Split(selection.name, vectors, dataset, options, selection, source, None)
+        return _Split(selection.name, vectors, dataset, options, selection, source, None, items)
     part = stored.split(flags.split)
     if dataset is not None:
         _check_same_images(part, dataset)
@@ -252,6 +273,35 @@ def _retrieval(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
     return result
 
 
+def _across_views(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
+    """Measure images and texts with one another, as the task says."""
+    items, source, distance = split.items, split.source, flags.distance
+    assert items is not None
+    assert source is not None
+    texts = source.embed_texts(items.texts)
+    intervals = None if flags.intervals == "none" else flags.intervals
+    if flags.task == "retrieval":
+        ks = integers(",".join(flags.ks), "--ks") or None
+        options: dict[str, Any] = {"ks": ks, "distance": distance, "intervals": intervals}
+        options |= {"metrics": flags.metrics} if flags.metrics else {}
+        result = evaluation.evaluate_views(split.embeddings, texts, items.image_labels, items.text_labels, **options)
+        for direction, measures in result.items():
+            print(f"  {direction.replace('_', ' ')}")
+            _print_metrics(measures, measures.get("intervals", {}), measures["chance"])
+        return result
+    labels, text_labels = items.connected()
+    if flags.task == "verification":
+        both, views = np.concatenate([split.embeddings, texts]), np.arange(len(labels) + len(texts)) < len(labels)
+        return _verification(flags, both, np.concatenate([labels, text_labels]), views)
+    names = [split.images.class_names[label] for label in split.images.classes.tolist()]
+    classes = evaluation.class_embeddings(source.embed_texts, names, flags.templates)
+    rows = np.searchsorted(split.images.classes, split.images.labels)
+    result = evaluation.evaluate_zero_shot(split.embeddings, rows, classes, intervals=intervals)
+    _print_metrics(result, result.get("intervals", {}))
+    sides = {"gallery": split.embeddings, "gallery_labels": labels}
+    return {**result, **_calibration(flags, texts, text_labels, **sides), "queries": "texts"}
+
+
 def _generalization(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
     if flags.split == "train":
         raise UserError("--generalization compares the test classes with the training classes: leave --split=test")
@@ -268,9 +318,13 @@ def _generalization(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
     return evaluation.evaluate_generalization(split.embeddings, labels, *train, distance=flags.distance)
 
 
-def _verification(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
-    labels, distance = split.images.labels, flags.distance
-    measured = evaluation.verification(split.embeddings, labels, distance=distance)
+def _verification_of_images(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
+    return _verification(flags, split.embeddings, split.images.labels)
+
+
+def _verification(flags: EvaluateFlags, embeddings: np.ndarray, labels: Any, views: Any = None) -> dict[str, Any]:
+    distance = flags.distance
+    measured = evaluation.verification(embeddings, labels, distance=distance, views=views)
     print(f"  pairs: {measured.num_same:,} of one class, {measured.num_different:,} of different classes; {distance}")
     print(f"  {'auc':<24}{measured.auc:9.6f}")
     print(f"  {'eer':<24}{100 * measured.eer:6.2f} %  at a distance of {measured.eer_threshold:.6g}")
@@ -278,7 +332,8 @@ def _verification(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
         place = f"at a distance of {point.threshold:.6g}"
         print(f"  {f'tar@far={far:g}':<24}{100 * point.tar.mean:6.2f} %{_interval(point.tar)}  {place}")
     intervals = {f"tar@far={far:g}": point.tar for far, point in measured.points.items()}
-    return {**measured.to_dict(), "intervals": intervals, **_calibration(flags, split.embeddings, labels)}
+    calibration = _calibration(flags, embeddings, labels, **({} if views is None else {"views": views}))
+    return {**measured.to_dict(), "intervals": intervals, **calibration}
 
 
 def _classification(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
@@ -351,11 +406,14 @@ def seen_and_held_out(train: ImageDataset, name: str, model: str) -> tuple[Image
     return split_training_classes(train, *held_out)
 
 
-def _print_metrics(result: Mapping[str, Any], intervals: Mapping[str, Sequence[float]]) -> None:
-    """Print one metric a line, fractions in percent, with its interval where there is one."""
+def _print_metrics(
+    result: Mapping[str, Any], intervals: Mapping[str, Sequence[float]], chance: Mapping[str, float] | None = None
+) -> None:
+    """Print one metric a line, fractions in percent, with its interval and the level of chance where there are any."""
     for name, value in result.items():
         if isinstance(value, float):
-            print(f"  {name:<24}{100 * value:6.2f} %{_interval(intervals.get(name))}")
+            random = f"  chance {100 * chance[name]:.2f} %" if chance and name in chance else ""
+            print(f"  {name:<24}{100 * value:6.2f} %{_interval(intervals.get(name))}{random}")
         elif isinstance(value, int):
             print(f"  {name:<24}{value:>6}")
 

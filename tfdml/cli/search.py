@@ -2,6 +2,7 @@
 
   tfdml search --gallery=models/cars_retriever --queries='photos/*.jpg' --max_distance=calibrated
   tfdml search --gallery=embeddings/cars --model=models/cars --queries=photos/1.jpg --k=3
+  tfdml search --gallery=embeddings/signs --model=runs/signs --text="a stop sign"
   tfdml search --gallery=embeddings/cars --queries=queries.npz --out=neighbors.parquet
   tfdml search --gallery=embeddings/cars --queries=embeddings/cars --k=1000 --out=neighbors.csv
   tfdml search --gallery=embeddings/cars_head --model=runs/head --queries=new.npz
@@ -64,6 +65,7 @@ class SearchFlags(ModelFlags):
         gallery: What is searched, see above.
         queries: Images: files, folders, or patterns with * and **; may be repeated. Or one folder or file of
             embeddings.
+        text: In place of --queries, what the images show, in words, for a --model of images and texts.
         k: How many neighbors of each query.
         distance: What near means.
         max_distance: Leave out what is further away: a number in the distance of the search, calibrated, or a JSON
@@ -72,7 +74,8 @@ class SearchFlags(ModelFlags):
     """
 
     gallery: str
-    queries: Sequence[str] = choice(dataclasses.MISSING, paths=True)
+    queries: Sequence[str] = choice((), paths=True)
+    text: str = ""
     k: int = choice(10, check=positive)
     distance: str = choice("euclidean", choices=DISTANCES, effect=_STORED)
     max_distance: str = ""
@@ -93,8 +96,10 @@ def search(values: Flags) -> None:
         require_writable(flags.out, "out")
         if os.path.splitext(flags.out)[1] not in (".parquet", ".csv"):
             raise UserError(f"--out={flags.out}: name a file as *.parquet or *.csv")
+    if bool(flags.queries) == bool(flags.text):
+        raise UserError("--text takes the place of --queries" if flags.text else "--queries or --text is missing")
     kind = kind_of_gallery(flags.gallery)
-    limit: Any = _max_distance(flags.max_distance, kind)
+    limit: Any = _max_distance(flags, kind)
     search_in = {"database": _in_database, "embeddings": _in_embeddings}.get(kind, _in_retriever)
     results, distance, size, own = search_in(flags)
     if limit is None and own is None:
@@ -113,14 +118,17 @@ def search(values: Flags) -> None:
         print(f"written: {as_named(flags.out)}")
 
 
-def _max_distance(text: str, kind: str) -> float | Calibration | None:
+def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:
     """Return the largest distance of a neighbor, or the threshold of a file; None for that of the gallery itself."""
+    text = flags.max_distance
     if text == "calibrated":
+        if flags.text:
+            raise UserError("--max_distance=calibrated: the gallery's threshold is of images as queries, not of texts")
         if kind not in _EMBEDS_ITSELF:
             raise UserError("--max_distance=calibrated: only a retriever has a threshold; give a number or a JSON file")
         return None
     if text.endswith(".json"):
-        return calibration_of_file(text)
+        return calibration_of_file(text, "texts" if flags.text else "images")
     with user_errors(ValueError, f"--max_distance={text}: write a number, calibrated, or a JSON file"):
         return number("max_distance", float(text)) if text else float("inf")
 
@@ -139,7 +147,7 @@ def _print(results: RetrievalResults) -> None:
 
 
 def _holds_images(queries: Sequence[str]) -> bool:
-    return len(queries) != 1 or not holds_embeddings(os.path.expanduser(queries[0]))
+    return bool(queries) and (len(queries) != 1 or not holds_embeddings(os.path.expanduser(queries[0])))
 
 
 def _paths(flags: SearchFlags) -> list[str]:
@@ -147,6 +155,9 @@ def _paths(flags: SearchFlags) -> list[str]:
 
 
 def _embedded(flags: SearchFlags) -> _Queries:
+    if flags.text:
+        source = load_source(flags)
+        return [flags.text], source.embed_texts([flags.text]), None, source.fingerprint()
     if not _holds_images(flags.queries):
         read = read_embeddings(os.path.expanduser(flags.queries[0]))
         vectors, model = np.asarray(read.embeddings), read.model
@@ -173,7 +184,7 @@ def _in_database(flags: SearchFlags) -> _Answer:
 def _in_embeddings(flags: SearchFlags) -> _Answer:
     path = os.path.expanduser(flags.gallery)
     stored, options = read_embeddings(path), dict[str, Any](k=flags.k, distance=flags.distance)
-    same = os.path.realpath(os.path.expanduser(flags.queries[0])) == os.path.realpath(path)
+    same = bool(flags.queries) and os.path.realpath(os.path.expanduser(flags.queries[0])) == os.path.realpath(path)
     if same and stored.labels is not None and not (_holds_images(flags.queries) or flags.model):
         part = stored.split("test")
         results = RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]

@@ -53,23 +53,30 @@ class Demo:
         embed: From the bytes of an image to its embedding (d,); raises `UserError` where it cannot be decoded.
         model: What the model is called.
         calibration: Within which distance an image is of the gallery; None: nobody knows.
+        embed_texts: From texts to their embeddings (N, d); None: the model has no tower of texts.
     """
 
     gallery: Gallery
     embed: Callable[[bytes], np.ndarray]
     model: str = ""
     calibration: Calibration | None = None
+    embed_texts: Callable[[list[str]], np.ndarray] | None = None
 
-    def neighbors(self, query: bytes | int, k: int) -> list[dict[str, Any]]:
-        """Return the k nearest images to an image, or to a row without the row itself, as the page shows them."""
+    def neighbors(self, query: bytes | str | int, k: int) -> list[dict[str, Any]]:
+        """Return the k nearest images to an image, a text, or a row without the row itself, as the page shows them."""
         if isinstance(query, int):
             pairs = self.gallery.search(self.gallery.embeddings[query], k, query)
+        elif isinstance(query, str):
+            if self.embed_texts is None:
+                raise UserError(f"{self.model or 'the model'} embeds images alone: name a model of images and texts")
+            pairs = self.gallery.search(self.embed_texts([query])[0], k)
         else:
             images = EncodedImages((query,), ("the image",))
             if faults := find_faults(images, decode=False, max_pixels=SERVING_LIMIT):
                 raise UserError(f"this is no image to search by: {faults[0].reason}")
             pairs = self.gallery.search(np.asarray(self.embed(query)), k)
-        same = self.calibration and self.calibration.same
+        # The threshold is of images as queries.
+        same = None if self.calibration is None or isinstance(query, str) else self.calibration.same
         return [{"row": row, "distance": far, "accepted": same and bool(same(far))} for row, far in pairs]
 
 
@@ -102,15 +109,16 @@ def application(demo: Demo, token: str = "") -> Starlette:
     picture_of = functools.lru_cache(_PICTURES_KEPT)(lambda row: gallery.picture(row, _PICTURE_SIDE))
 
     async def page(request: Request) -> Response:
-        """Return the page: the neighbors of a `row`, or of the image that is sent, and the gallery from `first` on."""
+        """Return the page: neighbors of a `row`, a `text` or the image that is sent, and the gallery from `first`."""
         options: dict[str, Any] = {"k": 12, "first": 0, "row": None}
+        words = request.query_params.get("text", "").strip()
         neighbors, status, error = [], 200, ""
         try:
             for name, text in request.query_params.items():
                 if name in options:
                     ends = (1, MOST_NEIGHBORS) if name == "k" else (0, len(gallery) - 1)
                     options[name] = _integer(name, text, *ends)
-            query = options["row"]
+            query = words or options["row"]
             if request.method == "POST":
                 query = await read_body(request, MOST_BYTES, _UPLOAD_SECONDS)
             if query is not None:
@@ -120,7 +128,15 @@ def application(demo: Demo, token: str = "") -> Starlette:
         except UserError as refusal:
             status, error = 400, short_message(refusal)
         rows = range(options["first"], min(options["first"] + _PAGE, len(gallery)))
-        shown = {"demo": demo, "neighbors": neighbors, "error": error, "rows": rows, "page": _PAGE, **options}
+        shown = {
+            "demo": demo,
+            "neighbors": neighbors,
+            "error": error,
+            "rows": rows,
+            "page": _PAGE,
+            "text": words,
+            **options,
+        }
         threshold = demo.calibration and f"{demo.calibration.threshold:.4g}"
         return HTMLResponse(_TEMPLATES.get_template("index.html").render(shown, threshold=threshold), status)
 

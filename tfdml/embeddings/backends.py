@@ -6,11 +6,12 @@ And the models in files (Keras, SavedModel, LiteRT, ONNX), and `load_backend`, f
 import abc
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from tfdml.embeddings.model_card import (
 )
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import in_store, is_remote, local_copy, parse_flags, read_json, sha256_of
-from tfdml.models import AnyEmbedder
+from tfdml.models import AnyEmbedder, TextEmbedder
 from tfdml.registry import import_modules
 
 
@@ -53,9 +54,11 @@ class EmbeddingBackend(abc.ABC):
         transform: The view in which it is fed images; None where it takes them as they are.
         view: The configuration of its view; None where only the model knows.
         dimension: D of a head, which embeds stored vectors (B, D) in the place of images; 0 for images.
+        embeds_texts: Whether it also has a tower of texts.
     """
 
     kind: str
+    embeds_texts: bool = False
     truncate_dim: int = 0
     transform: EvaluationTransform | None = None
     view: dict[str, Any] | None = None
@@ -111,6 +114,20 @@ class EmbeddingBackend(abc.ABC):
     def embed(self, dataset: ImageDataset, batch_size: int) -> np.ndarray:
         """(N, d) float32, in the data set's order."""
         return np.concatenate(list(self.stream(dataset, batch_size)))
+
+    def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the embeddings of texts, (N, d) float32, which are compared with those of images.
+
+        Raises:
+            UserError: The model has no tower of texts, or a text is refused; it is named.
+        """
+        if not self.embeds_texts:
+            raise UserError(f"{self.address} embeds images alone: name a model of images and texts")
+        return self._first(self._floats(self._embed_texts(texts), len(texts)))
+
+    def _embed_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """See `embed_texts`."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def _stream(self, dataset: ImageDataset, batch_size: int, padded: int) -> Iterator[np.ndarray]:
@@ -321,6 +338,8 @@ class KerasEmbedder(_ViewBackend):
         super().__init__(path, truncate_dim)
         self.path = _file(path)
         self.embedder = load_embedder(path)
+        self.text_path = self.path.parent / "text_embedder.keras"
+        self.embeds_texts = self.text_path.is_file() and self.text_path != self.path
         self.transform = EvaluationTransform.of(self.embedder)
         self.view = view_of(self.embedder)
         self.dimension = self.view.get("dimension", 0)
@@ -328,6 +347,16 @@ class KerasEmbedder(_ViewBackend):
     def fingerprint(self) -> str:
         """See `EmbeddingBackend.fingerprint`."""
         return self._cut(fingerprint(self.embedder))
+
+    @functools.cached_property
+    def text_embedder(self) -> AnyEmbedder:
+        """The tower of texts."""
+        return load_embedder(self.text_path)
+
+    def _embed_texts(self, texts: Sequence[str]) -> np.ndarray:
+        if not isinstance(self.text_embedder, TextEmbedder):
+            raise UserError(f"{self.text_path} embeds stored vectors of texts, and no strings")
+        return self.text_embedder.embed_texts(list(texts))
 
     def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
         return embed_batches(self.embedder, batches, batch_size=batch_size)
@@ -410,6 +439,7 @@ class SavedModelEmbedder(EmbeddingBackend):
             raise UserError(
                 f"`model={path}`: the SavedModel has no signature embed_each, only {names}: export it again"
             )
+        self.embeds_texts = "embed_texts" in self.loaded.signatures
 
     def _stream(self, dataset: ImageDataset, batch_size: int, padded: int) -> Iterator[np.ndarray]:
         images = dataset.images
@@ -433,6 +463,10 @@ class SavedModelEmbedder(EmbeddingBackend):
         answer = self.loaded.signatures["embed_each"](image_bytes=tf.constant(encoded_images))
         reasons = [reason.decode() for reason in answer["error"].numpy()]
         return self._floats(answer["embedding"].numpy(), len(encoded_images)), reasons
+
+    def _embed_texts(self, texts: Sequence[str]) -> np.ndarray:
+        with user_errors(tf.errors.InvalidArgumentError, f"{self.address}: {REASON}", keep="last"):
+            return self.loaded.signatures["embed_texts"](texts=tf.constant(list(texts), tf.string))["embedding"].numpy()
 
 
 class ViewFile(_ViewBackend):

@@ -37,6 +37,7 @@ from tfdml.evaluation.verification import accepted_rates as accepted_rates
 from tfdml.evaluation.verification import evaluate_pairs as evaluate_pairs
 from tfdml.evaluation.verification import verification as verification
 from tfdml.evaluation.verification import verify_pairs as verify_pairs
+from tfdml.evaluation.views import ViewItems as ViewItems
 from tfdml.evaluation.views import class_embeddings as class_embeddings
 from tfdml.evaluation.views import evaluate_views as evaluate_views
 from tfdml.evaluation.views import evaluate_zero_shot as evaluate_zero_shot

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import sparse
@@ -16,8 +17,55 @@ from tfdml.evaluation.retrieval import evaluate_retrieval
 from tfdml.pairwise import integer_labels
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
+if TYPE_CHECKING:
+    from tfdml.data.dataset import ImageDataset
+
 #: The K of Recall@K across views, where there are as many images and texts.
 VIEW_KS = (1, 5, 10)
+_NAMES = ("image_labels", "text_labels")
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewItems:
+    """The images and the texts of a data set, each once, and their labels.
+
+    Args:
+        rows: (N,) a row of the data set for each image.
+        texts: M texts, sorted.
+        image_labels: The labels of each image.
+        text_labels: The labels of each text.
+    """
+
+    rows: np.ndarray
+    texts: list[str]
+    image_labels: list[np.ndarray]
+    text_labels: list[np.ndarray]
+
+    @classmethod
+    def of(cls, dataset: ImageDataset) -> ViewItems:
+        """Return those of a data set, whose images go by name; without texts, the text is the name of the class.
+
+        Example:
+            >>> test = tfdml.data.load("glyphs", split="test", texts=True, images_per_class=2)
+            >>> items = ViewItems.of(test)
+            >>> len(items.rows), len(items.texts), items.texts[0]
+            (292, 146, 'CYRILLIC CAPITAL LETTER GHE WITH MIDDLE HOOK')
+        """
+        texts: Any = dataset.texts
+        if texts is None:
+            texts = [dataset.class_names[label] for label in dataset.labels.tolist()]
+        columns = [np.asarray(column, str) for column in (dataset.names, texts)]
+        sides = [np.unique(column, return_index=True, return_inverse=True) for column in columns]
+        labels = []
+        for _, _, item in sides:
+            pairs = np.unique(np.stack([item, dataset.labels], axis=1), axis=0)
+            labels.append(np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1))
+        return cls(sides[0][1], sides[1][0].tolist(), *labels)
+
+    def connected(self) -> list[np.ndarray]:
+        """Return one label for each image and text, which two have in common where labels connect them."""
+        sizes = [len(self.rows), len(self.texts)]
+        return connected_labels(*_label_sets([self.image_labels, self.text_labels], _NAMES, sizes))
 
 
 def evaluate_views(
@@ -64,7 +112,7 @@ def evaluate_views(
         (1.0, 0.5)
     """
     views = [check_embeddings(images, "image embeddings"), check_embeddings(texts, "text embeddings")]
-    sets = _label_sets([image_labels, text_labels], ["image_labels", "text_labels"], [len(view) for view in views])
+    sets = _label_sets([image_labels, text_labels], _NAMES, [len(view) for view in views])
     connected = connected_labels(*sets)
     result = {}
     for name, query, found in (("text_to_image", 1, 0), ("image_to_text", 0, 1)):

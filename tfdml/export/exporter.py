@@ -15,17 +15,19 @@ from absl import logging
 
 from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.decoding import SERVING_LIMIT
+from tfdml.data.images import VectorImages
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.embeddings.backends import encoded_image, load_embedder, open_file
+from tfdml.embeddings.backends import SavedModelEmbedder, encoded_image, load_embedder, open_file
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, target_of
 from tfdml.evaluation.classification import TARGETS
+from tfdml.evaluation.views import ViewItems
 from tfdml.export import saved_model
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
 from tfdml.io.files import parse_flags, read_json, write_json
-from tfdml.models import AnyEmbedder, TruncatedEmbedder, stack, with_whitening
+from tfdml.models import AnyEmbedder, TextEmbedder, TruncatedEmbedder, stack, with_whitening
 from tfdml.training import RunFolder
 from tfdml.training.images import load_splits
 from tfdml.training.settings import Experiment
@@ -237,6 +239,7 @@ def export_model(
     options: ExportOptions | None = None,
     about: dict[str, Any] | None = None,
     report: Callable[[str], None] = logging.info,
+    text_embedder: TextEmbedder | None = None,
 ) -> Path:
     """Export an embedder as the next version, in every requested format or not at all.
 
@@ -256,6 +259,8 @@ def export_model(
         options: The formats and tolerances; by default a SavedModel.
         about: What the model card states of data, flags and metrics.
         report: Called with a line on each format.
+        text_embedder: A tower of texts, which becomes the signature `embed_texts` of the SavedModel. It is compared on
+            the texts of `test`.
 
     Returns:
         The path of the version.
@@ -276,11 +281,12 @@ def export_model(
     embedder = saved_model.in_float32(embedder)
     resize = EvaluationTransform.of(embedder).resize
     of_images, servable = len(embedder.view_shape) > 1, "saved_model" in options.formats
+    text_embedder = text_embedder and saved_model.in_float32(text_embedder)
     if servable and options.max_pixels < resize**2:
         raise UserError(f"`max_pixels={options.max_pixels}`: images are resized to {resize} x {resize} pixels")
     test = whole_classes(test, options.images)
     with saved_model.new_version(folder) as (hidden, path):
-        files = {name: _write(name, embedder, hidden, train, options) for name in options.formats}
+        files = {name: _write(name, embedder, hidden, train, options, text_embedder) for name in options.formats}
         views = evaluation_views(embedder, test)
         with tf.device("/CPU:0"):
             call = tf.function(lambda images: embedder(images, training=False), autograph=False)
@@ -297,6 +303,11 @@ def export_model(
             report(_line(name, listed["bytes"], measures) + ("  REFUSED" if faults else ""))
             refused += [f"{name}: {'; '.join(faults)}"] if faults else []
             artifacts[name] = {**listed, "acceptance": measures, "tolerance": dataclasses.asdict(tolerance)}
+            if name == "saved_model" and text_embedder is not None:
+                measures = _compare_texts(text_embedder, file, test)
+                refused += [f"{name}, texts: {fault}" for fault in faults_of(measures, tolerance)]
+                report(f"{name:<21} cosine min {measures['min_cosine']:.6f} on {measures['images']:,} texts")
+                artifacts[name]["acceptance_of_texts"] = measures
             if calibration is not None and name != "saved_model" and not faults:
                 own = calibrate(vectors, test.labels, **target_of(calibration.target))
                 artifacts[name]["calibration"] = own.to_dict()
@@ -312,6 +323,17 @@ def export_model(
         about["trained_on"] = None if train is None else sorted(train.class_names.values())
         write_json(hidden / CARD, model_card(embedder, artifacts, list(signatures), options.max_pixels, about))
     return path
+
+
+def _compare_texts(text_embedder: TextEmbedder, folder: Path, test: ImageDataset) -> dict[str, Any]:
+    """Return the measures of `compare_vectors` for the signature `embed_texts`; there is no Recall@1."""
+    texts = ViewItems.of(test).texts
+    with tf.device("/CPU:0"):
+        expected, backend = text_embedder.embed_texts(texts), SavedModelEmbedder(folder)
+        vectors = np.concatenate([backend.embed_texts(part) for part in _batches(texts)])
+    return compare_vectors(
+        expected, vectors, ImageDataset("texts", "test", VectorImages(expected), np.arange(len(texts)))
+    )
 
 
 def _line(name: str, size: int, measures: Mapping[str, Any]) -> str:
@@ -372,15 +394,21 @@ def choose_calibration(
     return calibration
 
 
-def calibration_of_file(path: str | os.PathLike) -> Calibration:
+def calibration_of_file(path: str | os.PathLike, queries: str = "images") -> Calibration:
     """Return the threshold in a JSON file that `tfdml evaluate` wrote.
 
+    Args:
+        path: The file.
+        queries: What it is compared with images by: `"images"` or `"texts"`.
+
     Raises:
-        UserError: There is none, it is of training classes, or damaged.
+        UserError: There is none, it is of training classes or of other queries, or damaged.
     """
     file = read_json(path)
     if "calibration" not in file or file.get("split") == "train":
         raise UserError(f"{path} has no threshold of held-out classes: write one with tfdml evaluate and `target`")
+    if file.get("queries", "images") != queries:
+        raise UserError(f"{path} has the threshold of {file.get('queries', 'images')} as queries, not of {queries}")
     return read_calibration(file["calibration"], path)
 
 
@@ -421,10 +449,17 @@ def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:
     return dataset
 
 
-def _write(name: str, embedder: AnyEmbedder, folder: Path, train: ImageDataset | None, options: ExportOptions) -> Path:
+def _write(
+    name: str,
+    embedder: AnyEmbedder,
+    folder: Path,
+    train: ImageDataset | None,
+    options: ExportOptions,
+    text_embedder: TextEmbedder | None,
+) -> Path:
     """Write one format; returns its file, or the SavedModel's folder."""
     if name == "saved_model":
-        saved_model.write_saved_model(embedder, folder, options.max_pixels)
+        saved_model.write_saved_model(embedder, folder, options.max_pixels, text_embedder)
         return folder
     if name == "onnx":
         path, data = folder / "onnx" / "model.onnx", convert_onnx(embedder)
@@ -498,7 +533,14 @@ def export_run(
         embedder.build((None, *embedder.view_shape))
     if stack_on or whitening is not None or truncate_dim:
         about["metrics"] = None  # the run has measured the embedder as it was
-    return export_model(embedder, folder, test, train, options, about, report)
+    texts = RunFolder(run_dir).path / "text_embedder.keras"
+    text_embedder = load_embedder(texts) if texts.is_file() else None
+    changed = moments or whitening is not None or truncate_dim or stack_on or "saved_model" not in options.formats
+    if text_embedder is not None and (changed or getattr(text_embedder, "tokenizer", None) is None):
+        needs = "a SavedModel, a tokenizer, and the images' embedder as it was trained"
+        report(f"the tower of texts is left out: it needs {needs}")
+        text_embedder = None
+    return export_model(embedder, folder, test, train, options, about, report, text_embedder)
 
 
 def load_run(

@@ -36,7 +36,7 @@ from tfdml.data.images import as_written
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import locked, partial_folder, require_local, sweep
-from tfdml.models import AnyEmbedder
+from tfdml.models import AnyEmbedder, TextEmbedder
 
 SIGNATURES = ("serving_default", "embed_images", "embed_each")
 WARM_UP = Path("assets.extra") / "tf_serving_warmup_requests"
@@ -237,7 +237,12 @@ def export_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pix
     return path
 
 
-def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixels: int = SERVING_LIMIT) -> None:
+def write_saved_model(
+    embedder: AnyEmbedder,
+    folder: str | os.PathLike,
+    max_pixels: int = SERVING_LIMIT,
+    text_embedder: TextEmbedder | None = None,
+) -> None:
     """Write a SavedModel with these signatures; each takes a batch of any size, none included.
 
     - `serving_default`: `image_bytes` (B,) strings, JPEG, PNG or WebP -> `embedding` (B, d) float32 of
@@ -245,6 +250,11 @@ def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixe
     - `embed_images`: `images` (B, H, W, 3) uint8 of any size -> `embedding`;
     - `embed_each`: `image_bytes` -> `embedding`, and `error` (B,) strings: what is wrong with an image, whose row is
       then zero, or empty. For a server that puts the images of several clients into one batch.
+
+    With a tower of texts also:
+
+    - `embed_texts`: `texts` (B,) strings, UTF-8 -> `embedding`. It fails on the first text that is empty or does not
+      fit into the tokens, and names it.
 
     That of a `Head` has `serving_default` alone: `vectors` (B, D) float32 -> `embedding`.
 
@@ -255,18 +265,10 @@ def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixe
         embedder: A built `Embedder` or `MomentEmbedder`.
         folder: Where to write; an empty folder or none.
         max_pixels: Images whose header states more pixels are refused before they are decoded.
+        text_embedder: The tower of texts, with a tokenizer that TensorFlow runs; None: there is none.
     """
-    # Constants, which TensorFlow can fold into one another, run a third faster than variables; and the signatures share
-    # them.
-    network = frozen_module(embedder, embedder.view_shape)
     spec = view_spec(embedder.view_shape)
-
-    @tf.function(input_signature=[spec], autograph=False)
-    def embed(images: tf.Tensor) -> tf.Tensor:
-        # TensorFlow's fused kernels fail on an empty batch; its answer is an empty one.
-        none = tf.zeros((0, embedder.embedding_dim))
-        return tf.cond(tf.shape(images)[0] > 0, lambda: network.embed(images)["embedding"], lambda: none)
-
+    embed = _embedding_function(embedder, spec)
     endpoints: dict[str, tuple[Callable, tf.TensorSpec]]
     if len(embedder.view_shape) == 1:
         endpoints = {"serving_default": (lambda vectors: {"embedding": embed(vectors)}, spec)}
@@ -290,6 +292,9 @@ def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixe
             "embed_each": (embed_each, text),
         }
     module = tf.Module()
+    if text_embedder is not None:
+        module.tokenizer = text_embedder.tokenizer  # whose tables are saved
+        endpoints["embed_texts"] = (_texts_endpoint(text_embedder), tf.TensorSpec((None,), tf.string))
     module.endpoints = {
         name: tf.function(function, input_signature=[spec], autograph=False)
         for name, (function, spec) in endpoints.items()
@@ -298,6 +303,37 @@ def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixe
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     with quiet():
         tf.saved_model.save(module, str(folder), signatures=dict(module.endpoints), options=options)
+
+
+def _embedding_function(embedder: AnyEmbedder, spec: tf.TensorSpec) -> Callable[[tf.Tensor], tf.Tensor]:
+    # Constants, which TensorFlow can fold into one another, run a third faster than variables; and the signatures share
+    # them.
+    network = frozen_module(embedder, embedder.view_shape, spec.dtype)
+
+    @tf.function(input_signature=[spec], autograph=False)
+    def embed(inputs: tf.Tensor) -> tf.Tensor:
+        # TensorFlow's fused kernels fail on an empty batch; its answer is an empty one.
+        none = tf.zeros((0, embedder.embedding_dim))
+        return tf.cond(tf.shape(inputs)[0] > 0, lambda: network.embed(inputs)["embedding"], lambda: none)
+
+    return embed
+
+
+def _texts_endpoint(embedder: TextEmbedder) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+    """Return the function from strings to embeddings, which refuses what `TextEmbedder.tokenize` refuses."""
+    embed = _embedding_function(embedder, tf.TensorSpec((None, *embedder.view_shape), tf.int32))
+
+    def embed_texts(texts: tf.Tensor) -> dict[str, tf.Tensor]:
+        output = embedder.tokenizer(texts)
+        tokens = output["token_ids"] if isinstance(output, dict) else output
+        counts = output["padding_mask"] if isinstance(output, dict) else tokens != embedder.pad_id
+        cut = tf.logical_and(tf.cast(counts[:, -1], tf.bool), not embedder.truncate)
+        faults = tf.where(cut, f"does not fit into {embedder.length} tokens", "")
+        faults = tf.where(tf.strings.length(tf.strings.strip(texts)) == 0, "is empty", faults)
+        with tf.control_dependencies([refuse(faults, "texts")]):
+            return {"embedding": embed(tf.cast(tokens, tf.int32))}
+
+    return embed_texts
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -492,7 +528,7 @@ def warm_up_requests(signatures: Mapping[str, Any]) -> Iterator[tuple[str, dict[
         for name, signature in signatures.items():
             inputs = {}
             for key, spec in signature.structured_input_signature[1].items():
-                row = {tf.string: jpeg, tf.uint8: picture, tf.int32: 10}.get(spec.dtype)
+                row = {tf.string: b"a" if key == "texts" else jpeg, tf.uint8: picture, tf.int32: 10}.get(spec.dtype)
                 rows = [np.ones(spec.shape[1:]) if row is None else row] * size
                 inputs[key] = tf.constant(rows, spec.dtype).numpy()
             yield name, inputs

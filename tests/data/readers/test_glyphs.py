@@ -1,3 +1,4 @@
+import collections
 import unicodedata
 
 import numpy as np
@@ -109,3 +110,19 @@ def test_missing_fonts_say_where_they_should_be(tmp_path, monkeypatch):
     monkeypatch.setattr("matplotlib.get_data_path", lambda: str(tmp_path))
     with pytest.raises(UserError, match=r"DejaVuSans\.ttf is missing: pip install matplotlib"):
         glyphs.font_path("DejaVuSans")
+
+
+def test_words_of_test_names_were_seen_in_other_names():
+    train, test = glyphs.split_named_letters().values()
+    assert sorted(train + test) == sorted(glyphs.NAMED_LETTERS)
+    assert (len(train), len(test)) == (293, 146)
+    words = [collections.Counter(word for c in part for word in unicodedata.name(c).split()) for part in (train, test)]
+    assert min(words[0][word] for word in words[1]) >= 3
+    assert all(set(glyphs._DEJAVU_STIX[:12]) <= {*glyphs.faces_of(c)} for c in train + test)
+
+
+def test_images_of_named_letters_have_their_names_as_texts():
+    train, test = (glyphs.read(split=split, texts=True, images_per_class=2, size=16) for split in ("train", "test"))
+    assert test.class_names[test.labels[0]] == "LATIN SMALL LETTER E WITH MACRON"
+    assert list(test.texts) == [test.class_names[label] for label in test.labels]
+    assert not {*train.class_names} & {*test.class_names}

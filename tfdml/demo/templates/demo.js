@@ -1,7 +1,9 @@
 // Sends a chosen image as it is, and shows the neighbors of the answer.
 const form = document.querySelector("form"), file = document.querySelector("#file"), query = document.querySelector("#query");
 async function search(event) {
-  if (!file.files.length) return;
+  const words = form.elements.text;
+  if (words && event.type === "change") words.value = "";
+  if (!file.files.length || words?.value) return;
   event.preventDefault();
   query.src = URL.createObjectURL(file.files[0]);
   query.hidden = false;

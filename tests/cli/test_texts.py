@@ -1,0 +1,159 @@
+"""Commands on a model of images and texts: measured in both directions, embedded, searched by words, exported."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import tfdml
+from tfdml.data import load
+from tfdml.embeddings import load_backend, read_embeddings
+from tfdml.errors import UserError
+from tfdml.evaluation import calibrate, class_embeddings, evaluate_views, evaluate_zero_shot, verification
+from tfdml.evaluation.views import ViewItems
+from tfdml.export import export_model
+from tfdml.models import ByteTokenizer, Embedder, TextEmbedder, byte_encoder
+
+GLYPHS = ("--dataset=glyphs", "--dataset_options=texts=true, size=16, images_per_class=2")
+
+
+@pytest.fixture(scope="module")
+def test_split():
+    return load("glyphs", split="test", texts=True, size=16, images_per_class=2)
+
+
+@pytest.fixture(scope="module")
+def towers():
+    keras.utils.set_random_seed(0)
+    image = Embedder(tfdml.backbones.resolve("conv4", 16, width=4), embedding_dim=8, image_size=16, resize=16)
+    text = TextEmbedder(byte_encoder(48, width=4), ByteTokenizer(48), embedding_dim=8)
+    image(np.zeros((1, 16, 16, 3), np.uint8))
+    text.embed_texts(["a"])
+    return image, text
+
+
+@pytest.fixture(scope="module")
+def model(towers, tmp_path_factory):
+    """A folder with both towers."""
+    folder = tmp_path_factory.mktemp("towers")
+    towers[0].save(folder / "embedder.keras")
+    towers[1].save(folder / "text_embedder.keras")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vectors(model, test_split):
+    items = ViewItems.of(test_split)
+    source = load_backend(model)
+    return items, source.embed(test_split.take(items.rows), 100), source.embed_texts(items.texts)
+
+
+def evaluated(commands, model, path, *flags):
+    status, said, errors = commands.run("evaluate", f"--model={model}", *GLYPHS, f"--json={path}", *flags)
+    assert status == 0, errors
+    return json.loads(path.read_text()), said
+
+
+def test_both_directions_are_measured(commands, model, vectors, tmp_path):
+    items, images, texts = vectors
+    result, said = evaluated(commands, model, tmp_path / "metrics.json", "--intervals=classes", "--ks=1,10")
+    expected = evaluate_views(images, texts, items.image_labels, items.text_labels, ks=[1, 10])
+    for direction, measures in expected.items():
+        assert result[direction]["recall@10"] == pytest.approx(measures["recall@10"], abs=1e-3)
+        assert result[direction]["intervals"]["map"][0] == pytest.approx(measures["map"], abs=1e-3)
+    assert expected["text_to_image"]["chance"]["recall@1"] == pytest.approx(1 / 146)
+    assert "292 images of 146 classes, 146 texts" in said
+    assert "text to image" in said
+    assert "chance 0.68 %" in said
+
+
+@pytest.mark.slow
+def test_pairs_and_classes_are_measured_across_views(commands, model, vectors, test_split, tmp_path):
+    items, images, texts = vectors
+    flags = ("--task=verification", "--target=far=0.1")
+    result, _ = evaluated(commands, model, tmp_path / "pairs.json", *flags)
+    labels, text_labels = items.connected()
+    both, views = np.concatenate([images, texts]), np.repeat([0, 1], [len(images), len(texts)])
+    expected = verification(both, np.concatenate([labels, text_labels]), views=views)
+    assert (result["num_same"], result["num_different"]) == (292, 292 * 145)
+    assert result["auc"] == pytest.approx(expected.auc, abs=1e-3)
+
+    path = tmp_path / "classes.json"
+    flags = ("--task=classification", "--target=fpir=0.1", "--templates=a {},{}")
+    result, _ = evaluated(commands, model, path, *flags)
+    names = list(dict.fromkeys(test_split.class_names[label] for label in sorted(test_split.class_names)))
+    classes = class_embeddings(load_backend(model).embed_texts, names, ["a {}", "{}"])
+    rows = test_split.labels[items.rows] - test_split.labels.min()
+    assert result["accuracy@5"] == pytest.approx(evaluate_zero_shot(images, rows, classes)["accuracy@5"], abs=4e-3)
+    threshold = calibrate(texts, text_labels, fpir=0.1, gallery=images, gallery_labels=labels).threshold
+    assert result["calibration"]["threshold"] == pytest.approx(threshold, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_words_find_images(commands, model, vectors, tmp_path):
+    items, images, texts = vectors
+    flags = (f"--model={model}", *GLYPHS)
+    assert commands.run("embed", *flags, f"--out={tmp_path / 'images'}")[0] == 0
+    assert commands.run("embed", *flags, "--texts=column", f"--out={tmp_path / 'texts'}")[0] == 0
+    stored = read_embeddings(tmp_path / "texts")
+    assert list(stored.names) == list(stored.classes) == items.texts
+    np.testing.assert_allclose(stored.embeddings, texts, atol=1e-6)
+    (tmp_path / "lines.txt").write_text("letter A\nletter A\nletter B\n")
+    lines = f"--texts={tmp_path / 'lines.txt'}"
+    status, said, errors = commands.run("embed", f"--model={model}", lines, f"--out={tmp_path / 'lines'}")
+    assert (status, said.split()[0]) == (0, "2"), errors
+
+    gallery = f"--gallery={tmp_path / 'images'}"
+    status, said, errors = commands.run("search", gallery, f"--model={model}", f"--text={items.texts[5]}", "--k=1")
+    assert status == 0, errors
+    nearest = np.linalg.norm(images - texts[5], axis=1).min()
+    assert f"1  {nearest:8.4f}  U+" in said
+    both = commands.run("search", gallery, f"--queries={tmp_path / 'texts'}", "--k=3")
+    assert "Recall@1" in both[1]
+
+
+def test_what_has_no_words_is_refused(commands, model, towers, vectors, tmp_path):
+    towers[0].save(tmp_path / "embedder.keras")
+    np.savez(tmp_path / "gallery.npz", embeddings=vectors[1], labels=np.arange(len(vectors[1])))
+    (tmp_path / "lines.txt").write_text("letter A\n\nletter B\n")
+    (tmp_path / "images.json").write_text(json.dumps({"calibration": {}, "queries": "images"}))
+    gallery, both = f"--gallery={tmp_path / 'gallery.npz'}", f"--model={model}"
+    cases = [
+        (
+            ("search", gallery, f"--model={tmp_path}", "--text=a"),
+            "embeds images alone: name a model of images and texts",
+        ),
+        (("search", gallery, both), "--queries or --text is missing"),
+        (("search", gallery, both, "--text=a", f"--queries={tmp_path}"), "--text takes the place of --queries"),
+        (("search", gallery, both, "--text= "), "a text must have a letter"),
+        (("search", gallery, both, f"--text={'a' * 99}"), "do not fit into 48 tokens"),
+        (("search", gallery, both, "--text=a", "--max_distance=calibrated"), "is of images as queries, not of texts"),
+        (("search", gallery, both, "--text=a", f"--max_distance={tmp_path / 'images.json'}"), "images as queries, not"),
+        (("embed", both, f"--texts={tmp_path / 'lines.txt'}", f"--out={tmp_path / 'o'}"), "text 1 is ''"),
+        (("embed", both, f"--texts={tmp_path / 'none'}", f"--out={tmp_path / 'o'}"), "cannot be read"),
+        (("embed", f"--model={tmp_path}", "--texts=column", *GLYPHS, f"--out={tmp_path / 'o'}"), "embeds images alone"),
+        (("evaluate", both, *GLYPHS, "--generalization"), "--generalization measures images alone"),
+        (("evaluate", both, *GLYPHS, "--task=classification", "--templates=a letter"), "needs {} in the place"),
+    ]
+    for arguments, message in cases:
+        status, _, errors = commands.run(*arguments)
+        assert status == 2, (arguments, errors)
+        assert message in errors, (arguments, errors)
+
+
+@pytest.mark.slow
+def test_both_towers_are_exported_and_compared(model, towers, vectors, test_split, tmp_path):
+    lines = []
+    version = export_model(towers[0], tmp_path, test_split, report=lines.append, text_embedder=towers[1])
+    card = json.loads((version / "model_card.json").read_text())
+    assert card["artifacts"]["saved_model"]["acceptance_of_texts"]["max_difference"] < 1e-5
+    assert "embed_texts" in card["signatures"]
+    assert any("146 texts" in line for line in lines)
+    served = load_backend(tmp_path)
+    np.testing.assert_allclose(served.embed_texts(vectors[0].texts), vectors[2], atol=1e-5)
+    assert served.embed_texts([]).shape == (0, 8)
+    with pytest.raises(UserError, match=r"texts\[1\] of 2: is empty"):
+        served.embed_texts(["a", " "])
+    with pytest.raises(UserError, match=r"texts\[0\] of 1: does not fit into 48 tokens"):
+        served.embed_texts(["a" * 48])
