@@ -81,6 +81,15 @@ def tuned():
     return model
 
 
+def sampled():
+    """With rows of proxies that each step draws."""
+    proxies = objectives.ProxyLoss(losses.AMSoftmaxLoss(), 40, sample=0.3)
+    model = models.MetricLearner(tiny_embedder(), [proxies, objectives.JointRepresentationSimilarity()])
+    model.build((None, 12, 12, 3))
+    model.compile(build_optimizer("pytorch_sgd", model, 0.3, weight_decay=0.1, clip_norm=0.2, ema=0.5))
+    return model
+
+
 def rank_mi(k, **options):
     """A RankMI whose first step has negatives too, and draws them."""
     return objectives.RankMI(1.5, statistics_steps=k, hidden=8, depth=1, seed=7, **options)
@@ -141,6 +150,7 @@ LEARNERS = {
     ),
     "rank_mi cached": lambda: cached([rank_mi(1), *jrd()]),
     "rank_mi twice": lambda: learner([rank_mi(2, monotonicity=0.1)]),
+    "sampled": sampled,
     "curricular": lambda: learner(
         [
             objectives.CurricularFace(3, scale=4.0, momentum=0.5, drop_highest=0.3),

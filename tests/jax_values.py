@@ -129,6 +129,19 @@ def horde_on_pairs_of_positions(mode):
     return lambda y, x: objective({"feature_map": keras.ops.reshape(x, (-1, 2, 2))}, y)
 
 
+def fit_sampled():
+    """Which proxies a step with drawn classes changes."""
+    from tests.models.networks import images, tiny_embedder, values
+
+    proxies = objectives.ProxyLoss(losses.AMSoftmaxLoss(), 30, sample=0.4)
+    learner = models.MetricLearner(tiny_embedder(), [proxies, objectives.JointRepresentationSimilarity()])
+    learner.build((None, 12, 12, 3))
+    learner.compile("sgd")
+    (before,) = values(proxies.drawn_weights)
+    learner.fit(images(0), np.array([4, 9, 4, 0, 9, 29, 4, 0]), batch_size=8, verbose=0)
+    return np.any(values(proxies.drawn_weights)[0] != before, axis=1)
+
+
 def lost_by_a_failing_step():
     """How many weights a plain model and a learner lack after a step that fails as it is compiled."""
     from tests.models.networks import colored_batch, tiny_embedder
@@ -180,6 +193,7 @@ def main(source, target):
     arrays["far|loss"] = np.asarray(losses.ContrastiveLoss()(FAR_LABELS, given["embedding"]))
     far = objectives.JointRepresentationSimilarity("embedding")({"embedding": given["embedding"]}, FAR_LABELS)
     arrays["far|jrs"] = np.asarray(far)
+    arrays["fit sampled"] = fit_sampled()
     arrays["lost"] = lost_by_a_failing_step()
     loss = rank_mi_statistics(given["labels"], given["embedding"])
     value, gradients = jax.jit(jax.value_and_grad(loss))([v.value for v in rank_mi_weights()])

@@ -81,3 +81,8 @@ def test_keras_loses_the_weights_of_a_step_that_fails_and_a_learner_keeps_them(o
     plain, learner = outputs["lost"]
     assert plain > 0, "take tfdml.workarounds.keeping_values out"
     assert learner == 0
+
+
+def test_a_step_with_drawn_classes_changes_what_it_drew(outputs):
+    assert outputs["fit sampled"].sum() == 12
+    assert outputs["fit sampled"][[0, 4, 9, 29]].all()

@@ -86,7 +86,7 @@ class ClassSimilarityLoss(LabeledLoss):
     def image_losses(self, labels, y_pred):
         """Compute one value per image: (B,), (B, C) or (B, C, K) -> (B,)."""
         similarities = self.class_similarities(y_pred)
-        mask = target_mask(labels, similarities.shape[1])
+        mask = target_mask(labels, ops.shape(similarities)[1])
         values = self.class_losses(similarities, mask) + nan_if_any(similarities, axis=1)
         return ops.where(ops.any(mask, axis=1), values, float("nan"))
 

@@ -109,7 +109,7 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
 
     def image_losses(self, labels, y_pred):
         """Return the batch's value at every image: (B,), (B, C) -> (B,)."""
-        num_local, num_classes = ops.shape(labels)[0], self.class_similarities(y_pred).shape[1]
+        num_local, num_classes = ops.shape(labels)[0], ops.shape(self.class_similarities(y_pred))[1]
         labels, similarities = replicas.gather(labels), replicas.gather(y_pred)
         mask = target_mask(labels, num_classes)
         pull = ops.softplus(pairwise.masked_logsumexp(-self.alpha * (similarities - self.margin), mask, axis=0))

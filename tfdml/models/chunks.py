@@ -106,7 +106,8 @@ class Chunks:
         with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
             given = [scope.get_current_value(variable) for variable in self.states]
             every = self.learner(images, training=True)
-            representations = {name: every[name] for name in self.learner.reads}
+            # The rest needs the labels of the batch.
+            representations = {name: every[name] for name in self.learner.reads if name in every}
             after = [scope.get_current_value(variable) for variable in self.states]
         if scope.losses:
             raise ValueError("gradient_cache does not go with layers that add losses of their own, by add_loss()")

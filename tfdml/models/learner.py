@@ -204,6 +204,13 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             representations.update(objective.represent(representations, training=training))
         return representations
 
+    def represent_labeled(self, representations, labels, training=None):
+        """Return the representations of the images, with those that objectives make of them and the labels."""
+        representations = dict(representations)
+        for objective in self.objectives:
+            representations.update(objective.represent_labeled(representations, labels, training=training))
+        return representations
+
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """Return the weighted sum of the terms, scaled so that Keras's sum over replicas is its global value.
 
@@ -218,6 +225,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             raise UserError("MetricLearner takes (images, labels), without sample weights")
         labels = pairwise.as_labels(y, rows=self.positives is not None)
         self._track_distances(y_pred["embedding"], labels)
+        y_pred = self.represent_labeled(y_pred, labels, training)
         # What pairs need is gathered, and nothing else.
         size, num_replicas = ops.shape(labels)[0], replicas.count()
         scope, all_labels = Scope.of_replica(size), replicas.gather(labels)

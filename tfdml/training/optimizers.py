@@ -157,6 +157,7 @@ class PartSettings:
     decoupled_decay: float = 0.0
     norm: float | None = None
     ema: float = 0.0
+    drawn: Sequence[int] = ()
 
 
 class PartRates(workarounds.WholeGradients):
@@ -193,8 +194,17 @@ class PartRates(workarounds.WholeGradients):
 
     def update_step(self, gradient, variable, learning_rate):
         """One variable's update, at its own rate."""
-        coupled, decoupled = self.part_settings.coupled_decay, self.part_settings.decoupled_decay
         index = workarounds.index_in(self, variable)
+        drawn = getattr(gradient, "indices", None) if self.has_drawn_rows(variable) else None
+        if drawn is not None:
+            if self.averages:
+                average = self.averages[index]
+                # Also those of rows that are drawn later begin with the first step.
+                ops.cond(self.iterations == 0, lambda: self.assign(average, variable), lambda: None)  # type: ignore[attr-defined]
+            rows = workarounds.VariableRows(variable, drawn)
+            workarounds.of_rows(self, index, drawn).update_step(gradient.values, rows, learning_rate)
+            return
+        coupled, decoupled = self.part_settings.coupled_decay, self.part_settings.decoupled_decay
         if coupled:
             gradient = gradient + ops.cast(coupled, variable.dtype) * ops.cast(variable, gradient.dtype)
         factors = self.part_settings.factors
@@ -204,6 +214,10 @@ class PartRates(workarounds.WholeGradients):
         super().update_step(gradient, variable, rate)  # type: ignore[misc]
         if self.averages:
             self._average(self.averages[index], variable)
+
+    def has_drawn_rows(self, variable):
+        """Whether the steps of an objective use rows of a variable that it draws."""
+        return workarounds.index_in(self, variable) in self.part_settings.drawn
 
     def with_averages(self) -> Iterator[tuple]:
         """Each weight with its average; nothing before the first step, when there is none."""
@@ -427,6 +441,7 @@ def build_optimizer(
     parts = learner.parts()
     by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
     variables = learner.trainable_variables
+    drawn = {id(variable) for objective in learner.objectives for variable in objective.drawn_weights}
     optimizer = _make(_CLASSES[name], learning_rate, epsilon, momentum)
     decoupled = isinstance(optimizer, _DECOUPLED)
     optimizer.part_settings = PartSettings(
@@ -435,6 +450,7 @@ def build_optimizer(
         decoupled_decay=weight_decay if decoupled else 0.0,
         norm=clip_norm or None,
         ema=ema,
+        drawn=[index for index, variable in enumerate(variables) if id(variable) in drawn],
     )
     optimizer.build(variables)
     return optimizer

@@ -97,7 +97,7 @@ class GradientSampler:
         learner = self._learner
         mapping = [*zip(self._trained, trained, strict=True), *zip(self._others, others, strict=True)]
         with keras.StatelessScope(mapping, initialize_variables=False):
-            representations = learner(images, training=True)
+            representations = learner.represent_labeled(learner(images, training=True), labels, training=True)
             terms = [
                 objective.weight * objective.term(representations, labels, training=True).value
                 for objective in learner.objectives
