@@ -504,7 +504,7 @@ class ProxyLoss(Objective):
 
     per_image = True
     reads: tuple[str, ...] = ("class",)
-    provides = ("class",)
+    provides: tuple[str, ...] = ("class",)
 
     def __init__(
         self,
