@@ -13,7 +13,9 @@ from tfdml import losses, objectives
 from tfdml.layers.vectors import draw_classes
 from tfdml.models import MetricLearner
 from tfdml.objectives.base import CLASS_COLUMNS
+from tfdml.objectives.terms import build_objectives
 from tfdml.training import averaged, build_optimizer
+from tfdml.training.build import _try_objectives
 from tfdml.training.optimizers import OPTIMIZERS
 
 CLASSES = 30
@@ -200,6 +202,15 @@ def test_prefixes_and_methods_of_faces_are_sampled_too():
         assert all(tuple(provided[name].shape) == (8, 9) for name in objective.provides)
     with pytest.raises(ValueError, match="SoftTripleLoss"):
         objectives.RegularizedSoftTriple(CLASSES, sample=0.3)
+
+
+def test_the_command_line_takes_a_share():
+    proxies, _ = build_objectives("am_softmax(sample=0.25, margin=0.2) + 0.4 * jrs", CLASSES)
+    assert (proxies.sample, proxies.loss.margin) == (0.25, 0.2)
+    learner = MetricLearner(tiny_embedder(), [proxies])
+    learner.build((None, 12, 12, 3))
+    _try_objectives(learner, np.array([0, 0, 1, 1]))
+    assert int(values([proxies.draws])[0][1]) == 0
 
 
 class OwnSimilarity(objectives.Objective):

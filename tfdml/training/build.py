@@ -194,6 +194,7 @@ def _try_objectives(learner: MetricLearner, labels: np.ndarray) -> None:
     with keras.StatelessScope():
         for objective in learner.objectives:
             representations.update(objective.represent(representations, training=True))
+            representations.update(objective.represent_labeled(representations, labels, training=True))
             objective.term(representations, labels)
 
 
