@@ -542,9 +542,10 @@ class EmbeddingFolder:
             self.manifest = value
             return
         for name in names:
-            if not (name == BAD_IMAGES or _PART.fullmatch(name)):
+            if _PART.fullmatch(name):
+                self._record(name, whole=False)
+            elif name != BAD_IMAGES:
                 raise UserError(f"`folder={self.folder}` holds other files ({name} ...); name another")
-        self.parts()
 
     def _compare(self, identity: Mapping[str, Any]) -> None:
         different = differences(identity, self.identity, lambda x: x if isinstance(x, str) else json.dumps(x))
@@ -577,19 +578,27 @@ class EmbeddingFolder:
         records = {int(match[1]): self._record(match[0]) for match in matches}
         return {number: record for number, record in records.items() if record}
 
-    def _record(self, name: str) -> PartRecord | None:
-        """Return what a part holds; None where it is damaged, which the checksums of its pages show."""
+    def _record(self, name: str, whole: bool = True) -> PartRecord | None:
+        """Return what a part holds; None where it is damaged, which the checksums of its pages show.
+
+        Args:
+            name: Of the file.
+            whole: Whether its pages are read, and not its end alone.
+        """
         try:
-            data = pa.BufferReader(files.read_bytes(self.path(name)))
-            table = pq.read_table(data, page_checksum_verification=True)
+            with files.open_file(self.path(name)) as file:
+                part = pq.ParquetFile(file, page_checksum_verification=True)
+                schema, rows = part.schema_arrow, part.metadata.num_rows
+                if whole:
+                    part.read()
         except (OSError, pa.ArrowException):
             return None
-        text = (table.schema.metadata or {}).get(_KEY)
+        text = (schema.metadata or {}).get(_KEY)
         if text is None:
             raise UserError(f"`folder={self.folder}` holds other files ({name} ...); name another")
         about = files.fields(files.parse_json(text, self.path(name)), {"identity": dict, "bad": list}, self.path(name))
         self._compare(about["identity"])
-        return PartRecord(len(table), table.schema.field("embedding").type.list_size, about["bad"])
+        return PartRecord(rows, schema.field("embedding").type.list_size, about["bad"])
 
     def write_part(
         self, number: int, images: Mapping[str, Any], vectors: np.ndarray, bad: Sequence[list] = ()
