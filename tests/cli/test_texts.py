@@ -1,12 +1,17 @@
 """Commands on a model of images and texts: measured in both directions, embedded, searched by words, exported."""
 
 import json
+import re
+import shlex
+import subprocess
+import sys
 
 import keras
 import numpy as np
 import pytest
 
 import tfdml
+from tests.docs.examples import ROOT
 from tfdml.data import load
 from tfdml.embeddings import load_backend, read_embeddings
 from tfdml.errors import UserError
@@ -157,3 +162,17 @@ def test_both_towers_are_exported_and_compared(model, towers, vectors, test_spli
         served.embed_texts(["a", " "])
     with pytest.raises(UserError, match=r"texts\[0\] of 1: does not fit into 48 tokens"):
         served.embed_texts(["a" * 48])
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(commands, tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "texts.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^(?:python|tfdml) .*", page, re.MULTILINE)
+    train = [sys.executable, *shlex.split(lines[0])[1:], "--steps=4", f"--models={tmp_path / 'models' / 'letters'}"]
+    subprocess.run(train, cwd=ROOT, check=True)
+    monkeypatch.chdir(tmp_path)
+    for line in lines[1:]:
+        _, command, *arguments = shlex.split(line)
+        if command != "demo":  # it ends with Ctrl-C
+            status, _, errors = commands.run(command, *arguments)
+            assert status == 0, (line, errors)

@@ -1,0 +1,106 @@
+"""Train images and texts from scratch, or texts next to stored vectors of images, and measure both directions.
+
+    python -m benchmarks.texts glyphs
+    python -m benchmarks.texts cars --data_dir=CARS196 --weights=MNV2_035_NOTOP.weights.h5
+
+`glyphs` trains both towers on the letters of `glyphs(texts=True)`. `cars` embeds Cars-196 once by MobileNetV2 (0.35,
+96 px, ImageNet), and trains a projection of these vectors and a tower of bytes on the names of the first 98 classes.
+The test classes were not trained on. Results go to benchmarks/results/texts_NAME.json.
+"""
+
+import argparse
+import json
+import pathlib
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdml
+from tfdml.data import ClassBalancedSampler, EvaluationTransform, ImageDataset, evaluation_batches
+from tfdml.evaluation import embed, evaluate_views
+from tfdml.evaluation.views import ViewItems
+from tfdml.models import ByteTokenizer, Embedder, Head, MetricLearner, TextEmbedder, byte_encoder
+from tfdml.objectives import SoftmaxAcrossViews
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+DIM, LENGTH = 128, 64
+
+
+def pixels(split: str) -> tuple[ImageDataset, np.ndarray]:
+    """Letters of 32 px with their names, and the images themselves."""
+    dataset = tfdml.data.load(
+        "glyphs", split=split, texts=True, size=32, images_per_class=20 if split == "train" else 10
+    )
+    return dataset, dataset.images.data
+
+
+def vectors(split: str, data_dir: str, weights: str) -> tuple[ImageDataset, np.ndarray]:
+    """Cars, and the pooled features of MobileNetV2."""
+    dataset = tfdml.data.load("cars196", data_dir, split)
+    backbone = tfdml.backbones.resolve("mobilenetv2", 96, weights=weights, alpha=0.35)
+    embedder = Embedder(backbone, image_size=96, resize=112)
+    return dataset, embed(embedder, evaluation_batches(dataset, EvaluationTransform.of(embedder), 100))
+
+
+def train(image: Embedder, text: TextEmbedder, dataset: ImageDataset, inputs: np.ndarray, steps: int, classes: int):
+    """Train both towers on batches of one image of each class drawn."""
+    items = [dataset.class_names[label] for label in dataset.labels.tolist()]
+    tokens, labels = text.tokenize(items), dataset.contiguous().labels
+    sampler = ClassBalancedSampler(labels, classes_per_batch=classes, images_per_class=1, seed=0)
+
+    def batches():
+        for step in range(steps):
+            rows = sampler.batch(step)
+            yield {"image": inputs[rows], "text": tokens[rows]}, labels[rows]
+
+    spec = tf.TensorSpec((classes, *inputs.shape[1:]), inputs.dtype), tf.TensorSpec((classes, LENGTH), tf.int32)
+    signature = {"image": spec[0], "text": spec[1]}, tf.TensorSpec((classes,), tf.int64)
+    learner = MetricLearner({"image": image, "text": text}, SoftmaxAcrossViews())
+    learner.compile(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.001, steps)))
+    data = tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(2)
+    learner.fit(data, steps_per_epoch=steps // 4, epochs=4, verbose=2)
+
+
+def main() -> None:
+    """Train, measure, print and write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=("glyphs", "cars"))
+    parser.add_argument("--data_dir", default="")
+    parser.add_argument("--weights", default="imagenet")
+    parser.add_argument("--steps", type=int, default=0, help="in place of the usual; no result is then written")
+    parser.add_argument("--models", default="", help="folder for both towers")
+    arguments = parser.parse_args()
+    start = time.time()
+    keras.utils.set_random_seed(0)
+    text = TextEmbedder(byte_encoder(LENGTH, width=32), ByteTokenizer(LENGTH), embedding_dim=DIM)
+    if arguments.name == "glyphs":
+        (dataset, inputs), (test, unseen) = pixels("train"), pixels("test")
+        backbone = tfdml.backbones.resolve("conv4", 32, width=32)
+        image, steps = Embedder(backbone, DIM, image_size=32, resize=32, batch_norm="train"), 1400
+    else:
+        (dataset, inputs), (test, unseen) = (
+            vectors(s, arguments.data_dir, arguments.weights) for s in ("train", "test")
+        )
+        image, steps = Head(inputs.shape[1], embedding_dim=DIM), 600
+    train(image, text, dataset, inputs, arguments.steps or steps, min(128, dataset.num_classes))
+    items = ViewItems.of(test)
+    images = embed(image, [unseen[first : first + 100] for first in range(0, len(unseen), 100)])[items.rows]
+    result = evaluate_views(images, text.embed_texts(items.texts), items.image_labels, items.text_labels)
+    for direction, measures in result.items():
+        for name in ("recall@1", "recall@10", "map"):
+            print(direction, name, measures[name], measures["intervals"][name], measures["chance"].get(name))
+    print(f"{time.time() - start:.0f} s")
+    if not arguments.steps:
+        path = RESULTS / f"texts_{arguments.name}.json"
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if arguments.models:
+        folder = pathlib.Path(arguments.models)
+        folder.mkdir(parents=True, exist_ok=True)
+        image.save(folder / "embedder.keras")
+        text.save(folder / "text_embedder.keras")
+
+
+if __name__ == "__main__":
+    main()
