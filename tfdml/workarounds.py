@@ -31,39 +31,12 @@ def producer_of(tensor: keras.KerasTensor) -> tuple[Any, list]:
     return operation, operation._inbound_nodes[node].input_tensors
 
 
-@contextlib.contextmanager
-def accepting_weights(layer: keras.layers.Layer) -> Iterator[None]:
-    """Enter a block in which a built layer takes new weights.
-
-    Keras 3.15: `build` locks a layer, also against `enable_lora` of a subclass.
-    """
-    layer._tracker.unlock()
-    try:
-        yield
-    finally:
-        layer._tracker.lock()
-
-
 def stored_kernel(layer: Any) -> keras.Variable:
     """Return the kernel of a dense layer as it is stored, without a low-rank change.
 
     Keras 3.15: the public `kernel` has the change added.
     """
     return layer._kernel
-
-
-class SavesMergedKernel:
-    """Mixed into a dense layer: saves `merged_kernel()` in place of its kernel.
-
-    Keras 3.15: the hook that adds a low-rank change to what is saved is private, and takes one form of change alone.
-    """
-
-    def _get_kernel_with_merged_lora(self):
-        return self.merged_kernel(), None, None
-
-    def merged_kernel(self) -> Any:
-        """Return the kernel with its change."""
-        raise NotImplementedError
 
 
 def forget_layout(variable: keras.Variable) -> None:

@@ -36,17 +36,15 @@ def adapted():
     return plain, model
 
 
-def test_the_matrix_of_all_heads_changes_by_the_rank(adapted):
+def test_queries_and_values_alone_change_by_the_rank(adapted):
     _, model = adapted
-    sizes = {}
-    for layer in adapted_layers(model):
-        before, after = (np.asarray(kernel).reshape(WIDTH, -1) for kernel in (layer._kernel, layer.kernel))
-        assert np.linalg.matrix_rank(after - before, tol=1e-4) == RANK
+    layers = adapted_layers(model)
+    for layer in layers:
+        before, after = (np.asarray(kernel) for kernel in (layer._kernel, layer.kernel))
         a, b = values([layer.lora_kernel_a, layer.lora_kernel_b])
+        assert a.shape[-1] == b.shape[0] == RANK
         assert_close(after - before, a.astype("float64") @ b, floor=1e-5)
-        sizes[layer.name] = sum(int(np.prod(v.shape)) for v in layer.trainable_variables if "lora" in v.name)
-    # r (d + k), of queries and values alone.
-    assert sizes == {"query": 48, "value": 48, "attention_qkv": 96}
+    assert {layer.name for layer in layers} == {"query", "value", "attention_qkv"}
     assert len(model.trainable_variables) == 6
 
 

@@ -9,36 +9,6 @@ from keras import ops
 from tfdml import workarounds
 from tfdml.arguments import integer
 
-
-@keras.saving.register_keras_serializable("tfdml")
-class LowRankEinsumDense(workarounds.SavesMergedKernel, keras.layers.EinsumDense):
-    """An `EinsumDense` whose low-rank change has the rank that is asked for.
-
-    The kernel (d, heads, k) of an attention layer is a matrix (d, heads k), and its change is A B with A (d, r) and
-    B (r, heads k). Keras's own has an A of (d, heads, r): the matrix then changes by rank heads r.
-    """
-
-    def enable_lora(self, rank):
-        """Freeze the kernel, and create A and B."""
-        kernel = workarounds.stored_kernel(self)
-        shapes = {"lora_kernel_a": (kernel.shape[0], rank), "lora_kernel_b": (rank, int(np.prod(kernel.shape[1:])))}
-        with workarounds.accepting_weights(self):
-            for name, initializer in zip(_OWN, ("he_uniform", "zeros"), strict=True):
-                weight = self.add_weight(name=name, shape=shapes[name], initializer=initializer, dtype="float32")
-                setattr(self, name, weight)
-            kernel.trainable = False
-        self.lora_enabled, self.lora_rank, self.lora_alpha = True, rank, rank
-
-    @property
-    def kernel(self):
-        """The changed kernel (d, heads, k), in the dtype of the layer's computations."""
-        return ops.cast(_merged(self), self.compute_dtype)
-
-    def merged_kernel(self):
-        """Return the changed kernel as it is saved, not rounded to half precision."""
-        return _merged(self)
-
-
 # The projections to queries and values, as Keras and KerasHub call them; Swin has one for queries, keys and values.
 _ADAPTED = ("query", "value", "q_proj", "v_proj", "attention_qkv")
 _OWN = ("lora_kernel_a", "lora_kernel_b")
@@ -47,16 +17,17 @@ _OWN = ("lora_kernel_a", "lora_kernel_b")
 def enable_lora(model: keras.Model, rank: int) -> int:
     """Freeze a network, and give its attention layers trainable changes of low rank.
 
-    W x becomes W x + B A x, with A (r, d) random, B (k, r) zero at the start, and W (k, d) frozen, in the projections
-    to queries and values of every attention layer. k is the size of all heads together. Keras adds B A to W in what it
-    saves, so that a saved network is an ordinary one; checkpoints of a run keep A and B.
+    W x becomes W x + B A x, with A random, B zero at the start, and W frozen, in the projections to queries and values
+    of every attention layer, by Keras's `enable_lora`. Where a projection has several heads, each has an A of its own,
+    of rank r. Keras adds B A to W in what it saves, so that a saved network is an ordinary one; checkpoints of a run
+    keep A and B.
 
     Args:
         model: A built network with attention layers, without low-rank changes so far.
         rank: r.
 
     Returns:
-        How many layers were changed, each with r (d + k) trained numbers.
+        How many layers were changed.
 
     Raises:
         ValueError: `rank` is not positive, or the network has no attention layer.
@@ -66,8 +37,6 @@ def enable_lora(model: keras.Model, rank: int) -> int:
         >>> network = keras_hub.models.ViTBackbone((32, 32, 3), 8, num_layers=3, num_heads=2, hidden_dim=16, mlp_dim=32)
         >>> enable_lora(network, rank=4), len(network.trainable_variables)
         (6, 12)
-        >>> sum(int(np.prod(variable.shape)) for variable in network.trainable_variables)  # 6 x 4 (16 + 16)
-        768
 
     Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, eq. 3; queries and values as in
     its sec. 5.1. The factor alpha / r is 1.
@@ -81,18 +50,8 @@ def enable_lora(model: keras.Model, rank: int) -> int:
     for variable in model.variables:
         variable.trainable = False
     for layer in adapted:
-        if isinstance(layer, keras.layers.EinsumDense):
-            # In place: attention layers keep their projections in attributes of many names.
-            layer.__class__ = LowRankEinsumDense
         layer.enable_lora(rank)
     return len(adapted)
-
-
-def _merged(layer: Any) -> Any:
-    """Return the kernel of an adapted layer with its change, as it is stored."""
-    change = ops.matmul(layer.lora_kernel_a, layer.lora_kernel_b) * (layer.lora_alpha / layer.lora_rank)
-    kernel = workarounds.stored_kernel(layer)
-    return ops.add(kernel, ops.reshape(change, kernel.shape))
 
 
 def plain_weights(model: keras.Model) -> list[np.ndarray]:
@@ -112,6 +71,9 @@ def plain_weights(model: keras.Model) -> list[np.ndarray]:
     merged: dict[int, Any] = {}
     for layer in workarounds.layers_of(model):
         if getattr(layer, "lora_enabled", False):
-            merged[id(workarounds.stored_kernel(layer))] = _merged(layer)
+            # `layer.kernel` is rounded where the layer computes in half precision.
+            change = ops.matmul(layer.lora_kernel_a, layer.lora_kernel_b)
+            kernel = workarounds.stored_kernel(layer)
+            merged[id(kernel)] = ops.add(kernel, change)
     weights = [weight for weight in model.weights if weight.name not in _OWN]
     return [ops.convert_to_numpy(merged.get(id(weight), weight)) for weight in weights]
