@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -57,36 +57,6 @@ def test_what_makes_no_data_set_is_refused(arguments, message):
 
 def of_labels(labels):
     return ImageDataset(images=FileImages(tuple(map(str, range(len(labels))))), labels=labels)
-
-
-@settings(max_examples=80, deadline=None)
-@example(sizes=[3, 5], limit=4, seed=1)  # no class drawn first fits the limit
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 300), st.integers(0, 9))
-def test_balanced_rows_are_drawn_evenly(sizes, limit, seed):
-    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)) * 7, sizes))
-    dataset = of_labels(labels)
-    rows = dataset.balanced_rows(limit, seed)
-    assert 0 < len(rows) <= limit
-    assert (np.diff(rows) > 0).all()
-    np.testing.assert_array_equal(rows, dataset.balanced_rows(limit, seed))
-    classes, counts = np.unique(labels[rows], return_counts=True)
-    # Each class has as many as the others, or all its images.
-    assert len(classes) == 1 or all(
-        n in (counts.max(), (labels == c).sum()) for c, n in zip(classes, counts, strict=True)
-    )
-    assert len(rows) == sum(sizes) or sum(sizes) > limit
-
-
-def test_balanced_rows_of_many_classes_are_fewer_classes_of_ten():
-    labels = np.repeat(np.arange(1000), 12)
-    dataset = of_labels(labels)
-    rows = dataset.balanced_rows(500)
-    classes, counts = np.unique(labels[rows], return_counts=True)
-    assert len(classes) == 50
-    assert set(counts) == {10}
-    assert classes.max() > 500  # drawn, not the first ones
-    asked = [c for c in range(1000) if c not in classes][:3]
-    assert set(asked) <= set(labels[dataset.balanced_rows(500, include=asked)])
 
 
 inspect = functools.partial(find_faults, decode=False)

@@ -10,8 +10,6 @@ from tfdml.evaluation.compare import QUERIES_FILE, QueryValues
 from tfdml.report import Run, read_run
 from tfdml.report.runs import metric_change, metric_name, metric_value
 
-ORDERS = {"1": {"recall@1": 0.581}, "2": {"recall@1": 0.559}, "all": {"recall@1": 0.594}}
-
 
 def test_metrics_of_a_run():
     result = {"metrics": {"recall@1": 0.5, "note": "text", "intervals": {"recall@1": [0.5, 0.4, 0.6, 0.05]}}}
@@ -24,16 +22,10 @@ def test_metrics_of_a_run():
         assert Run("r", measured).generalization == {"a": 1}
 
 
-def test_curves_are_those_of_seen_classes_orders_and_seeds():
-    history = [
-        {"epoch": 0, "test": {"recall@1": 0.4}, "seen": {"recall@1": 0.7}, "orders": ORDERS},
-        {"epoch": 1},
-        {"epoch": 2, "test": {"recall@1": 0.5}, "orders": {**ORDERS, "2": {"recall@1": 0.6}}},
-    ]
+def test_curves_are_those_of_the_run_or_of_its_seeds():
+    history = [{"epoch": 0, "test": {"recall@1": 0.4}}, {"epoch": 1}, {"epoch": 2, "test": {"recall@1": 0.5}}]
     curves = Run("r", {"metrics": {}}, history).histories
-    assert list(curves) == ["unseen classes", "seen classes", "order 2", "all, side by side"]
-    assert curves["unseen classes"] == [{"epoch": 0, "recall@1": 0.4}, {"epoch": 2, "recall@1": 0.5}]
-    assert [(entry["epoch"], entry["recall@1"]) for entry in curves["order 2"]] == [(0, 0.559), (2, 0.6)]
+    assert curves == {"unseen classes": [{"epoch": 0, "recall@1": 0.4}, {"epoch": 2, "recall@1": 0.5}]}
     seeds = [Run(f"seed {seed}", {"metrics": {}}, history[:1]) for seed in range(2)]
     assert list(Run("r", {"metrics": {}}, seeds=seeds).histories) == ["seed 0", "seed 1"]
 

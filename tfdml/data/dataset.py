@@ -5,7 +5,6 @@ And which of its images cannot be used: missing, damaged or unsupported files.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import hashlib
 import io
@@ -48,10 +47,6 @@ def _as_texts(values: Any) -> np.ndarray:
     for row in np.flatnonzero([not isinstance(text, str) or not text.strip() for text in texts])[:1]:
         raise UserError(f"texts: that of row {row} is {texts[row]!r}; write one, or leave the row out")
     return texts
-
-
-# With fewer images of a class, nobody sees whether it keeps together.
-_BALANCED_PER_CLASS = 10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -345,40 +340,6 @@ class ImageDataset:
         classes, labels = np.unique(self.labels, return_inverse=True)
         names = {new: self.class_names[int(old)] for new, old in enumerate(classes)}
         return dataclasses.replace(self, labels=labels.astype(np.int64), class_names=names)
-
-    def balanced_rows(self, limit: int, seed: int = 0, include: Sequence[int] = ()) -> np.ndarray:
-        """Draw up to `limit` images, equally many of every class as far as there are.
-
-        Where that would leave fewer than ten of a class, whole classes are drawn instead, up to ten images of each.
-
-        Args:
-            limit: How many images at most.
-            seed: Of the draw.
-            include: Classes that are drawn before the others.
-
-        Returns:
-            Ascending rows.
-
-        Example:
-            >>> dataset = ImageDataset(images=np.zeros((65, 8, 8, 3), np.uint8), labels=np.repeat([3, 8], [50, 15]))
-            >>> np.bincount(dataset.labels[dataset.balanced_rows(24)])[[3, 8]].tolist()
-            [12, 12]
-        """
-        rng = np.random.default_rng(seed)
-        shuffled = rng.permutation(len(self))
-        order = shuffled[np.argsort(self.labels[shuffled], kind="stable")]
-        classes, starts, sizes = np.unique(self.labels[order], return_index=True, return_counts=True)
-        rank = np.arange(len(self)) - np.repeat(starts, sizes)  # of an image in its class
-        caps = range(int(sizes.max()) + 1)
-        fair = bisect.bisect_right(caps, limit, key=lambda cap: np.minimum(sizes, cap).sum()) - 1
-        cap = max(_BALANCED_PER_CLASS, fair)
-        drawn = rng.permutation(len(sizes))
-        drawn = drawn[np.argsort(~np.isin(classes[drawn], include), kind="stable")]
-        inside = drawn[np.cumsum(np.minimum(sizes, cap)[drawn]) <= limit]
-        if not len(inside):  # not even the first of them
-            return np.sort(order[starts[drawn[0]] :][:limit])
-        in_class = np.repeat(np.isin(np.arange(len(sizes)), inside), sizes)
-        return np.sort(order[in_class & (rank < cap)])
 
     def _role(self, split: str, is_query: bool) -> ImageDataset:
         if self.is_query is None:

@@ -199,6 +199,13 @@ def roc_figure(measured: Verification, chosen: OperatingPoint) -> Markup:
 # The map
 
 
+def rows_on_map(labels: np.ndarray, marked: Sequence[int]) -> np.ndarray:
+    """Return rows of at most `MAPPED_IMAGES` images, ascending: those of the marked classes, then of classes drawn at random."""
+    classes, of_class = np.unique(labels, return_inverse=True)
+    order = np.random.default_rng(0).permutation(len(classes)) + len(classes) * ~np.isin(classes, marked)
+    return np.sort(np.argsort(order[of_class], kind="stable")[:MAPPED_IMAGES])
+
+
 def lay_out(embeddings: np.ndarray, *, distance: str = "euclidean", seed: int = 0) -> np.ndarray | None:
     """Places in the plane by t-SNE (van der Maaten and Hinton, 2008); the same arguments give the same places.
 

@@ -48,8 +48,8 @@ _GROUPS = {
 }
 # The pairs of so many images are counted within seconds.
 _MOST_IMAGES = 10_000
-# Confusions that are pictured, and listed.
-_PICTURED, _LISTED = 12, 50
+# Confusions that are shown.
+_PICTURED = 12
 
 
 def write_page(path: str | os.PathLike, template: str, **values: Any) -> None:
@@ -205,19 +205,16 @@ def _images(run: Run, dataset: ImageDataset, embeddings: np.ndarray, distance: s
     values |= dict.fromkeys(("examples", "pairs"), ())
     if ranked is not None and ranked.answerable.any():
         pairs = confusions(ranked, queries.labels, gallery.labels)
-        # Without those whose reverse comes before them.
-        one_way = set({frozenset((pair.label, pair.taken_for)): pair for pair in reversed(pairs)}.values())
         examples = choose_examples(ranked, queries.labels, num_queries)
         values |= {
             "recall": figures.recall_figure(ranked.recall(), run.before),
             "examples": [(*_GROUPS[kind], chosen) for kind, chosen in examples.items()],
             "pairs": pairs,
-            "pictured": [pair for pair in pairs if pair in one_way][:_PICTURED],
-            "listed": pairs[:_LISTED] if len(pairs) > _PICTURED else [],
+            "pictured": pairs[:_PICTURED],
             "names": {**gallery.class_names, **queries.class_names},
         }
     marked = most_confused(values["pairs"], figures.STYLES)
-    rows_on_map = dataset.balanced_rows(figures.MAPPED_IMAGES, 0, marked)
+    rows_on_map = figures.rows_on_map(dataset.labels, marked)
     places, labels = figures.lay_out(embeddings[rows_on_map], distance=distance), dataset.labels[rows_on_map]
     names = {label: str(dataset.class_names.get(label, label)) for label in marked if label in labels}
     values["map"] = None if places is None else figures.map_figure(places, labels, names)

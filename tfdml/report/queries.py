@@ -161,7 +161,6 @@ class Confusion:
         taken_for: The class of their nearest images.
         count: How many such queries there are.
         queries: How many queries of that class have an image of it to find.
-        reverse: How many there are the other way round.
         query: The one of them whose nearest image is nearest.
         neighbor: That image's gallery row.
         distance: How far it is.
@@ -171,7 +170,6 @@ class Confusion:
     taken_for: int
     count: int
     queries: int
-    reverse: int
     query: int
     neighbor: int
     distance: float
@@ -193,11 +191,10 @@ def confusions(ranked: RankedQueries, labels: np.ndarray, targets: np.ndarray) -
     wrong = wrong[np.argsort(ranked.distances[wrong, 0], kind="stable")]
     pairs = np.stack([labels[wrong], targets[ranked.rows[wrong, 0]]])
     kinds, first, counts = np.unique(pairs, axis=1, return_index=True, return_counts=True)
-    times = {(a, b): n for a, b, n in zip(*kinds.tolist(), counts.tolist(), strict=True)}
     result = []
-    for (a, b), query in zip(times, wrong[first].tolist(), strict=True):
+    for a, b, count, query in zip(*kinds.tolist(), counts.tolist(), wrong[first].tolist(), strict=True):
         row, distance = int(ranked.rows[query, 0]), float(ranked.distances[query, 0])
-        result.append(Confusion(a, b, times[a, b], asked[a], times.get((b, a), 0), query, row, distance))
+        result.append(Confusion(a, b, count, asked[a], query, row, distance))
     return sorted(result, key=lambda c: (-c.count, c.queries, c.label, c.taken_for))
 
 

@@ -33,8 +33,7 @@ class Run:
             or next to them `generalization` as `evaluate_generalization` gives it; `dataset`, `protocol` and
             `selection` in words.
         history: One mapping per epoch, what `metrics.jsonl` holds: `epoch`, metrics of unseen classes as `test`, and
-            perhaps of `seen` classes, `orders`, `generalization`, and what `fit` reports as `train`; empty where there
-            is no such file.
+            what `fit` reports as `train`; empty where there is no such file.
         flags: Its flags by name; empty where there is no `flags.txt`.
         environment: What `environment.json` holds; empty where there is no such file.
         path: Its folder; None: it has none.
@@ -90,15 +89,9 @@ class Run:
 
     @property
     def histories(self) -> dict[str, list[dict[str, Any]]]:
-        """The metrics after each epoch, by the name of a curve: unseen and seen classes, HORDE's orders, or seeds."""
-        if self.seeds:
-            return {seed.name: seed.records("test") for seed in self.seeds}
-        curves = {"unseen classes": self.records("test"), "seen classes": self.records("seen")}
-        orders = self.records("orders")
-        for order in orders[-1] if len(orders) > 1 else ():
-            if order not in ("epoch", "1"):  # the run itself
-                curves[order_name(order)] = [{"epoch": record["epoch"], **record.get(order, {})} for record in orders]
-        return {name: curve for name, curve in curves.items() if curve}
+        """The metrics of unseen classes after each epoch, by the name of a curve: of the run, or of each seed."""
+        runs = self.seeds or [dataclasses.replace(self, name="unseen classes")]
+        return {run.name: run.records("test") for run in runs}
 
 
 def read_run(path: str | os.PathLike, name: str = "") -> Run:
