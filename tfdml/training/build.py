@@ -208,6 +208,9 @@ class Components:
     """The objects of a run.
 
     Args:
+        experiment: The settings.
+        folder: Where the run is written, by the chief.
+        processes: Who trains.
         strategy: The strategy over devices; TensorFlow's default one on a single device.
         splits: The images.
         sampler: What chooses the images of each batch.
@@ -218,6 +221,9 @@ class Components:
         cache: What of the images is kept in memory.
     """
 
+    experiment: Experiment
+    folder: RunFolder
+    processes: workers.Processes
     strategy: Any
     splits: Splits
     sampler: Sampler
@@ -273,7 +279,8 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     if experiment.moment_embedder and not has_orders(learner):
         raise UserError("--moment_embedder needs one horde(...) in --objectives")
     cache = plan_cache(experiment, splits, train_view, steps * sampler.batch_size)
-    return Components(strategy, splits, sampler, steps_per_epoch, train_view, evaluation_view, learner, cache)
+    run = experiment, RunFolder(experiment.run_dir), processes or workers.Processes()
+    return Components(*run, strategy, splits, sampler, steps_per_epoch, train_view, evaluation_view, learner, cache)
 
 
 # Images that show how pooled features vary.

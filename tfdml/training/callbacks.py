@@ -26,10 +26,8 @@ from tfdml.errors import UserError
 from tfdml.io.files import write_lines
 from tfdml.training import checkpoints
 from tfdml.training.build import Components
-from tfdml.training.checkpoints import RunFolder
 from tfdml.training.optimizers import averaged
-from tfdml.training.results import flat, selected_epoch_of
-from tfdml.training.settings import Experiment
+from tfdml.training.results import Evaluator, flat, selected_epoch_of
 from tfdml.training.watching import Watcher
 from tfdml.training.workers import Processes
 
@@ -150,32 +148,24 @@ class TrainingMonitor(keras.callbacks.Callback):
     resumed run writes the same history as an uninterrupted one; the embedder that it selects is there before it.
 
     Args:
-        experiment: The settings.
-        parts: The objects of the run.
-        folder: Its folder.
-        watcher: Looks at some of the batches, on the chief.
-        evaluate: epoch -> dict of split -> metrics; called before training (epoch 0) and after epochs.
+        parts: The objects of the run. Its chief alone writes, and a signal to one process is one to all.
+        evaluator: Measures the embedder before training and after epochs.
         interruption: Asked after each step whether the run is to stop; within `fit` it should be deferred.
-        processes: Who trains: the chief alone writes, and a signal to one of them is one to all.
         saved: Called after every checkpoint, in each process.
     """
 
     def __init__(
         self,
-        experiment: Experiment,
         parts: Components,
-        folder: RunFolder,
-        watcher: Watcher,
-        evaluate: Callable[[int], dict[str, dict]],
+        evaluator: Evaluator,
         interruption: Interruption,
-        processes: Processes,
         saved: Callable[[], None] = lambda: None,
     ):
         super().__init__()
-        self.folder, self.steps_per_epoch = folder, parts.steps_per_epoch
-        self._experiment, self._batch_size = experiment, parts.sampler.batch_size
-        self._watcher, self._evaluate, self._saved = watcher, evaluate, saved
-        self._interruption, self._processes = interruption, processes
+        self.folder, self.steps_per_epoch = parts.folder, parts.steps_per_epoch
+        self._parts, self._evaluator, self._interruption, self._saved = parts, evaluator, interruption, saved
+        self._processes, self._experiment = parts.processes, parts.experiment
+        self.watcher = Watcher(parts)
         self.records: list[dict[str, Any]] = []
         self.step = 0
         #: The classes that are drawn together until the next search: see `NeighborSampler.update`.
@@ -196,7 +186,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.neighbors, self.selected = state.neighbors, state.selected
         if self._processes.is_chief:
             write_lines(self.folder.metrics, self.records)
-            self._watcher.resume(self.step)
+            self.watcher.resume(self.step)
         if self.step % self.steps_per_epoch:
             # fit() resets metrics at the start of an epoch; in the middle of one they must go on.
             self._metric_state = [keras.ops.convert_to_numpy(v) for v in self.model.metrics_variables]
@@ -227,7 +217,7 @@ class TrainingMonitor(keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(str(self.folder.tensorboard))
         if not self.records:
             now = time.perf_counter()
-            self._record({"epoch": 0, "step": 0, **self._evaluate(0)})
+            self._record({"epoch": 0, "step": 0, **self._evaluator.each_epoch(self.model, 0)})
             self.checkpoint()
             self._closings.append(time.perf_counter() - now)
             self._stop_if_asked()
@@ -243,9 +233,9 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         """Look at the batch, when it is time."""
-        if self._processes.is_chief and self._watcher.is_due(self.step):
+        if self._processes.is_chief and self.watcher.is_due(self.step):
             _ = self.model  # on JAX variables are with the learner only once a callback has asked for it
-            self._watcher.look(self.step, self._writer)
+            self.watcher.look(self.step, self._writer)
 
     def on_train_batch_end(self, batch, logs=None):
         """Count the step; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
@@ -277,11 +267,12 @@ class TrainingMonitor(keras.callbacks.Callback):
             )
         record = {"epoch": epoch + 1, "step": self.step, "seconds": now - self._epoch_started, "train": logs}
         if self._steps_here > 1:  # the first step compiles
-            record["images_per_second"] = (self._steps_here - 1) * self._batch_size / (now - self._compiled)
+            images = (self._steps_here - 1) * self._parts.sampler.batch_size
+            record["images_per_second"] = images / (now - self._compiled)
         record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         self.checkpoint()  # a run that is killed while it measures closes this epoch when it is resumed
         with averaged(self.model):
-            record.update(self._evaluate(epoch + 1))
+            record.update(self._evaluator.each_epoch(self.model, epoch + 1))
         self._record(record)
         if self._experiment.log_to:  # the line of the epoch would repeat every term
             shared.update(flat(record))

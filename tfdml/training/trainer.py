@@ -38,7 +38,7 @@ from tfdml.training.results import (
     write_results,
 )
 from tfdml.training.settings import MOST_CLASSES, Experiment
-from tfdml.training.watching import Watcher, logger_of
+from tfdml.training.watching import logger_of
 from tfdml.version import __version__, installed
 
 
@@ -92,7 +92,7 @@ def train(
                 result = processes.of_chief(lambda: _finished(folder, experiment))
                 if result is not None:
                     return TrainingRun(experiment, result) if processes.is_chief else None
-            trainer = Trainer(experiment, folder, processes, interruption, saved)
+            trainer = Trainer(experiment, processes, interruption, saved)
             if not resume:
                 trainer.load_initial_weights()
                 if processes.is_chief:
@@ -207,7 +207,6 @@ class Trainer:
 
     Args:
         experiment: The settings.
-        folder: Where the run is written, by the chief.
         processes: Who trains.
         interruption: Asked after each step whether the run is to stop.
         saved: See `train`.
@@ -219,25 +218,20 @@ class Trainer:
     def __init__(
         self,
         experiment: Experiment,
-        folder: RunFolder,
         processes: workers.Processes,
         interruption: Interruption,
         saved: Callable[[], None] = lambda: None,
     ):
         self.started = time.perf_counter()
-        self.experiment, self.folder, self.processes, self.interruption = experiment, folder, processes, interruption
+        self.experiment, self.processes, self.interruption = experiment, processes, interruption
         self.parts = parts = build_components(experiment, processes)
-        self.learner, self.splits = parts.learner, parts.splits
+        self.learner, self.splits, self.folder = parts.learner, parts.splits, parts.folder
         for warning in selection_warnings(experiment.selection, self.splits.validation):
             logging.warning("%s", warning)
         logging.info("%s", parts.cache.reason)
         views = parts.evaluation_view, parts.train_view
         self.evaluator = Evaluator(experiment, self.splits, *views, parts.cache.kept, processes)
-        self.watcher = Watcher(experiment, parts, folder)
-        evaluate = functools.partial(self.evaluator.each_epoch, self.learner)
-        self.monitor = TrainingMonitor(
-            experiment, parts, folder, self.watcher, evaluate, interruption, processes, saved
-        )
+        self.monitor = TrainingMonitor(parts, self.evaluator, interruption, saved)
 
     def load_initial_weights(self) -> None:
         """Take over the weights that the experiment names."""
@@ -339,7 +333,7 @@ class Trainer:
 
             self.monitor.neighbors = self.processes.of_chief(search)
         sampler.update(np.array(self.monitor.neighbors), first_step)
-        self.watcher.forget_batches()
+        self.monitor.watcher.forget_batches()
 
     def finish(self) -> TrainingRun | None:
         """Write the results, and return the run; None in a process that has nothing to do with them."""

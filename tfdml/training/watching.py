@@ -23,8 +23,6 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import read_json, write_json
 from tfdml.models import MetricLearner
 from tfdml.training.build import Components
-from tfdml.training.checkpoints import RunFolder
-from tfdml.training.settings import Experiment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,16 +237,12 @@ class Watcher:
     """What a run is watched by, in the process that writes its folder; it changes nothing of the training.
 
     Args:
-        experiment: The settings: how often it looks.
         parts: The objects of the run, its learner built.
-        folder: Its folder.
         samples: What was seen so far.
         alarms: Those that were raised so far.
     """
 
-    experiment: Experiment
     parts: Components
-    folder: RunFolder
     samples: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     alarms: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     _stream: Iterator[tuple[np.ndarray, np.ndarray]] | None = None
@@ -257,14 +251,14 @@ class Watcher:
 
     def resume(self, step: int) -> None:
         """Take up what was seen before this step; what came of steps that are made again comes again."""
-        if self.folder.watch.is_file():
-            before = read_json(self.folder.watch, {"samples": list, "alarms": list})
+        if self.parts.folder.watch.is_file():
+            before = read_json(self.parts.folder.watch, {"samples": list, "alarms": list})
             self.samples = [sample for sample in before["samples"] if sample["step"] < step]
             self.alarms = [alarm for alarm in before["alarms"] if alarm["step"] < step]
 
     def is_due(self, step: int) -> bool:
         """Whether the batch of this step, from 0, is to be looked at: never the first."""
-        every = self.experiment.watch_every
+        every = self.parts.experiment.watch_every
         return every > 0 and step > 0 and step % every == 0
 
     def look(self, step: int, writer: Any) -> None:
@@ -277,7 +271,7 @@ class Watcher:
         if self._too_large:
             return
         if self._stream is None:
-            self._stream = sampled_batches(self.experiment.seed, self.parts, step, self.experiment.watch_every)
+            self._stream = sampled_batches(self.parts, step)
         if self._sampler is None:
             self._sampler = GradientSampler(self.parts.learner)
         images, labels = next(self._stream)
@@ -307,8 +301,8 @@ class Watcher:
             logging.warning("%s", line)
             self.alarms.append({"step": step, "line": line})
         self.samples.append(values)
-        about = {"every": self.experiment.watch_every, "samples": self.samples, "alarms": self.alarms}
-        write_json(self.folder.watch, about)
+        about = {"every": self.parts.experiment.watch_every, "samples": self.samples, "alarms": self.alarms}
+        write_json(self.parts.folder.watch, about)
         with writer.as_default(step=step):
             for name in ("terms", "gradient_norm", "gradient_share"):
                 for part, value in values[name].items():
@@ -322,22 +316,24 @@ class Watcher:
         self._stream = None
 
 
-def sampled_batches(
-    seed: int, parts: Components, first_step: int, every: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def sampled_batches(parts: Components, first_step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield what is looked at of a step and of every so-manieth after it: one device's share, if its memory takes it.
 
     Args:
-        seed: Of the run.
         parts: The objects of the run.
         first_step: The step.
-        every: How many steps further the next one is.
     """
     whole, most = parts.sampler.batch_size, parts.learner.gradient_cache or parts.sampler.batch_size
     devices = parts.strategy.num_replicas_in_sync
     count = next(count for count in range(devices, whole + 1) if whole % count == 0 and whole // count <= most)
-    images, share = parts.splits.train, Share(parts.sampler, 0, count)
-    batches = training_batches(images, share, parts.train_view, seed=seed, first_step=first_step, every=every)
+    batches = training_batches(
+        parts.splits.train,
+        Share(parts.sampler, 0, count),
+        parts.train_view,
+        seed=parts.experiment.seed,
+        first_step=first_step,
+        every=parts.experiment.watch_every,
+    )
     yield from own_threads(batches).as_numpy_iterator()
 
 
