@@ -25,7 +25,7 @@ from tfdml.errors import UserError, redact_text, short_message, user_errors
 from tfdml.flag_files import read_flag_files
 from tfdml.io.files import as_named, local_copy
 from tfdml.registry import import_modules
-from tfdml.training.callbacks import SIGNALS, Stopped
+from tfdml.training.callbacks import SIGNALS, Interrupted
 from tfdml.training.settings import Settings, meanings
 
 # What comes after `DEFINE_` in the name of absl's function, by the type of a field.
@@ -272,7 +272,7 @@ def _fail(command: Command, message: str) -> None:
 
 @contextlib.contextmanager
 def signals_as_exceptions() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise `Stopped` in the block, so that what it holds is cleaned up.
+    """SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the block, so that what it holds is cleaned up.
 
     A second signal ends the process. A signal that the process was started to ignore, as by `nohup`, stays ignored.
     Outside the main thread nothing is changed.
@@ -284,7 +284,7 @@ def signals_as_exceptions() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         for each in heard:
             signal.signal(each, signal.SIG_DFL)
-        raise Stopped(number)
+        raise Interrupted(number)
 
     try:
         for number in heard:

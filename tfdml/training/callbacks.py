@@ -35,24 +35,12 @@ from tfdml.training.workers import Processes
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
-class Stopped(KeyboardInterrupt):
-    """A signal has asked the process to end.
-
-    Args:
-        number: The signal's number.
-    """
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
-
-
-class Interrupted(Stopped):
-    """A run was asked to stop, and did.
+class Interrupted(KeyboardInterrupt):
+    """A signal has asked the process, or the run in it, to end.
 
     Args:
         number: The signal.
-        left: What of the run is on disk and how to continue it, in words.
+        left: Of a run, what of it is on disk and how to continue it, in words.
 
     Example:
         >>> str(Interrupted(signal.SIGTERM, "nothing was written"))
@@ -61,7 +49,7 @@ class Interrupted(Stopped):
 
     def __init__(self, number: int, left: str = ""):
         super().__init__(number)
-        self.left = left
+        self.number, self.left = number, left
 
     @property
     def status(self) -> int:
