@@ -1,6 +1,5 @@
 """How an embedding treats classes it was not trained on: overlap of distances, density, divergence, and a summary."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,58 +118,8 @@ def evaluate_overlap(
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class ClassDensity:
-    """One row per class; all distances are squared Euclidean, as in the paper's eq. 1.
-
-    Args:
-        classes: (C,) int64 class ids, ascending.
-        counts: (C,) int64 images of each class.
-        d_avg: (C,) float64, D_avg: the mean squared distance of the class's images to their mean. The denser a class,
-            the smaller. Exactly 0 for a class of one image.
-        d_nearest: (C,) float64, the squared distance of the class's mean to the nearest other class's.
-        nearest_class: (C,) int64, the id of that class.
-        d_others: (C,) float64, the mean squared distance of the class's mean to all other classes'.
-    """
-
-    classes: np.ndarray
-    counts: np.ndarray
-    d_avg: np.ndarray
-    d_nearest: np.ndarray
-    nearest_class: np.ndarray
-    d_others: np.ndarray
-
-    def summary(self) -> dict[str, float | int]:
-        """Return the classes taken together.
-
-        Returns:
-            `d_avg_mean`, `d_avg_std`, `d_avg_min` and `d_avg_max` over the classes with at least two images, which are
-            counted in `num_dense_classes`; `d_nearest_mean`, `d_nearest_min` and `d_others_mean` over all classes;
-            and `separation`, `d_nearest_mean` over `d_avg_mean`, left out where every class has collapsed to a point.
-
-        Raises:
-            UserError: Every class has one image only.
-        """
-        several = self.counts > 1
-        if not several.any():
-            raise UserError("the density of classes needs a class of two images or more")
-        d_avg = self.d_avg[several]
-        result = {
-            "d_avg_mean": d_avg.mean(),
-            "d_avg_std": d_avg.std(),
-            "d_avg_min": d_avg.min(),
-            "d_avg_max": d_avg.max(),
-            "d_nearest_mean": self.d_nearest.mean(),
-            "d_nearest_min": self.d_nearest.min(),
-            "d_others_mean": self.d_others.mean(),
-        }
-        if d_avg.any():
-            result["separation"] = self.d_nearest.mean() / d_avg.mean()
-        return {name: float(value) for name, value in result.items()} | {"num_dense_classes": int(several.sum())}
-
-
-def class_density(embeddings: Any, labels: Any) -> ClassDensity:
-    """Return the density of each class and the distances between their means.
+def class_density(embeddings: Any, labels: Any) -> dict[str, float | int]:
+    """Return the density of classes and how far their means lie apart, in squared Euclidean distances.
 
         D_avg(c) = 1/n_c sum_{i in c} |f_i - mu_c|^2,   mu_c = 1/n_c sum_{i in c} f_i
 
@@ -184,13 +133,20 @@ def class_density(embeddings: Any, labels: Any) -> ClassDensity:
         embeddings: (N, d).
         labels: (N,) integer class ids, of at least two classes.
 
+    Returns:
+        `d_avg_mean`, `d_avg_std`, `d_avg_min` and `d_avg_max` over the classes with at least two images, which are
+        counted in `num_dense_classes`; over all classes `d_nearest_mean` and `d_nearest_min`, of a class's mean to the
+        nearest other class's, and `d_others_mean`, to those of all other classes; and `separation`, `d_nearest_mean`
+        over `d_avg_mean`, left out where every class has collapsed to a point.
+
     Raises:
-        UserError: Embeddings that are empty or not finite, labels that do not go with them, or one class only.
+        UserError: Embeddings that are empty or not finite, labels that do not go with them, one class only, or no class
+            of two images.
 
     Example:
-        >>> table = class_density([[0.0], [2.0], [5.0], [5.0]], [7, 7, 9, 9])
-        >>> table.d_avg.tolist(), table.d_nearest.tolist(), table.nearest_class.tolist()
-        ([1.0, 0.0], [16.0, 16.0], [9, 7])
+        >>> figures = class_density([[0.0], [2.0], [5.0], [5.0]], [7, 7, 9, 9])
+        >>> figures["d_avg_mean"], figures["d_nearest_mean"], figures["separation"]
+        (0.5, 16.0, 32.0)
 
     Source: Li et al., "Deep Metric Learning with Density Adaptivity", IEEE T-MM 2019, eq. 5.
     """
@@ -207,18 +163,19 @@ def class_density(embeddings: Any, labels: Any) -> ClassDensity:
         points = embeddings[rows] - center
         means[i] = points.mean(axis=0)
         d_avg[i] = np.square(points - means[i]).sum(axis=1).mean()
-    nearest = nearest_neighbors(means, k=1)[0][:, 0]
+    several = counts > 1
+    if not several.any():
+        raise UserError("the density of classes needs a class of two images or more")
+    d_nearest = np.square(means - means[nearest_neighbors(means, k=1)[0][:, 0]]).sum(axis=1)
     squares = np.einsum("cd,cd->c", means, means)
-    others = len(classes) - 1
-    return ClassDensity(
-        classes=classes,
-        counts=counts,
-        d_avg=d_avg,
-        d_nearest=np.square(means - means[nearest]).sum(axis=1),
-        nearest_class=classes[nearest],
-        # sum_j |m_i - m_j|^2, without a matrix of all pairs
-        d_others=(len(classes) * squares + squares.sum() - 2 * means @ means.sum(axis=0)) / others,
-    )
+    # sum_j |m_i - m_j|^2, without a matrix of all pairs
+    d_others = (len(classes) * squares + squares.sum() - 2 * means @ means.sum(axis=0)) / (len(classes) - 1)
+    result = {f"d_avg_{name}": float(getattr(d_avg[several], name)()) for name in ("mean", "std", "min", "max")}
+    result |= {"d_nearest_mean": float(d_nearest.mean()), "d_nearest_min": float(d_nearest.min())}
+    result["d_others_mean"] = float(d_others.mean())
+    if d_avg[several].any():
+        result["separation"] = result["d_nearest_mean"] / result["d_avg_mean"]
+    return result | {"num_dense_classes": int(several.sum())}
 
 
 def evaluate_divergence(
@@ -384,7 +341,7 @@ def evaluate_generalization(
 
     Returns:
         Numbers by name, suited to JSON: those of `evaluate_divergence` as they are; `unseen_` and `seen_` before
-        `recall@1` and those of `evaluate_overlap` and `ClassDensity.summary`.
+        `recall@1` and those of `evaluate_overlap` and `class_density`.
         Their meanings are the pages' of those functions; distances are not fractions, and lambda may exceed 1.
 
     Raises:
@@ -413,7 +370,7 @@ def evaluate_generalization(
             if "overlap" in measures:
                 values |= evaluate_overlap(embeddings, labels, distance=distance)
             if "density" in measures:
-                values |= class_density(embeddings, labels).summary()
+                values |= class_density(embeddings, labels)
         result |= {f"{side}_{name}": value for name, value in values.items()}
     paired = all(np.unique(labels, return_counts=True)[1].max() > 1 for _, labels in sides.values())
     if "divergence" in measures and len(sides) == 2 and paired:
