@@ -32,7 +32,7 @@ from tfdml.effects import Effect
 from tfdml.embeddings.model_card import card_of, served_version
 from tfdml.errors import UserError
 from tfdml.evaluation import Calibration
-from tfdml.export.exporter import calibration_of_file, read_calibration
+from tfdml.export.exporter import calibration_of_file
 from tfdml.export.retriever import Retriever
 from tfdml.io.files import read_json
 from tfdml.pairwise import DISTANCES
@@ -104,7 +104,7 @@ def demo(values: Flags) -> None:
 def _of_card(card: Path | None) -> Calibration | None:
     """Return the threshold of searches in a model card; None where there is none."""
     stored = read_json(card).get("calibration") if card else None
-    return read_calibration(stored, str(card)) if stored and stored.get("kind") == "fpir" else None
+    return Calibration.from_dict(stored, str(card)) if stored and stored.get("kind") == "fpir" else None
 
 
 COMMAND = Command("demo", demo, Flags(DemoFlags), __doc__, flag_of={"uri": "gallery"})

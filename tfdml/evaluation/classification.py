@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_auc_score
 
 from tfdml.arguments import one_of
-from tfdml.errors import UserError, check_positive, check_share
+from tfdml.errors import REASON, UserError, check_positive, check_share, user_errors
 from tfdml.evaluation.intervals import Interval, rate_interval
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.evaluation.verification import AllPairs
@@ -273,17 +274,25 @@ class Calibration:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
+    def from_dict(cls, values: Mapping[str, Any], where: str | os.PathLike = "from_dict") -> Calibration:
         """Create the calibration that `to_dict` wrote.
 
+        Args:
+            values: What it wrote.
+            where: The file that holds it, for the message.
+
         Raises:
-            UserError: A value is missing or unknown.
+            UserError: A value is missing, unknown or damaged.
         """
         names = {field.name for field in dataclasses.fields(cls)}
-        if set(values) != names:
-            raise UserError(f"a calibration has the values {', '.join(sorted(names))}; got {', '.join(sorted(values))}")
-        arrays = {name: np.asarray(values[name], float) for name in ("distances", "probabilities")}
-        return cls(**{**values, **arrays, "rates": {name: Interval(*rate) for name, rate in values["rates"].items()}})
+        with user_errors((TypeError, ValueError, AttributeError), f"{where}: the calibration cannot be used: {REASON}"):
+            if set(values) != names:
+                raise ValueError(f"a calibration has the values {', '.join(sorted(names))}, not {', '.join(values)}")
+            numbers = {name: np.asarray(values[name], float) for name in ("threshold", "distances", "probabilities")}
+            if not all(np.isfinite(number).all() for number in numbers.values()):
+                raise ValueError("its threshold or its curve is damaged")
+            rates = {name: Interval(*rate) for name, rate in values["rates"].items()}
+            return cls(**{**values, **numbers, "threshold": float(values["threshold"]), "rates": rates})
 
 
 def target_of(text: str, argument: str = "target", kinds: Sequence[str] = KINDS) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import SavedModelEmbedder, encoded_image, load_embedder, open_file
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
-from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, target_of
 from tfdml.evaluation.classification import TARGETS
 from tfdml.evaluation.views import ViewItems
@@ -409,26 +409,7 @@ def calibration_of_file(path: str | os.PathLike, queries: str = "images") -> Cal
         raise UserError(f"{path} has no threshold of held-out classes: write one with tfdml evaluate and `target`")
     if file.get("queries", "images") != queries:
         raise UserError(f"{path} has the threshold of {file.get('queries', 'images')} as queries, not of {queries}")
-    return read_calibration(file["calibration"], path)
-
-
-def read_calibration(values: Any, where: str | os.PathLike) -> Calibration:
-    """Return a stored calibration.
-
-    Args:
-        values: What `Calibration.to_dict` gave.
-        where: The file that holds it, for the message.
-
-    Raises:
-        UserError: It is damaged.
-    """
-    try:
-        calibration = Calibration.from_dict(values)
-        if not np.isfinite([calibration.threshold, *calibration.distances, *calibration.probabilities]).all():
-            raise UserError("its threshold or its curve is damaged")
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{where}: the calibration cannot be used: {short_message(error)}") from error
-    return calibration
+    return Calibration.from_dict(file["calibration"], path)
 
 
 def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:

@@ -22,7 +22,7 @@ from tfdml.embeddings.model_card import CARD, describe_files, fingerprint, serve
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate
 from tfdml.export import saved_model
-from tfdml.export.exporter import choose_calibration, read_calibration
+from tfdml.export.exporter import choose_calibration
 from tfdml.export.search_graph import MAX_RESULTS, SEARCHES, load_exported, write_graph
 from tfdml.io.files import Kinds, compare_files, read_bytes, read_json, write_json
 from tfdml.models import AnyEmbedder
@@ -277,7 +277,7 @@ class Retriever:
         self.path, file, remedy = path, path / RETRIEVER_CARD, "copy the version again, or build it again"
         self.card = read_json(file, _CARD, remedy)
         compare_files(path, self.card["files"], str(file), remedy)
-        calibration = self.card.get("calibration") and read_calibration(self.card["calibration"], file)
+        calibration = self.card.get("calibration") and Calibration.from_dict(self.card["calibration"], file)
         self.calibration = calibration and calibration.for_searches("euclidean", len(self))
         # Whatever TensorFlow raises on a damaged graph.
         with user_errors(Exception, f"{path} cannot be loaded as a retriever: {REASON}", keep="last"):
