@@ -10,7 +10,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -432,42 +432,51 @@ def find_faults(images: Images, decode: bool = True, max_pixels: int = DECODER_L
         'empty file'
     """
 
-    def fault(index: int) -> str | None:
+    if images.decoded:
+        return []
+
+    def header_fault(index: int) -> str | None:
         try:
-            if decode:
-                return decode_or_fault(images.encoded(index), decode_whole, max_pixels)[1]
             with images.open(index) as file:
                 return _content_fault(file, max_pixels)
         except Exception as error:  # clients of file systems have their own error types
             return access_fault(error)
 
-    if images.decoded:
-        return []
-    threads = {"threads": os.cpu_count() or 1} if decode else {}
-    reasons = enumerate(in_threads(fault, range(len(images)), **threads))
-    return [ImageError(index, images.name(index), reason) for index, reason in reasons if reason]
+    faults: Iterator[str | None] = in_threads(header_fault, range(len(images)))
+    if decode:
+        # The shape alone: many images wait for their turn.
+        faults = (fault for _, fault in converted_images(images, lambda data: decode_whole(data).shape, max_pixels))
+    return [ImageError(index, images.name(index), fault) for index, fault in enumerate(faults) if fault]
 
 
-def decode_or_fault(
-    data: bytes, decode: Callable[[tf.Tensor], Any], max_pixels: int = DECODER_LIMIT
-) -> tuple[Any, str | None]:
-    """Decode the bytes of an image; return what the decoder makes of them, and what is wrong with them, if anything is.
+def converted_images(
+    images: Images, convert: Callable[[tf.Tensor], Any], max_pixels: int = DECODER_LIMIT
+) -> Iterator[tuple[Any, str | None]]:
+    """Yield what a function makes of the bytes of each image, or what is wrong with the image.
 
     Args:
-        data: The bytes.
-        decode: The decoder.
+        images: The images.
+        convert: Raises TensorFlow's errors where it cannot decode them; called in threads.
         max_pixels: As for `find_faults`.
 
     Example:
-        >>> decode_or_fault(jpeg[: len(jpeg) // 2], tfdml.data.decode_image)
+        >>> next(converted_images(EncodedImages((jpeg[: len(jpeg) // 2],), ("a.jpg",)), tfdml.data.decode_image))
         (None, 'truncated JPEG (no end-of-image marker)')
     """
-    if fault := _content_fault(io.BytesIO(data), max_pixels):
-        return None, fault
-    try:
-        return decode(tf.constant(data)), None
-    except (tf.errors.OpError, UnicodeDecodeError) as error:  # the second where a message quotes bytes
-        return None, f"damaged: {short_message(error, 'last')}"
+
+    def convert_or_fault(index: int) -> tuple[Any, str | None]:
+        try:
+            data = images.encoded(index)
+        except Exception as error:  # clients of file systems have their own error types
+            return None, access_fault(error)
+        if fault := _content_fault(io.BytesIO(data), max_pixels):
+            return None, fault
+        try:
+            return convert(tf.constant(data)), None
+        except (tf.errors.OpError, UnicodeDecodeError) as error:  # the second where a message quotes bytes
+            return None, f"damaged: {short_message(error, 'last')}"
+
+    return in_threads(convert_or_fault, range(len(images)), os.cpu_count() or 1)
 
 
 def access_fault(error: Exception) -> str:

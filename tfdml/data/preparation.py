@@ -19,9 +19,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.dataset import ImageDataset, ImageError, access_fault, decode_or_fault
+from tfdml.data.dataset import ImageDataset, ImageError, converted_images
 from tfdml.data.decoding import DECODER_LIMIT, decode_image, decode_whole, format_of
-from tfdml.data.images import Images, in_threads
 from tfdml.data.readers.own_images import COLUMNS
 from tfdml.data.transforms import resize_to_side
 from tfdml.errors import REASON, UserError, check_choice, check_not_negative, check_positive, user_errors
@@ -222,7 +221,7 @@ def check_images(
         {'train': []}
     """
     check_positive(max_pixels=max_pixels)
-    return _examine_all(splits, decode_whole, max_pixels, progress)
+    return _examine_all(splits, lambda data: decode_whole(data).shape, max_pixels, progress)
 
 
 def prepare(
@@ -323,18 +322,10 @@ def _examine_all(
         keep: Called with the split, the place and the converted bytes of each good image, in their order.
     """
 
-    def examine(images: Images, index: int) -> tuple[Any, str | None]:
-        try:
-            data = images.encoded(index)
-        except Exception as error:  # clients of file systems have their own error types
-            return b"", access_fault(error)
-        return decode_or_fault(data, convert, max_pixels)
-
     faults: dict[str, list[ImageError]] = {split: [] for split in splits}
     total, done = sum(map(len, splits.values())), 0
     for split, dataset in splits.items():
-        results = in_threads(functools.partial(examine, dataset.images), range(len(dataset)), os.cpu_count() or 1)
-        for index, (converted, fault) in enumerate(results):
+        for index, (converted, fault) in enumerate(converted_images(dataset.images, convert, max_pixels)):
             if fault:
                 faults[split].append(ImageError(index, dataset.images.name(index), fault))
             else:
