@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from tests.export.networks import small_dataset, small_embedder
-from tests.models.ensembles import tiny_ensemble
 from tests.models.networks import images
 from tfdml.data import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
@@ -122,7 +121,7 @@ def test_an_embedder_with_all_moments_is_converted_without_its_loop(precision, v
 def test_what_cannot_be_converted_says_so(embedder, views):
     with pytest.raises(UserError, match="representative images"):
         convert_litert(embedder, "int8")
-    for other in (MomentEmbedder(embedder, MomentEmbeddings(orders=2, dim=8)), TruncatedEmbedder(tiny_ensemble(), 3)):
+    for other in (MomentEmbedder(embedder, MomentEmbeddings(orders=2, dim=8)), TruncatedEmbedder(embedder, 3)):
         with pytest.raises(UserError, match="int8 takes no moments"):
             convert_litert(other, "int8", views)
 
@@ -155,12 +154,3 @@ def test_onnx_gives_the_embedders_vectors(embedder, views, monkeypatch):
     monkeypatch.setitem(sys.modules, "tf2onnx", None)
     with pytest.raises(UserError, match=r"tf2onnx.*pip install"):
         convert_onnx(embedder)
-
-
-@pytest.mark.slow
-def test_a_truncated_embedder_is_converted_to_int8_where_the_projection_is_its_end(embedder, views):
-    cut = TruncatedEmbedder(embedder, 6)
-    cut.build((None, 32, 32, 3))
-    found = runner(convert_litert(cut, "int8", views))[1](images=views)["embedding"]
-    assert found.shape == (len(views), 6)
-    assert min(cosines(keras.ops.convert_to_numpy(cut(views)), found)) >= 0.98

@@ -44,8 +44,8 @@ def convert_litert(
 
     Args:
         embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`.
-        precision: One of `PRECISIONS`; a head, an ensemble, moments, a whitening and a network that normalizes as it
-            goes (LayerNorm: transformers, ConvNeXt) have no `"int8"`, cut or not.
+        precision: One of `PRECISIONS`; a head, an ensemble, moments, a whitening, cut vectors and a network that
+            normalizes as it goes (LayerNorm: transformers, ConvNeXt) have no `"int8"`.
         representative: (N, S, S, 3) uint8 views of training images, for `"int8"`; some hundreds are enough.
 
     Returns:
@@ -62,9 +62,8 @@ def convert_litert(
     check_choice("`precision`", precision, PRECISIONS)
     if precision != "int8":
         return _converted(_module(embedder), precision)
-    whole = embedder.embedder if isinstance(embedder, TruncatedEmbedder) else embedder
-    if isinstance(whole, Head | AttentionEnsemble) or not isinstance(whole, Embedder):
-        raise UserError(f"int8 takes no moments, whitening, head or ensemble: {_AS_SMALL}")
+    if isinstance(embedder, Head | AttentionEnsemble) or not isinstance(embedder, Embedder):
+        raise UserError(f"int8 takes no moments, whitening, head or ensemble, and no cut vectors: {_AS_SMALL}")
     if representative is None or not len(representative):
         raise UserError("int8 needs representative images: pass views of some hundreds of training images")
 

@@ -250,10 +250,6 @@ class TruncatedEmbedder(ReducedEmbedder):
         super().__init__(embedder, name, **kwargs)
         self.dim = self.embedding_dim = integer("dim", dim, at_least=1, at_most=self.embedder.embedding_dim)
 
-    def represent(self, images, training=None):
-        """Return the `projection` (B, dim), before it is scaled to length 1."""
-        return {"projection": self.embedder.represent(images, training=training)["projection"][:, : self.dim]}
-
     def call(self, images, training=None):
         """(B, H, W, 3) -> (B, dim), unit vectors."""
         return self.normalize(self.embedder(images, training=training)[:, : self.dim])
