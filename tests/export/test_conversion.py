@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.export.networks import small_dataset, small_embedder
+from tests.models.ensembles import tiny_ensemble
 from tests.models.networks import images
 from tfdml.data import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
