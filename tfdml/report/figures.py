@@ -200,7 +200,7 @@ def roc_figure(measured: Verification, chosen: OperatingPoint) -> Markup:
 
 
 def rows_on_map(labels: np.ndarray, marked: Sequence[int]) -> np.ndarray:
-    """Return rows of at most `MAPPED_IMAGES` images, ascending: those of the marked classes, then of classes drawn at random."""
+    """Return rows of at most `MAPPED_IMAGES` images, ascending: of the marked classes, then of others at random."""
     classes, of_class = np.unique(labels, return_inverse=True)
     order = np.random.default_rng(0).permutation(len(classes)) + len(classes) * ~np.isin(classes, marked)
     return np.sort(np.argsort(order[of_class], kind="stable")[:MAPPED_IMAGES])
