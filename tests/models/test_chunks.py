@@ -24,7 +24,7 @@ def gradients(model, chunk, batch=None):
     model.gradient_cache = chunk
     model.compile(Taking(), run_eagerly=True)
     labels, x = batch or colored_batch()
-    logs = model.train_step((tf.constant(x), tf.constant(labels)))
+    logs = model.train_step((tf.nest.map_structure(tf.constant, x), tf.constant(labels)))
     return values(model.trainable_variables), {name: float(value) for name, value in logs.items()}
 
 

@@ -161,6 +161,7 @@ PREFIX = "hub:"
 _CONFIG, _CONVERTER = "config.json", "image_converter.json"
 # Networks of images and text, of which the part that sees images is taken.
 _TWO_TOWERS = ("CLIPBackbone", "SigLIPBackbone")
+_FAMILIES_OF_BOTH = ("CLIP", "SigLIP", "MetaCLIP2")
 _POSITIONS = ("position_embedding", "position_embeddings", "interpolated_position_embeddings")
 
 
@@ -226,6 +227,56 @@ def load_preset(name: str, image_size: int) -> tuple[keras.Model, dict[str, list
         families = ", ".join(sorted(_LEADING))
         raise UserError(f"backbone 'hub:{name}' is a {type(network).__name__}; known are {families}")
     return network, scaling, None
+
+
+class HubTokenizer(SavedByArguments, keras.layers.Layer):
+    """Strings to the `token_ids` and the `padding_mask` of a preprocessor of KerasHub, a dict of (B, T).
+
+    Args:
+        preprocessor: Of a text backbone, such as `BertTextClassifierPreprocessor`, or of images and texts, such as
+            `CLIPPreprocessor`.
+    """
+
+    def __init__(self, preprocessor, **kwargs):
+        require_keras_hub()
+        super().__init__(**kwargs)
+        self.preprocessor = restore(preprocessor)
+
+    def __call__(self, texts):
+        """(B,) strings -> a dict of (B, T)."""
+        of_both = type(self.preprocessor).__name__.startswith(_FAMILIES_OF_BOTH)
+        output = self.preprocessor({"images": None, "prompts": texts} if of_both else texts)
+        return {name: output[name] for name in ("token_ids", "padding_mask")}
+
+
+def load_text_preset(name: str) -> tuple[keras.Model, HubTokenizer]:
+    """Return the network of texts of a preset with its weights, and its tokenizer.
+
+    Of CLIP, SigLIP and MetaCLIP 2 it is the text half, from token ids to vectors in the space of the images.
+
+    Args:
+        name: As in `load_preset`.
+
+    Raises:
+        UserError: It cannot be fetched or read, or has no texts.
+    """
+    hub = require_keras_hub()
+    folder = os.path.expanduser(name)
+    path = folder if os.path.isdir(folder) else name
+    with user_errors(Exception, f"text backbone 'hub:{name}' cannot be loaded: {REASON}"):
+        network = hub.models.Backbone.from_preset(path)
+        family = type(network).__name__.removesuffix("Backbone")
+        kinds = ("Preprocessor", "CausalLMPreprocessor", "TextClassifierPreprocessor")
+        preprocessor = next(getattr(hub.models, family + kind) for kind in kinds if hasattr(hub.models, family + kind))
+        return text_network(network), HubTokenizer(preprocessor.from_preset(path))
+
+
+def text_network(network: keras.Model) -> keras.Model:
+    """Return the text half of a network of images and texts of KerasHub, (B, T) -> (B, D); any other as it is."""
+    if not hasattr(network, "get_text_embeddings"):
+        return network
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    return keras.Model(tokens, network.get_text_embeddings(tokens), name="text_half")
 
 
 def _scaling(hub: Any, path: str) -> dict[str, list[float]]:

@@ -92,7 +92,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             objectives = build_objectives(objectives, num_classes)
         listed = objectives if isinstance(objectives, (list, tuple)) else [objectives]
         self.objectives = [_as_objective(restore(objective)) for objective in listed]
-        _check_objectives(self.objectives, tuple(self._shapes(self.view_shape)))
+        _check_objectives(self.objectives, tuple(self.representation_shapes(self.view_shape)))
         self.term_trackers = [keras.metrics.Mean(name=objective.name) for objective in self.objectives]
         self.observation_trackers = {
             f"{objective.name}_{key}": keras.metrics.Mean(name=f"{objective.name}_{key}")
@@ -115,7 +115,12 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         shapes = {view: (None, *tower.view_shape) for view, tower in self.towers.items()}
         return shapes or (None, *self.embedder.view_shape)
 
-    def _shapes(self, input_shape) -> dict:
+    @property
+    def embedder_weights(self) -> list:
+        """The weights of the embedders of all views."""
+        return [weight for tower in self.towers.values() or [self.embedder] for weight in tower.weights]
+
+    def representation_shapes(self, input_shape) -> dict:
         """Return the shapes of the embedders' representations, by name."""
         return self._by_name(input_shape, lambda tower, shape: tower.representation_shapes(shape))
 
@@ -133,10 +138,10 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
     def build(self, input_shape):
         """Create the weights of the embedders and of the objectives."""
+        shapes = self.representation_shapes(input_shape)
         for view, tower in self.towers.items():
             build_once(tower, input_shape[view])
         build_once(self.embedder, input_shape)
-        shapes = self._shapes(input_shape)
         for objective in self.objectives:
             if not objective.built:
                 with keras.name_scope(objective.name):

@@ -211,7 +211,8 @@ def _ids(output: Any) -> Any:
 
 def _run(encoder: keras.Model, tokens: Any, pad_id: int) -> Any:
     """Return what an encoder gives for token ids; those of KerasHub take and return dicts."""
-    names = encoder.input if isinstance(encoder.input, dict) else {}
+    own = getattr(encoder, "input", None)
+    names = own if isinstance(own, dict) else {}
     inputs: dict[str, Callable[[], Any]] = {
         "token_ids": lambda: tokens,
         "padding_mask": lambda: ops.cast(tokens != pad_id, "int32"),

@@ -15,6 +15,7 @@ from keras import ops
 
 from tfdml import backbones
 from tfdml.arguments import integer
+from tfdml.backbones.hub import PREFIX
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.sampling import Sampler
@@ -25,7 +26,7 @@ from tfdml.evaluation import evaluate_pairs
 from tfdml.expressions import shortened
 from tfdml.io.files import local_copy
 from tfdml.layers import PrincipalComponents
-from tfdml.models import AttentionEnsemble, Embedder, Head, MetricLearner
+from tfdml.models import AttentionEnsemble, ByteTokenizer, Embedder, Head, MetricLearner, TextEmbedder, byte_encoder
 from tfdml.models.inference import represent_batches
 from tfdml.objectives import HighOrderMomentLoss, Objective
 from tfdml.objectives.terms import build_objectives, check_objectives
@@ -102,6 +103,35 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform, dimension:
     return embedder
 
 
+def make_text_embedder(settings: DataSettings, embedding_dim: int, train: ImageDataset) -> Embedder:
+    """Return the embedder of texts, its backbone frozen where it has the rate 0.
+
+    Args:
+        settings: Its backbone.
+        embedding_dim: The size of its embeddings, that of the images'.
+        train: The images and texts.
+
+    Raises:
+        UserError: It cannot be built.
+    """
+    call = settings.text_call()
+    options: dict[str, Any] = {"embedding_dim": embedding_dim, "name": "text_embedder"}
+    if train.texts is None and train.tokens is not None:
+        return Head(train.tokens.shape[1], **options)
+    with user_errors(ValueError, f"--text_backbone={settings.text_backbone}: {REASON}"):
+        if call.name == "bytes":
+            length, width = call.arguments["length"], call.arguments["width"]
+            encoder, tokenizer = byte_encoder(length, width), ByteTokenizer(length)
+            embedder = TextEmbedder(encoder, tokenizer, pooling=call.arguments["pooling"], **options)
+        else:
+            encoder, tokenizer = backbones.load_text_preset(call.name.removeprefix(PREFIX))
+            options["pad_id"] = getattr(tokenizer.preprocessor.tokenizer, "pad_token_id", 0)
+            embedder = TextEmbedder(encoder, tokenizer, truncate=call.arguments["truncate"], **options)
+    if call.arguments["rate"] == 0:
+        embedder.freeze_backbone()
+    return embedder
+
+
 def projection(settings: ModelSettings) -> dict[str, Any]:
     """Return the arguments of an `Embedder` that make its head."""
     head, dim = settings.head_call(), settings.embedding_dim
@@ -170,6 +200,11 @@ def make_learner(
 def _with_objectives(
     embedder: Embedder, experiment: Experiment, num_classes: int, train: ImageDataset | None
 ) -> MetricLearner:
+    towers: Any = embedder
+    if experiment.text_backbone and train is not None:
+        towers = {"image": embedder, "text": make_text_embedder(experiment, embedder.embedding_dim, train)}
+        # The numbers of the texts stand for their ids.
+        train = train.with_tokens(lambda texts, numbers=train.text_numbers: numbers[:, None])
     objectives, relation = experiment.objectives, None if train is None else relation_of(train)
     labels = np.array([0, 0, 1, 1]) % num_classes
     if train is not None and relation is not None:
@@ -177,18 +212,19 @@ def _with_objectives(
     terms = build_objectives(objectives, num_classes, relation, labels.size // 4)
     kinds = (ValueError, TypeError, tf.errors.InvalidArgumentError)
     with user_errors(kinds, f"--objectives={shortened(objectives)!r}: {REASON}", longest=1000):
-        learner = MetricLearner(embedder, terms, gradient_cache=experiment.gradient_cache)
-        learner.build((None, *embedder.view_shape))
+        learner = MetricLearner(towers, terms, gradient_cache=experiment.gradient_cache)
+        learner.build(learner.view_shape)
         _try_objectives(learner, labels)
     return learner
 
 
 def _try_objectives(learner: MetricLearner, labels: np.ndarray) -> None:
     """Compute every objective once, of random representations: what does not fit is found before a run begins."""
-    shapes = learner.embedder.representation_shapes((len(labels), *learner.embedder.view_shape))
+    shapes = learner.representation_shapes(learner.view_shape)
     generator = np.random.default_rng(0)
     representations = {
-        name: keras.ops.convert_to_tensor(generator.random(shape, "float32")) for name, shape in shapes.items()
+        name: keras.ops.convert_to_tensor(generator.random((len(labels), *shape[1:]), "float32"))
+        for name, shape in shapes.items()
     }
     # The scope keeps what an objective would remember of it, such as a metric, out of the run.
     with keras.StatelessScope():
@@ -272,6 +308,10 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
 
     with strategy.scope():
         learner = make_learner(experiment, evaluation_view, splits.train.num_classes, steps_per_epoch, splits.train)
+    if learner.towers:
+        tokenize = getattr(learner.towers["text"], "tokenize", None)  # stored vectors are there already
+        with user_errors(UserError, f"--text_backbone={experiment.text_backbone}: {REASON}"):
+            splits = dataclasses.replace(splits, train=splits.train.with_tokens(tokenize))
     check_pairs(experiment, learner.objectives)
     for term in learner.objectives:
         if 0 < steps <= (start := getattr(term, "start", 0)):

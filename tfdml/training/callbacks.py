@@ -306,9 +306,9 @@ class TrainingMonitor(keras.callbacks.Callback):
         epoch = self._processes.of_chief(lambda: selected_epoch_of(self._experiment, self.records))
         if epoch != self.records[-1]["epoch"]:
             return
-        self.selected = [ops.convert_to_numpy(weight) for weight in self.model.embedder.weights]
+        self.selected = [ops.convert_to_numpy(weight) for weight in self.model.embedder_weights]
         if self._processes.is_chief:
-            checkpoints.save_model(self.folder.embedder, self.model.embedder)
+            self.folder.save_embedders(self.model)
 
     def _stop_if_asked(self) -> None:
         self._interruption.agree(self._processes)

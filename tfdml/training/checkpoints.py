@@ -51,12 +51,20 @@ class TrainingState:
 
 
 def parts(learner: MetricLearner) -> dict[str, list]:
-    """Return the weights of a learner by part: `backbone`, `projection`, and each objective by its name.
+    """Return the weights of a learner by part: `backbone`, `projection`, each objective by its name.
+
+    Those of a second embedder are `text backbone` and `text projection`.
 
     Within a part, weights are in the order in which they were made, which the part's settings alone decide.
     """
     objectives = {f"objective {objective.name}": list(objective.weights) for objective in learner.objectives}
-    return embedder_parts(learner.embedder) | objectives
+    others = {
+        f"{view} {part}": weights
+        for view, tower in learner.towers.items()
+        if tower is not learner.embedder
+        for part, weights in embedder_parts(tower).items()
+    }
+    return embedder_parts(learner.embedder) | others | objectives
 
 
 def embedder_parts(embedder: Embedder) -> dict[str, list]:
@@ -234,7 +242,7 @@ class RunFolder:
 
         flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  checkpoints/  embedder.keras
          tensorboard/  report/index.html
-        and, where they apply, moments.keras  watch.json
+        and, where they apply, moments.keras  text_embedder.keras  watch.json
 
     Args:
         path: The folder, a local one.
@@ -252,9 +260,20 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.embedder = self.path / "embedder.keras"
         self.moments = self.path / "moments.keras"
+        self.text_embedder = self.path / "text_embedder.keras"
         self.tensorboard = self.path / "tensorboard"
         self.watch = self.path / "watch.json"
         self.report = self.path / "report" / "index.html"
+
+    def save_embedders(self, learner: MetricLearner) -> None:
+        """Write the embedder of images and, where there is one, that of texts, each atomically.
+
+        Raises:
+            UserError: A file cannot be written.
+        """
+        if learner.towers:
+            save_model(self.text_embedder, learner.towers["text"])
+        save_model(self.embedder, learner.embedder)
 
     # What is there
 

@@ -1,6 +1,7 @@
 """From settings to the images of a run: its splits, sampler and views, and what of them is kept in memory."""
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,11 @@ class Splits:
                 "names and labels": ImageTable.of([split], directory).checksum(),
                 "content": images_checksum(split.images),
                 **({} if split.pairs is None else {"pairs": split.pairs.checksum()}),
+                **(
+                    {}
+                    if split.texts is None
+                    else {"texts": hashlib.sha256("\0".join(split.texts).encode()).hexdigest()}
+                ),
                 **({"dropped": list(self.dropped)} if self.dropped and name == "train" else {}),
             }
             for name, split in ({"train": self.train} | self.evaluated()).items()
@@ -85,14 +91,18 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     """
     options, directory = settings.data_options(), settings.data_dir
     if settings.features:
+        texts = settings.text_call().arguments["path"] if settings.text_backbone else ""
         with user_errors(TypeError, f"--dataset_options={settings.dataset_options}, of --features: {REASON}"):
-            train, test = vector_splits(settings.features, directory, **options).values()
+            train, test = vector_splits(settings.features, directory, **options, texts=texts).values()
     else:
         train, test = (data.load(settings.dataset, directory or None, split, **options) for split in ("train", "test"))
     train, dropped = leave_out(train, test, settings.drop, directory) if settings.drop else (train, ())
     if not settings.features:
         how = "decode" if settings.bad_images == "skip" else "headers"
         train, test = (check(split, settings.bad_images, how) for split in (train, test))
+    if settings.text_backbone and train.texts is None and train.tokens is None:
+        logging.info("%s has no texts: those of its images are the names of their classes", train.name)
+        train, test = (with_class_names(split) for split in (train, test))
     if settings.final_of:
         train = train.join(test)
     without_labels = settings.sampling_call().name == "two_views"
@@ -109,6 +119,11 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     paired = {name: split for name, split in splits.evaluated().items() if split.num_classes == len(split)}
     twice: dict[str, Any] = {name: split.take(np.repeat(np.arange(len(split)), 2)) for name, split in paired.items()}
     return dataclasses.replace(splits, **twice, two_views=tuple(twice))
+
+
+def with_class_names(dataset: ImageDataset) -> ImageDataset:
+    """Return the same images, whose texts are the names of their classes."""
+    return dataclasses.replace(dataset, texts=[dataset.class_names[label] for label in dataset.labels.tolist()])
 
 
 def leave_out(
@@ -144,7 +159,7 @@ def leave_out(
 
 
 def vector_splits(
-    path: str, folder: str = "", test_fraction: float | None = 0.5, pairs: str = ""
+    path: str, folder: str = "", test_fraction: float | None = 0.5, pairs: str = "", texts: str = ""
 ) -> dict[str, ImageDataset]:
     """Return stored embeddings as the `train` and the `test` images of a head.
 
@@ -156,9 +171,11 @@ def vector_splits(
         test_fraction: Without roles: the share of the classes that is the test split; at least one. None, for a trained
             head: all are test images, one split may be missing, and vectors without labels are each of an own class.
         pairs: A file with pairs of the names, see `read_pairs`; there need be no labels then.
+        texts: A file with the vector of each image's text, in the same order.
 
     Raises:
-        UserError: There are no labels, a vector is not finite, or a split would be empty.
+        UserError: There are no labels, a vector is not finite, a split would be empty, or there is not one vector of a
+            text for each image.
 
     Example:
         >>> np.savez("vectors.npz", embeddings=np.eye(4, dtype=np.float32), labels=[0, 0, 1, 1])
@@ -170,6 +187,11 @@ def vector_splits(
     path = os.path.expanduser(path)
     stored = read_embeddings(path)
     names = stored.names
+    tokens = read_embeddings(os.path.expanduser(texts)).embeddings if texts else None
+    if tokens is not None and len(tokens) != len(stored):
+        raise UserError(
+            f"{texts} has {len(tokens):,} vectors of texts, and --features={path} {len(stored):,} of images"
+        )
     labels, roles, given, protocol = stored.labels, stored.roles, None, None
     if pairs:
         table = Table("features", path, range(1, len(names) + 1), {"path": list(names)})
@@ -194,6 +216,7 @@ def vector_splits(
         rows = np.flatnonzero((roles == "train") == (split == "train"))
         if len(rows) or test_fraction is not None:
             own = {"pairs": given and given.take(rows, len(names)), "protocol": protocol and protocol.take(rows)}
+            own["tokens"] = None if tokens is None else np.asarray(tokens[rows], np.float32)
             splits[split] = _vectors_of(stored.split(split), split, folder, **own)
     if len(splits) == 2:
         shared = np.intersect1d(splits["train"].classes, splits["test"].classes)
@@ -279,6 +302,12 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         if train.pairs is None:
             raise UserError(f"--sampling=pairs: {train.name} has no given pairs; name their file in --dataset_options")
         sampler = sampling.PairSampler(train.pairs.rows, size, seed)
+    elif name == "texts":
+        numbers = train.text_numbers
+        if size > (count := len(np.unique(numbers))):
+            advice = "lower it, or use --sampling=shuffle, where items of one text are positives"
+            raise UserError(f"--batch_size={size}, and the training images have {count} different texts: {advice}")
+        sampler = sampling.ClassBalancedSampler(numbers, size, 1, seed)
     elif name == "whole_classes":
         sampler = sampling.WholeClassSampler(labels, size, seed)
     elif name == "hierarchical":

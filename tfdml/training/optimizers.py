@@ -417,7 +417,7 @@ def build_optimizer(
         name: One of `OPTIMIZERS`; `adam` and `pytorch_adam` differ by the formulas at the top of this module.
         learner: A `MetricLearner`, which is built if it is not.
         learning_rate: A number or schedule, the base rate.
-        learning_rates: The rates of `PARTS` that have one of their own, at the first step, or at the end of a warm-up;
+        learning_rates: The rates of `PARTS`, or of `learner.parts()`, that have one of their own, at the first step, or at the end of a warm-up;
             where the base rate is a schedule they follow it in proportion.
         weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam, sgd and rmsprop; decoupled, at
             each variable's own rate, for adamw, lion and muon. 0 by default for all, whereas AdamW's own default is
@@ -436,9 +436,9 @@ def build_optimizer(
     """
     check_choice("`name`", name, OPTIMIZERS)
     if not learner.built:
-        learner.build((None, *learner.embedder.view_shape))
-    factors = _factors(learning_rate, learning_rates or {})
+        learner.build(learner.view_shape)
     parts = learner.parts()
+    factors = _factors(learning_rate, learning_rates or {}, (*PARTS, *parts))
     by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
     variables = learner.trainable_variables
     drawn = {id(variable) for objective in learner.objectives for variable in objective.drawn_weights}
@@ -456,11 +456,12 @@ def build_optimizer(
     return optimizer
 
 
-def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float]:
+def _factors(learning_rate, learning_rates: dict[str, float], parts: Sequence[str]) -> dict[str, float]:
     """Return what each part's rate is of the base rate."""
-    unknown = sorted(set(learning_rates) - set(PARTS))
+    unknown = sorted(set(learning_rates) - set(parts))
     if unknown:
-        raise UserError(f"`learning_rates`: there is no part {unknown[0]!r}; the parts are {', '.join(PARTS)}")
+        names = ", ".join(dict.fromkeys(parts))
+        raise UserError(f"`learning_rates`: there is no part {unknown[0]!r}; the parts are {names}")
     if isinstance(learning_rate, keras.optimizers.schedules.PiecewiseConstantDecay):
         base = learning_rate.values[0]
     elif isinstance(learning_rate, WarmUp):
@@ -473,7 +474,9 @@ def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float
         base = float(learning_rate)
     if learning_rates and base <= 0:
         raise UserError(f"`learning_rate` must be positive where parts have rates of their own, not {base:g}")
-    return {part: learning_rates[part] / base if part in learning_rates else 1.0 for part in PARTS}
+    # The backbones of two views share a rate, and so do their projections, unless they have their own.
+    rates = {part: learning_rates.get(part, learning_rates.get(part.rpartition(" ")[2])) for part in parts}
+    return {part: 1.0 if rate is None else rate / base for part, rate in rates.items()}
 
 
 def _make(cls: type, learning_rate, epsilon: float | None, momentum: float):

@@ -301,7 +301,7 @@ _SELECTION = {
 def write_results(
     learner: MetricLearner, evaluator: Evaluator, state: TrainingState, seconds: float, planned: int
 ) -> TrainingRun | None:
-    """Write what of `embedder.keras`, `moments.keras`, `queries.npz` and `result.json` is not there yet.
+    """Write what of the embedders' and the results' files is not there yet.
 
     Args:
         learner: As it is after the last step; afterwards its embedder is that of the selected epoch.
@@ -321,13 +321,13 @@ def write_results(
     epoch = processes.of_chief(lambda: selected_epoch_of(experiment, records))
     last = epoch == records[-1]["epoch"]
     if not last:
-        for weight, value in zip(embedder.weights, state.selected, strict=True):
+        for weight, value in zip(learner.embedder_weights, state.selected, strict=True):
             assign_here(weight, value)
     if processes.is_chief:
         for warning in saturation_warnings(records, experiment.selection, experiment.selection_metric):
             logging.warning("%s", warning)
         logging.info("the embedder is that of epoch %d", epoch)
-        checkpoints.save_model(folder.embedder, embedder)
+        folder.save_embedders(learner)
     if evaluator.splits.test is None:
         if not processes.is_chief:
             return None

@@ -149,12 +149,19 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "shuffle": {},
     "two_views": {},
     "pairs": {},
+    "texts": {},
 }
 HEADS: dict[str, dict[str, Any]] = {
     "linear": {"bias": True},
     "mlp": {"hidden": 512},
     "whitened": {"power": None, "shrinkage": None},
     "ensemble": {"heads": 8, "cut": None, "bias": True},
+}
+#: The same of `text_backbone`; `hub` stands for `hub:` and the name of a preset.
+TEXT_BACKBONES: dict[str, dict[str, Any]] = {
+    "bytes": {"length": 64, "width": 64, "pooling": "max", "rate": -1.0},
+    "hub": {"truncate": False, "rate": -1.0},
+    "vectors": {"path": ""},
 }
 
 
@@ -223,6 +230,10 @@ class DataSettings(Settings):
         data_dir: Folder of the unpacked data set, or of the images that --features name. glyphs needs none.
         features: Stored embeddings with labels instead of images, on which a --head is trained: a folder of tfdml
             embed, or a Parquet, .npz or .npy file.
+        text_backbone: Train an embedder of texts next to that of images, for objectives such as clip and siglip. The
+            texts are those of a list, or else the names of the classes. It reads bytes(length=64, width=64,
+            pooling=max), from scratch; or is the text half of a preset of KerasHub, hub:NAME(truncate=false); each with
+            a rate of its own, where 0 freezes it (rate=-1). Or, next to --features, vectors(path=...) of the texts.
         dataset_options: Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.
         bad_images: What to do with files that are no readable images; skip decodes every image first.
         drop: A CSV file of tfdml audit, maybe edited: training images whose action is drop are left out.
@@ -249,7 +260,8 @@ class DataSettings(Settings):
         sampling: What a batch is: P classes x K images; the same from hierarchical(super_classes=1,
             weights=proportional), or of classes that the embedder confuses: neighbors(every=1, anchor_classes=4,
             skip_top=0, relative_margin=none), each with short_classes=repeat or drop, for those of fewer than K images;
-            whole_classes; a plain shuffle; two_views of each image, without labels; or given pairs.
+            whole_classes; a plain shuffle; two_views of each image, without labels; given pairs; or texts, all
+            different.
         classes_per_batch: P; 0: 20, or all where there are fewer.
         images_per_class: K, the images of each class in a batch.
         batch_size: Images per batch, over all replicas, without P and K; for two_views, the views: two of each image.
@@ -265,6 +277,7 @@ class DataSettings(Settings):
     dataset: str = choice("glyphs", effect=_IMAGES)
     data_dir: str = choice("", effect=either(_WITH_FILES, needs("features")))
     features: str = ""
+    text_backbone: str = ""
     dataset_options: str = ""
     bad_images: str = choice("error", choices=("error", "skip"), effect=_IMAGES)
     drop: str = ""
@@ -290,7 +303,9 @@ class DataSettings(Settings):
     sampling: str = "class_balanced"
     classes_per_batch: int = choice(0, check=not_negative, effect=_BY_CLASS)
     images_per_class: int = choice(5, check=positive, effect=_BY_CLASS)
-    batch_size: int = choice(100, check=positive, effect=_samples("shuffle", "whole_classes", "two_views", "pairs"))
+    batch_size: int = choice(
+        100, check=positive, effect=_samples("shuffle", "whole_classes", "two_views", "pairs", "texts")
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -300,6 +315,8 @@ class DataSettings(Settings):
         if self.features and (self.policy.strip() or self.sampling_call().name == "two_views"):
             raise UserError("--policy and --sampling=two_views change images, and --features are vectors")
         self.data_options(), self.sampling_call()
+        if self.text_backbone and bool(self.features) != (self.text_call().name == "vectors"):
+            raise UserError(f"--text_backbone={self.text_backbone}: stored vectors of texts go with --features alone")
         if self.policy.strip():
             parse_sum(self.policy, "--policy")
 
@@ -311,6 +328,13 @@ class DataSettings(Settings):
     def data_options(self) -> dict[str, Any]:
         """Return the options of the data set."""
         return parse_arguments(self.dataset_options, "--dataset_options")
+
+    def text_call(self) -> Call:
+        """Return the text backbone's name and options."""
+        name, opening, options = self.text_backbone.partition("(")
+        kind = "hub" if name.startswith(PREFIX) else name
+        call = with_options(kind + opening + options, "--text_backbone", TEXT_BACKBONES)
+        return Call(name, call.arguments)
 
     def sampling_call(self) -> Call:
         """Return how batches are composed, with all options."""
@@ -627,6 +651,16 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
             raise UserError("--folds holds out classes itself, with one seed: leave out --holdout_classes and --seeds")
         if self.selection == "validation" and not (self.holdout_classes or self.folds):
             raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.1")
+
+    def learning_rates(self) -> dict[str, float]:
+        """Return the rate of each part at the first step; a backbone of texts from scratch has the projection's."""
+        rates = super().learning_rates()
+        if self.text_backbone:
+            call = self.text_call()
+            rate = call.arguments.get("rate", -1.0)
+            usual = rates["backbone" if call.name.startswith(PREFIX) else "projection"]
+            rates |= {"text backbone": usual if rate < 0 else rate, "text projection": rates["projection"]}
+        return rates
 
     def as_flags(self) -> str:
         """Return the settings as a flag file that makes the same run."""

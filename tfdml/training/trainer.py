@@ -122,6 +122,7 @@ def train(
 def _finished(folder: RunFolder, experiment: Experiment) -> dict[str, Any] | None:
     """Return the result of a run that has nothing left to do; None of another."""
     files = [folder.embedder, *([folder.moments] if experiment.moment_embedder else [])]
+    files += [folder.text_embedder] if experiment.text_backbone else []
     result = folder.read_result() if all(path.is_file() for path in files) else None
     if result is not None:
         logging.info("%s is finished already: there is nothing left to train", folder.path)
@@ -410,7 +411,7 @@ def describe(experiment: Experiment) -> str:
 
 def _trained(experiment: Experiment, learner: MetricLearner) -> Iterator[str]:
     rates = experiment.learning_rates()
-    groups = [(part, part, variables) for part, variables in learner.embedder.parts().items()]
+    groups = [(part, part, variables) for part, variables in learner.parts().items() if part != "objectives"]
     groups += [("objectives", term.name, term.trainable_variables) for term in learner.objectives]
     for part, name, variables in groups:
         count = sum(math.prod(variable.shape) for variable in variables)

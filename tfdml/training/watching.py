@@ -76,7 +76,7 @@ class GradientSampler:
         """
         trained, others = ([_value(variable) for variable in group] for group in (self._trained, self._others))
         # Whatever the training is shared out over, this is the work of one device.
-        batch = np.asarray(images), np.asarray(labels).astype(np.int32)
+        batch = keras.tree.map_structure(np.asarray, images), np.asarray(labels).astype(np.int32)
         terms, embeddings, squares, gram = self._measure(trained, others, *batch)
         names = [objective.name for objective in self._learner.objectives]
         return Sample(

@@ -1,0 +1,158 @@
+"""An embedder of texts, and a learner of two views: its step, its files, what it refuses."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.mathematics import assert_close, dtype_policy
+from tests.models.networks import Taking, colored_batch, tiny_embedder, values
+from tests.models.test_chunks import check
+from tfdml import losses, objectives
+from tfdml.errors import UserError
+from tfdml.models import ByteTokenizer, Head, MetricLearner, TextEmbedder, byte_encoder
+
+WORDS = ("red", "Green sea", "bleu ciel, été")
+LENGTH = 24
+
+
+def text_embedder(dim=5, **options):
+    keras.utils.set_random_seed(1)
+    return TextEmbedder(byte_encoder(LENGTH, 4), ByteTokenizer(LENGTH), embedding_dim=dim, **options)
+
+
+def terms():
+    return [
+        objectives.SoftmaxAcrossViews(dims=[2, 5]),
+        objectives.SigmoidAcrossViews(weight=0.1, shared="left_out"),
+        objectives.AcrossViews(losses.TripletLoss(0.2)),
+        losses.ContrastiveLoss(),
+        objectives.MetricLoss(losses.ContrastiveLoss(), representation="text_embedding", name="of texts"),
+    ]
+
+
+def learner(objectives=None):
+    return MetricLearner({"image": tiny_embedder(batch_norm="train"), "text": text_embedder()}, objectives or terms())
+
+
+def batch():
+    labels, images = colored_batch()
+    return labels, {"image": images, "text": text_embedder().tokenize([WORDS[label] for label in labels])}
+
+
+def test_the_gradient_of_both_embedders_by_chunks_is_that_of_a_plain_step():
+    labels, inputs = batch()
+    check(learner, batch=(labels, inputs))
+
+
+@pytest.mark.parametrize(
+    "options", [{"jit_compile": True}, {"jit_compile": False, "run_eagerly": True}], ids=["xla", "eager"]
+)
+def test_it_learns_to_find_texts_and_continues_as_it_was_saved(options, tmp_path):
+    labels, inputs = batch()
+    # XLA takes a minute for all of them.
+    model = learner(terms()[1:2] if "run_eagerly" not in options else None)
+    model.compile(keras.optimizers.Adam(0.01), **options)
+    losses_of = model.fit(inputs, labels, epochs=4, batch_size=len(labels), verbose=0).history["loss"]
+    assert losses_of[-1] < losses_of[0]
+    model.save(tmp_path / "learner.keras")
+    again = keras.saving.load_model(tmp_path / "learner.keras")
+    assert list(again.towers) == ["image", "text"]
+    for one, other in zip(model(inputs).items(), again(inputs).items(), strict=True):
+        assert one[0] == other[0]
+        np.testing.assert_array_equal(one[1], other[1])
+    for copy in (model, again):
+        copy.fit(inputs, labels, batch_size=len(labels), verbose=0)
+    for one, other in zip(values(model.trainable_variables), values(again.trainable_variables), strict=True):
+        assert_close(one, other, 1e-5, floor=1e-6)
+
+
+def test_parts_are_named_by_view_and_a_frozen_tower_stays():
+    labels, inputs = batch()
+    model = learner()
+    model.build(model.view_shape)
+    assert list(model.parts()) == ["backbone", "projection", "text backbone", "text projection", "objectives"]
+    model.embedder.trainable = False
+    before = values(model.embedder.weights)
+    model.compile(Taking(), run_eagerly=True)
+    model.train_step(({view: tf.constant(x) for view, x in inputs.items()}, tf.constant(labels)))
+    # Those of BatchNorm in its own mode are the frozen layer's.
+    for one, other in zip(before, values(model.embedder.weights), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_scale_of_the_softmax_stays_at_most_100():
+    labels, inputs = batch()
+    towers = {"image": tiny_embedder(), "text": text_embedder()}
+    model = MetricLearner(towers, objectives.SoftmaxAcrossViews(scale=99.9))
+    model.compile(keras.optimizers.SGD(1e4))
+    model.fit(inputs, labels, epochs=3, batch_size=len(labels), verbose=0)
+    assert 0 <= float(model.objectives[0].log_scale) <= np.float32(np.log(100))
+
+
+def test_stored_vectors_and_mixed_precision():
+    labels, x = np.arange(8) % 3, np.random.default_rng(0).normal(size=(2, 8, 6)).astype("float32")
+    with dtype_policy("mixed_float16"):
+        model = MetricLearner({"image": Head(6, 4), "text": Head(6, 4, name="texts")}, objectives.SigmoidAcrossViews())
+    model.compile("adam")
+    model.fit({"image": x[0], "text": x[1]}, labels, batch_size=8, verbose=0)
+    assert all(np.isfinite(value).all() for value in values(model.weights))
+
+
+def test_a_plain_model_adds_the_loss_of_its_two_outputs():
+    class DualEncoder(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.image, self.text = tiny_embedder(), text_embedder()
+            self.objective = objectives.SoftmaxAcrossViews()
+
+        def call(self, inputs):
+            views = {"embedding": self.image(inputs["image"]), "text_embedding": self.text(inputs["text"])}
+            self.add_loss(self.objective(views, inputs["label"]))
+            return views
+
+    labels, inputs = batch()
+    model = DualEncoder()
+    model.compile(keras.optimizers.Adam(0.01))
+    history = model.fit({**inputs, "label": labels}, epochs=4, batch_size=len(labels), verbose=0).history["loss"]
+    assert history[-1] < history[0]
+
+
+@pytest.mark.parametrize("pooling", ["avg", "max", "first", "last"])
+def test_padding_changes_no_embedding_and_files_keep_the_tokens(pooling, tmp_path):
+    encoder = keras.Sequential([keras.Input((None,), dtype="int32"), keras.layers.Embedding(256, 6)])
+    short, long = (TextEmbedder(encoder, ByteTokenizer(size), embedding_dim=0, pooling=pooling) for size in (20, 40))
+    expected = short.embed_texts(WORDS)
+    assert_close(long.embed_texts(WORDS), expected)
+    assert_close(short.embed_texts([word.upper() for word in WORDS]), expected)
+    short.save(tmp_path / "text.keras")
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "text.keras").embed_texts(WORDS), expected)
+    vectors = keras.ops.convert_to_numpy(encoder.layers[0].embeddings)[list(b"red")]
+    pooled = {"avg": vectors.mean(0), "max": vectors.max(0), "first": vectors[0], "last": vectors[-1]}[pooling]
+    assert_close(expected[0], pooled / np.linalg.norm(pooled))
+
+
+def test_a_layer_of_keras_tokenizes():
+    tokenizer = keras.layers.TextVectorization(output_sequence_length=5, vocabulary=["red", "sea"])
+    model = TextEmbedder(keras.Sequential([keras.Input((5,)), keras.layers.Embedding(4, 3)]), tokenizer)
+    assert model.tokenize(["red sea", "sea unknown"]).tolist() == [[2, 3, 0, 0, 0], [3, 1, 0, 0, 0]]
+
+
+def test_what_is_refused_is_named(caplog):
+    model = text_embedder()
+    with pytest.raises(UserError, match="text 1 is ' ': a text must have a letter; leave its item out"):
+        model.tokenize(["red", " "])
+    with pytest.raises(UserError, match=r"1 of 2 texts do not fit into 24 tokens, the first is text 1, 'aaa"):
+        model.tokenize(["red", "a" * LENGTH])
+    model.truncate = True
+    assert model.tokenize(["a" * LENGTH]).shape == (1, LENGTH)
+    assert "1 of 1 texts do not fit into 24 tokens" in caplog.text
+    with pytest.raises(UserError, match="has no tokenizer"):
+        TextEmbedder(byte_encoder(LENGTH, 4)).tokenize(["red"])
+    labels, inputs = batch()
+    with pytest.raises(UserError, match="must be a dict with 'image', 'text'"):
+        learner()({"image": inputs["image"]})
+    with pytest.raises(UserError, match=r"images must have shape \(N, 24\)"):
+        both = learner()
+        both.compile("adam")
+        both.fit({**inputs, "text": inputs["text"][:, :5]}, labels)
