@@ -417,7 +417,8 @@ def build_optimizer(
         name: One of `OPTIMIZERS`; `adam` and `pytorch_adam` differ by the formulas at the top of this module.
         learner: A `MetricLearner`, which is built if it is not.
         learning_rate: A number or schedule, the base rate.
-        learning_rates: The rates of `PARTS`, or of `learner.parts()`, that have one of their own, at the first step, or at the end of a warm-up;
+        learning_rates: The rates of `PARTS`, or of `learner.parts()`, that have one of their own, at the first step, or
+            at the end of a warm-up;
             where the base rate is a schedule they follow it in proportion.
         weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam, sgd and rmsprop; decoupled, at
             each variable's own rate, for adamw, lion and muon. 0 by default for all, whereas AdamW's own default is
