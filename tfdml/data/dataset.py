@@ -183,7 +183,7 @@ class ImageDataset:
     protocol: Protocol | None = None
     label_rows: np.ndarray | None = None
     pairs: PairList | None = None
-    texts: np.ndarray | None = None
+    texts: Any = None
     tokens: np.ndarray | None = None
 
     def __post_init__(self):

@@ -204,7 +204,8 @@ def _with_objectives(
     if experiment.text_backbone and train is not None:
         towers = {"image": embedder, "text": make_text_embedder(experiment, embedder.embedding_dim, train)}
         # The numbers of the texts stand for their ids.
-        train = train.with_tokens(lambda texts, numbers=train.text_numbers: numbers[:, None])
+        numbers = train.text_numbers[:, None]
+        train = train.with_tokens(lambda texts: numbers)
     objectives, relation = experiment.objectives, None if train is None else relation_of(train)
     labels = np.array([0, 0, 1, 1]) % num_classes
     if train is not None and relation is not None:
@@ -309,7 +310,7 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     with strategy.scope():
         learner = make_learner(experiment, evaluation_view, splits.train.num_classes, steps_per_epoch, splits.train)
     if learner.towers:
-        tokenize = getattr(learner.towers["text"], "tokenize", None)  # stored vectors are there already
+        tokenize: Any = getattr(learner.towers["text"], "tokenize", None)  # stored vectors are there already
         with user_errors(UserError, f"--text_backbone={experiment.text_backbone}: {REASON}"):
             splits = dataclasses.replace(splits, train=splits.train.with_tokens(tokenize))
     check_pairs(experiment, learner.objectives)

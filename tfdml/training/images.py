@@ -215,7 +215,10 @@ def vector_splits(
     for split in ("train", "test"):
         rows = np.flatnonzero((roles == "train") == (split == "train"))
         if len(rows) or test_fraction is not None:
-            own = {"pairs": given and given.take(rows, len(names)), "protocol": protocol and protocol.take(rows)}
+            own: dict[str, Any] = {
+                "pairs": given and given.take(rows, len(names)),
+                "protocol": protocol and protocol.take(rows),
+            }
             own["tokens"] = None if tokens is None else np.asarray(tokens[rows], np.float32)
             splits[split] = _vectors_of(stored.split(split), split, folder, **own)
     if len(splits) == 2:
