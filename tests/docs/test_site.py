@@ -103,11 +103,12 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_the_notebook_on_plain_keras_runs_on_other_backends(backend):
+def test_the_notebook_on_plain_keras_runs_on_other_backends(backend, tmp_path):
     pytest.importorskip(backend, reason=f"{backend} is not installed")
     code = "from tests.docs.test_site import DOCS, run_notebook; run_notebook(DOCS / 'notebooks' / 'plain_keras.ipynb')"
     # Threads of PyTorch that wait for each other take many times as long on a machine that does other work.
-    run_python("-c", code, environment={"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"})
+    environment = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    run_python("-c", code, environment=environment, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
