@@ -94,7 +94,7 @@ def _module(embedder: AnyEmbedder) -> tf.Module:
 
 
 def _converted(module: tf.Module, precision: str, representative: np.ndarray | None = None) -> bytes:
-    # tf.lite is to leave TensorFlow (tensorflow#102071). Keras 3.15's format="litert" calls this converter, litert-torch
+    # tf.lite is to leave TensorFlow (tensorflow#102071). Keras 3.15 calls this converter too, litert-torch
     # reads PyTorch, and litert-converter 0.5 MLIR: nothing else makes a file of a TensorFlow model.
     converter = tf.lite.TFLiteConverter.from_concrete_functions([module.embed.get_concrete_function()], module)
     if precision != "float32":
