@@ -30,11 +30,11 @@ def class_pairs(labels):
     return [(a, b) for a in classes_of(labels) for b in classes_of(labels) if a != b]
 
 
-def energy_confusion(labels, x, form="log", reduction="mean"):
+def energy_confusion(labels, x, form="log", reduction="mean", offset=0.0):
     """Chen and Deng 2019, eq. 3, 7, 11; the authors' code for "log_of_mean"."""
     if form == "log_of_mean":
         pairs = [0.5 * squared_distance(x[i], x[j]) for i, j in negative_pairs(labels)]
-        return math.log(max(mean(pairs), 1e-12)) if pairs else 0.0
+        return math.log(max(mean(pairs) + offset, 1e-12)) if pairs else 0.0
     values = []
     for a, b in class_pairs(labels):
         energy = mean([squared_distance(x[i], x[j]) for i in members(labels, a) for j in members(labels, b)])

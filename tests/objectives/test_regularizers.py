@@ -74,9 +74,8 @@ def density_case(arguments):
     return make(**arguments), functools.partial(reference, **arguments)
 
 
-def energy_case(form, reduction):
-    of_form = functools.partial(references.energy_confusion, form=form, reduction=reduction)
-    return EnergyConfusion(form, reduction=reduction), of_form
+def energy_case(form, **arguments):
+    return EnergyConfusion(form, **arguments), functools.partial(references.energy_confusion, form=form, **arguments)
 
 
 def entropy_case(function, form="pairs", **arguments):
@@ -92,7 +91,8 @@ FORMS = ("log", "plain", "log_of_mean")
 #: Each objective and its reference; of a DensityAdaptivity the gradient, also of its targets, has a test of its own.
 ALL = {
     **{f"density {name}": density_case(arguments) for name, arguments in CASES.items()},
-    **{f"energy {form} {r}": energy_case(form, r) for form in FORMS for r in ("mean", "sum")},
+    **{f"energy {form} {r}": energy_case(form, reduction=r) for form in FORMS for r in ("mean", "sum")},
+    "energy with an offset": energy_case("log_of_mean", offset=2.0),
     "pairs": entropy_case(references.entropy_of_pairs),
     "pairs sum": entropy_case(references.entropy_of_pairs, reduction="sum"),
     "pairs at 2.5": entropy_case(references.entropy_of_pairs, threshold=2.5),

@@ -257,6 +257,10 @@ class EnergyConfusion(ReducedObjective):
     Args:
         form: `"log"`: ln(1 + E_IJ) (eq. 11); `"plain"`: E_IJ (eq. 7); `"log_of_mean"`: ln of half the mean of
             |x_i - x_j|^2 over all pairs of images of different classes, one value for the batch.
+        offset: Added to the energy within the logarithm of `"log_of_mean"`. With 0, as in the authors' code, the
+            gradient grows as 1 / energy while the energy falls, so that a large weight shrinks the projection without
+            end. With an offset o it stays below 1 / o of the energy's own, as with 1 in eq. 11. The unit is that of
+            the energy at the start, which `<name>_energy` shows.
         representation: `"embedding"` or `"projection"`, the embedding before normalization.
         reduction: `"mean"` over the pairs of classes, or `"sum"`, the paper's. `"log_of_mean"` knows no difference.
         weight: lambda. The paper's, with losses that are sums: 0.02 with triplet, 0.3 with N-pair, 0.13 with
@@ -278,9 +282,10 @@ class EnergyConfusion(ReducedObjective):
     observes = ("energy",)
     reads: tuple[str, ...] = ()
 
-    def __init__(self, form="log", representation="embedding", **kwargs):
+    def __init__(self, form="log", representation="embedding", offset=0.0, **kwargs):
         super().__init__(representation, **kwargs)
         one_of(f"{self.name}: representation", representation, REPRESENTATIONS)
+        self.offset = number("offset", offset, at_least=0)
         self.form = one_of(f"{self.name}: form", form, ENERGY_FORMS)
         # The logarithm is of a mean over the batch.
         self.whole_batch = self.form == "log_of_mean"
@@ -300,7 +305,8 @@ class EnergyConfusion(ReducedObjective):
         if self.form == "log_of_mean":
             # Entries belong to classes: over all pairs of images they weigh as much as the pairs themselves.
             half = 0.5 * pairwise.masked_mean(energies, batch.negatives)
-            return ops.where(ops.any(batch.negatives), ops.log(ops.maximum(half, _SMALLEST_ENERGY)), 0.0)
+            half = ops.maximum(half + self.offset, _SMALLEST_ENERGY)
+            return ops.where(ops.any(batch.negatives), ops.log(half), 0.0)
         values = ops.log1p(energies) if self.form == "log" else energies
         reduce = pairwise.masked_sum if self.reduction == "sum" else batch.mean
         return reduce(values, class_pairs(batch))
