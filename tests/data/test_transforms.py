@@ -92,8 +92,7 @@ def test_draws_are_a_pure_function_of_seed_step_and_position():
 def test_random_crops_reach_every_place_evenly():
     transform = TrainTransform("random_crop", resize=60, image_size=57, flip=False)
     draws = transform.draw(0, 0, 2000)
-    image = tf.constant(places())
-    crops = tf.map_fn(lambda draw: transform(image, draw)[0, 0], draws, fn_output_signature=tf.uint8).numpy()
+    crops = transform.batch(tf.repeat(places()[None], 2000, axis=0), draws)[:, 0, 0].numpy()
     rows = np.bincount(crops[:, 0], minlength=4)
     columns = np.bincount(crops[:, 1], minlength=24)
     assert len(rows) == 4
@@ -154,6 +153,22 @@ def test_random_resized_crop_of_an_image_that_no_try_fits_is_central():
     result = transform(tf.constant(image), transform.draw(0, 0, 1)[0]).numpy()[..., 0]
     assert result.mean() == pytest.approx(99.5, abs=1.0)
     assert result[0, -1] - result[0, 0] == pytest.approx(13, abs=1.5)
+
+
+@pytest.mark.parametrize("kind", ["random_crop", "none"])
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("shape", [(None, None, None, 3), (9, 60, 80, 3)])
+def test_a_batch_at_once_is_bit_equal_with_one_by_one(kind, flip, shape):
+    transform = TrainTransform(kind, resize=40, image_size=31, flip=flip)
+    images = np.stack([picture(60, 80, seed) for seed in range(9)])
+    draws = transform.draw(0, 5, 9)
+    together = tf.function(
+        transform.batch,
+        input_signature=[tf.TensorSpec(shape, tf.uint8), tf.TensorSpec((shape[0], 3), tf.float32)],
+        autograph=False,
+    )(images, draws)
+    alone = [transform(tf.constant(image), draw) for image, draw in zip(images, draws, strict=True)]
+    np.testing.assert_array_equal(together, alone)
 
 
 @pytest.mark.parametrize(

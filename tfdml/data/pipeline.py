@@ -87,7 +87,8 @@ def training_batches(
 
     last = np.iinfo(np.int64).max if num_steps is None else first_step + num_steps * every
     steps = tf.data.Dataset.range(first_step, last, every)
-    batches = _batches(steps, rows_of, source, transform, batch_size)
+    at_once = source.size is not None and transform.works_on_batches
+    batches = _batches(steps, rows_of, source, transform, at_once, batch_size)
     if (tokens := dataset.tokens) is not None:
         dtype = tf.as_dtype(tokens.dtype)
         texts = Source(lambda rows: [tokens[rows]], (dtype,), dimension=tokens.shape[1])
@@ -124,7 +125,7 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         return look_up(dataset.labels, source, _in_order(len(dataset), batch_size), step, None)
 
     steps = tf.data.Dataset.range(num_batches)
-    batches = _batches(steps, rows_of, source, transform, batch_size, drop_remainder=False)
+    batches = _batches(steps, rows_of, source, transform, source.size is not None, batch_size, drop_remainder=False)
     return _finished(batches, num_batches)
 
 
@@ -137,6 +138,7 @@ def _batches(
     rows_of: Callable[[tf.Tensor], tuple[tf.Tensor, ...]],
     source: Source,
     transform: Any,
+    at_once: bool,
     batch_size: int,
     drop_remainder: bool = True,
 ) -> tf.data.Dataset:
@@ -146,18 +148,25 @@ def _batches(
         steps: The steps.
         rows_of: Gives for a step labels, what `transform` needs besides, and the columns of `source`.
         source: The images.
-        transform: Makes the view of one image.
+        transform: Makes the view of one image, or the views of a batch of images of one size.
+        at_once: Whether it does the second.
         batch_size: B.
         drop_remainder: Whether all batches have B images.
     """
+
+    @as_written
+    def whole_batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        labels, *draws, images = rows_of(step)
+        # Vectors have one view.
+        return images if source.dimension else transform.batch(images, *draws), labels
 
     @as_written
     def one_image(label: tf.Tensor, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         draws, columns = row[: -len(source.dtypes)], row[-len(source.dtypes) :]
         return transform(source.read(*columns), *draws), label
 
-    if source.dimension:  # vectors have one view
-        return steps.map(as_written(lambda step: rows_of(step)[::-1]), num_parallel_calls=tf.data.AUTOTUNE)
+    if source.dimension or at_once:
+        return steps.map(whole_batch, num_parallel_calls=tf.data.AUTOTUNE)
     images = steps.map(as_written(rows_of)).unbatch().map(one_image, num_parallel_calls=tf.data.AUTOTUNE)
     return images.batch(batch_size, drop_remainder=drop_remainder)
 
