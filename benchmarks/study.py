@@ -327,19 +327,50 @@ def ended(error, name):
 
 
 def tables(results, add_table):
-    """Write the table of gains: a line for each method and data set."""
-    ends = ("last update", "chosen update")
-    columns = ("method, data set", "base", *(f"{what}, {end}" for end in ends for what in COLUMNS), "seeds")
-    add = add_table("gains", *columns)
+    """Write the tables of gains, of the best trials, and of what DML-DA and ECAML do along their trials."""
+    chosen = ("gain at the chosen update", "its gain in MAP@R")
+    add = add_table("gains", "method, data set", "base", *COLUMNS, *chosen, "seeds")
     finals = results.get("finals", {})
     for name, dataset in ((name, dataset) for name, row in ROWS.items() if row.base for dataset in finals):
         sides = [finals[dataset].get(side, []) for side in (name, ROWS[name].base)]
-        cells = []
-        for last in (True, False):
-            recalls, precisions = (paired(*sides, metric, last) for metric in METRICS)
-            gains = (with_interval(own - base) for own, base in (recalls, precisions))
-            cells += [*(f"{side.mean():.1f}" if len(side) else "" for side in recalls), *gains]
-        add(f"{name}, {dataset}", ROWS[name].base, *cells, len(recalls[0]))
+        pairs = [paired(*sides, metric, last) for last in (True, False) for metric in METRICS]
+        if len(pairs[0][0]):
+            gains = [with_interval(own - base) for own, base in pairs]
+            add(
+                f"{name}, {dataset}",
+                ROWS[name].base,
+                *(f"{side.mean():.1f}" for side in pairs[0]),
+                *gains,
+                len(pairs[0][0]),
+            )
+    of_trials = {part: results.get(part, {}) for part in ("trials", "rates")}
+    columns = [(part, dataset) for part, sets in of_trials.items() for dataset in sets]
+    add = add_table("trials", "best MAP@R of the trials", *(f"{part}, {dataset}" for part, dataset in columns))
+    for name in ROWS:
+        entries = [of_trials[part][dataset].get(name) for part, dataset in columns]
+        add(name, *(f"{100 * list(best(of)['course'].values())[-1]['map@r']:.1f}" if of else "" for of in entries))
+    density = sorted(results["trials"]["cars196"]["DML-DA"], key=lambda entry: entry["parameters"]["weight"])
+    add = add_table("density", "weight", "Recall@1", "MAP@R", "D_c", "target")
+    for entry in density:
+        _along(add, entry, ("density_d_avg", "density_target"))
+    add = add_table("energy", "weight", "Recall@1", "MAP@R", "energy")
+    for entry in results.get("offsets", []):
+        offset = entry["parameters"]["offset"]
+        _along(add, entry, ("ecaml_energy",), f", offset {offset}" if offset else "")
+    add = add_table("rankmi", "negatives", "MAP@R", "beta")
+    trials_of = results["trials"]["cars196"]["RankMI"]
+    for negatives in ROWS["RankMI"].space["negatives"]:
+        entry = best([entry for entry in trials_of if entry["parameters"]["negatives"] == negatives])
+        end = list(entry["course"].values())[-1]
+        add(negatives, f"{100 * end['map@r']:.1f}", f"{entry['parameters']['beta']:g} to {end['rank_mi_beta']:.2f}")
+
+
+def _along(add, entry, logs, more=""):
+    """Add a row: the weight, the metrics at the end, and logs after the first and the last checkpoint."""
+    first, *_, last = entry["course"].values()
+    values = (f"{100 * last[metric]:.1f}" for metric in METRICS)
+    courses = (f"{first[log]:.3g} to {last[log]:.3g}" for log in logs)
+    add(f"{entry['parameters']['weight']:g}{more}", *values, *courses)
 
 
 def write_results(values, path):
