@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import Taking, colored_batch, tiny_embedder, values
+from tests.models.test_chunks import check
 from tfdml import losses, objectives
 from tfdml.errors import UserError
 from tfdml.models import ByteTokenizer, Head, MetricLearner, TextEmbedder, byte_encoder
@@ -31,12 +32,17 @@ def terms():
 
 
 def learner(objectives=None):
-    return MetricLearner({"image": tiny_embedder(batch_norm="train"), "text": text_embedder()}, objectives or terms())
+    return MetricLearner({"image": tiny_embedder(), "text": text_embedder()}, objectives or terms())
 
 
 def batch():
     labels, images = colored_batch()
     return labels, {"image": images, "text": text_embedder().tokenize([WORDS[label] for label in labels])}
+
+
+def test_the_gradient_of_both_embedders_by_chunks_is_that_of_a_plain_step():
+    labels, inputs = batch()
+    check(learner, batch=(labels, inputs))
 
 
 @pytest.mark.slow
@@ -113,6 +119,27 @@ def test_a_plain_model_adds_the_loss_of_its_two_outputs():
     assert history[-1] < history[0]
 
 
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("pooling", ["avg", "max", "first", "last"])
+def test_padding_changes_no_embedding_and_files_keep_the_tokens(pooling, tmp_path):
+    encoder = keras.Sequential([keras.Input((None,), dtype="int32"), keras.layers.Embedding(256, 6)])
+    short, long = (TextEmbedder(encoder, ByteTokenizer(size), embedding_dim=0, pooling=pooling) for size in (20, 40))
+    expected = short.embed_texts(WORDS)
+    assert_close(long.embed_texts(WORDS), expected)
+    assert_close(short.embed_texts([word.upper() for word in WORDS]), expected)
+    short.save(tmp_path / "text.keras")
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "text.keras").embed_texts(WORDS), expected)
+    vectors = keras.ops.convert_to_numpy(encoder.layers[0].embeddings)[list(b"red")]
+    pooled = {"avg": vectors.mean(0), "max": vectors.max(0), "first": vectors[0], "last": vectors[-1]}[pooling]
+    assert_close(expected[0], pooled / np.linalg.norm(pooled))
+
+
+def test_a_layer_of_keras_tokenizes():
+    tokenizer = keras.layers.TextVectorization(output_sequence_length=5, vocabulary=["red", "sea"])
+    model = TextEmbedder(keras.Sequential([keras.Input((5,)), keras.layers.Embedding(4, 3)]), tokenizer)
+    assert model.tokenize(["red sea", "sea unknown"]).tolist() == [[2, 3, 0, 0, 0], [3, 1, 0, 0, 0]]
+
+
 def test_what_is_refused_is_named(caplog):
     model = text_embedder()
     with pytest.raises(UserError, match="text 1 is ' ': a text must have a letter; leave its item out"):
@@ -124,3 +151,10 @@ def test_what_is_refused_is_named(caplog):
     assert "1 of 1 texts do not fit into 24 tokens" in caplog.text
     with pytest.raises(UserError, match="has no tokenizer"):
         TextEmbedder(byte_encoder(LENGTH, 4)).tokenize(["red"])
+    labels, inputs = batch()
+    with pytest.raises(UserError, match="must be a dict with 'image', 'text'"):
+        learner()({"image": inputs["image"]})
+    with pytest.raises(UserError, match=r"images must have shape \(N, 24\)"):
+        both = learner()
+        both.compile("adam")
+        both.fit({**inputs, "text": inputs["text"][:, :5]}, labels)
