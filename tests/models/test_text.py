@@ -154,7 +154,7 @@ def test_what_is_refused_is_named(caplog):
     labels, inputs = batch()
     with pytest.raises(UserError, match="must be a dict with 'image', 'text'"):
         learner()({"image": inputs["image"]})
+    both = learner()
+    both.compile("adam")
     with pytest.raises(UserError, match=r"images must have shape \(N, 24\)"):
-        both = learner()
-        both.compile("adam")
         both.fit({**inputs, "text": inputs["text"][:, :5]}, labels)
