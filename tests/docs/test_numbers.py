@@ -10,7 +10,7 @@ METHODS = ("JRD", "HORDE", "ECAML", "DML-DA", "RankMI")
 # Which numbers a page states.
 PAGES = {
     "README.md": [
-        *(f"study/gains/{method}, cars196/gain" for method in METHODS),
+        *(f"study/gains/{method}, {dataset}/gain" for method in METHODS for dataset in ("cars196", "glyphs")),
         "training/table/a step, ms, in turns/tfdml",
         "training/table/a step, ms, in turns/PyTorch",
         "losses/shares/4,096/most",
