@@ -4,7 +4,6 @@ import json
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfdml import losses, models, objectives
 
@@ -67,7 +66,7 @@ def config_of(model):
 
 @keras.saving.register_keras_serializable("tests")
 class Taking(keras.optimizers.SGD):
-    """Leaves each gradient, dense, in the place of its variable; those without one stay as they are."""
+    """Leaves each gradient in the place of its variable; those without one stay as they are."""
 
     def update_step(self, gradient, variable, learning_rate):
-        self.assign(variable, keras.ops.cast(tf.convert_to_tensor(gradient), variable.dtype))
+        self.assign(variable, keras.ops.cast(gradient, variable.dtype))

@@ -11,6 +11,7 @@ from tests.models.test_chunks import check
 from tfdml import losses, objectives
 from tfdml.errors import UserError
 from tfdml.models import ByteTokenizer, Head, MetricLearner, TextEmbedder, byte_encoder
+from tfdml.training.optimizers import build_optimizer
 
 WORDS = ("red", "Green sea", "bleu ciel, été")
 LENGTH = 24
@@ -43,6 +44,22 @@ def batch():
 def test_the_gradient_of_both_embedders_by_chunks_is_that_of_a_plain_step():
     labels, inputs = batch()
     check(learner, batch=(labels, inputs))
+
+
+def test_bytes_that_many_texts_share_train_by_the_sum_of_their_gradients():
+    labels, inputs = batch()
+    weights = []
+    for chunk in (0, 8):  # by chunks all gradients are dense
+        model = learner(objectives.SoftmaxAcrossViews())
+        model.gradient_cache = chunk
+        model.build(model.view_shape)
+        options = {"weight_decay": 0.01, "clip_norm": 0.1, "ema": 0.9, "epsilon": 0.01}
+        model.compile(build_optimizer("adam", model, 0.01, **options), run_eagerly=True)
+        for _ in range(2):
+            model.train_step(({view: tf.constant(x) for view, x in inputs.items()}, tf.constant(labels)))
+        weights.append(values(model.trainable_variables))
+    for one, other in zip(*weights, strict=True):
+        assert_close(one, other, 1e-4, floor=1e-5)
 
 
 @pytest.mark.slow

@@ -192,6 +192,12 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             loss = self.optimizer.scale_loss(loss)
         trained = self.trainable_variables
         gradients = chunks.gradients(tape, loss, trained) if chunks else tape.gradient(loss, trained)
+        drawn = {id(variable) for objective in self.objectives for variable in objective.drawn_weights}
+        # Keras 3.15 squares the parts of a row that a batch uses several times one by one: their sum is the gradient.
+        gradients = [
+            gradient if gradient is None or id(variable) in drawn else tf.convert_to_tensor(gradient)
+            for gradient, variable in zip(gradients, trained, strict=True)
+        ]
         self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
         return self.compute_metrics(images, labels, representations)
 
