@@ -110,8 +110,7 @@ def test_a_finished_one_is_left_as_it_is(uninterrupted, monkeypatch):
 @pytest.mark.slow
 def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(tmp_path, monkeypatch):
     def load_splits(settings, seed, *_):
-        held_out = settings.holdout_classes, seed, settings.holdout_sampling, settings.holdout_part
-        train, validation = split_training_classes(SPLITS.train, *held_out)
+        train, validation = split_training_classes(SPLITS.train, *settings.held_out(seed))
         return Splits(train.contiguous(), validation, SPLITS.test)
 
     for module in (build, results):
@@ -119,7 +118,7 @@ def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(tm
     of_all = train(tmp_path / "two", folds=2, selection="validation", report=True)
     folders = [tmp_path / "two" / f"fold_{part}" for part in (1, 2)]
     assert [row["run"] for row in of_all["runs"]] == ["fold_1", "fold_2"]
-    assert [read_run(folder).flags["holdout_part"] for folder in folders] == ["1", "2"]
+    assert [read_run(folder).flags["holdout_sampling"] for folder in folders] == ["random(part=1)", "random(part=2)"]
     settings = experiment(tmp_path / "two", folds=2)
     test = SPLITS.test
     view = make_transforms(settings)[1]

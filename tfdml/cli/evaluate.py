@@ -402,8 +402,7 @@ def seen_and_held_out(train: ImageDataset, name: str, model: str) -> tuple[Image
     experiment = RunFolder(model).load_experiment() if _is_run(model) else None
     if experiment is None or experiment.data_name != name or experiment.sampling_call().name == "two_views":
         return train, None
-    held_out = experiment.holdout_classes, experiment.seed, experiment.holdout_sampling, experiment.holdout_part
-    return split_training_classes(train, *held_out)
+    return split_training_classes(train, *experiment.held_out(experiment.seed))
 
 
 def _print_metrics(

@@ -319,7 +319,7 @@ class RunFolder:
         lines = self.metrics.read_text(encoding="utf-8").splitlines()
         steps = next(record["step"] for record in map(json.loads, lines) if record["epoch"] == 1)
         own = {"epochs": result["epoch"], "steps_per_epoch": steps, "selection": "last", "final_of": str(self.path)}
-        off = dict.fromkeys(("holdout_classes", "holdout_part", "min_steps"), 0)
+        off = {"holdout_classes": 0.0, "holdout_sampling": "random", "min_steps": 0}
         return {**dataclasses.asdict(self.load_experiment()), **off, **own, "report": False, "moment_embedder": False}
 
     def check_same(self, asked: Experiment) -> None:

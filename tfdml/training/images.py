@@ -110,8 +110,7 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     if train.num_classes == 1 and train.pairs is None and train.label_rows is None:
         name, advice = next(iter(train.class_names.values())), "name a folder or list with two or more"
         raise UserError(f"the training images of {train.name} have one class only, {name!r}; {advice}")
-    held_out = settings.holdout_classes, seed, settings.holdout_sampling, settings.holdout_part
-    train, validation = split_training_classes(train, *held_out)
+    train, validation = split_training_classes(train, *settings.held_out(seed))
     unseen = None if settings.final_of else test
     splits = Splits(train.contiguous(), validation, unseen, dropped=dropped)
     if not without_labels:
@@ -262,7 +261,7 @@ def split_training_classes(
         raise UserError(f"--holdout_classes={share} leaves no class to train on")
     if part and not part <= parts <= len(classes):
         of = f"{parts} parts of --holdout_classes={share:g}, and {len(classes)} classes"
-        raise UserError(f"--holdout_part={part}: there are {of}")
+        raise UserError(f"--holdout_sampling={sampling}(part={part}): there are {of}")
     if sampling == "stratified":
         sizes = np.unique(train.labels, return_counts=True)[1]
         classes = classes[np.argsort(sizes[np.searchsorted(train.classes, classes)], kind="stable")]

@@ -140,7 +140,7 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-#: The names that `sampling` and `head` may have, each with its options and their defaults.
+#: The names that `sampling`, `holdout_sampling` and `head` may have, each with its options and their defaults.
 SAMPLING: dict[str, dict[str, Any]] = {
     "class_balanced": {"short_classes": "repeat"},
     "hierarchical": {"super_classes": 1, "weights": "proportional", "short_classes": "repeat"},
@@ -151,6 +151,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "pairs": {},
     "texts": {},
 }
+HOLDOUT_SAMPLING: dict[str, dict[str, Any]] = {"random": {"part": 0}, "stratified": {"part": 0}}
 HEADS: dict[str, dict[str, Any]] = {
     "linear": {"bias": True},
     "mlp": {"hidden": 512},
@@ -242,9 +243,8 @@ class DataSettings(Settings):
         holdout_classes: Share of the training classes that is held out, as validation classes; for two_views, of the
             images.
         holdout_sampling: How --holdout_classes are drawn: all alike (random), or one of each of as many groups of
-            classes of about the same size (stratified).
-        holdout_part: Which of the 1 / --holdout_classes disjoint parts of the training classes is held out, from 1 on;
-            0: any classes. --folds sets it.
+            classes of about the same size (stratified). --folds sets part=N of either: which of the disjoint parts of
+            the training classes is held out, from 1 on (part=0: any classes).
         cache: Keep the decoded images in memory; auto: where they are seen again, and take less than 4 GiB and half of
             the free memory.
         image_size: Height and width in pixels of the crops that the network sees.
@@ -283,8 +283,7 @@ class DataSettings(Settings):
     drop: str = ""
     final_of: str = ""
     holdout_classes: float = choice(0.0, check=fraction)
-    holdout_sampling: str = choice("random", choices=("random", "stratified"), effect=_HELD_OUT)
-    holdout_part: int = choice(0, check=not_negative, effect=needs("holdout_classes"))
+    holdout_sampling: str = choice("random", effect=_HELD_OUT)
     cache: str = choice("auto", choices=("auto", "true", "false"), effect=_IMAGES)
     # Views
     image_size: int = choice(224, check=positive, effect=_IMAGES)
@@ -314,7 +313,7 @@ class DataSettings(Settings):
         as_color(self.pad_color)
         if self.features and (self.policy.strip() or self.sampling_call().name == "two_views"):
             raise UserError("--policy and --sampling=two_views change images, and --features are vectors")
-        self.data_options(), self.sampling_call()
+        self.data_options(), self.sampling_call(), self.held_out(0)
         if self.text_backbone and bool(self.features) != (self.text_call().name == "vectors"):
             raise UserError(f"--text_backbone={self.text_backbone}: stored vectors of texts go with --features alone")
         if self.policy.strip():
@@ -335,6 +334,13 @@ class DataSettings(Settings):
         kind = "hub" if name.startswith(PREFIX) else name
         call = with_options(kind + opening + options, "--text_backbone", TEXT_BACKBONES)
         return Call(name, call.arguments)
+
+    def held_out(self, seed: int) -> tuple[float, int, str, int]:
+        """Return the share, seed, sampling and part of `split_training_classes`."""
+        call = with_options(self.holdout_sampling, "--holdout_sampling", HOLDOUT_SAMPLING)
+        with user_errors(ValueError, REASON):
+            part = arguments.integer("--holdout_sampling: part", call.arguments["part"], at_least=0)
+        return self.holdout_classes, seed, call.name, part
 
     def sampling_call(self) -> Call:
         """Return how batches are composed, with all options."""

@@ -139,8 +139,10 @@ def runs_of(experiment: Experiment) -> list[Experiment]:
     place, change = experiment.run_dir, functools.partial(dataclasses.replace, experiment, seeds="", folds=0)
     seeds = [change(seed=seed, run_dir=f"{place}/seed_{seed}") for seed in experiment.seed_list()]
     parts = range(1, experiment.folds + 1)
-    share = 1 / max(experiment.folds, 1)
-    return seeds or [change(holdout_classes=share, holdout_part=part, run_dir=f"{place}/fold_{part}") for part in parts]
+    _, _, sampling, _ = experiment.held_out(experiment.seed)
+    folds = [(f"{place}/fold_{part}", f"{sampling}(part={part})") for part in parts]
+    share = 1 / max(len(folds), 1)
+    return seeds or [change(holdout_classes=share, holdout_sampling=how, run_dir=path) for path, how in folds]
 
 
 def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], None]) -> TrainingRun:
