@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.data.trees import pictures
+from tests.data.trees import pictures, table
 from tests.training.runs import learner, noise
 from tfdml import data
 from tfdml.data import sampling
@@ -225,6 +225,37 @@ def test_splits_without_labels_have_each_image_twice_where_nothing_else_is_the_s
     with_labels = load_splits(dataclasses.replace(flat, sampling="class_balanced"), seed=3)
     with pytest.raises(UserError, match="no query shares its class with another image"):
         memory.check_measurable(with_labels, (1,))
+
+
+def with_texts(tmp_path, *rows, columns="path,split,text"):
+    """The settings of a run on a list with texts."""
+    pictures(tmp_path, [f"{name}.jpg" for name in "abcde"])
+    table(tmp_path / "list.csv", [columns, *rows])
+    place = {"dataset": "list", "data_dir": str(tmp_path / "list.csv")}
+    return DataSettings(**place, text_backbone="bytes", sampling="texts", batch_size=3)
+
+
+def test_images_with_texts_and_without_labels_train_and_are_not_measured(tmp_path, caplog):
+    rows = ["a.jpg,train,one", "a.jpg,train,two", "b.jpg,train,one", "c.jpg,train,three"]
+    settings = with_texts(tmp_path, *rows, "d.jpg,test,four", "d.jpg,test,five", "e.jpg,test,six")
+    splits = load_splits(settings, seed=0)
+    assert splits.train.texts.tolist() == ["one", "two", "one", "three"]
+    assert splits.train.labels.tolist() == [0, 0, 1, 2]
+    assert splits.test is None
+    assert "the test images of list are not measured, as none has another of its class to find" in caplog.text
+    sampler = make_sampler(settings, splits.train, seed=0)
+    for step in range(5):
+        assert sorted(splits.train.texts[sampler.batch(step)]) == ["one", "three", "two"]
+    with pytest.raises(UserError, match="--batch_size=4, and the training images have 3 different texts"):
+        make_sampler(dataclasses.replace(settings, batch_size=4), splits.train, seed=0)
+
+
+def test_an_image_with_several_texts_is_measured_once_and_an_empty_text_refused(tmp_path):
+    rows = ["a.jpg,train,x,one", "b.jpg,train,y,one", "c.jpg,test,z,two", "c.jpg,test,z,three", "d.jpg,test,z,two"]
+    test = load_splits(with_texts(tmp_path, *rows, columns="path,split,label,text"), seed=0).test
+    assert [len(test), test.num_classes, len(set(test.names))] == [2, 1, 2]
+    with pytest.raises(UserError, match="line 3"):
+        load_splits(with_texts(tmp_path, "a.jpg,train,one", "b.jpg,train, ", "c.jpg,test,two"), seed=0)
 
 
 def stored(tmp_path, **changes):

@@ -20,7 +20,7 @@ from tfdml.errors import UserError
 from tfdml.retrieval import confusable_classes
 from tfdml.training import RunFolder, build, callbacks, checkpoints, trainer
 from tfdml.training.callbacks import SIGNALS, Interrupted
-from tfdml.training.images import load_splits
+from tfdml.training.images import load_splits, with_class_names
 from tfdml.training.results import Evaluator
 
 
@@ -110,6 +110,21 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
     # The embedder is that of the checkpoint, whatever a later epoch has left.
     selected = checkpoints.read(checkpoints.list_checkpoints(folder / "checkpoints")[-1])[1].selected
     for one, other in zip(selected, runs.embedder(folder), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_a_run_on_images_and_texts_goes_on_where_it_was_killed(tmp_path, monkeypatch):
+    named = {name: with_class_names(getattr(runs.SPLITS, name)) for name in ("train", "validation", "test")}
+    monkeypatch.setattr(runs, "SPLITS", dataclasses.replace(runs.SPLITS, **named))
+    settings = {"text_backbone": "bytes(length=8, width=4)", "objectives": "clip + contrastive", "clip_norm": 1.0}
+    whole = finished(tmp_path / "whole", **settings)
+    folder = tmp_path / "run"
+    train_until("step-00000003.npz", folder, **settings)
+    train(folder, resume=True, **settings)
+    assert_alike(folder, whole)
+    texts = [keras.saving.load_model(each / "text_embedder.keras").get_weights() for each in (folder, whole)]
+    for one, other in zip(*texts, strict=True):
         np.testing.assert_array_equal(one, other)
 
 

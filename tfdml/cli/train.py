@@ -125,8 +125,9 @@ def train(values: Flags) -> None:
     if run is None:
         print("\nThis process has done its part; the first one of them writes the run.")
         return
-    if experiment.final_of:
-        print(f"\nFinal model of {experiment.final_of}: {run.result['protocol']}")
+    if not run.result["metrics"]:
+        what = f"Final model of {experiment.final_of}" if experiment.final_of else experiment.data_name
+        print(f"\n{what}: {run.result['protocol']}")
         return
     write_run_report(run)
     protocol, selection = run.result["protocol"], run.result["selection"]

@@ -297,6 +297,8 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     splits = load_splits(experiment, experiment.seed)
     if experiment.selection == "validation" and splits.validation is not None and splits.validation.num_classes < 2:
         raise UserError("--selection=validation: one held-out class selects nothing; raise --holdout_classes")
+    if experiment.selection != "last" and getattr(splits, experiment.selection) is None:
+        raise UserError(f"--selection={experiment.selection}: none of its images has another of its class to find")
     check_measurable(splits, experiment.recall_ks())
     selected_on = getattr(splits, experiment.selection, None)
     if experiment.selection_metric in PAIR_METRICS and selected_on is not None:

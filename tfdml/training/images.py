@@ -38,7 +38,7 @@ class Splits:
     Args:
         train: With class ids 0 .. C - 1.
         validation: Held-out training classes, or None.
-        test: The unseen classes; None for a final model, which trains on all.
+        test: The unseen classes; None for a final model, which trains on all, and where no image could find another.
         two_views: Names of the splits of which two views find each other, as they have no labels: each image is in them
             twice.
         dropped: Names of the training images that were left out.
@@ -112,6 +112,9 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
         raise UserError(f"the training images of {train.name} have one class only, {name!r}; {advice}")
     train, validation = split_training_classes(train, *settings.held_out(seed))
     unseen = None if settings.final_of else test
+    if settings.text_backbone:
+        validation = None if validation is None else images_to_measure(validation, "validation")
+        unseen = None if unseen is None else images_to_measure(unseen, "test")
     splits = Splits(train.contiguous(), validation, unseen, dropped=dropped)
     if not without_labels:
         return splits
@@ -123,6 +126,19 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
 def with_class_names(dataset: ImageDataset) -> ImageDataset:
     """Return the same images, whose texts are the names of their classes."""
     return dataclasses.replace(dataset, texts=[dataset.class_names[label] for label in dataset.labels.tolist()])
+
+
+def images_to_measure(split: ImageDataset, name: str) -> ImageDataset | None:
+    """Return the images of a split with texts, each once, for search by images; None where no two are of one class."""
+    images = split.take(np.sort(np.unique(np.asarray(split.names, str), return_index=True)[1]))
+    if images.num_classes < len(images):
+        return images
+    logging.warning(
+        "the %s images of %s are not measured, as none has another of its class to find: "
+        "`tfdml evaluate` measures how texts and images find each other",
+        *(name, split.name),
+    )
+    return None
 
 
 def leave_out(

@@ -289,6 +289,7 @@ class TrainingRun:
 
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
+_NONE_TO_FIND = "no image has another of its class to find; `tfdml evaluate` measures texts and images"
 _TWO_VIEWS = "without labels: trained on two views of each of {train} images, evaluated "
 _SELECTION = {
     "last": "the last epoch",
@@ -386,13 +387,14 @@ def _measured(evaluator: Evaluator, embeddings: np.ndarray, records: Records, ep
 
 
 def _final(evaluator: Evaluator, records: Records, epoch: int) -> dict[str, Any]:
-    """Return the result of a final model, of which nothing is measured."""
+    """Return the result of a run of which nothing is measured: a final model, or texts of images without classes."""
     experiment, classes = evaluator.settings, evaluator.splits.train.num_classes
-    about = f"trained on all {classes} classes of {experiment.data_name}, and measured on none"
+    about = f"trained on all {classes} classes of {experiment.data_name}, and measured on none: "
+    about += f"the metrics are those of {experiment.final_of}" if experiment.final_of else _NONE_TO_FIND
     return {
         **_trained(evaluator, records, epoch),
         **{part: {} for part in ("intervals", "metrics", "metrics_before")},
-        "protocol": f"{about}: the metrics are those of {experiment.final_of}",
+        "protocol": about,
         "selection": _SELECTION["last"],
     }
 
