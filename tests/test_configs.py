@@ -182,12 +182,18 @@ def test_recall_is_measured_at_the_k_of_the_papers_table(path):
 
 def takes_a_step(experiment, characters):
     """Trains an experiment for two steps, and looks at its projection."""
+    named = bool(experiment.text_backbone)
+    if named:
+        characters = data.load("glyphs", images_per_class=2, size=SIZE, texts=True).contiguous()
     sampler = make_sampler(experiment, characters, experiment.seed)
     transform, _ = make_transforms(experiment)
     # The networks of the experiments before hang in cycles of references.
     keras.backend.clear_session()
     gc.collect()
-    learner = learner_of(experiment, characters.num_classes, steps_per_epoch=10)
+    train = characters if named else None
+    learner = learner_of(experiment, characters.num_classes, steps_per_epoch=10, train=train)
+    if named:
+        characters = characters.with_tokens(learner.towers["text"].tokenize)
     learner.run_eagerly = True  # quicker than tracing for two steps
     before = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
     batches = training_batches(characters, sampler, transform, num_steps=2)

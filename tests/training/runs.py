@@ -50,10 +50,10 @@ def experiment(run_dir, **changes):
     return Experiment(run_dir=str(run_dir), **{**settings, **changes})
 
 
-def learner(settings, num_classes, steps_per_epoch=2):
+def learner(settings, num_classes, steps_per_epoch=2, train=None):
     """The learner of an experiment."""
     _, view = make_transforms(settings)
-    return make_learner(settings, view, num_classes, steps_per_epoch)
+    return make_learner(settings, view, num_classes, steps_per_epoch, train)
 
 
 def train(run_dir, resume=False, finish=False, **changes):
