@@ -15,18 +15,21 @@ refused: it has no gain, is left out of means, and is the worst.
 """
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import pathlib
 import resource
+import subprocess
+import sys
 
 import numpy as np
 
-from benchmarks.study import METRICS, WHITENED, ended, folder_of, interval, points, with_interval, write_results
-from benchmarks.study import train as train_run
+from benchmarks.study import METRICS, interval, points, with_interval, write_results
 from tfdml.training.settings import Experiment, as_text
 from tools.numbers import Results, command_line
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The network that a data set asks for: a pretrained one at a size for one core, or the one for characters.
 BACKBONE = "mobilenetv2(alpha=0.35)"
 PRETRAINED = (f"--backbone={BACKBONE}", "--image_size=96", "--resize=112")
@@ -68,29 +71,15 @@ RECIPES = {
     # What the default was: one rate of 1e-4 for all parts, 12 passes over the images.
     "before": ("--recipe=none",),
     "frozen": ("--recipe=frozen",),
-    "frozen, whitened": ("--recipe=frozen", WHITENED),
+    "frozen, whitened": ("--recipe=frozen", "--head=whitened(power=0.5, shrinkage=0.1)"),
     # The rates and batches of configs/small/cars_am_softmax.flags.
     "cars_rates": (
         *("--recipe=none", "--learning_rate=3e-4", "--projection_rate=0.01", "--objective_rate=0.01"),
         *("--sampling=shuffle", "--batch_size=100", "--drop_epochs=8"),
     ),
 }
-# Which embedder is kept. Averages change no step, so theirs are the steps of the default.
-SELECTIONS = {
-    "ema": ("--ema=0.99",),
-    "selection": (
-        *("--holdout_classes=0.1", "--holdout_sampling=stratified"),
-        *("--selection=validation", "--evaluate_every=1"),
-    ),
-    "folds": ("--folds=4",),
-}
-RECIPES |= SELECTIONS
-_COLLAPSED = dict.fromkeys(METRICS, 0.0)
 # What begins the message where a data set does not suit a recipe.
-_UNSUITED = tuple(
-    f"--{flag}="
-    for flag in ("classes_per_batch", "images_per_class", "batch_size", "holdout_classes", "selection", "ks")
-)
+_UNSUITED = tuple(f"--{flag}=" for flag in ("classes_per_batch", "images_per_class", "batch_size", "ks"))
 
 
 def flags(dataset, recipe, seed, backbone=BACKBONE):
@@ -121,32 +110,33 @@ def places(dataset, arguments):
 
 
 def train(dataset, recipe, seed, arguments):
-    """Train a run, or continue it, and return its row."""
+    """Train a run in a process, or continue it, and return its row."""
     chosen = settings(dataset, recipe, seed, arguments.backbone)
-    folder = folder_of(arguments.runs, f"{dataset}-{recipe}-{seed}-", chosen)
+    # Other settings have another folder, so only the same run resumes.
+    name = f"{dataset}-{recipe}-{seed}-{hashlib.sha256(chr(10).join(chosen).encode()).hexdigest()[:12]}"
+    folder = (arguments.runs / name).resolve()
     resumed, before = (folder / "flags.txt").exists(), _cpu_seconds()
-    error = train_run([*flags(dataset, recipe, seed, arguments.backbone), *places(dataset, arguments)], folder)
+    own = [*flags(dataset, recipe, seed, arguments.backbone), *places(dataset, arguments)]
+    command = [sys.executable, "bin/train", *own, "--report=false", f"--run_dir={folder}", *["--resume"] * resumed]
+    # On its own sources: a run does not mix two states of the library.
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    sys.stderr.write(done.stderr)
     seconds = _cpu_seconds() - before
     row = {"dataset": dataset, "recipe": recipe, "seed": seed, "flags": chosen}
+    error = done.stderr.splitlines()[-1].partition("error: ")[2] if done.returncode else ""
     if error.startswith(_UNSUITED):
         return row | {"refused": error}
-    if error:
-        row |= {"ended": ended(error, f"{dataset}, {recipe}, seed {seed}")}
-        row |= {"selected": _COLLAPSED, "last": _COLLAPSED}
-    # Of folds the first stands for all where they differ.
-    one = folder / "fold_1" if (folder / "fold_1").exists() else folder
-    records = [json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()]
-    row["before"] = _kept(records[0]["test"])
-    if "ended" not in row:
+    ended = "collapsed" in error or "diverged" in error
+    if done.returncode and not ended:
+        raise SystemExit(f"{dataset}, {recipe}, seed {seed}: {error}")
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    row["before"] = _metrics(records[0]["test"])
+    if ended:
+        row |= {"ended": error.partition(";")[0], "selected": dict.fromkeys(METRICS, 0.0)}
+    else:
         result = json.loads((folder / "result.json").read_text())
-        ends = [record["test"] for record in records if "test" in record]
-        row |= {"selected": _kept(result["metrics"]), "last": _kept(ends[-1])}
-        row |= {name: result.get("runs", [result])[0][name] for name in ("epoch", "steps")}
-        if "metrics_together" in result:
-            row |= {"before": _kept(result["metrics_before"]), "together": _kept(result["metrics_together"])}
-        elif "validation" in records[-1]:
-            row["epochs"] = [{part: _kept(record[part]) for part in ("validation", "test")} for record in records[1:]]
-    sizes = json.loads((one / "data.json").read_text())
+        row |= {"selected": _metrics(result["metrics"]), "epoch": result["epoch"], "steps": result["steps"]}
+    sizes = json.loads((folder / "data.json").read_text())
     row["sizes"] = {part: {name: sizes[part][name] for name in ("classes", "images")} for part in sizes}
     # Of a run that was continued this is the last part alone.
     return row | ({} if resumed else {"cpu_seconds": round(seconds)})
@@ -157,7 +147,7 @@ def _cpu_seconds():
     return used.ru_utime + used.ru_stime
 
 
-def _kept(metrics):
+def _metrics(metrics):
     return {name: metrics[name] for name in METRICS}
 
 
@@ -205,7 +195,6 @@ def summary(rows, recipe):
     return {
         "sets": len(means),
         "runs": sum(len(seeds) for seeds in found.values()),
-        "seeds": len(everywhere),
         "gain": list(means.values()),
         "worst": (worst, means.get(worst)),
         "refused": sorted({row["dataset"] for row in rows if row["recipe"] == recipe and "refused" in row}),
@@ -215,36 +204,9 @@ def summary(rows, recipe):
     }
 
 
-def selections(rows):
-    """What each choice of an embedder gains in Recall@1, in points: its name to data set to seed to gain.
-
-    The epochs of a run that holds classes out are one run for three choices: its last epoch, and the best by a metric
-    on the held-out classes.
-    """
-    found = {}
-
-    def add(name, row, metrics):
-        gained = 100 * (metrics["recall@1"] - untrained(rows, row["dataset"]))
-        found.setdefault(name, {}).setdefault(row["dataset"], {})[row["seed"]] = gained
-
-    for row in (row for recipe in RECIPES for row in rows if row["recipe"] == recipe):
-        if row["recipe"] in ("default", "ema") and "refused" not in row:
-            add("all classes, " + {"default": "last", "ema": "average"}[row["recipe"]], row, row["selected"])
-        if "epochs" in row:
-            add("held out, last", row, row["epochs"][-1]["test"])
-            for metric in METRICS:
-                # The last of the best, as a run keeps it where the rate falls.
-                best = max(reversed(row["epochs"]), key=lambda epoch: epoch["validation"][metric])
-                add(f"held out, best {metric.replace('recall', 'Recall').replace('map@r', 'MAP@R')}", row, best["test"])
-        if "together" in row:
-            add("4 folds, mean", row, row["selected"])
-            add("4 folds, together", row, row["together"])
-    return found
-
-
 def tables(rows, recipes, results):
-    """Print and write the tables: of recipes, of data sets and of selections."""
-    recipes = [name for name in recipes if name not in SELECTIONS and any(row["recipe"] == name for row in rows)]
+    """Print and write the tables: of recipes, of data sets and of gains."""
+    recipes = [name for name in recipes if any(row["recipe"] == name for row in rows)]
     columns = ("from", "recipe", "mean gain", "worst data set", "95 %, data sets", "95 %, seeds", "gain in MAP@R")
     add = results.table("recipes", *columns, "next to default", "data sets, runs")
     for kind, recipe in itertools.product(KINDS, recipes):
@@ -273,15 +235,6 @@ def tables(rows, recipes, results):
         refused = {row["dataset"] for row in rows if row["recipe"] == recipe and "refused" in row}
         by_set = gains(rows, recipe)
         add(recipe, *("refused" if of in refused else with_interval([*by_set.get(of, {}).values()]) for of in datasets))
-    found = selections(rows)
-    if len(found) > 1:
-        add = results.table("selections", "data set", *found)
-        for dataset in SETS:
-            own = [by_set.get(dataset, {}) for by_set in found.values()]
-            # Means over the seeds that all choices have.
-            seeds = set.intersection(*(set(gained) for gained in own if gained)) if any(own) else set()
-            if seeds and sum(map(bool, own)) > 1:
-                add(dataset, *(points([gained[seed] for seed in seeds if gained]) for gained in own))
     for row in rows:
         if "ended" in row or "refused" in row:
             print(f"{row['dataset']}, {row['recipe']}, seed {row['seed']}: {row.get('ended') or row['refused']}")

@@ -1,4 +1,4 @@
-"""The evaluation at scale: its time and memory, its agreement with peers, and what an approximate index finds.
+"""The evaluation at scale: its time, its agreement with pytorch-metric-learning, and what an approximate index finds.
 
     python -m benchmarks.evaluation --torch_python=/path/to/python/with/pytorch-metric-learning
     python -m benchmarks.evaluation --parts=exact --images=6000 --dim=128 --classes=1100 --rounds=1      a quick try
@@ -10,18 +10,15 @@ Products, 60,502 and 11,316:
 - exact: wall and CPU seconds of `evaluate_retrieval`, and of the plain product of the same matrices in blocks of the
   same memory. All run in this process, in turns, for some rounds, another one first each time. A row shows the median;
   a ratio is the median over rounds;
-- clustering: seconds of k-means with as many clusters as classes, and NMI, AMI and pairwise F1 of the clusters
-  compared with scikit-learn;
-- peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of --torch_python. Its NMI
-  and AMI are of the clusters found here, so that they measure the same;
+- clustering: seconds of k-means with as many clusters as classes;
+- peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of --torch_python;
 - index: a gallery on disk, memory-mapped, into an approximate index: seconds to build and save it, and for each
   number of lists milliseconds a query and the recall of the ten nearest against exact search, on a sample of
   queries. Like those of trained networks, the embeddings vary mostly in a few directions (--ranks).
 
-Ends with status 1 if a number differs from a peer's by more than the tolerance in its row.
+Ends with status 1 if a number differs from the peer's by more than `TOLERANCE`.
 """
 
-import dataclasses
 import functools
 import json
 import os
@@ -38,29 +35,18 @@ from tools.numbers import Results, command_line
 PARTS = ("exact", "clustering", "peer", "index")
 BUDGET = 256 * 2**20
 NEAREST = 10
-# Rounding of the distances may swap neighbors that are equally near. Counts must be equal.
-TOLERANCE = {"retrieval": 1e-4, "clustering": 1e-9}
+# Rounding of the distances may swap neighbors that are equally near.
+TOLERANCE = 1e-4
 PEER_NAMES = {
     "recall@1": "precision_at_1",
     "r_precision": "r_precision",
     "map@r": "mean_average_precision_at_r",
-    "nmi": "NMI",
-    "ami": "AMI",
 }
 BARE = "the bare product, in the same blocks"
 CONTENDERS = {
     "`recall` at 1, 2, 4, 8": ["recall"],
     "with `map@r` and `r_precision`": ["recall", "map@r", "r_precision"],
 }
-
-
-@dataclasses.dataclass
-class Arrays:
-    """The embeddings and labels, and their clusters after k-means."""
-
-    embeddings: object
-    labels: object
-    clusters: object = None
 
 
 def made_embeddings(count, dim, classes, seed=0):
@@ -117,15 +103,16 @@ def evaluation(arrays, metrics):
     """Return the call that is measured."""
     from tfdml.evaluation import evaluate_retrieval
 
-    return evaluate_retrieval(arrays.embeddings, arrays.labels, metrics=metrics, memory_budget=BUDGET)
+    return evaluate_retrieval(*arrays, metrics=metrics, memory_budget=BUDGET)
 
 
 def exact_part(args, arrays, results):
     """Time of the exact evaluation."""
-    runners = {BARE: lambda: bare_product(arrays.embeddings)}
+    count, dim = arrays[0].shape
+    runners = {BARE: lambda: bare_product(arrays[0])}
     runners |= {name: (lambda name=name: evaluation(arrays, CONTENDERS[name])) for name in CONTENDERS}
-    small = Arrays(*made_embeddings(2000, arrays.embeddings.shape[1], 400))
-    bare_product(small.embeddings)
+    small = made_embeddings(2000, dim, 400)
+    bare_product(small[0])
     evaluation(small, ["recall", "map@r"])
     wall, cpu = {name: [] for name in runners}, {name: [] for name in runners}
     for number in range(args.rounds):
@@ -134,8 +121,7 @@ def exact_part(args, arrays, results):
             _, *seconds = time_call(runners[name])
             wall[name].append(seconds[0])
             cpu[name].append(seconds[1])
-    count, dim = arrays.embeddings.shape
-    held = arrays.embeddings.nbytes / 2**20
+    held = arrays[0].nbytes / 2**20
     print(f"\nexact, {count:,} x {dim} ({held:,.0f} MiB), {args.rounds} rounds, {os.cpu_count()} cores")
     ratio = "of the bare product"
     row = results.table("exact", "", "seconds", ratio, "processor seconds", ratio)
@@ -147,75 +133,36 @@ def exact_part(args, arrays, results):
         row(name, times[0], f"{ratios[0]:.2f}", times[1], f"{ratios[1]:.2f}")
 
 
-def find_clusters(args, arrays):
-    """Return the clusters of the arrays, and the seconds that k-means took (none where the clusters are known)."""
+def clustering_part(args, arrays, results):
+    """Time k-means."""
     from tfdml.evaluation import kmeans
 
-    if arrays.clusters is not None:
-        return 0.0, 0.0
-    count = len(np.unique(arrays.labels))
-    print(f"\n{count:,} clusters of {len(arrays.embeddings):,} x {arrays.embeddings.shape[1]}")
-    arrays.clusters, *seconds = time_call(lambda: kmeans(arrays.embeddings, count, iterations=args.iterations))
-    return seconds
-
-
-def clustering_part(args, arrays, results):
-    """Time k-means; return rows of `agreement` with scikit-learn."""
-    from sklearn import metrics as sk
-
-    from tfdml.evaluation import clustering_agreement
-
-    seconds = find_clusters(args, arrays)
-    row = results.table("clustering", "", "seconds", "processor seconds", "scikit-learn, seconds")
-    clusters = f"{len(set(arrays.labels.tolist())):,} clusters, {args.iterations} rounds of k-means"
-    row(clusters, *(f"{value:.1f}" for value in seconds), "")
-    labels, clusters = arrays.labels, arrays.clusters
-
-    def f1(labels, clusters):
-        (_, false_positive), (false_negative, both) = sk.pair_confusion_matrix(labels, clusters)
-        return 2 * both / (2 * both + false_positive + false_negative)
-
-    theirs = {"nmi": sk.normalized_mutual_info_score, "ami": sk.adjusted_mutual_info_score, "f1": f1}
-    rows = []
-    for name, function in theirs.items():
-        ours, wall, cpu = time_call(clustering_agreement, labels, clusters, [name])
-        other, their_seconds, _ = time_call(function, np.asarray(labels), np.asarray(clusters))
-        row(f"`{name}` of them", f"{wall:.2f}", f"{cpu:.2f}", f"{their_seconds:.2f}")
-        rows.append((name, f"scikit-learn, `{function.__name__}`", ours[name], float(other), "clustering"))
-    return rows
-
-
-def agreement(rows, results):
-    """Add the numbers and those of peers; return how many differ by more than their tolerance."""
-    add, wrong = results.table("agreement", "here", "there", "tfdml", "difference"), 0
-    for name, there, ours, theirs, kind in rows:
-        add(f"`{name}`", there, f"{ours:.8f}", f"{ours - theirs:.0e}" if ours != theirs else "0")
-        wrong += not abs(ours - theirs) <= TOLERANCE[kind]
-    return wrong
+    count = len(np.unique(arrays[1]))
+    _, *seconds = time_call(kmeans, arrays[0], count, iterations=args.iterations)
+    row = results.table("clustering", "", "seconds", "processor seconds")
+    row(f"{count:,} clusters, {args.iterations} rounds of k-means", *(f"{value:.1f}" for value in seconds))
 
 
 def peer_part(args, arrays, folder, results):
-    """Time pytorch-metric-learning; return rows of `agreement`."""
-    from tfdml.evaluation import clustering_agreement
-
-    find_clusters(args, arrays)
-    np.save(f"{folder}/clusters.npy", arrays.clusters)
+    """Time pytorch-metric-learning, and compare its numbers."""
+    for name, array in zip(("embeddings", "labels"), arrays, strict=True):
+        np.save(f"{folder}/{name}.npy", array)
     command = [args.torch_python, str(pathlib.Path(__file__).with_name("evaluation_peer.py")), folder]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     if completed.returncode:
         raise SystemExit(f"pytorch-metric-learning failed in {args.torch_python}:\n{completed.stderr[-2000:]}")
     theirs = json.loads(completed.stdout.splitlines()[-1])
     ours, *seconds = time_call(evaluation, arrays, ["recall@1", "map@r", "r_precision"])
-    ours |= clustering_agreement(arrays.labels, arrays.clusters, ["nmi", "ami"])
-    rows = []
-    for name, there in PEER_NAMES.items():
-        kind = "clustering" if name in ("nmi", "ami") else "retrieval"
-        peer = f"pytorch-metric-learning {theirs['version']}, `{there}`"
-        rows.append((name, peer, ours[name], theirs["figures"][there], kind))
     row = results.table("peer", "retrieval, once, in turns", "seconds", "processor seconds")
     row("tfdml", *(f"{value:.1f}" for value in seconds))
-    row("pytorch-metric-learning", *(f"{value:.1f}" for value in theirs["seconds"]["retrieval"]))
-    return rows
+    row("pytorch-metric-learning", *(f"{value:.1f}" for value in theirs["seconds"]))
+    row, differences = results.table("agreement", "here", "there", "tfdml", "difference"), []
+    for name, there in PEER_NAMES.items():
+        differences.append(ours[name] - theirs["figures"][there])
+        peer = f"pytorch-metric-learning {theirs['version']}, `{there}`"
+        row(f"`{name}`", peer, f"{ours[name]:.8f}", f"{differences[-1]:.0e}")
+    if not np.all(np.abs(differences) <= TOLERANCE):
+        raise SystemExit("the numbers disagree")
 
 
 def index_part(args, folder, results):
@@ -276,22 +223,17 @@ def main():
     if "peer" in parts and not args.torch_python:
         print("peer: left out, no --torch_python")
         parts.remove("peer")
-    rows, results = [], Results(args.json)
+    results = Results(args.json)
+    arrays = made_embeddings(args.images, args.dim, args.classes) if set(parts) - {"index"} else None
     with tempfile.TemporaryDirectory() as folder:
-        if set(parts) - {"index"}:
-            arrays = Arrays(*made_embeddings(args.images, args.dim, args.classes))
-            np.save(f"{folder}/embeddings.npy", arrays.embeddings)
-            np.save(f"{folder}/labels.npy", arrays.labels)
         if "exact" in parts:
             exact_part(args, arrays, results)
         if "clustering" in parts:
-            rows += clustering_part(args, arrays, results)
-        if "peer" in parts:
-            rows += peer_part(args, arrays, folder, results)
+            clustering_part(args, arrays, results)
         if "index" in parts:
             index_part(args, folder, results)
-    if wrong := agreement(rows, results) if rows else 0:
-        raise SystemExit(f"{wrong} numbers disagree")
+        if "peer" in parts:
+            peer_part(args, arrays, folder, results)
 
 
 if __name__ == "__main__":

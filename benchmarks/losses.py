@@ -3,16 +3,13 @@
     make parity-pml                                        once: makes the environment with PyTorch
     python -m benchmarks.losses
     python -m benchmarks.losses --batches 128 --losses triplet --rounds=3
-    python -m benchmarks.losses --backend=torch --torch_python=PYTHON --json=losses.json     both on PyTorch's tensors
-    python -m benchmarks.losses --backend=jax --device=cuda --torch_python=PYTHON            on a GPU, by JAX
+    python -m benchmarks.losses --device=cuda              on a GPU, which both sides share
 
 Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's loss is the equal
-of theirs in `benchmarks.pml_losses`, in a graph as `model.fit` runs it (--xla: compiled by XLA), with
---backend=torch on PyTorch's tensors as theirs, by the same PYTHON, which then needs tfdml too, or with --backend=jax
-compiled by JAX, which takes the GPU where there is one. A line states the median of the rounds and the most memory that
-a process has taken for it (none with --device=cuda), graph and smaller batches included, and ours divided by theirs:
-below 1 ours is quicker, or smaller. A side that takes more than --limit seconds or --memory GiB is stopped, and its
-cell shows that. A second table has the least and the largest share at each batch.
+of theirs in `benchmarks.pml_losses`, on TensorFlow, in a graph as `model.fit` runs it. A line states the median of the
+rounds and the most memory that a process has taken for it (none with --device=cuda), graph and smaller batches
+included, and ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes more than --limit seconds
+or --memory GiB is stopped, and its cell shows that. A second table has the least and the largest share at each batch.
 """
 
 import json
@@ -28,8 +25,6 @@ from benchmarks.losses_peer import made_batch, serve
 from tools.numbers import Results, command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-
-
 # Names of `benchmarks.pml_losses.CASES`.
 NAMES = (
     *("contrastive", "triplet", "triplet hard", "margin weighted", "multi-similarity", "multi-similarity mined"),
@@ -98,60 +93,7 @@ def ours(request):
     return labels, vectors, lambda x, y: objective({"embedding": x}, y), [proxies]
 
 
-def serve_on_torch(threads):
-    """Answer requests with tfdml's losses on Keras's PyTorch backend."""
-    import torch
-
-    from benchmarks import pml_losses  # noqa: F401  (imported before memory is counted)
-
-    torch.set_num_threads(threads)
-
-    def prepare(request):
-        labels, vectors, loss, proxies = ours(request)
-        labels, vectors = torch.tensor(labels), torch.tensor(vectors, requires_grad=True)
-        watched = [variable.value for variable in proxies]
-
-        def run():
-            for tensor in (vectors, *watched):
-                tensor.grad = None
-            value = loss(vectors, labels)
-            value.backward()
-            return value.item()
-
-        return run
-
-    serve(prepare)
-
-
-def serve_on_jax():
-    """Answer requests with tfdml's losses on Keras's JAX backend."""
-    import jax
-    import keras
-
-    from benchmarks import pml_losses  # noqa: F401  (imported before memory is counted)
-
-    def prepare(request):
-        labels, vectors, loss, proxies = ours(request)
-        labels = jax.numpy.asarray(labels.astype("int32"))
-        arrays = jax.device_put((vectors, [variable.value for variable in proxies]))
-
-        def value(arrays):
-            with keras.StatelessScope(state_mapping=list(zip(proxies, arrays[1], strict=True))):
-                return loss(arrays[0], labels)
-
-        step = jax.jit(jax.value_and_grad(value))
-
-        def run():
-            found, gradients = step(arrays)
-            jax.block_until_ready(gradients)
-            return float(found)
-
-        return run
-
-    serve(prepare)
-
-
-def serve_ours(threads, xla):
+def serve_ours(threads):
     """Answer requests with tfdml's losses on TensorFlow."""
     import tensorflow as tf
 
@@ -164,7 +106,7 @@ def serve_ours(threads, xla):
         labels, vectors = tf.constant(labels), tf.constant(vectors)
         watched = [variable.value for variable in proxies]
 
-        @tf.function(jit_compile=xla)
+        @tf.function
         def step(labels, vectors):
             with tf.GradientTape() as tape:
                 tape.watch(vectors)
@@ -200,25 +142,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--limit", type=float, default=60, help="seconds that a pass may take")
     parser.add_argument("--memory", type=float, default=12, help="GiB that a side may hold")
-    parser.add_argument("--xla", action="store_true")
-    parser.add_argument("--backend", choices=("tensorflow", "torch", "jax"), default="tensorflow")
     parser.add_argument("--device", default="cpu", help="of the other side: cpu or cuda")
     arguments = parser.parse_args()
     from benchmarks.pml_losses import CASES
 
     threads = str(arguments.threads)
-    chosen = "" if arguments.backend == "tensorflow" else arguments.backend
-    flags = [*["--serve_xla"] * arguments.xla, *[f"--serve_{chosen}"] * bool(chosen)]
-    python = arguments.torch_python if chosen == "torch" else sys.executable
-    own = [python, "-m", "benchmarks.losses", *flags, "--serve", threads]
+    own = [sys.executable, "-m", "benchmarks.losses", "--serve", threads]
     peer = [arguments.torch_python, str(ROOT / "benchmarks" / "losses_peer.py"), threads, arguments.device]
-    # Both sides share the GPU.
-    variables = {"OMP_NUM_THREADS": threads, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    backend = {"KERAS_BACKEND": arguments.backend}
-    sides = [
-        Side(command, {**variables, **of_side}, arguments.limit, arguments.memory)
-        for command, of_side in ((own, backend), (peer, {}))
-    ]
+    variables = {"OMP_NUM_THREADS": threads, "KERAS_BACKEND": "tensorflow", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    sides = [Side(command, variables, arguments.limit, arguments.memory) for command in (own, peer)]
     results = Results(arguments.json)
     on_gpu = arguments.device != "cpu"
     columns = [*(f"{batch:,}" for batch in arguments.batches), *[f"MiB at {arguments.batches[-1]:,}"] * (not on_gpu)]
@@ -264,12 +196,6 @@ def beside(sides, answers, place, unit):
 
 if __name__ == "__main__":
     if "--serve" in sys.argv:
-        threads_of_side = int(sys.argv[-1])
-        if "--serve_torch" in sys.argv:
-            serve_on_torch(threads_of_side)
-        elif "--serve_jax" in sys.argv:
-            serve_on_jax()
-        else:
-            serve_ours(threads_of_side, "--serve_xla" in sys.argv)
+        serve_ours(int(sys.argv[-1]))
     else:
         main()

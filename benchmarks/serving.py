@@ -1,22 +1,19 @@
 """A server under good and bad requests of several clients: its speed, and its answers compared with the offline model.
 
     python -m benchmarks.serving --model=models/cars --images=photos
-    python -m benchmarks.serving --model=models/cars --images=photos --double --retriever=models/cars_retriever
     python -m benchmarks.serving --model=models/cars --images=photos --url=grpc://host:8500/embedder
 
-By default `tfdml serve` runs in processes of its own. With --double the models are served in this process by the double
-of the tests, over gRPC and over REST: requests, SavedModels and the graph's answers are real; the server between them
-is not TF Serving. Clients take their time from the same cores, and each sends one request after another: good batches,
-batches with bad images in them, and whole requests that are bad. An answer is wrong where a good image has an error or
-another vector than offline (1e-5), a bad one has no error, or a search finds other items than a search by hand. The
-exit status is 1 where one is.
+By default `tfdml serve` runs in processes of its own. Clients take their time from the same cores, and each sends one
+request after another: good batches, batches with bad images in them, and whole requests that are bad. An answer is
+wrong where a good image has an error or another vector than offline (1e-5), a bad one has no error, or a search finds
+other items than a search by hand. The exit status is 1 where one is.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import importlib.util
 import io
-import itertools
 import os
 import pathlib
 import random
@@ -24,7 +21,6 @@ import re
 import struct
 import subprocess
 import sys
-import threading
 import time
 import zlib
 
@@ -56,14 +52,8 @@ def bomb(side=30_000):
 
 
 def bad_images(jpeg):
-    """Images that cannot be embedded, by name."""
-    return {
-        "no bytes": b"",
-        "text": b"hello, world",
-        "truncated JPEG": jpeg[: len(jpeg) // 2],
-        "cut in the header": jpeg[:30],
-        "30,000 x 30,000 bomb": bomb(),
-    }
+    """Images that cannot be embedded: no bytes, text, cut in the pixels and in the header, and too many pixels."""
+    return [b"", b"hello, world", jpeg[: len(jpeg) // 2], jpeg[:30], bomb()]
 
 
 def odd_images():
@@ -121,7 +111,7 @@ class Load:
         self.images = images
         self.embeddings = embeddings
         self.gallery = gallery
-        self.bad = list(bad_images(images[0]).values())
+        self.bad = bad_images(images[0])
 
     def run(self, urls, clients, requests, seed=0):
         """Let clients send requests at once.
@@ -132,32 +122,21 @@ class Load:
             requests: How many requests each sends.
             seed: Of the order of requests.
         """
-        total, lock, failures = Tally(), threading.Lock(), []
 
         def work(number):
             tally, rng = Tally(), random.Random(seed + number)
-            try:
-                for _ in range(requests):
-                    started = time.perf_counter()
-                    self._one(urls, rng, tally)
-                    tally.seconds.append(time.perf_counter() - started)
-                    tally.requests += 1
-            except BaseException as error:
-                failures.append(error)
-                raise
-            finally:
-                with lock:
-                    total.add(tally)
+            for _ in range(requests):
+                started = time.perf_counter()
+                self._one(urls, rng, tally)
+                tally.seconds.append(time.perf_counter() - started)
+                tally.requests += 1
+            return tally
 
-        started = time.perf_counter()
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        total, started = Tally(), time.perf_counter()
+        with concurrent.futures.ThreadPoolExecutor(clients) as threads:
+            for tally in threads.map(work, range(clients)):
+                total.add(tally)
         total.elapsed = time.perf_counter() - started
-        if failures:
-            raise failures[0]
         return total
 
     def _one(self, urls, rng, tally):
@@ -260,43 +239,31 @@ def main():
     parser = command_line(__doc__)
     parser.add_argument("--model", required=True, help="an exported version, or a folder of them")
     parser.add_argument("--images", required=True, help="a folder of images, at any depth")
-    parser.add_argument("--offline", default="", help="what embeds offline: a run, a .keras file; by default the model")
-    parser.add_argument("--double", action="store_true", help="serve by the double of the tests")
-    parser.add_argument("--retriever", default="", help="a retriever with the same embedder, for --double and --url")
+    parser.add_argument("--retriever", default="", help="the retriever at the second --url")
     parser.add_argument("--url", nargs="*", default=[], help="of the embedder, then of the retriever")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64], help="clients at once, a row for each")
     parser.add_argument("--requests", type=int, default=100, help="requests of each client")
     parser.add_argument("--count", type=int, default=48, help="good images to send, spread over the folder")
     args = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from tfdml.export.retriever import Retriever, newest_version
+    from tfdml.export.retriever import Retriever
 
     endings = (".jpg", ".jpeg", ".png")
     paths = sorted(path for path in pathlib.Path(args.images).rglob("*") if path.suffix.lower() in endings)
     chosen = [paths[row] for row in np.unique(np.linspace(0, len(paths) - 1, args.count).astype(int))]
     images = [path.read_bytes() for path in chosen] + odd_images()
     gallery = None
-    models = {"embedder": {1: newest_version(pathlib.Path(args.model))}}
     if args.retriever:
-        stored = Retriever.load(args.retriever)
-        models["retriever"] = {1: stored.path}
-        gallery = (stored.gallery().embeddings, list(stored.gallery().ids))
-    load = Load(client_module(), images, offline_embeddings(args.offline or args.model, images), gallery)
+        stored = Retriever.load(args.retriever).gallery()
+        gallery = (stored.embeddings, list(stored.ids))
+    load = Load(client_module(), images, offline_embeddings(args.model, images), gallery)
     row, wrong = Results(args.json).table("load", "", "clients", *COLUMNS), 0
     with contextlib.ExitStack() as stack:
-        if args.url:
-            servers = {"given": args.url}
-        elif args.double:
-            from tests.serving_double import serving
-
-            double = stack.enter_context(serving(models))
-            servers = {"gRPC": [f"grpc://127.0.0.1:{double.grpc_port}/{name}" for name in models]}
-        else:
-            servers = {"tfdml serve": [stack.enter_context(tfdml_serve(args.model))]}
-        for (name, urls), clients in itertools.product(servers.items(), args.clients):
+        urls = args.url or [stack.enter_context(tfdml_serve(args.model))]
+        for clients in args.clients:
             tally = load.run(urls, clients, args.requests)
             wrong += tally.wrong
-            row(name, clients, *tally.cells())
+            row(args.url[0] if args.url else "tfdml serve", clients, *tally.cells())
             for note in tally.notes[:5]:
                 print(f"  wrong: {note}")
     return 1 if wrong else 0

@@ -6,18 +6,15 @@
     python -m benchmarks.study --results=study.json --json=docs/numbers/study.json              the tables so far
 
 Each run adds its entry to --results when it ends. The same command resumes: it skips the runs that are there.
-`train`, `folder_of`, `ended` and the cells of tables are also those of `benchmarks.defaults`.
+`points`, `interval` and `write_results` are also those of `benchmarks.defaults`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import pathlib
-import subprocess
-import sys
 import time
 
 import keras
@@ -31,9 +28,7 @@ from tfdml.io.files import write_whole
 from tfdml.training.optimizers import build_optimizer
 from tools.numbers import Results, command_line
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 METRICS = ("recall@1", "map@r")
-WHITENED = "--head=whitened(power=0.5, shrinkage=0.1)"
 # The size of the images of a data set, and one of how many classes is taken.
 SETS = {"cars196": (160, 1), "glyphs": (96, 1), "omniglot": (96, 4)}
 TRIALS, CHANNELS = 8, 256
@@ -304,72 +299,22 @@ def interval(values):
     return f"{ends.low:+.1f} to {ends.high:+.1f}"
 
 
-def folder_of(place, name, settings):
-    """Return the folder of a run below `place`; other settings have another folder, so only the same run resumes."""
-    return (place / f"{name}{hashlib.sha256(chr(10).join(settings).encode()).hexdigest()[:12]}").resolve()
-
-
-def train(flags, folder):
-    """Train or resume a run in its folder, in a process; return what its error is, empty if it ended well."""
-    resume = ["--resume"] if (folder / "flags.txt").exists() else []
-    command = [sys.executable, "bin/train", *flags, "--report=false", f"--run_dir={folder}", *resume]
-    # On its own sources: a run does not mix two states of the library.
-    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
-    sys.stderr.write(done.stderr)
-    return done.stderr.splitlines()[-1].partition("error: ")[2] if done.returncode else ""
-
-
-def ended(error, name):
-    """Return how a run ended that collapsed or diverged; any other error ends the study."""
-    if "collapsed" not in error and "diverged" not in error:
-        raise SystemExit(f"{name}: {error}")
-    return error.partition(";")[0]
-
-
 def tables(results, add_table):
-    """Write the tables of gains, of the best trials, and of what DML-DA and ECAML do along their trials."""
+    """Write the tables of gains and of the best trials."""
     add = add_table("gains", "method, data set", "base", *COLUMNS, "seeds")
     finals = results.get("finals", {})
     for name, dataset in ((name, dataset) for name, row in ROWS.items() if row.base for dataset in finals):
-        sides = [finals[dataset].get(side, []) for side in (name, ROWS[name].base)]
+        base = ROWS[name].base
+        sides = [finals[dataset].get(side, []) for side in (name, base)]
         pairs = [paired(*sides, metric, last) for last in (True, False) for metric in METRICS]
-        if len(pairs[0][0]):
-            gains = [with_interval(own - base) for own, base in pairs[:3]]
-            add(
-                f"{name}, {dataset}",
-                ROWS[name].base,
-                *(f"{side.mean():.1f}" for side in pairs[0]),
-                *gains,
-                len(pairs[0][0]),
-            )
-    of_trials = {part: results.get(part, {}) for part in ("trials", "rates")}
-    columns = [(part, dataset) for part, sets in of_trials.items() for dataset in sets]
+        if seeds := len(pairs[0][0]):
+            means = (f"{side.mean():.1f}" for side in pairs[0])
+            add(f"{name}, {dataset}", base, *means, *(with_interval(own - other) for own, other in pairs[:3]), seeds)
+    columns = [(part, dataset) for part in ("trials", "rates") for dataset in results.get(part, ())]
     add = add_table("trials", "best MAP@R of the trials", *(f"{part}, {dataset}" for part, dataset in columns))
     for name in ROWS:
-        entries = [of_trials[part][dataset].get(name) for part, dataset in columns]
+        entries = [results[part][dataset].get(name) for part, dataset in columns]
         add(name, *(f"{100 * list(best(of)['course'].values())[-1]['map@r']:.1f}" if of else "" for of in entries))
-    density = sorted(results["trials"]["cars196"]["DML-DA"], key=lambda entry: entry["parameters"]["weight"])
-    add = add_table("density", "weight", "Recall@1", "MAP@R", "D_c", "target")
-    for entry in density:
-        _along(add, entry, ("density_d_avg", "density_target"))
-    add = add_table("energy", "weight", "Recall@1", "MAP@R", "energy")
-    for entry in results.get("offsets", []):
-        offset = entry["parameters"]["offset"]
-        _along(add, entry, ("ecaml_energy",), f", offset {offset}" if offset else "")
-    add = add_table("rankmi", "negatives", "MAP@R", "beta")
-    trials_of = results["trials"]["cars196"]["RankMI"]
-    for negatives in ROWS["RankMI"].space["negatives"]:
-        entry = best([entry for entry in trials_of if entry["parameters"]["negatives"] == negatives])
-        end = list(entry["course"].values())[-1]
-        add(negatives, f"{100 * end['map@r']:.1f}", f"{entry['parameters']['beta']:g} to {end['rank_mi_beta']:.2f}")
-
-
-def _along(add, entry, logs, more=""):
-    """Add a row: the weight, the metrics at the end, and logs after the first and the last checkpoint."""
-    first, *_, last = entry["course"].values()
-    values = (f"{100 * last[metric]:.1f}" for metric in METRICS)
-    courses = (f"{first[log]:.3g} to {last[log]:.3g}" for log in logs)
-    add(f"{entry['parameters']['weight']:g}{more}", *values, *courses)
 
 
 def write_results(values, path):
