@@ -90,6 +90,21 @@ def sampled():
     return model
 
 
+def two_views():
+    """Images and vectors in the place of texts, 4 images at a time."""
+    terms = [
+        objectives.SoftmaxAcrossViews(scale=5.0),
+        objectives.SigmoidAcrossViews(scale=2.0, bias=-1.0),
+        objectives.AcrossViews(losses.ContrastiveLoss(1.3, "euclidean"), shared="left_out"),
+    ]
+    embedder = tiny_embedder()
+    text = models.Head(8, embedder.embedding_dim, name="texts")
+    model = models.MetricLearner({"image": embedder, "text": text}, terms, gradient_cache=3)
+    model.build(model.view_shape)
+    model.compile(optimizer=keras.optimizers.SGD(0.3))
+    return model
+
+
 def rank_mi(k, **options):
     """A RankMI whose first step has negatives too, and draws them."""
     return objectives.RankMI(1.5, statistics_steps=k, hidden=8, depth=1, seed=7, **options)
@@ -151,6 +166,7 @@ LEARNERS = {
     "rank_mi cached": lambda: cached([rank_mi(1), *jrd()]),
     "rank_mi twice": lambda: learner([rank_mi(2, monotonicity=0.1)]),
     "sampled": sampled,
+    "two views": two_views,
     "curricular": lambda: learner(
         [
             objectives.CurricularFace(3, scale=4.0, momentum=0.5, drop_highest=0.3),
@@ -175,7 +191,7 @@ def step(what, rows, strategy):
     labels, x = random_batch(1, rows, 3 if rows > 1 else 1, 8, unit=False)
     labels = np.arange(rows) if what.startswith("given") else labels
     if what in LEARNERS:
-        x = images(1, rows, "uint8")
+        x = {"image": images(1, rows, "uint8"), "text": x} if what == "two views" else images(1, rows, "uint8")
     with strategy.scope():
         model = make(what)
     before = values(model.trainable_variables)

@@ -16,6 +16,7 @@ LEARNERS = (
     "ensemble/10",
     "curricular/19",
     "sampled/19",
+    "two views/19",
     "learned/19",
     "memory/19",
     "rank_mi cached/19",
