@@ -35,6 +35,7 @@ def cases():
         "norm": ("class", losses.NormSoftmaxLoss()),
         **objectives_over_classes(),
         **rank_mi_cases(),
+        **two_views(),
         **{f"horde {mode}": ("embedding", horde_on_pairs_of_positions(mode)) for mode in MODES},
         "metric": ("pooled", lambda y, x: objectives.MetricLoss(losses.ContrastiveLoss(), "pooled")({"pooled": x}, y)),
     }
@@ -72,6 +73,21 @@ def objectives_over_classes():
     for name in ("cross batch", "prism"):
         found[name].remember({"embedding": np.eye(4, dtype="float32")[:3]}, np.arange(3))
     return {name: ("embedding", lambda y, x, o=objective: o({"embedding": x}, y)) for name, objective in found.items()}
+
+
+def two_views():
+    """The objectives over two views, the second of which is the first in another order, by name."""
+    terms = (
+        objectives.SoftmaxAcrossViews(),
+        objectives.SigmoidAcrossViews(),
+        objectives.AcrossViews(losses.ContrastiveLoss(1.3, "euclidean"), shared="left_out"),
+    )
+    for term in terms:
+        term.build(dict.fromkeys(term.views, (None, 4)))
+    return {
+        term.name: ("embedding", lambda y, x, o=term: o({"embedding": x, "text_embedding": x[::-1]}, y))
+        for term in terms
+    }
 
 
 @functools.cache
