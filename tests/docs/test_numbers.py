@@ -10,7 +10,11 @@ METHODS = ("JRD", "HORDE", "ECAML", "DML-DA", "RankMI")
 # Which numbers a page states.
 PAGES = {
     "README.md": [
-        *(f"study/gains/{method}, {dataset}/gain" for method in METHODS for dataset in ("cars196", "glyphs")),
+        *(
+            f"study/gains/{method}, {dataset}/gain"
+            for method in METHODS
+            for dataset in ("cars196", "omniglot", "glyphs")
+        ),
         "training/table/a step, ms, in turns/tfdml",
         "training/table/a step, ms, in turns/PyTorch",
         "losses/shares/4,096/most",
