@@ -172,7 +172,8 @@ def test_the_commands_of_the_page_run(commands, tmp_path, monkeypatch):
     subprocess.run(train, cwd=ROOT, check=True)
     monkeypatch.chdir(tmp_path)
     for line in lines[1:]:
-        _, command, *arguments = shlex.split(line)
-        if command != "demo":  # it ends with Ctrl-C
+        program, command, *arguments = shlex.split(line)
+        # The photographs are not here, the flag file is trained by tests of configs, and the demo ends with Ctrl-C.
+        if program == "tfdml" and command not in ("train", "demo"):
             status, _, errors = commands.run(command, *arguments)
             assert status == 0, (line, errors)
