@@ -201,9 +201,10 @@ def test_a_run_measures_selects_and_reports_the_averages(tmp_path, monkeypatch):
     expected = {0: measured[0][2]} | {n: average_of(trained[:n], 0.5) for n in (runs.STEPS, 2 * runs.STEPS)}
     kept = runs.STEPS
     assert {steps for steps, *_ in measured} == set(expected)
-    # The chosen embedder embeds the test images at the end.
-    *along, (_, name, final) = measured
-    assert name == "test"
+    # The chosen embedder embeds the held-out and the test images at the end.
+    *along, (_, held_out, of_report), (_, name, final) = measured
+    assert (held_out, name) == ("validation", "test")
+    np.testing.assert_array_equal(of_report, final)
     for steps, _, value in along:
         np.testing.assert_allclose(value, expected[steps], rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(final, expected[kept], rtol=1e-5, atol=1e-7)
