@@ -324,10 +324,8 @@ def _texts_endpoint(embedder: TextEmbedder) -> Callable[[tf.Tensor], dict[str, t
     embed = _embedding_function(embedder, tf.TensorSpec((None, *embedder.view_shape), tf.int32))
 
     def embed_texts(texts: tf.Tensor) -> dict[str, tf.Tensor]:
-        output = embedder.tokenizer(texts)
-        tokens = output["token_ids"] if isinstance(output, dict) else output
-        counts = output["padding_mask"] if isinstance(output, dict) else tokens != embedder.pad_id
-        cut = tf.logical_and(tf.cast(counts[:, -1], tf.bool), not embedder.truncate)
+        tokens, is_full = embedder.encode(texts)
+        cut = tf.logical_and(tf.cast(is_full, tf.bool), not embedder.truncate)
         faults = tf.where(cut, f"does not fit into {embedder.length} tokens", "")
         faults = tf.where(tf.strings.length(tf.strings.strip(texts)) == 0, "is empty", faults)
         with tf.control_dependencies([refuse(faults, "texts")]):

@@ -116,6 +116,11 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         return shapes or (None, *self.embedder.view_shape)
 
     @property
+    def drawn_weights(self) -> list:
+        """The weights of objectives of which each step uses rows that are drawn."""
+        return [weight for objective in self.objectives for weight in objective.drawn_weights]
+
+    @property
     def embedder_weights(self) -> list:
         """The weights of the embedders of all views."""
         return [weight for tower in self.towers.values() or [self.embedder] for weight in tower.weights]
@@ -125,16 +130,23 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         return self._by_name(input_shape, lambda tower, shape: tower.representation_shapes(shape))
 
     def _by_name(self, inputs, represent) -> dict:
-        """Return what `represent(embedder, inputs of its view)` returns of all views, those of the first unprefixed."""
-        if not self.towers:
-            return dict(represent(self.embedder, inputs))
-        if not isinstance(inputs, dict) or set(inputs) != set(self.towers):
+        """Return what `represent(embedder, inputs of its view)` returns of all views."""
+        if self.towers and (not isinstance(inputs, dict) or set(inputs) != set(self.towers)):
             raise UserError(f"the inputs must be a dict with {', '.join(map(repr, self.towers))}, as the embedders are")
-        return {
-            name if tower is self.embedder else f"{view}_{name}": value
-            for view, tower in self.towers.items()
-            for name, value in represent(tower, inputs[view]).items()
-        }
+        return self.named_by_view(lambda view, tower: represent(tower, inputs[view] if view else inputs), "_")
+
+    def named_by_view(self, function, between=" ") -> dict:
+        """Return what a function says of the embedders, by name; names of all but the first begin with their view.
+
+        Args:
+            function: From a view, None where there is one embedder, and the embedder to a dict.
+            between: What is between view and name.
+        """
+        first, *others = self.towers.items() or [(None, self.embedder)]
+        named = dict(function(*first))
+        for view, tower in others:
+            named |= {f"{view}{between}{name}": value for name, value in function(view, tower).items()}
+        return named
 
     def build(self, input_shape):
         """Create the weights of the embedders and of the objectives."""
@@ -192,7 +204,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             loss = self.optimizer.scale_loss(loss)
         trained = self.trainable_variables
         gradients = chunks.gradients(tape, loss, trained) if chunks else tape.gradient(loss, trained)
-        drawn = {id(variable) for objective in self.objectives for variable in objective.drawn_weights}
+        drawn = set(map(id, self.drawn_weights))
         # Keras 3.15 squares the parts of a row that a batch uses several times one by one: their sum is the gradient.
         gradients = [
             gradient if gradient is None or id(variable) in drawn else tf.convert_to_tensor(gradient)
@@ -464,13 +476,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     def parts(self) -> dict[str, list]:
         """Return the trainable variables by part: `backbone`, `projection`, `objectives`; `text backbone` of a view."""
         own = [variable for objective in self.objectives for variable in objective.trainable_variables]
-        others = {
-            f"{view} {part}": variables
-            for view, tower in self.towers.items()
-            if tower is not self.embedder
-            for part, variables in tower.parts().items()
-        }
-        return {**self.embedder.parts(), **others, "objectives": own}
+        return {**self.named_by_view(lambda _, tower: tower.parts()), "objectives": own}
 
 
 def _as_objective(value) -> Objective:

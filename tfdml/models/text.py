@@ -151,8 +151,10 @@ class TextEmbedder(Embedder):
         pooled = self.backbone(ops.cast(images, "int32"), training=training)
         return {"pooled": pooled, **self._projected(pooled, training, detached)}
 
-    def tokens(self, texts):
-        """Return the ids of strings, (B,) -> (B, T) int32, in a graph of TensorFlow too; nothing is checked.
+    def encode(self, texts):
+        """Return the ids of strings, (B,) -> (B, T), and which strings leave no padding, (B,) booleans or 0 and 1.
+
+        In a graph of TensorFlow too; nothing is checked.
 
         Raises:
             UserError: There is no tokenizer.
@@ -161,7 +163,9 @@ class TextEmbedder(Embedder):
             raise UserError(
                 f"{self.name} has no tokenizer: give TextEmbedder one, such as ByteTokenizer(), or token ids"
             )
-        return _ids(self.tokenizer(texts))
+        output = self.tokenizer(texts)
+        ids = _ids(output)
+        return ids, output["padding_mask"][:, -1] if isinstance(output, dict) else ids[:, -1] != self.pad_id
 
     def tokenize(self, texts: Sequence[str]) -> np.ndarray:
         """Return the ids of texts, (N, T) int32.
@@ -179,10 +183,9 @@ class TextEmbedder(Embedder):
                 raise UserError(f"text {row} is {text!r}: a text must have a letter; leave its item out")
         parts, full = [np.zeros((0, self.length), np.int32)], []
         for first in range(0, len(texts), _BATCH):
-            part = list(texts[first : first + _BATCH])
-            ids = np.asarray(self.tokens(part), np.int32)
-            full += (first + np.flatnonzero(self._is_full(part, ids))).tolist()
-            parts.append(ids)
+            ids, is_full = self.encode(list(texts[first : first + _BATCH]))
+            full += (first + np.flatnonzero(is_full)).tolist()
+            parts.append(np.asarray(ids, np.int32))
         if full:
             what = f"{len(full):,} of {len(texts):,} texts do not fit into {self.length} tokens"
             where = f"the first is text {full[0]}, {texts[full[0]][:80]!r}"
@@ -190,11 +193,6 @@ class TextEmbedder(Embedder):
                 raise UserError(f"{what}, {where}: make the tokens longer, shorten the texts, or set truncate=True")
             logging.warning("%s, %s: the rest is cut", what, where)
         return np.concatenate(parts)
-
-    def _is_full(self, texts: list[str], ids: np.ndarray) -> np.ndarray:
-        """Return which texts have no padding at their end, (N,)."""
-        output = self.tokenizer(texts)
-        return np.asarray(output["padding_mask"])[:, -1] if isinstance(output, dict) else ids[:, -1] != self.pad_id
 
     def embed_texts(self, texts: Sequence[str], batch_size: int = 100) -> np.ndarray:
         """Return the embeddings of texts, (N, d) float32.

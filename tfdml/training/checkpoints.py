@@ -58,13 +58,7 @@ def parts(learner: MetricLearner) -> dict[str, list]:
     Within a part, weights are in the order in which they were made, which the part's settings alone decide.
     """
     objectives = {f"objective {objective.name}": list(objective.weights) for objective in learner.objectives}
-    others = {
-        f"{view} {part}": weights
-        for view, tower in learner.towers.items()
-        if tower is not learner.embedder
-        for part, weights in embedder_parts(tower).items()
-    }
-    return embedder_parts(learner.embedder) | others | objectives
+    return learner.named_by_view(lambda _, tower: embedder_parts(tower)) | objectives
 
 
 def embedder_parts(embedder: Embedder) -> dict[str, list]:

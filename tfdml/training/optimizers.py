@@ -418,8 +418,7 @@ def build_optimizer(
         learner: A `MetricLearner`, which is built if it is not.
         learning_rate: A number or schedule, the base rate.
         learning_rates: The rates of `PARTS`, or of `learner.parts()`, that have one of their own, at the first step, or
-            at the end of a warm-up;
-            where the base rate is a schedule they follow it in proportion.
+            at the end of a warm-up; where the base rate is a schedule they follow it in proportion.
         weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam, sgd and rmsprop; decoupled, at
             each variable's own rate, for adamw, lion and muon. 0 by default for all, whereas AdamW's own default is
             0.004 in Keras and 0.01 in PyTorch: a decay is part of the recipe that the caller states.
@@ -442,7 +441,7 @@ def build_optimizer(
     factors = _factors(learning_rate, learning_rates or {}, (*PARTS, *parts))
     by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
     variables = learner.trainable_variables
-    drawn = {id(variable) for objective in learner.objectives for variable in objective.drawn_weights}
+    drawn = set(map(id, learner.drawn_weights))
     optimizer = _make(_CLASSES[name], learning_rate, epsilon, momentum)
     decoupled = isinstance(optimizer, _DECOUPLED)
     optimizer.part_settings = PartSettings(
