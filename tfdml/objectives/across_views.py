@@ -12,7 +12,7 @@ from tfdml import pairwise
 from tfdml.arguments import number, one_of
 from tfdml.losses.base import PairLoss, check_rank
 from tfdml.mining.base import Relation, component
-from tfdml.objectives.base import Objective, as_loss, check_length, checked_prefixes
+from tfdml.objectives.base import Objective, as_loss, check_length, checked_prefixes, over_prefixes, prefix_of
 from tfdml.registry import register
 
 
@@ -68,12 +68,8 @@ class ViewsObjective(Objective):
         directions = [a.across(b, self.shared == "positive") for a, b in ((one, other), (other, one))]
         if self.dims is None:
             return self.compute_views(*directions)
-        factors = self.dim_weights or (1.0,) * len(self.dims)
-        values = []
-        for dim in self.dims:
-            prefix = lambda x, dim=dim: pairwise.l2_normalize(x[:, :dim])  # noqa: E731
-            values.append(self.compute_views(*(pairs.map(prefix) for pairs in directions)))
-        return sum(factor * value for factor, value in zip(factors, values, strict=True))
+        value_of = lambda dim: self.compute_views(*(prefix_of(pairs, dim) for pairs in directions))  # noqa: E731
+        return over_prefixes(self.dims, self.dim_weights, value_of)
 
     def compute_views(self, forth, back):
         """Compute the value, or the anchors' part of it.

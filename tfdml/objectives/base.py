@@ -405,6 +405,17 @@ def checked_prefixes(dims, dim_weights):
     return lengths, dim_weights
 
 
+def over_prefixes(dims, dim_weights, value_of):
+    """Return the sum of `value_of(dim)` over the lengths of prefixes, each times its factor."""
+    factors = dim_weights or (1.0,) * len(dims)
+    return sum(factor * value_of(dim) for factor, dim in zip(factors, dims, strict=True))
+
+
+def prefix_of(pairs, dim):
+    """Return the same pairs of the first `dim` dimensions, scaled to length 1."""
+    return pairs.map(lambda x: pairwise.l2_normalize(x[:, :dim]))
+
+
 def check_length(name, dims, length):
     """Refuse prefixes that are longer than the representation."""
     if dims[-1] > length:
@@ -452,10 +463,7 @@ class Matryoshka(MetricLoss):
         """Compute the weighted sum of the loss over the prefixes."""
         batch = pairs[self.representation]
         check_rank(self.name, batch.references, 2, f"{self.representation!r} to be vectors (B, d)")
-        factors = self.dim_weights or (1.0,) * len(self.dims)
-        prefixes = [batch.map(lambda x, dim=dim: pairwise.l2_normalize(x[:, :dim])) for dim in self.dims]
-        parts = [self.loss.of_pairs(prefix) for prefix in prefixes]
-        return sum(factor * part for factor, part in zip(factors, parts, strict=True))
+        return over_prefixes(self.dims, self.dim_weights, lambda dim: self.loss.of_pairs(prefix_of(batch, dim)))
 
 
 class ProxyLoss(Objective):
@@ -481,7 +489,7 @@ class ProxyLoss(Objective):
             wrong labels, whose images keep high values while the others are learned. At least 0 and below 1. The mean
             is that of the images that count.
         sample: The share of the C classes that a step of training compares with, for very many classes: those of the
-            global batch, and others that are drawn anew, the same on all replicas. They are never fewer than the batch
+            global batch, and others that each step draws, the same on all replicas. They are never fewer than the batch
             has images. `"class"` has their columns alone, and an objective that works image by image and reads it gets
             columns as labels. In evaluation all classes are compared. On TensorFlow a step reads only the drawn
             proxies, and an optimizer of `tfdml.training.build_optimizer` changes only these, their moments and
@@ -654,6 +662,5 @@ class MatryoshkaProxyLoss(ProxyLoss):
 
     def image_values(self, representations, labels):
         """One weighted sum over the prefixes per image."""
-        factors = self.dim_weights or (1.0,) * len(self.dims)
-        parts = [self.loss.call(labels, representations[f"class_{dim}"]) for dim in self.dims]
-        return sum(factor * part for factor, part in zip(factors, parts, strict=True))
+        value_of = lambda dim: self.loss.call(labels, representations[f"class_{dim}"])  # noqa: E731
+        return over_prefixes(self.dims, self.dim_weights, value_of)
