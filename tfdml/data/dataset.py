@@ -6,6 +6,7 @@ And which of its images cannot be used: missing, damaged or unsupported files.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import io
 import os
@@ -31,22 +32,23 @@ from tfdml.data.images import ArrayImages, Images, in_threads, join_images, read
 from tfdml.errors import UserError, short_message
 from tfdml.pairwise import image_rows, integer_labels
 
-#: What a data set may have of each image besides its class, and how it is read.
-_COLUMNS: dict[str, Callable[[Any], np.ndarray]] = {
-    "super_labels": lambda values: integer_labels(values, "super_labels"),
-    "is_query": lambda values: np.asarray(values, np.bool_),
-    "groups": lambda values: integer_labels(values, "groups"),
-    "label_rows": lambda values: integer_labels(values, "label_rows", rows=True).reshape(len(values), -1),
-    "texts": lambda values: _as_texts(values),
-    "tokens": np.asarray,
-}
-
 
 def _as_texts(values: Any) -> np.ndarray:
     texts = np.array(list(values), object)
     for row in np.flatnonzero([not isinstance(text, str) or not text.strip() for text in texts])[:1]:
         raise UserError(f"texts: that of row {row} is {texts[row]!r}; write one, or leave the row out")
     return texts
+
+
+#: What a data set may have of each image besides its class, and how it is read.
+_COLUMNS: dict[str, Callable[[Any], np.ndarray]] = {
+    "super_labels": lambda values: integer_labels(values, "super_labels"),
+    "is_query": lambda values: np.asarray(values, np.bool_),
+    "groups": lambda values: integer_labels(values, "groups"),
+    "label_rows": lambda values: integer_labels(values, "label_rows", rows=True).reshape(len(values), -1),
+    "texts": _as_texts,
+    "tokens": np.asarray,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -224,7 +226,7 @@ class ImageDataset:
         """How many classes occur."""
         return len(self.classes)
 
-    @property
+    @functools.cached_property
     def targets(self) -> np.ndarray:
         """What a loss compares: (N,) rows of the images where there are `pairs`, or `label_rows`, or `labels`.
 
@@ -238,17 +240,20 @@ class ImageDataset:
             return both if len(np.unique(both, axis=0)) > len(np.unique(self.text_numbers)) else self.labels
         return self.labels if self.label_rows is None else self.label_rows
 
-    @property
+    @functools.cached_property
     def text_numbers(self) -> np.ndarray:
         """(N,) int64, equal for equal texts, in their sorted order; where there are none, for equal `tokens`.
 
         Raises:
             UserError: There are neither.
         """
-        if self.texts is None and self.tokens is None:
-            raise UserError(f"{self.name} has no texts: give its list a column text, or the data set `texts`")
+        self._require_texts()
         rows: Any = self.tokens if self.texts is None else self.texts.astype(str)
         return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+    def _require_texts(self) -> None:
+        if self.texts is None and self.tokens is None:
+            raise UserError(f"{self.name} has no texts: give its list a column text, or the data set `texts`")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -301,7 +306,7 @@ class ImageDataset:
         Raises:
             UserError: There are no texts, or one does not fit.
         """
-        self.text_numbers  # noqa: B018, raises
+        self._require_texts()
         return self if self.texts is None else dataclasses.replace(self, tokens=tokenize(self.texts))
 
     def select_classes(self, classes: Sequence[int] | np.ndarray) -> ImageDataset:
