@@ -31,6 +31,7 @@ from tfdml.cluster import bulk_embedding
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import FileImages
 from tfdml.effects import Effect, needs
+from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.files import EmbeddingFolder, ImageTable
 from tfdml.embeddings.passes import EmbeddingPass, images_of
 from tfdml.errors import REASON, user_errors
@@ -78,8 +79,7 @@ def embed(values: Flags) -> None:
             tf.config.set_visible_devices([], "GPU")  # they are left to the actors
     source = load_source(flags)
     folder = EmbeddingFolder(os.path.expanduser(flags.out), work.identity(source))
-    model = {"source": source.address, "kind": source.kind, "checksum": source.checksum()}
-    about = {"model": {**model, "fingerprint": source.fingerprint()}, "view": source.view, "dataset": about}
+    about = {**_about(source), "dataset": about}
     lines: list[Progress] = []
 
     def progress(done: int, bad: int, total: int) -> None:
@@ -104,6 +104,12 @@ def embed(values: Flags) -> None:
         print(f"{bad:,} images could not be read: {flags.out}/bad_images.csv")
 
 
+def _about(source: EmbeddingBackend) -> dict[str, Any]:
+    """Return what the manifest records of a model."""
+    model = {"source": source.address, "kind": source.kind, "checksum": source.checksum()}
+    return {"model": {**model, "fingerprint": source.fingerprint()}, "view": source.view}
+
+
 def _embed_texts(flags: EmbedFlags) -> None:
     """Embed the texts of `--texts`, each once; the class of each is the text itself."""
     if flags.texts == "column":
@@ -115,9 +121,9 @@ def _embed_texts(flags: EmbedFlags) -> None:
     images = ImageTable(tuple(texts), np.arange(len(texts)), np.full(len(texts), "test"), dict(enumerate(texts)))
     source = load_source(flags)
     vectors = source.embed_texts(texts)
-    model = {"source": source.address, "kind": source.kind, "checksum": source.checksum()}
-    about = {"model": {**model, "fingerprint": source.fingerprint()}, "view": source.view}
-    folder = EmbeddingFolder(os.path.expanduser(flags.out), {"model": model, "texts": images.checksum()})
+    about = _about(source)
+    identity = {"model": about["model"], "texts": images.checksum()}
+    folder = EmbeddingFolder(os.path.expanduser(flags.out), identity)
     with folder.opened():
         if not folder.manifest:
             folder.write_part(0, images.columns(), vectors)

@@ -215,8 +215,8 @@ def _split_of(flags: EvaluateFlags) -> _Split:
         items = ViewItems.of(dataset) if source.embeds_texts else None
         if items:
             dataset = dataset.take(items.rows)
-            if flags.intervals == "parts" or flags.generalization or flags.report:
-                flag = "report" if flags.report else "generalization" if flags.generalization else "intervals=parts"
+            if flags.generalization or flags.report:
+                flag = "report" if flags.report else "generalization"
                 raise UserError(f"--{flag} measures images alone, and {flags.model} is a model of images and texts")
         options = _options(flags, dataset) if items is None else {}
         vectors = source.embed(dataset, flags.batch_size)

@@ -13,7 +13,7 @@ from tfdml.data import load
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.images import FileImages
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
-from tfdml.embeddings.files import check_same_model, holds_embeddings, read_embeddings
+from tfdml.embeddings.files import check_same_model, class_of_each, holds_embeddings, read_embeddings
 from tfdml.errors import UserError
 from tfdml.io.files import confined, is_remote
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
@@ -141,5 +141,5 @@ def open_gallery(
     if faults:
         print(f"demo: {len(faults):,} images are left out, the first is {faults[0]}", file=sys.stderr)
     names = [os.path.relpath(dataset.images.name(row), address) for row in readable]
-    classes = [dataset.class_names[label] for label in dataset.labels[readable].tolist()]
+    classes = class_of_each(dataset.labels[readable], dataset.class_names)
     return Gallery(address, names, vectors, classes, address, distance)

@@ -469,6 +469,9 @@ class SavedModelEmbedder(EmbeddingBackend):
             return self.loaded.signatures["embed_texts"](texts=tf.constant(list(texts), tf.string))["embedding"].numpy()
 
 
+_KIND_OF_FILE = {".tflite": "litert", ".onnx": "onnx"}
+
+
 class ViewFile(_ViewBackend):
     """A .tflite or .onnx file from (1 or B, S, S, 3) uint8 images, after the evaluation view, to float embeddings.
 
@@ -486,7 +489,7 @@ class ViewFile(_ViewBackend):
         if not self.path.is_file():
             raise UserError(f"there is no file {path}")
         compare_with_card(self.path)
-        self.kind = {".tflite": "litert", ".onnx": "onnx"}[self.path.suffix]
+        self.kind = _KIND_OF_FILE[self.path.suffix]
         self._run, types, shape = open_file(self.path, threads)
         if types != ["uint8", "float32"] or len(shape) != 4 or shape[3] != 3 or shape[1] != shape[2]:
             what = "uint8 images (B, S, S, 3) and give one float32 output, the embedding"
@@ -597,12 +600,12 @@ def load_backend(model: str | os.PathLike, *, threads: int = 0, truncate_dim: in
     if is_remote(model) and not in_store(model):
         raise UserError(f"`model={model}` is neither a file or folder nor in a store: name what the server loads")
     path = Path(local_copy(model))
-    if path.suffix in (".tflite", ".onnx"):
+    if path.suffix in _KIND_OF_FILE:
         return ViewFile(path, truncate_dim, threads)
     version = served_version(path)
     if version is not None:
         return SavedModelEmbedder(version, truncate_dim)
-    names = sorted(str(file.relative_to(path)) for suffix in (".tflite", ".onnx") for file in path.rglob(f"*{suffix}"))
+    names = sorted(str(file.relative_to(path)) for suffix in _KIND_OF_FILE for file in path.rglob(f"*{suffix}"))
     if names:
         raise UserError(f"`model={model}` holds no SavedModel: name one of {', '.join(names)}")
     return KerasEmbedder(path, truncate_dim)

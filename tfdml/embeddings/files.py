@@ -139,9 +139,9 @@ class ImageTable:
     def columns(self, rows: slice = slice(None)) -> dict[str, Any]:
         """Return what `table_of` takes of some of the images; None for what is not known."""
         parts = {"label": self.labels, "class": self.classes, "role": self.roles}
-        known = {name: column[rows].tolist() for name, column in parts.items() if column is not None}
+        columns = {name: column[rows].tolist() for name, column in parts.items() if column is not None}
         groups = None if self.groups is None else list(self.groups[rows])
-        return {"id": [*range(*rows.indices(len(self)))], "path": list(self.names[rows]), **known, "group": groups}
+        return {"id": [*range(*rows.indices(len(self)))], "path": list(self.names[rows]), **columns, "group": groups}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import sparse
 from scipy.stats import hypergeom
 
+from tfdml.embeddings.files import class_of_each
 from tfdml.errors import UserError
 from tfdml.evaluation.metrics import find_metric, ks_within, metric_names
 from tfdml.evaluation.relevance import Relevance
@@ -53,7 +54,7 @@ class ViewItems:
         """
         texts: Any = dataset.texts
         if texts is None:
-            texts = [dataset.class_names[label] for label in dataset.labels.tolist()]
+            texts = class_of_each(dataset.labels, dataset.class_names)
         columns = [np.asarray(column, str) for column in (dataset.names, texts)]
         sides = [np.unique(column, return_index=True, return_inverse=True) for column in columns]
         labels = []

@@ -514,7 +514,7 @@ def export_run(
         embedder.build((None, *embedder.view_shape))
     if stack_on or whitening is not None or truncate_dim:
         about["metrics"] = None  # the run has measured the embedder as it was
-    texts = RunFolder(run_dir).path / "text_embedder.keras"
+    texts = RunFolder(run_dir).text_embedder
     text_embedder = load_embedder(texts) if texts.is_file() else None
     changed = moments or whitening is not None or truncate_dim or stack_on or "saved_model" not in options.formats
     if text_embedder is not None and (changed or getattr(text_embedder, "tokenizer", None) is None):

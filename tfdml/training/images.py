@@ -20,7 +20,7 @@ from tfdml.data.policies import Policy
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
 from tfdml.data.readers.tables import Table, composed, split_classes, warn_shared_classes
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
-from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings
+from tfdml.embeddings.files import ImageTable, StoredEmbeddings, class_of_each, read_embeddings
 from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within
@@ -125,7 +125,7 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
 
 def with_class_names(dataset: ImageDataset) -> ImageDataset:
     """Return the same images, whose texts are the names of their classes."""
-    return dataclasses.replace(dataset, texts=[dataset.class_names[label] for label in dataset.labels.tolist()])
+    return dataclasses.replace(dataset, texts=class_of_each(dataset.labels, dataset.class_names))
 
 
 def images_to_measure(split: ImageDataset, name: str) -> ImageDataset | None:
