@@ -10,7 +10,6 @@ from PIL import Image, ImageEnhance
 from tfdml.audit import (
     audit,
     class_neighbors,
-    k_center,
     label_confidences,
     outlier_factors,
     read_drops,
@@ -173,20 +172,6 @@ def test_halves_of_a_class_overlap_and_a_mixture_is_scattered():
     assert [f.label for f in found.of("scattered class")] == [9]
     share, pairs, overlaps = class_neighbors(np.array([[1], [0], [3], [2]]), np.array([0, 0, 1, -1]))
     assert (share.tolist(), len(pairs), len(overlaps)) == ([1.0, 0.0], 0, 0)
-
-
-def test_picks_are_furthest_first_and_within_twice_the_best_radius():
-    x, labels = clusters([30] * 6, spread=0.05)
-    picks = k_center(x, 6)
-    assert sorted(labels[picks]) == list(range(6))
-    assert sorted(labels[k_center(x, 4, x[labels < 2])]) == [2, 3, 4, 5]
-    assert k_center(x[:2], 5).tolist() == k_center(x[:2], 2).tolist()
-    # Of those without a label, where there are any; neither outliers nor duplicates.
-    partly = np.where(labels < 3, labels, -1)
-    x[100] = x[101]
-    picked = audit(x, table(partly), pick=3).of("pick")
-    assert sorted(labels[f.row] for f in picked) == [3, 4, 5]
-    assert all(f.label == -1 for f in picked)
 
 
 NAMES = ["=1+1.jpg", " =1+1.jpg", "+a", "-a", "@a", "\ta", "'a", 'a,b;c\n"d".jpg', "é.jpg", "<script>"]

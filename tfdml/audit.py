@@ -1,7 +1,7 @@
-"""Finds what is wrong with a data set: near-duplicates, wrong labels, outliers, classes, and images to label next.
+"""Finds what is wrong with a data set: near-duplicates, wrong labels, outliers, and classes.
 
 `audit` does all of it on embeddings, and on images where there are any. Its parts work alone: `near_duplicates`,
-`label_confidences`, `outlier_factors`, `class_neighbors` and `k_center`. `write_table` and `read_drops` are the CSV
+`label_confidences`, `outlier_factors` and `class_neighbors`. `write_table` and `read_drops` are the CSV
 files between `tfdml audit` and `tfdml train --drop`.
 """
 
@@ -313,44 +313,12 @@ def class_neighbors(neighbors: np.ndarray, labels: np.ndarray) -> tuple[np.ndarr
     return own / (counts * np.minimum(others, neighbors.shape[1])), pairs[order], values[order]
 
 
-def k_center(embeddings: Any, count: int, labeled: Any = None) -> np.ndarray:
-    """Return images that cover the others best: each is the one furthest from those before, and from labeled ones.
-
-    The largest distance of an image to the nearest one chosen is at most twice the smallest possible.
-
-    Args:
-        embeddings: (N, d); their direction counts.
-        count: How many to choose.
-        labeled: (M, d) embeddings of images that have labels; None: the first choice is the image nearest to the mean.
-
-    Returns:
-        (count,) rows, in the order of choice; N where there are fewer.
-
-    Example:
-        >>> k_center([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], 1, labeled=[[1.0, 0.0]]).tolist()
-        [2]
-
-    Source: Sener and Savarese, "Active learning for convolutional neural networks: a core-set approach", ICLR 2018.
-    """
-    x = unit_rows(check_embeddings(embeddings))
-    nearest = np.full(len(x), np.inf, np.float32)
-    if labeled is not None:
-        nearest = nearest_neighbors(x, labeled, k=1, distance="cosine")[1][:, 0]
-    scores, centers = x @ x.mean(axis=0) if labeled is None else nearest, []
-    for _ in range(min(count, len(x))):
-        centers.append(int(scores.argmax()))
-        nearest = np.minimum(nearest, 1 - x @ x[centers[-1]])
-        nearest[centers] = -np.inf
-        scores = nearest
-    return np.array(centers, np.int64)
-
-
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """Something about one image, one class, or two of them.
 
     Args:
-        kind: `"duplicate"`, `"label"`, `"outlier"`, `"same class"`, `"scattered class"` or `"pick"`.
+        kind: `"duplicate"`, `"label"`, `"outlier"`, `"same class"` or `"scattered class"`.
         score: How sure it is, in the kind's own measure: larger is surer.
         row: Row of the image; -1 for a finding about a class.
         other: Row of another image that shows why; -1: there is none.
@@ -358,7 +326,7 @@ class Finding:
         other_label: Class id of the other image, or the class that is suggested; -1: none.
         group: Number of the group of duplicates; 0: none.
         across: What a group lies across: `"split"`, `"class"`, `"split and class"` or nothing.
-        action: What is suggested: `"keep"`, `"drop"`, `"relabel"`, `"merge"`, `"check"` or `"label"`.
+        action: What is suggested: `"keep"`, `"drop"`, `"relabel"`, `"merge"` or `"check"`.
     """
 
     kind: str
@@ -421,22 +389,38 @@ class Audit:
         """Return the name of a class; empty for none."""
         return str(self.table.class_names.get(int(label), int(label))) if label >= 0 else ""
 
-    def columns(self, kind: str = "") -> dict[str, list[Any]]:
-        """Return the columns of the CSV file of all findings, or of those of one kind."""
-        findings = self.of(kind) if kind else self.findings
+    def tables(self) -> dict[str, dict[str, list[Any]]]:
+        """Return the columns of the CSV files: the findings as `audit`, all `images`, and all `classes`."""
+        table, findings, name_of = self.table, self.findings, self.class_name
         # The last of each is that of row -1.
-        names, roles = [*self.table.names, ""], [*self.table.roles, ""]
+        names, roles = [*table.names, ""], [*table.roles, ""]
         return {
-            "kind": [finding.kind for finding in findings],
-            "score": [f"{finding.score:.4f}" for finding in findings],
-            "image": [names[finding.row] for finding in findings],
-            "role": [roles[finding.row] for finding in findings],
-            "class": [self.class_name(finding.label) for finding in findings],
-            "other_image": [names[finding.other] for finding in findings],
-            "other_class": [self.class_name(finding.other_label) for finding in findings],
-            "group": [finding.group or "" for finding in findings],
-            "across": [finding.across for finding in findings],
-            "action": [finding.action for finding in findings],
+            "audit": {
+                "kind": [finding.kind for finding in findings],
+                "score": [f"{finding.score:.4f}" for finding in findings],
+                "image": [names[finding.row] for finding in findings],
+                "role": [roles[finding.row] for finding in findings],
+                "class": [name_of(finding.label) for finding in findings],
+                "other_image": [names[finding.other] for finding in findings],
+                "other_class": [name_of(finding.other_label) for finding in findings],
+                "group": [finding.group or "" for finding in findings],
+                "across": [finding.across for finding in findings],
+                "action": [finding.action for finding in findings],
+            },
+            "images": {
+                "image": names[:-1],
+                "role": roles[:-1],
+                "class": [name_of(label) for label in table.labels],
+                "label_confidence": [f"{value:.4f}" for value in self.confidences],
+                "suggested_class": [name_of(label) for label in self.suggestions],
+                "outlier_factor": [f"{value:.4f}" for value in self.outliers],
+                "nearest_image": [names[near[0]] if len(near) else "" for near in self.neighbors],
+            },
+            "classes": {
+                "class": [name_of(label) for label in self.classes],
+                "images": np.unique(table.labels[table.labels >= 0], return_counts=True)[1].tolist(),
+                "coherence": [f"{share:.4f}" for share in self.coherence],
+            },
         }
 
 
@@ -445,7 +429,6 @@ def audit(
     table: ImageTable,
     picture: Callable[[int], np.ndarray] | None = None,
     *,
-    pick: int = 0,
     max_distance: float = 0.01,
     min_correlation: float = 0.8,
 ) -> Audit:
@@ -457,7 +440,6 @@ def audit(
         embeddings: (N, d); their direction counts.
         table: The images, `ImageTable.of([train, test])`; a negative label means none.
         picture: From a row to its image (H, W, 3) uint8, by which duplicates are compared; None: there are no images.
-        pick: How many images to choose that are worth labeling next: of those without a label, where there are any.
         max_distance: As `near_duplicates`.
         min_correlation: As `near_duplicates`. An image is dropped only if it correlates by 0.9 with one that stays;
             without images, only if both have the same vector. The others are to check.
@@ -467,9 +449,9 @@ def audit(
 
     Example:
         >>> table = tfdml.embeddings.ImageTable.of([test])
-        >>> result = audit(embeddings, table, test.images.picture, pick=10)
-        >>> len(result.of("pick"))
-        10
+        >>> result = audit(embeddings, table, test.images.picture)
+        >>> len(result.confidences) == len(test)
+        True
     """
     x = check_embeddings(embeddings)
     if len(x) != len(table):
@@ -504,14 +486,6 @@ def audit(
         for position in _ranked(coherence, (coherence < _SCATTER * typical) & (counts >= _FEWEST)):
             score = 1 - float(coherence[position]) / typical
             findings.append(Finding("scattered class", score, label=int(classes[position])))
-    if pick:
-        no_label = labels < 0
-        others = [finding.row for finding in findings if finding.kind == "outlier" or finding.action == "drop"]
-        pool = np.setdiff1d(np.flatnonzero(no_label) if no_label.any() else np.arange(len(x)), others)
-        with_label = x[~no_label] if 0 < no_label.sum() < len(x) else None
-        picks = pool[k_center(x[pool], pick, with_label)].tolist() if len(pool) else []
-        for score, row in zip(range(len(picks), 0, -1), picks, strict=True):
-            findings.append(Finding("pick", float(score), row, label=int(labels[row]), action="label"))
     results = confidences, suggestions, outliers, neighbors, classes, coherence
     return Audit(table, findings, picture is not None, *results)
 

@@ -28,7 +28,7 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
     vectors = rng.normal(size=(6, 8))
     vectors[5] = vectors[0] + 0.2
     np.savez(tmp_path / "x.npz", embeddings=vectors, labels=[*["<b>cat"] * 3, *["dog"] * 3], names=names)
-    flags = [f"--embeddings={tmp_path / 'x.npz'}", "--pick=2", f"--out={tmp_path / 'out'}"]
+    flags = [f"--embeddings={tmp_path / 'x.npz'}", f"--out={tmp_path / 'out'}"]
     status, said, errors = commands.run("audit", *flags, f"--data_dir={tmp_path / 'photos'}")
     assert status == 0, errors
     assert "1 groups of near-duplicates, 1 across classes, 0 across the split\n" in said
@@ -45,7 +45,6 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
     )
     assert [row["class"] for row in rows_of(tmp_path / "out" / "classes.csv")] == ["<b>cat", "dog"]
     assert len(rows_of(tmp_path / "out" / "images.csv")) == 6
-    assert len(rows_of(tmp_path / "out" / "picks.csv")) == 2
     page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
     assert "<img src=x" not in page
     assert "<b>cat" not in page

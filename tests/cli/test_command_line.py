@@ -226,7 +226,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
             time.sleep(0.01)
         os.kill(pid, signal.SIGTERM)
 
-    assert ended(cleaning_up, tmp_path, twice) == (-signal.SIGTERM, "")
+    assert ended(cleaning_up, tmp_path, twice) == (128 + signal.SIGTERM, "")
 
 
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path):

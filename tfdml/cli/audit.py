@@ -1,11 +1,11 @@
 """Find what is wrong with a data set: near-duplicates, wrong labels, outliers, and classes without a cluster.
 
-It also finds classes that should be one, and images that are worth labeling next.
+It also finds classes that should be one.
 
   tfdml audit --dataset=folder --data_dir=photos --out=audits/photos
   tfdml audit --model=runs/cars_jrd --out=audits/cars
   tfdml audit --dataset=cars196 --data_dir=/data/cars196 --weights=mnv2_100.weights.h5 --out=audits/cars
-  tfdml audit --embeddings=embeddings/photos --data_dir=photos --pick=100 --out=audits/photos
+  tfdml audit --embeddings=embeddings/photos --data_dir=photos --out=audits/photos
   tfdml train --dataset=folder --data_dir=photos --drop=audits/photos/audit.csv --run_dir=runs/photos
 
 Images are embedded by --model, or by an ImageNet network (--backbone, --weights). With --embeddings they are embedded
@@ -13,21 +13,21 @@ already; --data_dir is then where their names count from. Without images, as wit
 are a matter of distance alone. An image is marked drop only if it is itself a near-duplicate of one that stays, and
 check where it is less alike.
 
---out gets audit.html; audit.csv, a row for each finding with a suggested action; images.csv and classes.csv, with the
-scores of all; and picks.csv with --pick. Change the column action as you like: tfdml train --drop=audit.csv leaves out
-the images whose action is drop.
+--out gets audit.html; audit.csv, a row for each finding with a suggested action; and images.csv and classes.csv, with
+the scores of all. Change the column action as you like: tfdml train --drop=audit.csv leaves out the images whose action
+is drop.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tfdml import backbones
-from tfdml.audit import Audit, audit, write_table
+from tfdml.audit import audit, write_table
 from tfdml.backbones.hub import PREFIX
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import DataFlags, data_choice, load_source
@@ -65,7 +65,6 @@ class AuditFlags(DataFlags):
         resize: Without --model: as in tfdml train; 0: as --image_size.
         resize_mode: Without --model: as in tfdml train.
         pad_color: Without --model: as in tfdml train.
-        pick: How many images to choose that are worth labeling next (k-center).
         min_correlation: Of the pixels of duplicates, after alignment.
         max_distance: Without images: largest cosine distance of duplicates.
         out: Folder to write: new or empty.
@@ -78,7 +77,6 @@ class AuditFlags(DataFlags):
     resize: int = choice(0, check=not_negative, effect=_NETWORK)
     resize_mode: str = choice("shorter", choices=MODES, effect=_NETWORK)
     pad_color: str = choice("black", effect=_NETWORK)
-    pick: int = choice(0, check=not_negative)
     min_correlation: float = choice(0.8, check=lambda value: 0 <= value <= 1, effect=_PICTURES)
     max_distance: float = choice(0.01, check=not_negative, effect=_VECTORS)
     out: str
@@ -104,34 +102,28 @@ def run_audit(values: Flags) -> None:
         raise UserError(f"--out={flags.out} exists already: name a new folder, or an empty one")
     if flags.embeddings and flags.model:
         raise UserError("--embeddings takes the place of --model: name one of them")
-    name, vectors, table, picture = _data_of(flags)
-    limits = {"max_distance": flags.max_distance, "min_correlation": flags.min_correlation}
-    result = audit(vectors, table, picture, pick=flags.pick, **limits)
+    if not (flags.embeddings or flags.model or flags.dataset):
+        raise UserError("--dataset is missing")
+    name, vectors, table, picture = _stored(flags) if flags.embeddings else _embedded(flags)
+    result = audit(vectors, table, picture, max_distance=flags.max_distance, min_correlation=flags.min_correlation)
     out.parent.mkdir(parents=True, exist_ok=True)
     with partial_folder(out.parent) as folder:
-        _write(folder, result, name, picture)
+        for file, columns in result.tables().items():
+            write_table(folder / f"{file}.csv", columns)
+        write_audit(folder / "audit.html", result, name, picture)
         os.replace(folder, out)
     counts, how = result.counts(), "" if result.by_pixels else ", by distance alone"
-    across = f"{counts['across class']:,} across classes, {counts['across split']:,} across the split"
-    print(
-        f"{name}: {len(table):,} images of {len(result.classes):,} classes",
-        f"{counts['group']:,} groups of near-duplicates, {across}{how}",
-        f"{counts['drop']:,} of their images to drop, {counts['check']:,} to check",
-        f"{counts['label']:,} labels that other images contradict, {counts['outlier']:,} outliers",
-        f"{counts['same class']:,} pairs of classes that overlap, {counts['scattered class']:,} scattered classes",
-        f"{counts['pick']:,} images to label next",
-        out / "audit.html",
-        out / "audit.csv",
-        sep="\n  ",
-    )
+    print(f"{name}: {len(table):,} images of {len(result.classes):,} classes")
+    print(f"  {counts['group']:,} groups of near-duplicates, {counts['across class']:,} across classes, ", end="")
+    print(f"{counts['across split']:,} across the split{how}")
+    print(f"  {counts['drop']:,} of their images to drop, {counts['check']:,} to check")
+    print(f"  {counts['label']:,} labels that other images contradict, {counts['outlier']:,} outliers")
+    print(f"  {counts['same class']:,} pairs of classes that overlap, {counts['scattered class']:,} scattered classes")
+    print(f"  {out / 'audit.html'}\n  {out / 'audit.csv'}")
 
 
-def _data_of(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
+def _embedded(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
     """Return what the images are called, their embeddings, their table, and the images where they are there."""
-    if flags.embeddings:
-        return _stored(flags)
-    if not (flags.model or flags.dataset):
-        raise UserError("--dataset is missing")
     selection = data_choice(flags)
     splits = selection.parts("all")
     table = ImageTable.of(splits, os.path.expanduser(selection.directory))
@@ -139,21 +131,15 @@ def _data_of(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture |
         table = dataclasses.replace(table, labels=np.full(len(table), -1))
     if flags.model:
         source = load_source(flags)
-        vectors = np.concatenate([source.embed(split, flags.batch_size) for split in splits])
+        vectors = [source.embed(split, flags.batch_size) for split in splits]
     else:
         size = flags.image_size
         view = EvaluationTransform(flags.resize or size, size, flags.resize_mode, as_color(flags.pad_color))
         weights = os.path.expanduser(flags.weights or ("none" if flags.backbone.startswith(PREFIX) else "imagenet"))
         embedder = Embedder(backbones.resolve(flags.backbone, size, weights), embedding_dim=0, image_size=size)
-        batches = [evaluation_batches(split, view, flags.batch_size) for split in splits]
-        vectors = np.concatenate([embed(embedder, each) for each in batches])
-    places = [(split.images, row) for split in splits for row in range(len(split))]
-
-    def picture(row: int) -> np.ndarray:
-        images, place = places[row]
-        return images.picture(place)
-
-    return selection.name, vectors, table, None if selection.features else picture
+        vectors = [embed(embedder, evaluation_batches(split, view, flags.batch_size)) for split in splits]
+    pictures = [functools.partial(split.images.picture, row) for split in splits for row in range(len(split))]
+    return selection.name, np.concatenate(vectors), table, None if selection.features else lambda row: pictures[row]()
 
 
 def _stored(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
@@ -165,30 +151,6 @@ def _stored(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | 
     images = FileImages(tuple(os.path.join(base, name) for name in stored.names))
     name = os.path.basename(os.path.normpath(flags.embeddings))
     return name, stored.embeddings, table, images.picture if base else None
-
-
-def _write(folder: Path, result: Audit, name: str, picture: _Picture | None) -> None:
-    table = result.table
-    write_table(folder / "audit.csv", result.columns())
-    if result.of("pick"):
-        write_table(folder / "picks.csv", result.columns("pick"))
-    images: dict[str, Any] = {
-        "image": table.names,
-        "role": table.roles,
-        "class": [result.class_name(label) for label in table.labels],
-        "label_confidence": [f"{value:.4f}" for value in result.confidences],
-        "suggested_class": [result.class_name(label) for label in result.suggestions],
-        "outlier_factor": [f"{value:.4f}" for value in result.outliers],
-        "nearest_image": [table.names[near[0]] if len(near) else "" for near in result.neighbors],
-    }
-    write_table(folder / "images.csv", images)
-    classes: dict[str, Any] = {
-        "class": [result.class_name(label) for label in result.classes],
-        "images": np.unique(table.labels[table.labels >= 0], return_counts=True)[1],
-        "coherence": [f"{share:.4f}" for share in result.coherence],
-    }
-    write_table(folder / "classes.csv", classes)
-    write_audit(folder / "audit.html", result, name, picture)
 
 
 COMMAND = Command("audit", run_audit, FLAGS, __doc__)

@@ -3,18 +3,15 @@
 And running a command: signals, errors as one line, the exit status, and progress on the error stream.
 """
 
-import contextlib
 import dataclasses
 import logging
 import os
 import re
 import signal
 import sys
-import threading
 import time
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import flags
@@ -25,7 +22,7 @@ from tfdml.errors import UserError, redact_text, short_message, user_errors
 from tfdml.flag_files import read_flag_files
 from tfdml.io.files import as_named, local_copy
 from tfdml.registry import import_modules
-from tfdml.training.callbacks import SIGNALS, Interrupted
+from tfdml.training.callbacks import Interruption
 from tfdml.training.settings import Settings, meanings
 
 # What comes after `DEFINE_` in the name of absl's function, by the type of a field.
@@ -241,7 +238,7 @@ def run(command: Command, words: Sequence[str]) -> None:
     for library in ("tensorflow", "faiss", "faiss.loader", "jax"):
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
-        with signals_as_exceptions():
+        with Interruption():
             if any(word in ("--help", "-h", "-help") for word in words):
                 print(command.help())
             else:
@@ -268,31 +265,6 @@ def run(command: Command, words: Sequence[str]) -> None:
 def _fail(command: Command, message: str) -> None:
     print(f"{command.name}: error: {redact_text(as_named(' '.join(message.splitlines())))}", file=sys.stderr)
     sys.exit(2)
-
-
-@contextlib.contextmanager
-def signals_as_exceptions() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the block, so that what it holds is cleaned up.
-
-    A second signal ends the process. A signal that the process was started to ignore, as by `nohup`, stays ignored.
-    Outside the main thread nothing is changed.
-    """
-    main_thread = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in SIGNALS if main_thread}
-    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for each in heard:
-            signal.signal(each, signal.SIG_DFL)
-        raise Interrupted(number)
-
-    try:
-        for number in heard:
-            signal.signal(number, stop)
-        yield
-    finally:
-        for number in heard:
-            signal.signal(number, before[number] or signal.SIG_DFL)
 
 
 class Progress:

@@ -23,7 +23,7 @@ default is recall, precision@1, map@r, r_precision, nmi, ami and f1; for benchma
 
 --task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
 With --target=far=0.001, or precision=0.99, it also chooses the threshold for pairs of images; --json keeps it. --report
-has the ROC curve; its threshold comes from the held-out classes of a run.
+has the ROC curve.
 --task=classification votes by the nearest images of a gallery: every second image of each class, without the last half
 of the classes, whose images are to be found unknown. With --target=fpir=0.01 it also chooses the threshold for searches
 of all stored images, or of the split: at most 1 % of the queries of unknown classes are accepted.
@@ -39,6 +39,8 @@ With --compare, the others are compared with the first run query by query, with 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ from absl import logging
 
 from tfdml import evaluation
 from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.model_flags import DataChoice, DataFlags, data_choice, load_source
+from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.backends import EmbeddingBackend
@@ -123,8 +125,8 @@ def evaluate(values: Flags) -> None:
         raise UserError("--compare takes the place of --model" if flags.model else "--model is missing")
     if is_gallery(flags.model):
         raise UserError("--model is the address of a gallery in a database, and no model: see tfdml search --gallery")
-    for name, path in (("json", flags.json), ("report", flags.report)):
-        if path:
+    for name in ("json", "report"):
+        if path := getattr(flags, name):
             require_writable(path, name)
     result = _compared(flags.compare) if flags.compare else _measured(flags)
     if flags.json:
@@ -157,78 +159,63 @@ def _compared(folders: Sequence[str]) -> dict[str, Any]:
     return {"first": folders[0], "differences": differences}
 
 
-def _measured(flags: EvaluateFlags) -> dict[str, Any]:
-    """Print what a split measures, and return it for JSON."""
-    split = _split_of(flags)
-    measure: dict[str, Any] = {"retrieval": _retrieval, "verification": _verification_of_images}
-    measure |= {"classification": _classification}
-    result = {"model": flags.model, "dataset": split.name, "split": flags.split, "distance": flags.distance}
-    result |= {} if flags.task == "retrieval" else {"task": flags.task}
-    part = f", {flags.split}" if split.selection or split.images.roles is not None else ""
-    size = f"{len(split.embeddings):,} images of {len(np.unique(split.images.labels)):,} classes"
-    size += f", {len(split.items.texts):,} texts" if split.items else ""
-    print(f"{as_named(flags.model)} on {split.name}{part}: {size}")
-    if split.items:
-        measure = dict.fromkeys(_TASKS, _across_views)
-    measures = measure[flags.task](flags, split)
-    if flags.report:
-        _write_page(flags, split, measures)
-    return result | measures
-
-
-@dataclasses.dataclass(frozen=True)
 class _Split:
-    """A split of a data set, embedded.
+    """A split of a data set, with its embeddings.
 
     Args:
-        name: The data set, or where the embeddings are.
-        embeddings: (N, d).
+        flags: The flags.
+
+    Attributes:
         images: The images; or embeddings that have the labels, roles and groups.
-        options: The metrics, and the K of Recall@K.
         selection: The data set, from which other splits are read; None where only embeddings are there.
-        source: The model; None for stored embeddings.
-        stored: All that is next to the embeddings on disk; None for a model.
-        items: Of a model of images and texts: the texts of the images, which are there once; None for images alone.
+        stored: The stored embeddings, of all splits; None for a model.
+        items: Of a model of images and texts: both, each once; None for images alone.
+        name: The data set, or where the embeddings are.
+
+    Raises:
+        UserError: The flags do not go together, or the embeddings with the data set.
     """
 
-    name: str
-    embeddings: np.ndarray
-    images: Any
-    options: dict[str, Any]
-    selection: DataChoice | None
-    source: EmbeddingBackend | None
-    stored: StoredEmbeddings | None
-    items: ViewItems | None = None
+    def __init__(self, flags: EvaluateFlags):
+        self.flags, self.items = flags, None
+        self.stored = read_embeddings(flags.model) if holds_embeddings(flags.model) else None
+        if self.stored and flags.report and not flags.dataset:
+            raise UserError("--report shows images: name their --dataset and --data_dir next to the embeddings")
+        self.selection = data_choice(flags) if flags.dataset or self.stored is None else None
+        self.images: Any = self.selection.load(flags.split) if self.selection else None
+        self.name = self.selection.name if self.selection else Path(flags.model).name
+        if self.stored is not None:
+            part = self.stored.split(flags.split)
+            if self.images is not None:
+                _check_same_images(part, self.images)
+            elif part.labels is None:
+                raise UserError(f"{flags.model} has no labels: add the class of each embedding, or name a --dataset")
+            self.images = part if self.images is None else self.images
+            self.name = part.manifest.get("dataset", {}).get("name") or self.name
+        elif self.source.embeds_texts:
+            self.items = ViewItems.of(self.images)
+            self.images = self.images.take(self.items.rows)
+            for flag in ("generalization", "report"):
+                if getattr(flags, flag):
+                    raise UserError(f"--{flag} measures images alone, and {flags.model} is a model of images and texts")
 
+    @functools.cached_property
+    def source(self) -> EmbeddingBackend:
+        """The model."""
+        return load_source(self.flags)
 
-def _split_of(flags: EvaluateFlags) -> _Split:
-    stored = read_embeddings(flags.model) if holds_embeddings(flags.model) else None
-    if stored and flags.report and not flags.dataset:
-        raise UserError("--report shows images: name their --dataset and --data_dir next to the embeddings")
-    if flags.target:
-        evaluation.target_of(flags.target, kinds=KINDS[1:] if flags.task == "verification" else KINDS[:1])
-    selection = data_choice(flags) if flags.dataset or stored is None else None
-    dataset: Any = selection.load(flags.split) if selection else None
-    if stored is None:
-        assert selection is not None
-        source = load_source(flags)
-        items = ViewItems.of(dataset) if source.embeds_texts else None
-        if items:
-            dataset = dataset.take(items.rows)
-            if flags.generalization or flags.report:
-                flag = "report" if flags.report else "generalization"
-                raise UserError(f"--{flag} measures images alone, and {flags.model} is a model of images and texts")
-        options = _options(flags, dataset) if items is None else {}
-        vectors = source.embed(dataset, flags.batch_size)
-        return _Split(selection.name, vectors, dataset, options, selection, source, None, items)
-    part = stored.split(flags.split)
-    if dataset is not None:
-        _check_same_images(part, dataset)
-    elif part.labels is None:
-        raise UserError(f"{flags.model} has no labels: add the class of each embedding, or name a --dataset")
-    name = part.manifest.get("dataset", {}).get("name") or (selection.name if selection else Path(flags.model).name)
-    images = part if dataset is None else dataset
-    return _Split(name, part.embeddings, images, _options(flags, images), selection, None, stored)
+    @functools.cached_property
+    def embeddings(self) -> np.ndarray:
+        """(N, d) those of the images."""
+        if self.stored is not None:
+            return self.stored.split(self.flags.split).embeddings
+        return self.source.embed(self.images, self.flags.batch_size)
+
+    @functools.cached_property
+    def texts(self) -> np.ndarray:
+        """(M, d) those of the texts."""
+        assert self.items is not None
+        return self.source.embed_texts(self.items.texts)
 
 
 def _check_same_images(part: StoredEmbeddings, dataset: ImageDataset) -> None:
@@ -243,88 +230,114 @@ def _check_same_images(part: StoredEmbeddings, dataset: ImageDataset) -> None:
         raise UserError(f"{part.source} holds embeddings of other classes than {what}, or of its images in other order")
 
 
-def _options(flags: EvaluateFlags, images: Any) -> dict[str, Any]:
-    """Return the metrics, and the K of Recall@K that fit the images."""
-    benchmark = getattr(images, "protocol", None)
-    metrics = list(flags.metrics or (benchmark.metrics if benchmark else evaluation.DEFAULT_METRICS))
-    ks = integers(",".join(flags.ks), "--ks") or (benchmark.ks if benchmark else DEFAULT_KS)
-    if flags.task != "retrieval":
-        return {}
-    metric_names(metrics, ks)
-    available = images_to_search(images)
-    fitting = ks_within(ks, available) if "recall" in metrics else ks
-    reason = f"there are {available:,} images to search in"
-    if flags.ks and fitting != ks:
-        raise UserError(f"--ks={','.join(flags.ks)}: {reason}; choose e.g. --ks={','.join(map(str, fitting))}")
-    if fitting != ks:
-        logging.warning("recall@K is measured for K = %s alone: %s", ", ".join(map(str, fitting)), reason)
-    return {"metrics": metrics, "ks": fitting}
+def _measured(flags: EvaluateFlags) -> dict[str, Any]:
+    """Print what a split measures, and return it for JSON."""
+    target = {}
+    if flags.target:
+        target = evaluation.target_of(flags.target, kinds=KINDS[1:] if flags.task == "verification" else KINDS[:1])
+    split = _Split(flags)
+    part = f", {flags.split}" if split.selection or split.images.roles is not None else ""
+    size = f"{len(split.images):,} images of {len(np.unique(split.images.labels)):,} classes"
+    size += f", {len(split.items.texts):,} texts" if split.items else ""
+    print(f"{as_named(flags.model)} on {split.name}{part}: {size}")
+    result = {"model": flags.model, "dataset": split.name, "split": flags.split, "distance": flags.distance}
+    result |= {} if flags.task == "retrieval" else {"task": flags.task}
+    measures, searched = _MEASURES[flags.task](split)
+    if target:
+        calibration = evaluation.calibrate(**searched, distance=flags.distance, **target)
+        print(f"  {calibration}")
+        measures["calibration"] = calibration.to_dict()
+    if flags.report:
+        shown = "auc|intervals|tar@" if flags.task == "verification" else ""
+        measured = {name: value for name, value in measures.items() if re.match(shown, name)}
+        fields = dataclasses.fields(flags)
+        changed = {each.name: value for each in fields if (value := getattr(flags, each.name)) != each.default}
+        run = Run(flags.model, {"metrics": measured}, flags=changed)
+        write_report(flags.report, run, split.images, split.embeddings, distance=flags.distance, **target)
+    return result | measures
 
 
-def _retrieval(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
-    resampled = None if flags.intervals == "none" else flags.intervals
-    options = {**split.options, "distance": flags.distance, "intervals": resampled}
-    result = evaluation.evaluate_dataset(split.embeddings, split.images, **options)
-    if flags.generalization:
-        result["generalization"] = _generalization(flags, split)
-    _print_metrics(result, result.get("intervals", {}))
-    for name, value in result.get("generalization", {}).items():
-        print(f"  {name:<36}{value:>14,}" if isinstance(value, int) else f"  {name:<36}{value:>14.4g}")
-    return result
+# What a task measures, for JSON; and the arguments of `calibrate` for its threshold.
+_Measures = tuple[dict[str, Any], dict[str, Any]]
 
 
-def _across_views(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
-    """Measure images and texts with one another, as the task says."""
-    items, source, distance = split.items, split.source, flags.distance
-    assert items is not None
-    assert source is not None
-    texts = source.embed_texts(items.texts)
-    intervals = None if flags.intervals == "none" else flags.intervals
-    if flags.task == "retrieval":
-        ks = integers(",".join(flags.ks), "--ks") or None
-        options: dict[str, Any] = {"ks": ks, "distance": distance, "intervals": intervals}
+def _retrieval(split: _Split) -> _Measures:
+    flags = split.flags
+    options = {"distance": flags.distance, "intervals": None if flags.intervals == "none" else flags.intervals}
+    ks = integers(",".join(flags.ks), "--ks")
+    if split.items:
         options |= {"metrics": flags.metrics} if flags.metrics else {}
-        result = evaluation.evaluate_views(split.embeddings, texts, items.image_labels, items.text_labels, **options)
+        labels = split.items.image_labels, split.items.text_labels
+        result = evaluation.evaluate_views(split.embeddings, split.texts, *labels, ks=ks or None, **options)
         for direction, measures in result.items():
             print(f"  {direction.replace('_', ' ')}")
-            _print_metrics(measures, measures.get("intervals", {}), measures["chance"])
-        return result
-    labels, text_labels = items.connected()
-    if flags.task == "verification":
-        both, views = np.concatenate([split.embeddings, texts]), np.arange(len(labels) + len(texts)) < len(labels)
-        return _verification(flags, both, np.concatenate([labels, text_labels]), views)
-    names = [split.images.class_names[label] for label in split.images.classes.tolist()]
-    classes = evaluation.class_embeddings(source.embed_texts, names, flags.templates)
-    rows = np.searchsorted(split.images.classes, split.images.labels)
-    result = evaluation.evaluate_zero_shot(split.embeddings, rows, classes, intervals=intervals)
-    _print_metrics(result, result.get("intervals", {}))
-    sides = {"gallery": split.embeddings, "gallery_labels": labels}
-    return {**result, **_calibration(flags, texts, text_labels, **sides), "queries": "texts"}
-
-
-def _generalization(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
-    if flags.split == "train":
+            _print_metrics(measures, measures["chance"])
+        return result, {}
+    benchmark = getattr(split.images, "protocol", None)
+    metrics = list(flags.metrics or (benchmark.metrics if benchmark else evaluation.DEFAULT_METRICS))
+    wanted = ks or (benchmark.ks if benchmark else DEFAULT_KS)
+    metric_names(metrics, wanted)
+    available = images_to_search(split.images)
+    fitting = ks_within(wanted, available) if "recall" in metrics else wanted
+    if fitting != wanted:
+        reason = f"there are {available:,} images to search in"
+        if ks:
+            raise UserError(f"--ks={','.join(flags.ks)}: {reason}; choose e.g. --ks={','.join(map(str, fitting))}")
+        logging.warning("recall@K is measured for K = %s alone: %s", ", ".join(map(str, fitting)), reason)
+    if flags.generalization and flags.split == "train":
         raise UserError("--generalization compares the test classes with the training classes: leave --split=test")
-    train: tuple[Any, Any] = None, None
-    if split.source is not None and split.selection is not None:
-        dataset, _ = seen_and_held_out(split.selection.load("train"), split.selection.name, flags.model)
-        train = split.source.embed(dataset, flags.batch_size), dataset.labels
-    elif split.stored is not None and split.stored.roles is not None and (split.stored.roles == "train").any():
-        part = split.stored.split("train")
-        train = part.embeddings, part.labels
-    else:
+    result = evaluation.evaluate_dataset(split.embeddings, split.images, metrics=metrics, ks=fitting, **options)
+    if flags.generalization:
+        train = _of_training_classes(split)
+        measures = evaluation.evaluate_generalization(
+            split.embeddings, split.images.labels, *train, distance=flags.distance
+        )
+        result["generalization"] = measures
+    _print_metrics(result)
+    for name, value in result.get("generalization", {}).items():
+        print(f"  {name:<36}{value:>14,}" if isinstance(value, int) else f"  {name:<36}{value:>14.4g}")
+    return result, {}
+
+
+def _of_training_classes(split: _Split) -> tuple[Any, Any]:
+    """Return embeddings and labels of the classes that the model was trained on; None where there are none."""
+    if split.stored is not None:
+        if split.stored.roles is not None and (split.stored.roles == "train").any():
+            part = split.stored.split("train")
+            return part.embeddings, part.labels
         logging.warning("no embeddings of training classes: some measures are left out (tfdml embed --split=all)")
-    labels = split.images.labels
-    return evaluation.evaluate_generalization(split.embeddings, labels, *train, distance=flags.distance)
+        return None, None
+    assert split.selection is not None
+    model = split.flags.model
+    images = classes_trained_on(split.selection.load("train"), split.selection.name, model)
+    return split.source.embed(images, split.flags.batch_size), images.labels
 
 
-def _verification_of_images(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
-    return _verification(flags, split.embeddings, split.images.labels)
+def classes_trained_on(train: ImageDataset, name: str, model: str) -> ImageDataset:
+    """Return the images of the classes that a run trained on, without those that it held out.
+
+    Args:
+        train: The training images.
+        name: The data set.
+        model: The folder of the run; another model, or another data set, has held out none, nor has a run without
+            labels.
+    """
+    if not (Path(model) / "flags.txt").is_file():
+        return train
+    experiment = RunFolder(model).load_experiment()
+    if experiment.data_name != name or experiment.sampling_call().name == "two_views":
+        return train
+    return split_training_classes(train, *experiment.held_out(experiment.seed))[0]
 
 
-def _verification(flags: EvaluateFlags, embeddings: np.ndarray, labels: Any, views: Any = None) -> dict[str, Any]:
-    distance = flags.distance
-    measured = evaluation.verification(embeddings, labels, distance=distance, views=views)
+def _verification(split: _Split) -> _Measures:
+    distance = split.flags.distance
+    searched: dict[str, Any] = {"embeddings": split.embeddings, "labels": split.images.labels}
+    if split.items:
+        labels = np.concatenate(split.items.connected())
+        searched = {"embeddings": np.concatenate([split.embeddings, split.texts]), "labels": labels}
+        searched["views"] = np.arange(len(labels)) < len(split.images)
+    measured = evaluation.verification(**searched, distance=distance)
     print(f"  pairs: {measured.num_same:,} of one class, {measured.num_different:,} of different classes; {distance}")
     print(f"  {'auc':<24}{measured.auc:9.6f}")
     print(f"  {'eer':<24}{100 * measured.eer:6.2f} %  at a distance of {measured.eer_threshold:.6g}")
@@ -332,87 +345,59 @@ def _verification(flags: EvaluateFlags, embeddings: np.ndarray, labels: Any, vie
         place = f"at a distance of {point.threshold:.6g}"
         print(f"  {f'tar@far={far:g}':<24}{100 * point.tar.mean:6.2f} %{_interval(point.tar)}  {place}")
     intervals = {f"tar@far={far:g}": point.tar for far, point in measured.points.items()}
-    calibration = _calibration(flags, embeddings, labels, **({} if views is None else {"views": views}))
-    return {**measured.to_dict(), "intervals": intervals, **calibration}
+    return {**measured.to_dict(), "intervals": intervals}, searched
 
 
-def _classification(flags: EvaluateFlags, split: _Split) -> dict[str, Any]:
+def _classification(split: _Split) -> _Measures:
     """Measure a gallery of every second image of the first half of the classes; the other classes are unknown to it."""
+    flags, embeddings = split.flags, split.embeddings
+    if split.items:
+        return _zero_shot(split)
     labels = np.asarray(split.images.labels)
     classes, in_gallery = np.unique(labels), np.zeros(len(labels), bool)
     for label in classes[: -(-len(classes) // 2)]:
         in_gallery[np.flatnonzero(labels == label)[::2]] = True
-    gallery = split.embeddings[in_gallery]
-    classifier = evaluation.KNNClassifier(gallery, labels[in_gallery], k=flags.neighbors, distance=flags.distance)
-    result = evaluation.evaluate_classification(classifier, split.embeddings[~in_gallery], labels[~in_gallery])
+    gallery = embeddings[in_gallery], labels[in_gallery]
+    classifier = evaluation.KNNClassifier(*gallery, k=flags.neighbors, distance=flags.distance)
+    result = evaluation.evaluate_classification(classifier, embeddings[~in_gallery], labels[~in_gallery])
     print(
-        f"  a gallery of {len(gallery):,} images of {len(classifier.classes):,} classes; {result['num_known']:,} "
+        f"  a gallery of {in_gallery.sum():,} images of {len(classifier.classes):,} classes; {result['num_known']:,} "
         f"queries of these, {result['num_unknown']:,} of other classes"
     )
-    _print_metrics({name: value for name, value in result.items() if isinstance(value, float)}, {})
-    sides: dict[str, Any] = {}
+    _print_metrics({name: value for name, value in result.items() if isinstance(value, float)})
+    searched: dict[str, Any] = {"embeddings": embeddings, "labels": labels}
     stored = split.stored
     if stored is not None and stored.roles is not None and stored.classes is not None:
         rows = np.flatnonzero(stored.roles != "train")
         if len(rows) == len(labels):  # searches meet all stored images
-            labels = stored.classes[rows]
-            sides = {"gallery": stored.embeddings, "gallery_labels": stored.classes, "own_rows": rows}
-    return {**result, **_calibration(flags, split.embeddings, labels, **sides)}
+            searched |= {"labels": stored.classes[rows], "own_rows": rows}
+            searched |= {"gallery": stored.embeddings, "gallery_labels": stored.classes}
+    return result, searched
 
 
-def _calibration(flags: EvaluateFlags, embeddings: np.ndarray, labels: Any, **sides: Any) -> dict[str, Any]:
-    """Print the threshold of `--target`, and what to expect of it on as many other classes; return it for JSON."""
-    if not flags.target:
-        return {}
-    target = evaluation.target_of(flags.target)
-    calibration = evaluation.calibrate(embeddings, labels, distance=flags.distance, **sides, **target)
-    print(f"  {calibration}")
-    return {"calibration": calibration.to_dict()}
+def _zero_shot(split: _Split) -> _Measures:
+    flags, images = split.flags, split.images
+    assert split.items is not None
+    names = [images.class_names[label] for label in images.classes.tolist()]
+    classes = evaluation.class_embeddings(split.source.embed_texts, names, flags.templates)
+    intervals = None if flags.intervals == "none" else flags.intervals
+    rows = np.searchsorted(images.classes, images.labels)
+    result = evaluation.evaluate_zero_shot(split.embeddings, rows, classes, intervals=intervals)
+    _print_metrics(result)
+    labels, text_labels = split.items.connected()
+    searched = {"gallery": split.embeddings, "gallery_labels": labels}
+    return {**result, "queries": "texts"}, {"embeddings": split.texts, "labels": text_labels, **searched}
 
 
-def _write_page(flags: EvaluateFlags, split: _Split, result: dict[str, Any]) -> None:
-    options: dict[str, Any] = {"distance": flags.distance}
-    if split.source is not None and split.selection is not None and flags.split == "test" and _is_run(flags.model):
-        _, classes = seen_and_held_out(split.selection.load("train"), split.selection.name, flags.model)
-        if classes is not None:
-            options["held_out"] = split.source.embed(classes, flags.batch_size), classes.labels
-    if flags.task == "verification":
-        result = {name: result[name] for name in result if name in ("auc", "intervals") or name.startswith("tar@")}
-    if flags.target:
-        options["target"] = evaluation.target_of(flags.target)
-    fields = {field.name: (getattr(flags, field.name), field.default) for field in dataclasses.fields(flags)}
-    changed = {name: value for name, (value, default) in fields.items() if value != default}
-    run = Run(flags.model, {"metrics": result}, flags=changed)
-    write_report(flags.report, run, split.images, split.embeddings, **options)
+_MEASURES = {"retrieval": _retrieval, "verification": _verification, "classification": _classification}
 
 
-def _is_run(model: str) -> bool:
-    return (Path(model) / "flags.txt").is_file()
-
-
-def seen_and_held_out(train: ImageDataset, name: str, model: str) -> tuple[ImageDataset, ImageDataset | None]:
-    """Return the training images of the classes that a run trained on, and those of the classes that it held out.
-
-    Args:
-        train: The images.
-        name: The data set.
-        model: The folder of the run; for another model, or another data set, no class is held out, nor by a run
-            without labels.
-    """
-    experiment = RunFolder(model).load_experiment() if _is_run(model) else None
-    if experiment is None or experiment.data_name != name or experiment.sampling_call().name == "two_views":
-        return train, None
-    return split_training_classes(train, *experiment.held_out(experiment.seed))
-
-
-def _print_metrics(
-    result: Mapping[str, Any], intervals: Mapping[str, Sequence[float]], chance: Mapping[str, float] | None = None
-) -> None:
+def _print_metrics(result: Mapping[str, Any], chance: Mapping[str, float] = {}) -> None:
     """Print one metric a line, fractions in percent, with its interval and the level of chance where there are any."""
     for name, value in result.items():
         if isinstance(value, float):
-            random = f"  chance {100 * chance[name]:.2f} %" if chance and name in chance else ""
-            print(f"  {name:<24}{100 * value:6.2f} %{_interval(intervals.get(name))}{random}")
+            random = f"  chance {100 * chance[name]:.2f} %" if name in chance else ""
+            print(f"  {name:<24}{100 * value:6.2f} %{_interval(result.get('intervals', {}).get(name))}{random}")
         elif isinstance(value, int):
             print(f"  {name:<24}{value:>6}")
 

@@ -291,7 +291,7 @@ def sampled_images(labels: np.ndarray) -> np.ndarray:
 # The report of an audit
 
 # How much of each kind it has; the CSV files have all.
-_FINDINGS = {"label": 48, "outlier": 24, "pick": 48}
+_FINDINGS = {"label": 48, "outlier": 24}
 _DUPLICATES, _CLASSES, _OF_A_CLASS = 40, 24, 6
 
 
