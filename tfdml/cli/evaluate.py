@@ -263,7 +263,10 @@ _Measures = tuple[dict[str, Any], dict[str, Any]]
 
 def _retrieval(split: _Split) -> _Measures:
     flags = split.flags
-    options = {"distance": flags.distance, "intervals": None if flags.intervals == "none" else flags.intervals}
+    options: dict[str, Any] = {
+        "distance": flags.distance,
+        "intervals": None if flags.intervals == "none" else flags.intervals,
+    }
     ks = integers(",".join(flags.ks), "--ks")
     if split.items:
         options |= {"metrics": flags.metrics} if flags.metrics else {}
