@@ -192,7 +192,7 @@ class _Split:
                 raise UserError(f"{flags.model} has no labels: add the class of each embedding, or name a --dataset")
             self.images = part if self.images is None else self.images
             self.name = part.manifest.get("dataset", {}).get("name") or self.name
-        elif self.source.embeds_texts:
+        elif self.images is not None and self.source.embeds_texts:
             self.items = ViewItems.of(self.images)
             self.images = self.images.take(self.items.rows)
             for flag in ("generalization", "report"):
