@@ -39,8 +39,6 @@ MEASURES = {
     "clustering": lambda y: evaluation.evaluate_clustering(POINTS, y),
     "verification": lambda y: evaluation.verification(POINTS, y, fars=[0.5]).to_dict(),
     "calibration": lambda y: evaluation.calibrate(POINTS, y, far=0.5).to_dict(),
-    "overlap": lambda y: evaluation.evaluate_overlap(POINTS, y),
-    "density": lambda y: evaluation.class_density(POINTS, y),
 }
 ENTRANCES = {
     **MEASURES,

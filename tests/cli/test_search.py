@@ -95,8 +95,8 @@ def test_the_same_embeddings_are_searched_as_they_are_evaluated(commands, folder
 
 @pytest.mark.slow
 def test_images_are_queries(commands, tmp_path):
+    from tfdml.data import load
     from tfdml.export import Retriever
-    from tfdml.export.retriever import items_of_folder
     from tfdml.models import Embedder
 
     rng = np.random.default_rng(0)
@@ -108,7 +108,8 @@ def test_images_are_queries(commands, tmp_path):
     embedder = Embedder("conv4", embedding_dim=4, image_size=16)
     embedder.build((None, 16, 16, 3))
     embedder.save(tmp_path / "embedder.keras")
-    Retriever.build(embedder, items_of_folder(tmp_path / "photos"), tmp_path / "retriever")
+    photos = tmp_path / "photos"
+    Retriever.build(embedder, load("folder", photos, "all"), tmp_path / "retriever", directory=photos)
     model = f"--model={tmp_path / 'embedder.keras'}"
     photos = ["--dataset=folder", f"--data_dir={tmp_path}/photos", "--split=all", f"--out={tmp_path}/embeddings"]
     status, _, errors = commands.run("embed", model, *photos)

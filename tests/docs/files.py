@@ -91,11 +91,9 @@ def write_run(path: pathlib.Path, names: dict | None = None, **changes: object) 
 
 def write_retriever(path: pathlib.Path, names: dict) -> None:
     """A retriever of the photos, with items called coupe/0.jpg, coupe/1.jpg ..."""
-    from tfdml.export.retriever import items_of_folder
-
     photos = path.parent / "photos of the retriever"
     write_photos(photos)
-    tfdml.export.Retriever.build(names["embedder"], items_of_folder(photos), path)
+    tfdml.export.Retriever.build(names["embedder"], tfdml.data.load("folder", photos, "all"), path, directory=photos)
     shutil.rmtree(photos)
 
 

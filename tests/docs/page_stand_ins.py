@@ -40,11 +40,12 @@ def write_weights(folder: pathlib.Path) -> None:
 
 def write_retriever(folder: pathlib.Path, embedder) -> None:
     """`models/retriever`, with an item called car-3."""
-    from tfdml.export import GalleryItem, Retriever
-
     photos = sorted((folder / "photos").rglob("*.jpg"))
-    items = [GalleryItem(f"car-{row}", image=path.read_bytes(), label=row // 3) for row, path in enumerate(photos)]
-    Retriever.build(embedder, items, folder / "models" / "retriever")
+    images = tfdml.data.EncodedImages(
+        tuple(path.read_bytes() for path in photos), tuple(f"car-{row}" for row in range(len(photos)))
+    )
+    dataset = tfdml.data.ImageDataset("cars", "all", images, np.arange(len(photos)) // 3)
+    tfdml.export.Retriever.build(embedder, dataset, folder / "models" / "retriever")
 
 
 def names_of_pages(names: dict) -> dict:

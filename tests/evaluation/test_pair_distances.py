@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.spatial.distance import jensenshannon
 from sklearn.metrics import roc_auc_score
 
 from tests import references
 from tests.far_vectors import NAMES, far_vectors
-from tfdml.evaluation.generalization import default_bins, jensen_shannon_bits, overlap_coefficient
-from tfdml.evaluation.verification import AllPairs, PairHistogram, probability_nearer
+from tfdml.evaluation.verification import AllPairs, probability_nearer
 from tfdml.pairwise import DISTANCES
 
 # The package has a function of this name.
@@ -96,20 +94,11 @@ COUNTS = st.lists(st.integers(0, 50), min_size=1, max_size=12)
 
 @settings(max_examples=80, deadline=None)
 @given(p=COUNTS, q=COUNTS)
-def test_measures_of_histograms_match_references(p, q):
+def test_the_area_under_the_curve_is_that_of_a_classifier(p, q):
     size = min(len(p), len(q))
     p, q = np.array(p[:size]), np.array(q[:size])
     assume(p.any() and q.any())
-    p_share, q_share = p / p.sum(), q / q.sum()
-    assert overlap_coefficient(p, q) == pytest.approx(sum(min(a, b) for a, b in zip(p_share, q_share, strict=True)))
-    assert jensen_shannon_bits(p, q) == pytest.approx(jensenshannon(p_share, q_share, base=2) ** 2, abs=1e-7)
     # As a classifier that is sure of "one class" the nearer the bin.
     truth = np.repeat([1, 0], [p.sum(), q.sum()])
     nearness = np.concatenate([np.repeat(-np.arange(size), p), np.repeat(-np.arange(size), q)])
     assert probability_nearer(p, q) == pytest.approx(roc_auc_score(truth, nearness), abs=1e-9)
-
-
-def test_bins_follow_the_number_of_the_rarer_pairs():
-    for pairs, bins in ((1, 2), (8, 4), (1000, 20), (10**6, 100)):
-        histogram = PairHistogram(np.arange(3.0), np.array([pairs, 0]), np.array([0, 2 * pairs]), 0.5, 1.5)
-        assert default_bins(histogram) == bins

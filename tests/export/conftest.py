@@ -8,9 +8,10 @@ import pytest
 import tensorflow as tf
 
 from tests.export.networks import picture, small_embedder
+from tfdml.data import EncodedImages, ImageDataset
 from tfdml.evaluation import Calibration
 from tfdml.evaluation.intervals import Interval
-from tfdml.export import GalleryItem, Retriever, write_saved_model
+from tfdml.export import Retriever, write_saved_model
 
 # Images that promise more pixels are refused: what the pictures have is far below.
 LIMIT = 500_000
@@ -33,12 +34,12 @@ class Shop:
     ids: tuple[str, ...]
 
 
-def shop_items(images):
-    """Gallery items of images: three to a class."""
-    return [
-        GalleryItem(f"item {row}", image, label=row // 3, metadata={"class": f"class {row // 3}", "path": f"{row}.jpg"})
-        for row, image in enumerate(images)
-    ]
+def shop_dataset(images):
+    """A data set of images: three to a class."""
+    labels = np.arange(len(images)) // 3
+    names = tuple(f"item {row}" for row in range(len(images)))
+    class_names = {label: f"class {label}" for label in labels.tolist()}
+    return ImageDataset("shop", "all", EncodedImages(tuple(images), names), labels, class_names)
 
 
 @pytest.fixture(scope="session")
@@ -46,8 +47,7 @@ def shop(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop")
     write_saved_model(small_embedder(), folder / "embedder" / "1", LIMIT)
     images = tuple(picture(seed, 40 + seed, 80 - seed, "PNG" if seed % 4 == 0 else "JPEG") for seed in range(12))
-    Retriever.build(folder / "embedder", shop_items(images), folder / "retriever", calibration=SEARCHED)
+    Retriever.build(folder / "embedder", shop_dataset(images), folder / "retriever", calibration=SEARCHED)
     served = tf.saved_model.load(str(folder / "embedder" / "1"))
     embeddings = served.signatures["serving_default"](image_bytes=tf.constant(images))["embedding"].numpy()
-    ids = tuple(item.id for item in shop_items(images))
-    return Shop(folder / "embedder", folder / "retriever", images, embeddings, ids)
+    return Shop(folder / "embedder", folder / "retriever", images, embeddings, shop_dataset(images).names)

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from tests.export.networks import picture, small_dataset, small_embedder
-from tfdml.data import evaluation_batches
+from tfdml.data import evaluation_batches, load
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.export import Retriever, convert_litert
-from tfdml.export.retriever import items_of_folder
 
 LITERT_ALONE = """
 import sys, numpy as np
@@ -114,7 +113,7 @@ def test_savedmodel_and_retriever_in_an_environment_with_tensorflow_alone(shop, 
         (photos / f"class{seed}").mkdir(parents=True)
         (photos / f"class{seed}" / "photo.jpg").write_bytes(picture(seed))
     version = shop.embedder / "1"
-    retriever = Retriever.build(version, items_of_folder(photos), tmp_path / "retriever")
+    retriever = Retriever.build(version, load("folder", photos, "all"), tmp_path / "retriever", directory=photos)
     # TensorFlow names Keras among its requirements, and does without it here.
     python = environment(tmp_path / "env", "tensorflow", without=["keras"])
     query = photos / "class2" / "photo.jpg"

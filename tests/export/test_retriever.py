@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from tests.export.conftest import SEARCHED
 from tests.export.networks import picture, small_dataset, small_embedder
-from tfdml.data import EncodedImages
+from tfdml.data import EncodedImages, ImageDataset, load
+from tfdml.embeddings.backends import SavedModelEmbedder
 from tfdml.embeddings.model_card import view_of
 from tfdml.errors import UserError
 from tfdml.evaluation import calibrate
-from tfdml.export import Gallery, GalleryItem, Retriever, search_graph
-from tfdml.export.retriever import _calibration, embed_items, items_of_dataset, items_of_folder
+from tfdml.export import Gallery, Retriever, search_graph
+from tfdml.export.retriever import _calibration
 from tfdml.export.saved_model import WARM_UP
 
 
@@ -53,7 +54,7 @@ def test_neighbors_are_those_of_a_search_by_hand(shop, retriever):
     assert result.ids.tolist() == [[shop.ids[row] for row in line] for line in rows]
     assert result.classes.tolist() == [[f"class {row // 3}" for row in line] for line in rows]
     np.testing.assert_array_equal(result.labels, rows // 3)
-    assert json.loads(result.metadata[0, 0]) == {"class": f"class {rows[0, 0] // 3}", "path": f"{rows[0, 0]}.jpg"}
+    assert json.loads(result.metadata[0, 0]) == {"class": f"class {rows[0, 0] // 3}", "path": f"item {rows[0, 0]}"}
     np.testing.assert_array_equal(result.accepted, result.distances <= np.float32(SEARCHED.threshold))
     assert result.known.tolist() == result.accepted.any(axis=1).tolist()
 
@@ -158,8 +159,8 @@ def test_the_warm_up_requests_are_ones_that_the_signatures_answer(shop, signatur
 def test_a_larger_gallery_is_another_version_around_the_same_embedder(shop, tmp_path):
     shutil.copytree(shop.retriever, tmp_path / "versions")
     first = Retriever.load(tmp_path / "versions")
-    items = [*first.gallery().items(), GalleryItem("new", picture(77), label=9)]
-    second = Retriever.build(first.path, items, tmp_path / "versions")
+    new = ImageDataset("new", "all", EncodedImages((picture(77),), ("new",)), [9])
+    second = Retriever.build(first.path, [first.gallery(), new], tmp_path / "versions")
     assert (second.path.name, len(second), len(first)) == ("2", 13, 12)
     assert second.search(picture(77), 1).ids.tolist() == [["new"]]
     np.testing.assert_allclose(second.gallery().embeddings[:12], first.gallery().embeddings, atol=1e-6)
@@ -172,14 +173,12 @@ def test_a_larger_gallery_is_another_version_around_the_same_embedder(shop, tmp_
 
 
 def clustered(seed, classes, per_class):
-    """Items of unit vectors around random centers, each class with a name."""
+    """Unit vectors around random centers, each class with a name."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(classes), per_class)
     x = rng.normal(size=(classes, 8))[labels] + 0.5 * rng.normal(size=(len(labels), 8))
-    return [
-        GalleryItem(f"{seed}/{row}", embedding=vector, label=int(label), metadata={"class": f"{seed} {label}"})
-        for row, (vector, label) in enumerate(zip(x.astype("float32"), labels, strict=True))
-    ]
+    names = [f"{seed} {label}" for label in labels]
+    return Gallery(x.astype("float32"), [f"{seed}/{row}" for row in range(len(x))], names, [{}] * len(x))
 
 
 @pytest.mark.slow
@@ -192,7 +191,8 @@ def test_a_gallery_calibrates_itself_by_classes_that_were_not_trained_on(shop, t
     options = {"calibration": "fpir=0.05", "report": printed.append}
     retriever = Retriever.build(tmp_path / "embedder", items, folder, **options)
     gallery = retriever.gallery()
-    names, rows = np.array(gallery.classes), np.flatnonzero(gallery.labels >= 5)
+    names = np.array(gallery.classes)
+    rows = np.flatnonzero(~np.isin(names, card["trained_on"]))
     sides = {"gallery": gallery.embeddings, "gallery_labels": names, "own_rows": rows}
     expected = calibrate(gallery.embeddings[rows], names[rows], fpir=0.05, **sides)
     assert retriever.calibration.threshold == pytest.approx(expected.threshold)
@@ -212,32 +212,26 @@ def test_a_gallery_calibrates_itself_by_classes_that_were_not_trained_on(shop, t
 # Galleries
 
 
-def test_items_and_galleries_that_cannot_be(shop, signatures):
-    twice, each = [GalleryItem("a", picture(1)), GalleryItem("a", picture(2))], signatures["embed_each"]
-    for make, message in (
-        (lambda: GalleryItem("a"), "one of the two"),
-        (lambda: GalleryItem("a", b"x", metadata={"a": float("nan")}).metadata_text(), "as JSON"),
-        (
-            lambda: Gallery(np.array([[1.0, 0], [0, 0]]), ("a", "b"), np.zeros(2, int), ("{}",) * 2),
-            "item b: .* length 0",
-        ),
-        (lambda: embed_items(twice, each), "occur more than once, the first is a"),
-        (lambda: embed_items([GalleryItem("a", embedding=np.ones(7))], each), r"the shape \(7,\), not \(8,\)"),
+def test_galleries_that_cannot_be(shop, tmp_path):
+    for vectors, ids, metadata, message in (
+        ([[1.0, 0], [0, 0]], "ab", {}, "item b: .* length 0"),
+        (np.eye(2), "aa", {}, "occur twice, the first is 'a'"),
+        (np.eye(2), ("a", ""), {}, "are empty"),
+        (np.eye(2), "a", {}, "2, 1, 1, 1 embeddings"),
+        (np.eye(2), "ab", {"a": float("nan")}, "as JSON"),
     ):
         with pytest.raises(UserError, match=message):
-            make()
+            Gallery(np.array(vectors), tuple(ids), ("",) * len(ids), (metadata,) * len(ids)).columns()
+    with pytest.raises(UserError, match="have 7 dimensions, the embedder 8"):
+        Retriever.build(shop.embedder, Gallery(np.ones((1, 7)), ("a",), ("",), ({},)), tmp_path)
 
 
 def test_classes_go_by_name():
     """Two folders number their classes from 0; `bus` is in both."""
-    texts = tuple(json.dumps({"class": name}) if name else "{}" for name in ("bus", "van", "pizza", "bus", "", ""))
-    gallery = Gallery(np.eye(6), tuple("abcdef"), np.array([0, 1, 0, 1, -1, 7]), texts)
-    assert gallery.classes == ["bus", "van", "pizza", "bus", "", "7"]
-    of_name = dict(zip(gallery.classes, gallery.labels.tolist(), strict=True))
-    assert len(set(of_name.values())) == 5
-    assert of_name[""] == -1
-    own = Gallery(np.eye(2), ("a", "b"), np.array([7, 2**62]), ("{}", '{"class": "van"}'))
-    assert own.labels.tolist() == [7, 2**62]
+    classes = ("bus", "van", "pizza", "bus", "", "7")
+    columns = Gallery(np.eye(6), tuple("abcdef"), classes, ({},) * 6).columns()
+    assert columns["classes"] == list(classes)
+    assert columns["labels"].tolist() == [1, 3, 2, 1, -1, 0]
 
 
 @pytest.fixture
@@ -251,19 +245,17 @@ def photos(tmp_path, shop):
     return tmp_path / "photos"
 
 
-def test_items_of_a_folder_have_their_classes(photos, signatures):
+def test_images_of_a_folder_have_their_classes(photos, retriever):
     (photos / "van" / "gone.jpg").symlink_to("nowhere.jpg")
-    items = {item.id: item for item in items_of_folder(photos)}
-    assert sorted(items) == ["coupe/a.jpg", "coupe/b/2.PNG", "van/1.jpg", "van/gone.jpg", "van/loose.jpg"]
-    assert items["coupe/b/2.PNG"].metadata == {"path": "coupe/b/2.PNG", "class": "coupe"}
-    assert items["coupe/a.jpg"].image == (photos / "coupe" / "a.jpg").read_bytes()
-    assert items["van/gone.jpg"].fault == "missing"
-    lines = []
-    gallery = embed_items(items_of_folder(photos), signatures["embed_each"], skip_bad=True, report=lines.append)
-    assert (len(gallery), lines) == (4, ["bad image van/gone.jpg: missing"])
-    assert [(item.id, item.label, dict(item.metadata)) for item in items_of_folder(photos / "coupe" / "b")] == [
-        ("2.PNG", -1, {"path": "2.PNG"})
-    ]
+    backend, lines = SavedModelEmbedder(retriever.path), []
+    options = {"skip_bad": True, "report": lines.append}
+    gallery = Gallery.of_images(backend, load("folder", photos, "all"), photos, **options)
+    assert gallery.ids == ("coupe/a.jpg", "coupe/b/2.PNG", "van/1.jpg", "van/loose.jpg")
+    assert gallery.metadata[1] == {"path": "coupe/b/2.PNG", "class": "coupe"}
+    assert lines == [f"bad image {photos}/van/gone.jpg: missing"]
+    alone = photos / "coupe" / "b"
+    gallery = Gallery.of_images(backend, load("folder", alone, "all"), alone)
+    assert (gallery.ids, gallery.classes, gallery.metadata) == (("2.PNG",), [""], [{"path": "2.PNG"}])
 
 
 @pytest.mark.slow
@@ -273,13 +265,13 @@ def test_a_data_set_is_a_gallery_of_which_bad_images_are_left_out_only_when_aske
     dataset = dataclasses.replace(dataset, images=images)
     lines = []
     built = Retriever.build(shop.embedder, dataset, tmp_path / "skipped", skip_bad=True, report=lines.append)
-    assert built.gallery().ids == images.names[:3]
+    assert tuple(built.gallery().ids) == images.names[:3]
     np.testing.assert_array_equal(built.gallery().labels, dataset.labels[:3])
     assert json.loads(built.gallery().metadata[0]) == {"class": "100", "path": images.names[0]}
     assert "fpir=0.01 needs at least 100 queries of unknown classes, not 3" in lines[1]
     message = r"1 of 4 gallery images cannot be embedded, the first is 101_1\.jpg: not a JPEG"
     with pytest.raises(UserError, match=message):
-        embed_items(items_of_dataset(dataset), signatures["embed_each"])
+        Retriever.build(shop.embedder, dataset, tmp_path / "refused")
 
 
 # Damage

@@ -31,7 +31,7 @@ import dataclasses
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from tfdml import data
@@ -42,7 +42,7 @@ from tfdml.errors import UserError
 from tfdml.evaluation import target_of
 from tfdml.evaluation.classification import TARGETS
 from tfdml.export.exporter import ExportOptions, export_run
-from tfdml.export.retriever import GalleryItem, Retriever, items_of_dataset, items_of_folder
+from tfdml.export.retriever import Retriever
 from tfdml.export.saved_model import check_backend
 from tfdml.expressions import parse_arguments
 from tfdml.io.files import as_named, require_local
@@ -140,26 +140,23 @@ def _export_gallery(flags: ExportFlags, calibration: str, export_embedder: Calla
     """
     if bool(flags.run_dir) == bool(flags.embedder):
         raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
-
-    items = _gallery_items(flags)
+    directory = os.path.expanduser(flags.gallery)
+    images = _gallery_images(flags, directory)
+    options = {"directory": directory, "skip_bad": flags.gallery_bad_images == "skip", "report": print}
     with tempfile.TemporaryDirectory() as folder:
         embedder = flags.embedder or export_embedder(folder)
-        skip_bad = flags.gallery_bad_images == "skip"
-        built = Retriever.build(embedder, items, flags.out, skip_bad=skip_bad, report=print, calibration=calibration)
+        built = Retriever.build(embedder, images, flags.out, calibration=calibration, **options)
     print(f"{len(built):,} items of {built.card['classes']:,} classes")
     print(f"version: {as_named(built.path)}")
 
 
-def _gallery_items(flags: ExportFlags) -> Iterator[GalleryItem]:
-    """Return the items that the flags mean, each read when its turn comes."""
+def _gallery_images(flags: ExportFlags, directory: str) -> list[data.ImageDataset]:
+    """Return the images that the flags mean."""
     if not flags.gallery_dataset:
-        return items_of_folder(flags.gallery)
-
+        return [data.load("folder", directory, "all")]
     arguments = parse_arguments(flags.gallery_dataset_options, "--gallery_dataset_options")
     splits = ("train", "test") if flags.gallery_split == "all" else (flags.gallery_split,)
-    directory = os.path.expanduser(flags.gallery)
-    datasets = [data.load(flags.gallery_dataset, directory, split, **arguments) for split in splits]
-    return (item for dataset in datasets for item in items_of_dataset(dataset, directory))
+    return [data.load(flags.gallery_dataset, directory, split, **arguments) for split in splits]
 
 
 COMMAND = Command("export", export, FLAGS, __doc__, flag_of={"folder": "out", "options": "gallery_dataset_options"})

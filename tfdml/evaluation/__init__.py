@@ -14,11 +14,8 @@ from tfdml.evaluation.clustering import evaluate_clustering as evaluate_clusteri
 from tfdml.evaluation.clustering import kmeans as kmeans
 from tfdml.evaluation.clustering import pairwise_f1 as pairwise_f1
 from tfdml.evaluation.compare import QueryValues as QueryValues
-from tfdml.evaluation.generalization import GENERALIZATION_MEASURES as GENERALIZATION_MEASURES
-from tfdml.evaluation.generalization import class_density as class_density
 from tfdml.evaluation.generalization import evaluate_divergence as evaluate_divergence
 from tfdml.evaluation.generalization import evaluate_generalization as evaluate_generalization
-from tfdml.evaluation.generalization import evaluate_overlap as evaluate_overlap
 from tfdml.evaluation.intervals import Interval as Interval
 from tfdml.evaluation.intervals import confidence_intervals as confidence_intervals
 from tfdml.evaluation.intervals import paired_differences as paired_differences

@@ -1,181 +1,14 @@
-"""How an embedding treats classes it was not trained on: overlap of distances, density, divergence, and a summary."""
+"""How an embedding treats classes it was not trained on: lambda, the H-divergence, and the gap of Recall@1."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tfdml.errors import UserError, check_choice, check_positive
+from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.intervals import student_interval
 from tfdml.evaluation.relevance import check_labels
 from tfdml.evaluation.retrieval import evaluate_retrieval
-from tfdml.evaluation.verification import AllPairs, PairHistogram, probability_nearer
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
-
-GENERALIZATION_MEASURES = ("recall", "overlap", "density", "divergence")
-
-
-def overlap_coefficient(positive: Any, negative: Any) -> float:
-    """Return the integral of the lesser of two densities: sum_k min(p_k, q_k), of histograms over the same bins.
-
-    1 where the distributions are the same, 0 where they share no bin.
-
-    Args:
-        positive: (K,) counts or probabilities; scaled to the sum 1.
-        negative: (K,) the same.
-
-    Example:
-        >>> overlap_coefficient([1, 1, 0], [0, 1, 1])
-        0.5
-    """
-    p, q = (np.asarray(counts, np.float64) / np.sum(counts) for counts in (positive, negative))
-    return float(np.minimum(p, q).sum())
-
-
-def jensen_shannon_bits(positive: Any, negative: Any) -> float:
-    """Return the Jensen-Shannon divergence in bits, of histograms over the same bins.
-
-    JSD = KL(p | m) / 2 + KL(q | m) / 2 with m = (p + q) / 2 and logarithms of base 2: 0 where the distributions are the
-    same, 1 where they share no bin. It measures what a pair's distance says about whether its images are of one class,
-    when half of the pairs are. In nats it is ln 2 times as much.
-
-    Args:
-        positive: (K,) counts or probabilities; scaled to the sum 1.
-        negative: (K,) the same.
-
-    Example:
-        >>> jensen_shannon_bits([1, 1, 0], [0, 1, 1])
-        0.5
-    """
-    from scipy.spatial.distance import jensenshannon
-
-    shares = (np.asarray(counts, np.float64) / np.sum(counts) for counts in (positive, negative))
-    return min(float(jensenshannon(*shares, base=2)) ** 2, 1.0)
-
-
-def default_bins(histogram: PairHistogram) -> int:
-    """Rice's rule for the rarer kind of n pairs, ceil(2 n^(1/3)), and at most 100 bins.
-
-    Between histograms of few pairs chance alone keeps the overlap below 1 and the divergence above 0, the more so the
-    more bins there are. The rule depends on nothing but n, so that two models on one data set are compared alike.
-    """
-    rarer = min(int(histogram.positive.sum()), int(histogram.negative.sum()))
-    return min(100, int(np.ceil(2 * rarer ** (1 / 3) - 1e-9)))
-
-
-def evaluate_overlap(
-    embeddings: Any,
-    labels: Any,
-    *,
-    distance: str = "euclidean",
-    bins: int | None = None,
-) -> dict[str, float | int]:
-    """Compare the distances d+ of pairs of one class with the distances d- of pairs of different classes.
-
-    The densities are histograms over equal bins from the least distance that occurs to the largest, so scaling all
-    embeddings changes nothing. The paper shows such densities (figure 1) and gives no figure for their overlap; the
-    overlap coefficient, the Jensen-Shannon divergence that its loss bounds (eq. 2), and the probability that d+ is less
-    than d- are those chosen here. Every pair counts the same, as in a batch of the paper's algorithm 1; its text draws
-    the class of a positive pair first, which would count pairs of small classes more.
-
-    Relation to RankMI: minus half of its loss, logged as `<name>_jsd`, is a lower bound on this divergence in nats,
-    that is on `jsd_bits` times ln 2, between the distances of the pairs it saw; binning lowers the divergence too.
-
-    Args:
-        embeddings: (N, d).
-        labels: (N,) integer class ids.
-        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`. The first three rank pairs of unit vectors alike, but
-            equal bins of one are not equal bins of another.
-        bins: How many; by default what `default_bins` gives.
-
-    Returns:
-        `overlap`, `jsd_bits`, `auc`; `mean_positive_distance` and `mean_negative_distance`, in the distance's unit;
-        `num_positive_pairs`, `num_negative_pairs` and `bins`.
-
-    Raises:
-        UserError: As `verification`; fewer than one bin asked for.
-
-    Example:
-        >>> figures = evaluate_overlap([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8])
-        >>> figures["overlap"], figures["jsd_bits"], figures["auc"]
-        (0.0, 1.0, 1.0)
-
-    Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, fig. 1 and eq. 2.
-    """
-    if bins is not None:
-        check_positive(bins=bins)
-    fine = AllPairs(embeddings, labels, distance).histogram
-    coarse = fine.rebinned(bins or default_bins(fine))
-    return {
-        "overlap": overlap_coefficient(coarse.positive, coarse.negative),
-        "jsd_bits": jensen_shannon_bits(coarse.positive, coarse.negative),
-        "auc": probability_nearer(fine.positive, fine.negative),
-        "mean_positive_distance": fine.mean_positive,
-        "mean_negative_distance": fine.mean_negative,
-        "num_positive_pairs": int(fine.positive.sum()),
-        "num_negative_pairs": int(fine.negative.sum()),
-        "bins": len(coarse.positive),
-    }
-
-
-def class_density(embeddings: Any, labels: Any) -> dict[str, float | int]:
-    """Return the density of classes and how far their means lie apart, in squared Euclidean distances.
-
-        D_avg(c) = 1/n_c sum_{i in c} |f_i - mu_c|^2,   mu_c = 1/n_c sum_{i in c} f_i
-
-    as `tfdml.objectives.DensityAdaptivity` of a batch, here of the whole data set, in float64. With unit vectors
-    D_avg(c) = 1 - |mu_c|^2. The mean of few images lies closer to them than that of the class: for images drawn from a
-    distribution of variance s, D_avg is s (1 - 1/n_c) on average, so compare models on the same images, or classes of
-    one size. The paper states no figure for how far classes spread from each other; the squared distances between the
-    means are those chosen here.
-
-    Args:
-        embeddings: (N, d).
-        labels: (N,) integer class ids, of at least two classes.
-
-    Returns:
-        `d_avg_mean`, `d_avg_std`, `d_avg_min` and `d_avg_max` over the classes with at least two images, which are
-        counted in `num_dense_classes`; over all classes `d_nearest_mean` and `d_nearest_min`, of a class's mean to the
-        nearest other class's, and `d_others_mean`, to those of all other classes; and `separation`, `d_nearest_mean`
-        over `d_avg_mean`, left out where every class has collapsed to a point.
-
-    Raises:
-        UserError: Embeddings that are empty or not finite, labels that do not go with them, one class only, or no class
-            of two images.
-
-    Example:
-        >>> figures = class_density([[0.0], [2.0], [5.0], [5.0]], [7, 7, 9, 9])
-        >>> figures["d_avg_mean"], figures["d_nearest_mean"], figures["separation"]
-        (0.5, 16.0, 32.0)
-
-    Source: Li et al., "Deep Metric Learning with Density Adaptivity", IEEE T-MM 2019, eq. 5.
-    """
-    embeddings = check_embeddings(embeddings)
-    labels = check_labels(labels, len(embeddings))
-    classes, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    if len(classes) < 2:
-        raise UserError("the density of classes needs at least two classes")
-    # Moved to the common mean, which changes no distance, sums of squares cancel least.
-    center = embeddings.mean(axis=0, dtype=np.float64)
-    means, d_avg = np.zeros((len(classes), embeddings.shape[1])), np.zeros(len(classes))
-    rows_of = np.split(np.argsort(place, kind="stable"), np.cumsum(counts)[:-1])
-    for i, rows in enumerate(rows_of):
-        points = embeddings[rows] - center
-        means[i] = points.mean(axis=0)
-        d_avg[i] = np.square(points - means[i]).sum(axis=1).mean()
-    several = counts > 1
-    if not several.any():
-        raise UserError("the density of classes needs a class of two images or more")
-    d_nearest = np.square(means - means[nearest_neighbors(means, k=1)[0][:, 0]]).sum(axis=1)
-    squares = np.einsum("cd,cd->c", means, means)
-    # sum_j |m_i - m_j|^2, without a matrix of all pairs
-    d_others = (len(classes) * squares + squares.sum() - 2 * means @ means.sum(axis=0)) / (len(classes) - 1)
-    result = {f"d_avg_{name}": float(getattr(d_avg[several], name)()) for name in ("mean", "std", "min", "max")}
-    result |= {"d_nearest_mean": float(d_nearest.mean()), "d_nearest_min": float(d_nearest.min())}
-    result["d_others_mean"] = float(d_others.mean())
-    if d_avg[several].any():
-        result["separation"] = result["d_nearest_mean"] / result["d_avg_mean"]
-    return result | {"num_dense_classes": int(several.sum())}
 
 
 def evaluate_divergence(
@@ -313,67 +146,51 @@ def evaluate_generalization(
     train_embeddings: Any = None,
     train_labels: Any = None,
     *,
-    measures: Sequence[str] = GENERALIZATION_MEASURES,
     distance: str = "euclidean",
     repeats: int = 10,
     seed: int = 0,
 ) -> dict[str, float | int]:
     """Measure how far an embedding that was trained on some classes carries over to others.
 
-    Of the test (unseen) classes, and of the training (seen) classes too where their embeddings are given:
-
-    - `recall`: Recall@1 all-to-all, whose difference is the generalization gap (DML-DA's figure 1d);
-    - `overlap`: of the distances of pairs of one class and of different classes (`evaluate_overlap`);
-    - `density`: of classes, and how far their means lie apart (`class_density`).
-
-    Of both together: `divergence`, lambda and the H-divergence (`evaluate_divergence`). What cannot be measured on the
-    classes given, for want of a second class or of a second image of any class, is left out.
+    Recall@1 all-to-all of the test (unseen) classes, and of the training (seen) classes too where their embeddings are
+    given; the difference is the generalization gap (DML-DA's figure 1d). Of both together: lambda and the H-divergence
+    (`evaluate_divergence`). What cannot be measured on the classes given, for want of a second class or of a second
+    image of any class, is left out.
 
     Args:
         test_embeddings: (N, d), of classes not trained on.
         test_labels: (N,) integer class ids.
         train_embeddings: (M, d), of the classes trained on; None: what needs them is left out.
         train_labels: (M,) integer class ids, given exactly if `train_embeddings` are.
-        measures: Which of `GENERALIZATION_MEASURES`.
-        distance: Of `recall`, `overlap` and `divergence`, as `nearest_neighbors`.
+        distance: As `nearest_neighbors`.
         repeats: Of `evaluate_divergence`: how many splits.
-        seed: Of whatever is drawn.
+        seed: Of the splits.
 
     Returns:
-        Numbers by name, suited to JSON: those of `evaluate_divergence` as they are; `unseen_` and `seen_` before
-        `recall@1` and those of `evaluate_overlap` and `class_density`.
-        Their meanings are the pages' of those functions; distances are not fractions, and lambda may exceed 1.
+        Numbers by name, suited to JSON: `unseen_recall@1`, `seen_recall@1`, and those of `evaluate_divergence`, of
+        which lambda may exceed 1.
 
     Raises:
-        UserError: Embeddings or labels that do not go together, an unknown measure, or an argument out of range.
+        UserError: Embeddings or labels that do not go together, or an argument out of range.
 
     Example:
-        >>> figures = evaluate_generalization([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8])
-        >>> figures["unseen_recall@1"], figures["unseen_overlap"]
-        (1.0, 0.0)
+        >>> evaluate_generalization([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8])
+        {'unseen_recall@1': 1.0}
     """
-    for name in measures:
-        check_choice("measure", name, GENERALIZATION_MEASURES)
     if (train_embeddings is None) != (train_labels is None):
         raise UserError("train_embeddings and train_labels go together: give both or none")
     sides = {"unseen": _checked(test_embeddings, test_labels, "test")}
     if train_embeddings is not None:
         sides["seen"] = _checked(train_embeddings, train_labels, "train")
     result: dict[str, float | int] = {}
+    paired = len(sides) == 2
     for side, (embeddings, labels) in sides.items():
         counts = np.unique(labels, return_counts=True)[1]
-        values: dict[str, float | int] = {}
+        paired = paired and counts.max() > 1
         if len(counts) > 1 and counts.max() > 1:
-            if "recall" in measures:
-                recall = evaluate_retrieval(embeddings, labels, ks=(1,), metrics=("recall",), distance=distance)
-                values["recall@1"] = recall["recall@1"]
-            if "overlap" in measures:
-                values |= evaluate_overlap(embeddings, labels, distance=distance)
-            if "density" in measures:
-                values |= class_density(embeddings, labels)
-        result |= {f"{side}_{name}": value for name, value in values.items()}
-    paired = all(np.unique(labels, return_counts=True)[1].max() > 1 for _, labels in sides.values())
-    if "divergence" in measures and len(sides) == 2 and paired:
+            recall = evaluate_retrieval(embeddings, labels, ks=(1,), metrics=("recall",), distance=distance)
+            result[f"{side}_recall@1"] = recall["recall@1"]
+    if paired:
         result |= evaluate_divergence(*sides["seen"], *sides["unseen"], distance=distance, repeats=repeats, seed=seed)
     return result
 

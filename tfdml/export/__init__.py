@@ -6,7 +6,6 @@ from tfdml.export.exporter import ExportOptions as ExportOptions
 from tfdml.export.exporter import export_model as export_model
 from tfdml.export.exporter import export_run as export_run
 from tfdml.export.retriever import Gallery as Gallery
-from tfdml.export.retriever import GalleryItem as GalleryItem
 from tfdml.export.retriever import Retriever as Retriever
 from tfdml.export.retriever import SearchResult as SearchResult
 from tfdml.export.saved_model import export_saved_model as export_saved_model

@@ -1,4 +1,4 @@
-"""A retriever: an exported embedder with a gallery that it searches, as numbered versions; and galleries' items."""
+"""A retriever: an exported embedder with a gallery that it searches, as numbered versions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml import data
-from tfdml.data.dataset import ImageDataset, access_fault
+from tfdml.data.dataset import ImageDataset
+from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
+from tfdml.embeddings.files import ImageTable, class_of_each
 from tfdml.embeddings.model_card import CARD, describe_files, fingerprint, served_version
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate
@@ -30,56 +31,11 @@ from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 RETRIEVER_CARD = "retriever.json"
 _CARD: Kinds = {"items": int, "classes": int, "model": str, "embedding_dim": int, "files": dict}
-NO_LABEL = -1
 _BATCH_SIZE = 32
 # Of a gallery's images, so many search it for its threshold.
 _MOST_QUERIES = 10_000
 
 Image = bytes | str | os.PathLike
-
-
-@dataclasses.dataclass(frozen=True)
-class GalleryItem:
-    """One item of a gallery: an encoded image, or its embedding.
-
-    Args:
-        id: Its name, which no other item of the gallery has.
-        image: The bytes of a JPEG, PNG or WebP file.
-        embedding: (d,), by the retriever's own embedder; in place of `image`.
-        label: The number of its class; -1 for none.
-        metadata: What a search returns with it: anything that JSON can hold. `class` is the name of its class.
-        fault: Why its image cannot be read, in place of image and embedding.
-
-    Raises:
-        UserError: The id is empty or no text, or there is neither image nor embedding, or both.
-
-    Example:
-        >>> GalleryItem("car-17", image=jpeg, label=3, metadata={"class": "coupe"}).metadata
-        {'class': 'coupe'}
-    """
-
-    id: str
-    image: bytes | None = None
-    embedding: np.ndarray | None = None
-    label: int = NO_LABEL
-    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    fault: str = ""
-
-    def __post_init__(self):
-        if not isinstance(self.id, str) or not self.id:
-            raise UserError(f"the id of a gallery item must be a text that is not empty; got {self.id!r}")
-        if (self.image is not None) + (self.embedding is not None) + bool(self.fault) != 1:
-            raise UserError(f"gallery item {self.id}: give its image or its embedding, one of the two")
-
-    def metadata_text(self) -> str:
-        """Return the metadata as JSON.
-
-        Raises:
-            UserError: JSON cannot hold it.
-        """
-        kinds = (TypeError, ValueError, RecursionError)
-        with user_errors(kinds, f"gallery item {self.id}: its metadata cannot be written as JSON: {REASON}"):
-            return json.dumps(dict(self.metadata), ensure_ascii=False, sort_keys=True, allow_nan=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,134 +45,95 @@ class Gallery:
     Args:
         embeddings: (N, d), finite, no row zero; brought to length 1 here.
         ids: N names, each once.
-        labels: (N,) numbers of classes, -1 for none. Classes go by name: all items of a class get the label of its
-            first one, or the next free number if that is taken.
-        metadata: N texts, JSON.
+        classes: N names of classes, empty for none.
+        metadata: What a search returns with each of the N: mappings that JSON can hold.
 
     Raises:
-        UserError: There is no item, an id occurs twice, or an embedding has no direction.
+        UserError: There is no item, an id is empty or occurs twice, an embedding has no direction, or they differ in
+            number.
 
     Example:
-        >>> Gallery(np.eye(2), ("a", "b"), np.array([0, 1]), ("{}", '{"class": "bus"}')).classes
-        ['0', 'bus']
+        >>> gallery = Gallery(np.eye(2), ("a", "b"), ("", "bus"), ({}, {"price": 3}))
+        >>> gallery.take([1]).ids
+        ('b',)
     """
 
     embeddings: np.ndarray
-    ids: tuple[str, ...]
-    labels: np.ndarray
-    metadata: tuple[str, ...]
+    ids: Sequence[str]
+    classes: Sequence[str]
+    metadata: Sequence[Mapping[str, Any]]
 
     def __post_init__(self):
         if not len(self.ids):
             raise UserError("the gallery is empty: a retriever needs at least one item")
         embeddings = check_embeddings(self.embeddings, "gallery embeddings")
+        sizes = [len(column) for column in (embeddings, self.ids, self.classes, self.metadata)]
+        if len(set(sizes)) > 1:
+            raise UserError(f"{', '.join(map(str, sizes))} embeddings, ids, classes and metadata: give as many of each")
         if len(zero := np.flatnonzero(~embeddings.any(axis=1))):
             raise UserError(f"gallery item {self.ids[zero[0]]}: its embedding has length 0")
-        if twice := [name for name, count in collections.Counter(self.ids).items() if count > 1]:
-            raise UserError(f"{len(twice)} ids occur more than once, the first is {twice[0]}: remove or replace it")
+        if twice := [name for name, count in collections.Counter(self.ids).items() if count > 1 or not name]:
+            raise UserError(
+                f"{len(twice)} ids are empty or occur twice, the first is {twice[0]!r}: rename or remove it"
+            )
         object.__setattr__(self, "embeddings", unit_rows(embeddings))
-        names, numbers, used = self.classes, {"": NO_LABEL}, {NO_LABEL}
-        free = itertools.count(int(max(self.labels)) + 1)
-        for name, label in zip(names, self.labels.tolist(), strict=True):
-            if name not in numbers:
-                numbers[name] = next(free) if label in used else label
-                used.add(numbers[name])
-        object.__setattr__(self, "labels", np.array([numbers[name] for name in names], np.int64))
+
+    @classmethod
+    def of_images(
+        cls,
+        backend: EmbeddingBackend,
+        dataset: ImageDataset,
+        directory: str | os.PathLike = "",
+        skip_bad: bool = False,
+        report: Callable[[str], None] = logging.info,
+    ) -> Gallery:
+        """Return the images of a data set, embedded batch by batch.
+
+        Args:
+            backend: What embeds.
+            dataset: The images. The ids are their names; the metadata are `path` and, of those that have one, `class`.
+            directory: Where the data set lies: names of files below it are relative to it.
+            skip_bad: Leave out images that cannot be read or decoded.
+            report: Called with a line on every bad image, up to ten.
+
+        Raises:
+            UserError: An image cannot be read or decoded, and is not to be skipped; or none is left.
+        """
+        rows, vectors, faults = embed_readable(backend, dataset, _BATCH_SIZE)
+        for fault in faults[:10]:
+            report(f"bad image {fault}")
+        if faults and not (skip_bad and len(rows)):
+            count = f"{len(faults)} of {len(dataset)} gallery images cannot be embedded"
+            raise UserError(f"{count}, the first is {faults[0]}")
+        table = ImageTable.of([dataset.take(rows)], directory)
+        # An image in no class folder is a class of its own.
+        titles = class_of_each(table.labels, table.class_names)
+        classes = ["" if title == name else title for title, name in zip(titles, table.names, strict=True)]
+        metadata = [
+            {"path": name} | ({"class": of} if of else {}) for name, of in zip(table.names, classes, strict=True)
+        ]
+        return cls(vectors, table.names, classes, metadata)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def classes(self) -> list[str]:
-        """The name of each item's class, from its metadata, or else its label; empty where it has none."""
-        return [
-            str(json.loads(text).get("class", "" if label == NO_LABEL else label))
-            for label, text in zip(self.labels.tolist(), self.metadata, strict=True)
-        ]
+    def take(self, rows: Sequence[int] | np.ndarray) -> Gallery:
+        """Return some of the items, in this order."""
+        columns = ([column[row] for row in rows] for column in (self.ids, self.classes, self.metadata))
+        return Gallery(self.embeddings[np.asarray(rows, np.int64)], *columns)
 
-    def items(self) -> Iterator[GalleryItem]:
-        """Yield the items, from which another gallery can be made."""
-        for name, embedding, label, text in zip(self.ids, self.embeddings, self.labels, self.metadata, strict=True):
-            yield GalleryItem(name, embedding=embedding, label=int(label), metadata=json.loads(text))
+    def columns(self) -> dict[str, Any]:
+        """Return what a retriever's graph holds of the items: `labels` are the numbers of classes, -1 for none.
 
-
-def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem]:
-    """Every image below a folder, read when its turn comes; in place of one that cannot be read, why.
-
-    Args:
-        folder: A folder of class folders, or of images, as `load("folder", folder, "all")` reads it. The paths below
-            it are the ids. Images of a folder without class folders have no class.
-
-    Raises:
-        UserError: There is no such folder, or it holds no image.
-
-    Example:
-        >>> [item.id for item in items_of_folder("photos")]
-        ['bus/0.jpg', 'bus/1.jpg', 'bus/2.jpg', 'coupe/0.jpg', ...]
-    """
-    return items_of_dataset(data.load("folder", folder, "all"), folder)
-
-
-def items_of_dataset(dataset: ImageDataset, directory: str | os.PathLike = "") -> Iterator[GalleryItem]:
-    """Yield the images of a data set with their labels and class names; see `items_of_folder`.
-
-    Args:
-        dataset: The images.
-        directory: Where the data set lies: ids of files below it are relative to it.
-    """
-    prefix = os.path.join(os.fspath(directory), "") if directory else ""
-    for row, label in enumerate(dataset.labels.tolist()):
-        name = dataset.images.name(row).removeprefix(prefix)
-        title = dataset.class_names.get(label, str(label))
-        # An image in no class folder is a class of its own.
-        about = {"path": name} if title == name else {"path": name, "class": title}
-        try:
-            yield GalleryItem(
-                name, dataset.images.encoded(row), label=label if "class" in about else -1, metadata=about
-            )
-        except (OSError, UserError, tf.errors.OpError) as error:
-            yield GalleryItem(name, fault=access_fault(error))
-
-
-def embed_items(
-    items: Iterable[GalleryItem], embed_each: Any, skip_bad: bool = False, report: Callable[[str], None] = logging.info
-) -> Gallery:
-    """Return the items as a gallery, embedded batch by batch; images are released at once.
-
-    Args:
-        items: The items.
-        embed_each: The embedder's signature `embed_each`.
-        skip_bad: Leave out images that cannot be read or decoded.
-        report: Called with a line on every bad image, up to ten.
-
-    Raises:
-        UserError: An image cannot be read or decoded, and is not to be skipped; or no item is left.
-    """
-    shape = (embed_each.structured_outputs["embedding"].shape[1],)
-    rows: list[tuple[np.ndarray, str, int, str]] = []
-    bad: list[str] = []
-    items = iter(items)
-    while batch := list(itertools.islice(items, _BATCH_SIZE)):
-        images = [item.image for item in batch if item.image is not None]
-        answer = embed_each(image_bytes=tf.constant(images, tf.string))
-        answers = zip(answer["embedding"].numpy(), map(bytes.decode, answer["error"].numpy()), strict=True)
-        for item in batch:
-            answer_of_item = (item.embedding, item.fault) if item.image is None else next(answers)
-            vector, error = np.asarray(answer_of_item[0]), answer_of_item[1]
-            if error:
-                bad.append(f"{item.id}: {error}")
-            elif vector.shape != shape:
-                raise UserError(f"gallery item {item.id}: its embedding has the shape {vector.shape}, not {shape}")
-            else:
-                rows.append((vector, item.id, item.label, item.metadata_text()))
-    for line in bad[:10]:
-        report(f"bad image {line}")
-    if bad and (not skip_bad or not rows):
-        raise UserError(
-            f"{len(bad)} of {len(bad) + len(rows)} gallery images cannot be embedded, the first is {bad[0]}"
-        )
-    vectors, ids, labels, metadata = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return Gallery(np.array(vectors), ids, np.array(labels, np.int64), metadata)
+        Raises:
+            UserError: JSON cannot hold the metadata.
+        """
+        kinds = (TypeError, ValueError, RecursionError)
+        with user_errors(kinds, f"the gallery's metadata cannot be written as JSON: {REASON}"):
+            texts = [json.dumps(dict(of), ensure_ascii=False, sort_keys=True, allow_nan=False) for of in self.metadata]
+        names, labels = np.unique(np.asarray(self.classes, str), return_inverse=True)
+        columns = {"embeddings": self.embeddings, "ids": list(self.ids), "labels": labels - (names[0] == "")}
+        return columns | {"classes": list(self.classes), "metadata": texts}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,8 +174,8 @@ class Retriever:
         >>> retriever = Retriever.load("models/cars_retriever")
         >>> retriever.search(["photos/coupe/2.jpg"], k=3).ids
         array([['coupe/2.jpg', ...]], dtype=object)
-        >>> items = [*retriever.gallery().items(), GalleryItem("new", image=jpeg)]
-        >>> len(Retriever.build(retriever.path, items, "models/cars_retriever")) - len(retriever)
+        >>> gallery = retriever.gallery().take(range(1, len(retriever)))
+        >>> len(retriever) - len(Retriever.build(retriever.path, gallery, "models/cars_retriever"))
         1
 
     Attributes:
@@ -288,9 +205,10 @@ class Retriever:
     def build(
         cls,
         embedder: AnyEmbedder | str | os.PathLike,
-        items: Iterable[GalleryItem] | ImageDataset,
+        items: ImageDataset | Gallery | Iterable[ImageDataset | Gallery],
         folder: str | os.PathLike,
         *,
+        directory: str | os.PathLike = "",
         skip_bad: bool = False,
         report: Callable[[str], None] = logging.info,
         calibration: Calibration | str = "auto",
@@ -300,8 +218,9 @@ class Retriever:
         Args:
             embedder: What embeds: an exported version, a retriever, a folder of versions, or a Keras embedder, which is
                 exported first.
-            items: The gallery: items, or the images of a data set.
+            items: The gallery: images of a data set, items that are embedded already, or several of these.
             folder: Where versions lie; earlier versions stay.
+            directory: Where the data set lies: ids of files below it are relative to it.
             skip_bad: Leave out images that cannot be read or decoded, instead of refusing the gallery.
             report: Called with a line on every bad image, up to ten.
             calibration: The threshold of `accepted`. `fpir=0.01`: at most this share of the queries of unknown classes
@@ -320,15 +239,20 @@ class Retriever:
             else:
                 exported, model = newest_version(Path(embedder)), ""
             about = read_json(exported / CARD) if (exported / CARD).is_file() else {}
-            loaded = load_exported(exported)
-            items = items_of_dataset(items) if isinstance(items, ImageDataset) else items
-            gallery = embed_items(items, loaded.signatures["embed_each"], skip_bad, report)
+            backend = load_exported(exported)
+            parts = [items] if isinstance(items, ImageDataset | Gallery) else items
+            galleries = [
+                part if isinstance(part, Gallery) else Gallery.of_images(backend, part, directory, skip_bad, report)
+                for part in parts
+            ]
+            gallery = joined(
+                galleries, backend.loaded.signatures["embed_each"].structured_outputs["embedding"].shape[1]
+            )
             threshold = _calibration(calibration, gallery, about, report)
-            columns = {"embeddings": gallery.embeddings, "ids": gallery.ids, "labels": gallery.labels}
-            columns |= {"classes": gallery.classes, "metadata": gallery.metadata}
+            columns = gallery.columns()
             columns |= {} if threshold is None else {"threshold": np.float32(threshold.threshold)}
             with saved_model.new_version(folder) as (hidden, path):
-                write_graph(loaded, hidden, columns)
+                write_graph(backend.loaded, hidden, columns)
                 saved_model.write_warm_up(hidden, tf.saved_model.load(str(hidden)).signatures)
                 common = {
                     "signatures": [*saved_model.SIGNATURES, *SEARCHES],
@@ -370,8 +294,8 @@ class Retriever:
     def gallery(self) -> Gallery:
         """Return the items."""
         columns = {name: column.numpy() for name, column in self._loaded.table.items()}
-        ids, metadata = (tuple(text.decode() for text in columns[name]) for name in ("ids", "metadata"))
-        return Gallery(columns["embeddings"], ids, columns["labels"], metadata)
+        ids, classes, texts = ([text.decode() for text in columns[name]] for name in ("ids", "classes", "metadata"))
+        return Gallery(columns["embeddings"], ids, classes, list(map(json.loads, texts)))
 
     def embed(self, images: Image | Sequence[Image]) -> np.ndarray:
         """(B, d) embeddings of images: encoded bytes, or paths of files.
@@ -415,6 +339,19 @@ class Retriever:
         arrays = {name: value.numpy() for name, value in outputs.items()}
         decode = np.vectorize(bytes.decode, otypes=[object])
         return {name: decode(array) if array.dtype == object else array for name, array in arrays.items()}
+
+
+def joined(galleries: Sequence[Gallery], dimension: int) -> Gallery:
+    """Return the items of several galleries, whose embeddings have this dimension."""
+    for gallery in galleries:
+        if gallery.embeddings.shape[1] != dimension:
+            raise UserError(
+                f"gallery embeddings have {gallery.embeddings.shape[1]} dimensions, the embedder {dimension}"
+            )
+    columns = ([*itertools.chain(*(getattr(of, name) for of in galleries))] for name in ("ids", "classes", "metadata"))
+    return Gallery(
+        np.concatenate([np.zeros((0, dimension), np.float32), *(of.embeddings for of in galleries)]), *columns
+    )
 
 
 def _bytes(image: Image) -> bytes:

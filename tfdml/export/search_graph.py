@@ -25,7 +25,7 @@ Answer = dict[str, tf.Tensor]
 Table = Mapping[str, Any]
 
 
-def load_exported(embedder: str | os.PathLike) -> Any:
+def load_exported(embedder: str | os.PathLike) -> SavedModelEmbedder:
     """Return an exported embedder, or that of a retriever, loaded.
 
     Args:
@@ -34,11 +34,11 @@ def load_exported(embedder: str | os.PathLike) -> Any:
     Raises:
         UserError: The embedder cannot be loaded or has other signatures.
     """
-    loaded = SavedModelEmbedder(embedder).loaded
-    missing = [name for name in SIGNATURES if name not in loaded.signatures]
+    backend = SavedModelEmbedder(embedder)
+    missing = [name for name in SIGNATURES if name not in backend.loaded.signatures]
     if missing:
         raise UserError(f"{embedder} is not an export of tfdml export: it has no signature {missing[0]}")
-    return loaded
+    return backend
 
 
 def write_graph(loaded: Any, folder: str | os.PathLike, gallery: Table) -> None:
@@ -57,7 +57,7 @@ def write_graph(loaded: Any, folder: str | os.PathLike, gallery: Table) -> None:
     (B, k), whether a neighbor is within the threshold, and `known` (B,), whether any is.
 
     Args:
-        loaded: The embedder, as `load_exported` returns it.
+        loaded: The SavedModel of the embedder.
         folder: Where to write; an empty folder or none.
         gallery: The items.
     """
