@@ -33,6 +33,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tfdml import data
 from tfdml.cli.command_line import Command, CommandFlags, Flags
@@ -142,7 +143,7 @@ def _export_gallery(flags: ExportFlags, calibration: str, export_embedder: Calla
         raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
     directory = os.path.expanduser(flags.gallery)
     images = _gallery_images(flags, directory)
-    options = {"directory": directory, "skip_bad": flags.gallery_bad_images == "skip", "report": print}
+    options: dict[str, Any] = {"directory": directory, "skip_bad": flags.gallery_bad_images == "skip", "report": print}
     with tempfile.TemporaryDirectory() as folder:
         embedder = flags.embedder or export_embedder(folder)
         built = Retriever.build(embedder, images, flags.out, calibration=calibration, **options)

@@ -119,7 +119,7 @@ class Gallery:
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Gallery:
         """Return some of the items, in this order."""
-        columns = ([column[row] for row in rows] for column in (self.ids, self.classes, self.metadata))
+        columns: Any = ([column[row] for row in rows] for column in (self.ids, self.classes, self.metadata))
         return Gallery(self.embeddings[np.asarray(rows, np.int64)], *columns)
 
     def columns(self) -> dict[str, Any]:
@@ -348,7 +348,9 @@ def joined(galleries: Sequence[Gallery], dimension: int) -> Gallery:
             raise UserError(
                 f"gallery embeddings have {gallery.embeddings.shape[1]} dimensions, the embedder {dimension}"
             )
-    columns = ([*itertools.chain(*(getattr(of, name) for of in galleries))] for name in ("ids", "classes", "metadata"))
+    columns: Any = (
+        [*itertools.chain(*(getattr(of, name) for of in galleries))] for name in ("ids", "classes", "metadata")
+    )
     return Gallery(
         np.concatenate([np.zeros((0, dimension), np.float32), *(of.embeddings for of in galleries)]), *columns
     )
