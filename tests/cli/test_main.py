@@ -1,6 +1,5 @@
 """The command `tfdml` before a subcommand works, and the subcommands `configs` and `doctor`."""
 
-import importlib.metadata
 import subprocess
 import sys
 
@@ -8,15 +7,6 @@ import pytest
 
 from tests.cli.commands import ROOT, load
 from tfdml import cli
-
-METADATA = [
-    "numpy>=1.26",
-    "nosuch-package>=2",
-    "pip>=9999",
-    "nosuch-extra; extra == 'onnx'",
-    "pytest>=8; extra == 'jax'",
-    "nosuch-tool; extra == 'dev'",
-]
 
 
 def fresh(program):
@@ -105,19 +95,6 @@ def test_configs_are_listed_by_words_and_a_single_one_is_printed(capsys):
     assert (ROOT / "configs" / "sop_rankmi.flags").read_text() in capsys.readouterr().out
     assert status_of("configs", "nosuch") == 2
     assert capsys.readouterr().err == "configs: error: no flag file has nosuch in its name\n"
-
-
-def test_doctor_names_missing_packages_and_the_command_that_installs_them(capsys, monkeypatch):
-    requires = importlib.metadata.requires
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: METADATA if name == "tfdml" else requires(name))
-    monkeypatch.setattr(cli, "_trial", list)
-    assert status_of("doctor") == 1
-    output = capsys.readouterr().out
-    assert "  required    missing nosuch-package>=2, pip>=9999: pip install 'nosuch-package>=2' 'pip>=9999'\n" in output
-    assert "  onnx        missing nosuch-extra: pip install 'tfdml[onnx]'\n" in output
-    assert "  jax         installed\n" in output
-    assert "nosuch-tool" not in output
-    assert output.endswith("tfdml does not work here yet.\n")
 
 
 @pytest.mark.parametrize(

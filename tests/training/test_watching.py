@@ -77,11 +77,11 @@ def test_the_steps_are_those_of_a_run_that_nobody_watches(watched, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"variance": 0.0499}, "have a variance of 0.05, after 0.5 at step 100"),
-        ({"rank": 4.99}, "fill 5.0 directions (effective rank), after 20.0 at step 100"),
+        ({"variance": 0.0499}, "the variance of a batch is 0.05, after 0.5 at step 100"),
+        ({"rank": 4.99}, "the effective rank of a batch is 5, after 20 at step 100"),
         # Of 5 classes, each at a point, 4 directions are left.
         ({"rank": 1.01, "classes": 5}, ""),
-        ({"rank": 1.0, "classes": 6}, "fill 1.0 directions"),
+        ({"rank": 1.0, "classes": 6}, "the effective rank of a batch is 1,"),
     ],
 )
 def test_collapse_is_measured_by_the_best_so_far(change, words):
@@ -159,10 +159,12 @@ def test_terms_norms_and_shares_are_those_of_the_formulas():
             gradients.append((ends[0] - ends[1]) / 2e-6)
     gradients = np.array(gradients).T  # (terms, weights)
 
-    found = GradientSampler(learner)(images, labels)
-    assert list(found.terms.values()) == pytest.approx(terms(*weights), rel=1e-5)
-    assert found.norms == {"projection": pytest.approx(np.linalg.norm(gradients.sum(axis=0)), rel=1e-4)}
-    np.testing.assert_allclose(found.gram, gradients @ gradients.T, rtol=1e-3, atol=1e-5)
+    found, _ = GradientSampler(learner)(images, labels)
+    assert list(found["terms"].values()) == pytest.approx(terms(*weights), rel=1e-5)
+    assert found["gradient_norm"] == {"projection": pytest.approx(np.linalg.norm(gradients.sum(axis=0)), rel=1e-4)}
+    total = gradients.sum(axis=0)
+    shares = [gradient @ total / (total @ total) for gradient in gradients]
+    assert list(found["gradient_share"].values()) == pytest.approx(shares, rel=1e-3)
 
 
 CASES = {
@@ -185,7 +187,7 @@ def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
     images = rng.integers(0, 256, (8, runs.SIZE, runs.SIZE, 3)).astype(np.uint8)
     labels = np.repeat(np.arange(4), 2)
     before = [np.array(v) for v in learner.variables]
-    found = GradientSampler(learner)(images, labels)
+    found, _ = GradientSampler(learner)(images, labels)
     for value, variable in zip(before, learner.variables, strict=True):
         np.testing.assert_array_equal(value, np.array(variable), err_msg=variable.path)
     parts = learner.parts()
@@ -194,10 +196,10 @@ def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
     for part, members in parts.items():
         if members:
             moved = sum(((np.array(v, np.float64) - w) ** 2).sum() for v, w in zip(members, old[part], strict=True))
-            assert found.norms[part] == pytest.approx(np.sqrt(moved), rel=1e-3, abs=1e-6), part
-    assert set(found.norms) == {part for part, members in parts.items() if members}
+            assert found["gradient_norm"][part] == pytest.approx(np.sqrt(moved), rel=1e-3, abs=1e-6), part
+    assert set(found["gradient_norm"]) == {part for part, members in parts.items() if members}
     for objective in learner.objectives:
-        assert found.terms[objective.name] == pytest.approx(objective.weight * float(logs[objective.name]), rel=1e-4)
+        assert found["terms"][objective.name] == pytest.approx(objective.weight * float(logs[objective.name]), rel=1e-4)
 
 
 @pytest.mark.parametrize(("size", "dim"), [(12, 5), (4, 9)])

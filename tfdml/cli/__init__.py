@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import json
@@ -43,8 +42,6 @@ OTHERS = {
     "configs": "list the flag files that come with tfdml",
     "doctor": "check this installation",
 }
-# Extras for maintainers of the library, and that of GPUs, which the trial finds.
-_NOT_LISTED = {"dev", "docs", "parity", "gpu"}
 # Prints what TensorFlow sees, and trains on noise.
 _TRIAL = """
 import json
@@ -173,7 +170,7 @@ def configs(words: Sequence[str]) -> int:
 
 
 def doctor(words: Sequence[str]) -> int:
-    """Check this installation: versions, extras, devices and a short training.
+    """Check this installation: versions, devices and a short training.
 
     tfdml doctor
 
@@ -186,34 +183,10 @@ def doctor(words: Sequence[str]) -> int:
     print(
         ", ".join(f"{name} {version}" for name, version in installed(("tfdml", "tensorflow", "keras", "numpy")).items())
     )
-    faults = []
-    extras = importlib.metadata.metadata("tfdml").get_all("Provides-Extra") or []
-    for extra in ["", *(extra for extra in extras if extra not in _NOT_LISTED)]:
-        missing = _missing(extra)
-        advice = f"pip install 'tfdml[{extra}]'" if extra else f"pip install {' '.join(map(repr, missing))}"
-        names = ", ".join(missing[:3]) + (" ..." if missing[3:] else "")
-        state = f"missing {names}: {advice}" if missing else "installed"
-        print(f"  {extra or 'required':<12}{state}")
-        faults += [f"required packages are missing: {advice}"] if missing and not extra else []
-    faults += _trial()
+    faults = _trial()
     print("", *(f"problem: {fault}" for fault in faults), sep="\n")
     print("tfdml does not work here yet." if faults else "tfdml works here.")
     return 1 if faults else 0
-
-
-def _missing(extra: str) -> list[str]:
-    """Return what an extra adds and is not installed; for no extra, of what the package always requires."""
-    from packaging.requirements import Requirement
-
-    missing = []
-    for requirement in map(Requirement, importlib.metadata.requires("tfdml") or []):
-        marker, requirement.marker = requirement.marker, None
-        always = marker is None or marker.evaluate({"extra": ""})
-        version = installed([requirement.name]).get(requirement.name, "")
-        belongs = always != bool(extra) and (marker is None or marker.evaluate({"extra": extra}))
-        if belongs and not (version and requirement.specifier.contains(version, prereleases=True)):
-            missing.append(str(requirement))
-    return missing
 
 
 def _trial() -> list[str]:

@@ -109,21 +109,17 @@ def parse_call(body: bytes, signatures: Mapping[str, Mapping[str, tf.TensorSpec]
     if not isinstance(name, str) or name not in signatures:
         raise UserError(f"Serving signature key {json.dumps(name)[:80]} not found; there are {', '.join(signatures)}")
     specs, by_row = signatures[name], "instances" in request
-    columns: Any = request.get("inputs")
-    if by_row:
-        rows: Any = request["instances"]
-        if not isinstance(rows, list) or not rows:
-            raise UserError("'instances' must be a list of at least one value")
-        _check_count(rows, most)
-        if not all(_is_named(row) for row in rows):
-            rows = [{next(iter(specs)): row} for row in rows]
-        if any(set(row) != set(specs) for row in rows):
-            raise UserError(f"each of 'instances' must have the keys {', '.join(sorted(specs))}")
-        columns = {key: [row[key] for row in rows] for key in specs}
-    elif not _is_named(columns):
-        columns = {next(iter(specs)): columns}
-    if set(columns) != set(specs):
-        raise UserError(f"'inputs' must have the keys {', '.join(sorted(specs))}, not {', '.join(sorted(columns))}")
+    values: Any = request["instances" if by_row else "inputs"]
+    if by_row and not (isinstance(values, list) and values):
+        raise UserError("'instances' must be a list of at least one value")
+    _check_count(values, most)
+    first, rows = next(iter(specs)), values if by_row else [values]
+    rows = [row if isinstance(row, dict) and "b64" not in row else {first: row} for row in rows]
+    for row in rows:
+        if set(row) != set(specs):
+            what = "each of 'instances'" if by_row else "'inputs'"
+            raise UserError(f"{what} must have the keys {', '.join(sorted(specs))}, not {', '.join(sorted(row))}")
+    columns = {key: [row[key] for row in rows] for key in specs} if by_row else rows[0]
     for column in columns.values():
         _check_count(column, most)
     inputs = {key: _array(key, columns[key], spec) for key, spec in specs.items()}
@@ -158,11 +154,6 @@ def _pixels(data: bytes) -> int:
     with contextlib.suppress(Exception):  # the model names what is wrong with it
         return math.prod(read_header(io.BytesIO(data), kind).size) if kind else 0
     return 0
-
-
-def _is_named(value: Any) -> bool:
-    """Whether a JSON value has inputs by name."""
-    return isinstance(value, dict) and "b64" not in value
 
 
 def _array(name: str, value: Any, spec: tf.TensorSpec) -> np.ndarray:
@@ -266,8 +257,10 @@ class Replica:
 
     async def predict(self, body: bytes) -> tuple[int, bytes]:
         """Return the status and the body of the answer."""
+        settings = self._settings
         try:
-            call = await asyncio.to_thread(self._call, body)
+            call = await asyncio.to_thread(parse_call, body, self._inputs, settings.max_instances)
+            await asyncio.to_thread(check_pixels, call, settings.max_megapixels)
             answer = await self._batched(call)
             if isinstance(answer, Exception):
                 raise answer
@@ -278,43 +271,40 @@ class Replica:
             logging.exception("a request failed")
             return 500, _error(f"the model failed: {short_message(error, 'last', named=True)}")
 
-    def _call(self, body: bytes) -> Call:
-        call = parse_call(body, self._inputs, self._settings.max_instances)
-        check_pixels(call, self._settings.max_megapixels)
-        return call
-
     async def _together(self, calls: list[Call]) -> list[Any]:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._answers, calls)
 
     def _answers(self, calls: Sequence[Call]) -> list[Any]:
         """Return for each call its outputs or the error."""
-        alike: dict[tuple, list[Call]] = collections.defaultdict(list)
-        for call in calls:
-            alike[call.key].append(call)
-        answers: dict[int, Any] = {}
-        for group in alike.values():
-            answers.update(zip(map(id, group), self._of_alike(group), strict=True))
-        return [answers[id(call)] for call in calls]
-
-    def _of_alike(self, calls: Sequence[Call]) -> list[Any]:
-        if len(calls) > 1:
-            merged = {
-                name: np.concatenate([call.inputs[name] for call in calls]) if value.ndim else value
-                for name, value in calls[0].inputs.items()
-            }
-            ends = np.cumsum([call.rows for call in calls])
-            with contextlib.suppress(UserError, tf.errors.OpError):
-                outputs = self._compute(calls[0].signature, merged)
-                if all(value.ndim and len(value) == ends[-1] for value in outputs.values()):
-                    parts = {name: np.split(value, ends[:-1]) for name, value in outputs.items()}
-                    return [{name: part[place] for name, part in parts.items()} for place in range(len(calls))]
-        answers: list[Any] = []
-        for call in calls:  # one by one, so that what is bad in one fails no other
-            try:
-                answers.append(self._compute(call.signature, call.inputs))
-            except (UserError, tf.errors.OpError) as error:
-                answers.append(error)
+        alike: dict[tuple, list[int]] = collections.defaultdict(list)
+        for place, call in enumerate(calls):
+            alike[call.key].append(place)
+        answers: list[Any] = [None] * len(calls)
+        for places in alike.values():
+            group = [calls[place] for place in places]
+            outputs = self._of_alike(group) or [self._alone(call) for call in group]
+            for place, answer in zip(places, outputs, strict=True):
+                answers[place] = answer
         return answers
+
+    def _of_alike(self, calls: Sequence[Call]) -> list[dict[str, np.ndarray]]:
+        """Return the outputs of calls that are computed as one; none where that fails."""
+        columns = {name: [call.inputs[name] for call in calls] for name in calls[0].inputs}
+        merged = {name: np.concatenate(parts) if parts[0].ndim else parts[0] for name, parts in columns.items()}
+        ends = np.cumsum([call.rows for call in calls])
+        with contextlib.suppress(UserError, tf.errors.OpError):
+            outputs = self._compute(calls[0].signature, merged)
+            if all(value.ndim and len(value) == ends[-1] for value in outputs.values()):
+                parts = zip(*(np.split(value, ends[:-1]) for value in outputs.values()), strict=True)
+                return [dict(zip(outputs, part, strict=True)) for part in parts]
+        return []
+
+    def _alone(self, call: Call) -> Any:
+        """Return the outputs of a call, or its error: what is bad in one fails no other."""
+        try:
+            return self._compute(call.signature, call.inputs)
+        except (UserError, tf.errors.OpError) as error:
+            return error
 
     def _compute(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         tensors = {

@@ -295,7 +295,7 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
 
 
 def nearest_left(
-    task: RetrievalTask, k: int, distance: str, memory_budget: int = _BLOCK, queries: np.ndarray | None = None
+    task: RetrievalTask, k: int, distance: str, memory_budget: int = _BLOCK
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """Yield what `neighbor_blocks` yields, without images that are ignored; row -1 where fewer than k are left.
 
@@ -304,17 +304,16 @@ def nearest_left(
         k: How many neighbors.
         distance: As `neighbor_blocks`.
         memory_budget: As `neighbor_blocks`.
-        queries: The rows of the queries that are searched, which the slices count; None: all.
     """
-    relevance, rows = task.relevance, np.arange(len(task.queries)) if queries is None else queries
+    relevance = task.relevance
     return exact.neighbor_blocks(
-        task.queries if queries is None else task.queries[queries],
+        task.queries,
         task.gallery,
         k=k,
         distance=distance,
-        own_rows=None if task.own_rows is None else task.own_rows[rows],
+        own_rows=task.own_rows,
         memory_budget=memory_budget,
-        ignored=(lambda block, near: relevance.ignored(rows[block], near)) if relevance.most_ignored else None,
+        ignored=relevance.ignored if relevance.most_ignored else None,
         most_ignored=relevance.most_ignored,
     )
 

@@ -11,6 +11,7 @@ import errno
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -653,3 +654,19 @@ def parse_flags(text: str) -> dict[str, str]:
     lines = (line.strip() for line in text.splitlines())
     named = (line.removeprefix("--").partition("=") for line in lines if line and not line.startswith("#"))
     return {name: value for name, _, value in named}
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the finite numbers of nested mappings, under joined names.
+
+    Example:
+        >>> flat({"step": 7, "test": {"recall@1": 0.5, "protocol": "zero-shot"}})
+        {'step': 7.0, 'test/recall@1': 0.5}
+    """
+    numbers: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            numbers.update(flat(value, f"{prefix}{name}/"))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            numbers[f"{prefix}{name}"] = float(value)
+    return numbers

@@ -12,11 +12,9 @@ from tfdml.evaluation.relevance import Relevance, retrieval_task
 from tfdml.evaluation.retrieval import nearest_left
 
 # As far as the curve of Recall@K goes.
-_DEPTH = 1000
-# Neighbors of every query: most find an image of their class among them.
-_AT_FIRST = 32
+_DEPTH = 100
 # Neighbors that are kept, to be shown.
-_KEPT = 8
+_SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +67,7 @@ def rank_queries(
     depth: int = _DEPTH,
     distance: str = "euclidean",
 ) -> RankedQueries | None:
-    """Search every query for some neighbors, and on to `depth` the few that have no hit among them.
+    """Search every query for its nearest gallery images.
 
     Args:
         embeddings: (N, d) queries.
@@ -87,25 +85,13 @@ def rank_queries(
     depth = min(depth, task.available - task.relevance.most_ignored)
     if depth < 1:
         return None
-    matches = task.matches
-
-    shallow = min(depth, _AT_FIRST)
-    first_hit, kept = np.zeros(len(labels), np.int64), []
-    for block, rows, distances in nearest_left(task, shallow, distance):
+    first_hit, shown = np.zeros(len(labels), np.int64), []
+    for block, rows, distances in nearest_left(task, depth, distance):
         hits = task.relevance.of(block, rows)
-        first_hit[block] = _first(hits)
-        kept.append([values[:, :_KEPT].copy() for values in (rows, distances, hits)])
-    late = np.flatnonzero((first_hit == 0) & (matches > 0))
-    if len(late) and shallow < depth:
-        for block, rows, _ in nearest_left(task, depth, distance, queries=late):
-            first_hit[late[block]] = _first(task.relevance.of(late[block], rows))
-    nearest = (np.concatenate(values) for values in zip(*kept, strict=True))
-    return RankedQueries(depth, matches, first_hit, *nearest)
-
-
-def _first(marked: np.ndarray) -> np.ndarray:
-    """Return the place, from 1, of the first True of each row; 0 where there is none."""
-    return np.where(marked.any(axis=1), marked.argmax(axis=1) + 1, 0)
+        first_hit[block] = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1, 0)
+        shown.append([values[:, :_SHOWN].copy() for values in (rows, distances, hits)])
+    nearest = (np.concatenate(values) for values in zip(*shown, strict=True))
+    return RankedQueries(depth, task.matches, first_hit, *nearest)
 
 
 def choose_examples(ranked: RankedQueries, labels: np.ndarray, count: int, seed: int = 0) -> dict[str, list[int]]:

@@ -23,11 +23,11 @@ from absl import logging
 from keras import ops
 
 from tfdml.errors import UserError
-from tfdml.io.files import write_lines
+from tfdml.io.files import flat, write_lines
 from tfdml.training import checkpoints
 from tfdml.training.build import Components
 from tfdml.training.optimizers import averaged
-from tfdml.training.results import Evaluator, flat, selected_epoch_of
+from tfdml.training.results import Evaluator, selected_epoch
 from tfdml.training.watching import Watcher
 from tfdml.training.workers import Processes
 
@@ -301,9 +301,10 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def _keep_embedder(self) -> None:
         """Keep the embedder of the newest epoch if it is the best so far."""
-        if self._experiment.selection == "last":
+        selection, metric = self._experiment.selection, self._experiment.selection_metric
+        if selection == "last":
             return
-        epoch = self._processes.of_chief(lambda: selected_epoch_of(self._experiment, self.records))
+        epoch = self._processes.of_chief(lambda: selected_epoch(self.records, selection, metric))
         if epoch != self.records[-1]["epoch"]:
             return
         self.selected = [ops.convert_to_numpy(weight) for weight in self.model.embedder_weights]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ from tfdml.training import checkpoints
 from tfdml.training.build import EVALUATION_BATCH, has_orders
 from tfdml.training.checkpoints import RunFolder, TrainingState
 from tfdml.training.images import Splits, load_splits, make_transforms
-from tfdml.training.settings import PAIR_METRICS, USUAL_METRICS, EvaluationSettings, Experiment
+from tfdml.training.settings import PAIR_METRICS, USUAL_METRICS, Experiment
 from tfdml.training.workers import Processes, assign_here
 
 #: One mapping per epoch, as in `metrics.jsonl`. The first is before training.
@@ -114,27 +113,6 @@ def saturation_warnings(records: Records, selection: str, metric: str = "map@r")
     ]
 
 
-def selected_epoch_of(settings: EvaluationSettings, records: Records) -> int:
-    """Return the epoch that the settings select, as `selected_epoch`."""
-    return selected_epoch(records, settings.selection, settings.selection_metric)
-
-
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the finite numbers of nested mappings, under joined names.
-
-    Example:
-        >>> flat({"step": 7, "test": {"recall@1": 0.5, "protocol": "zero-shot"}})
-        {'step': 7.0, 'test/recall@1': 0.5}
-    """
-    numbers: dict[str, float] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            numbers.update(flat(value, f"{prefix}{name}/"))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            numbers[f"{prefix}{name}"] = float(value)
-    return numbers
-
-
 @dataclasses.dataclass(eq=False)
 class Evaluator:
     """Embeds splits and measures them.
@@ -156,17 +134,14 @@ class Evaluator:
     processes: Processes = dataclasses.field(default_factory=Processes)
     _batches: dict[tuple, tf.data.Dataset] = dataclasses.field(default_factory=dict, init=False)
 
-    def embed(self, embedder: Embedder, name: str, together: bool = True) -> np.ndarray:
+    def embed(self, model: Any, name: str, together: bool = True) -> np.ndarray:
         """Return the embeddings of a split, (N, d) float32.
 
         Args:
-            embedder: The embedder.
+            model: The embedder, or any function from a batch of images to vectors.
             name: The split.
             together: Share the work out over all processes, each of which has to call this with the same weights.
         """
-        return self._embed(embedder, name, together)
-
-    def _embed(self, model: Any, name: str, together: bool) -> np.ndarray:
         images: ImageDataset = getattr(self.splits, name)
         together = together and self.processes.count <= len(images) and name not in self.splits.two_views
         rows = self.processes.part(len(images)) if together else slice(0, len(images))
@@ -211,14 +186,14 @@ class Evaluator:
         They are `"1"` (the embedding itself), `"2"` ... and `"all"` of them side by side.
         """
         model = MomentEmbedder.from_learner(learner)
-        features = self._embed(compiled(model, model.features), "test", together=False)
+        features = self.embed(compiled(model, model.features), "test", together=False)
         parts = {str(order): part for order, part in model.by_order(features).items()} | {"all": features}
         return {order: self.measure(part, "test", ("recall",)) for order, part in parts.items()}
 
     def write_moments(self, learner: MetricLearner, folder: RunFolder) -> dict[str, Any]:
         """Write the learner's `MomentEmbedder`, with the principal components of its training images; its metrics."""
         model = MomentEmbedder.from_learner(learner)
-        model.adapt(self._embed(compiled(model, model.features), "train", together=False))
+        model.adapt(self.embed(compiled(model, model.features), "train", together=False))
         checkpoints.save_model(folder.moments, model)
         return self.measure(self.embed(model, "test", together=False), "test", RETRIEVAL + CLUSTERING)
 
@@ -317,97 +292,76 @@ def write_results(
     Raises:
         UserError: A file cannot be written.
     """
-    experiment, processes, embedder = evaluator.settings, evaluator.processes, learner.embedder
-    folder, records = RunFolder(experiment.run_dir), state.records
-    epoch = processes.of_chief(lambda: selected_epoch_of(experiment, records))
+    experiment, processes, splits = evaluator.settings, evaluator.processes, evaluator.splits
+    folder, records, selection = RunFolder(experiment.run_dir), state.records, experiment.selection
+    epoch = processes.of_chief(lambda: selected_epoch(records, selection, experiment.selection_metric))
     last = epoch == records[-1]["epoch"]
     if not last:
         for weight, value in zip(learner.embedder_weights, state.selected, strict=True):
             assign_here(weight, value)
     if processes.is_chief:
-        for warning in saturation_warnings(records, experiment.selection, experiment.selection_metric):
+        for warning in saturation_warnings(records, selection, experiment.selection_metric):
             logging.warning("%s", warning)
         logging.info("the embedder is that of epoch %d", epoch)
         folder.save_embedders(learner)
-    if evaluator.splits.test is None:
-        if not processes.is_chief:
-            return None
-        of_all = folder.read_result() or {**_final(evaluator, records, epoch), "seconds": seconds}
-        write_json(folder.result, of_all)
-        return TrainingRun(experiment, of_all)
-    if processes.is_chief:
-        logging.info("measuring %s images of unseen classes", f"{len(evaluator.splits.test):,}")
-    embeddings = {name: evaluator.embed(embedder, name) for name in evaluator.splits.evaluated()}
+        if splits.test is not None:
+            logging.info("measuring %s images of unseen classes", f"{len(splits.test):,}")
+    embeddings = {name: evaluator.embed(learner.embedder, name) for name in splits.evaluated()}
     if not processes.is_chief:
         return None
     result = folder.read_result()
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
-        result = {**_measured(evaluator, embeddings["test"], records, epoch), "seconds": seconds}
+        result = {**_result(evaluator, embeddings.get("test"), records, epoch), "seconds": seconds}
         if (steps := result["steps"]) < planned:
             result["selection"] += f"; the run was ended after {steps} of {planned} steps"
         # Moments are not saved with the embedder: those of an earlier epoch are gone.
-        if has_orders(learner) and last:
+        if has_orders(learner) and last and splits.test is not None:
             result["metrics_orders"] = evaluator.moments(learner)
         if experiment.moment_embedder:
             result["metrics_moments"] = evaluator.write_moments(learner, folder)
         write_json(folder.result, result)
     run = TrainingRun(experiment, result, embeddings=embeddings)
-    run.splits = evaluator.splits
+    run.splits = splits
     return run
 
 
-def _measured(evaluator: Evaluator, embeddings: np.ndarray, records: Records, epoch: int) -> dict[str, Any]:
-    """Return the results of an embedder; those of each query are written."""
+def _result(evaluator: Evaluator, embeddings: np.ndarray | None, records: Records, epoch: int) -> dict[str, Any]:
+    """Return the results of an embedder; those of each query are written. Without test images nothing is measured."""
     experiment, splits = evaluator.settings, evaluator.splits
     test, selection, metric = splits.test, experiment.selection, experiment.selection_metric
-    assert test is not None
+    rates = [record["images_per_second"] for record in records if "images_per_second" in record]
+    result: dict[str, Any] = {
+        "dataset": experiment.data_name,
+        "epoch": epoch,
+        "steps": records[-1]["step"],
+        "train_seconds": sum(record.get("seconds", 0.0) for record in records),
+        "images_per_second": float(np.median(rates)) if rates else None,
+    }
+    if test is None or embeddings is None:
+        about = f"trained on all {splits.train.num_classes} classes of {experiment.data_name}, and measured on none: "
+        about += f"the metrics are those of {experiment.final_of}" if experiment.final_of else _NONE_TO_FIND
+        empty: dict[str, Any] = {part: {} for part in ("intervals", "metrics", "metrics_before")}
+        return result | empty | {"protocol": about, "selection": _SELECTION["last"]}
     values: dict[str, np.ndarray] = {}
     names = RETRIEVAL if test.protocol is not None and test.protocol.lists else RETRIEVAL + CLUSTERING
     metrics = evaluator.measure(embeddings, "test", names, intervals="classes", values=values)
     QueryValues.of(test, values, experiment.data_dir).write(RunFolder(experiment.run_dir).queries)
-    how = "all-to-all" if test.is_query is None else "queries against gallery"
     protocol = _PROTOCOL
     if experiment.sampling_call().name == "two_views":
         protocol = _TWO_VIEWS + "{how} on {test} classes"
     if "test" in splits.two_views:
         protocol = _TWO_VIEWS + "on two views of each of {test} other images, which are to find each other"
+    how = "all-to-all" if test.is_query is None else "queries against gallery"
     selected_by = "two_views" if selection == "validation" and selection in splits.two_views else selection
-    primary = metric
-    if selection == "last":
-        primary = next((name for name in ("triplet_accuracy", "auc") if name in metrics), "map@r")
-    return {
-        **_trained(evaluator, records, epoch),
+    if test.pairs is not None:
+        usual = next((name for name in ("triplet_accuracy", "auc") if name in metrics), "map@r")
+        result["primary"] = usual if selection == "last" else metric
+    return result | {
         "intervals": metrics.pop("intervals"),
         "metrics": metrics,
         "metrics_before": records[0].get("test", {}),
         "protocol": protocol.format(train=splits.train.num_classes, test=test.num_classes, how=how),
         "selection": _SELECTION[selected_by] + (f", by {metric}" if selection != "last" else ""),
-        **({} if test.pairs is None else {"primary": primary}),
-    }
-
-
-def _final(evaluator: Evaluator, records: Records, epoch: int) -> dict[str, Any]:
-    """Return the result of a run of which nothing is measured: a final model, or texts of images without classes."""
-    experiment, classes = evaluator.settings, evaluator.splits.train.num_classes
-    about = f"trained on all {classes} classes of {experiment.data_name}, and measured on none: "
-    about += f"the metrics are those of {experiment.final_of}" if experiment.final_of else _NONE_TO_FIND
-    return {
-        **_trained(evaluator, records, epoch),
-        **{part: {} for part in ("intervals", "metrics", "metrics_before")},
-        "protocol": about,
-        "selection": _SELECTION["last"],
-    }
-
-
-def _trained(evaluator: Evaluator, records: Records, epoch: int) -> dict[str, Any]:
-    """Return what a result holds of the training itself."""
-    rates = [record["images_per_second"] for record in records if "images_per_second" in record]
-    return {
-        "dataset": evaluator.settings.data_name,
-        "epoch": epoch,
-        "steps": records[-1]["step"],
-        "train_seconds": sum(record.get("seconds", 0.0) for record in records),
-        "images_per_second": float(np.median(rates)) if rates else None,
     }
 
 

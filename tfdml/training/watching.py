@@ -6,6 +6,7 @@ Weights & Biases and MLflow, receive the numbers of each epoch.
 
 import dataclasses
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,26 +21,9 @@ from keras import ops
 from tfdml.data.pipeline import own_threads, training_batches
 from tfdml.data.sampling import Share
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.files import read_json, write_json
+from tfdml.io.files import flat, read_json, write_json
 from tfdml.models import MetricLearner
 from tfdml.training.build import Components
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """What a step on a batch would meet.
-
-    Args:
-        terms: By name, what each objective adds to the loss: its value times its weight.
-        norms: By part, the norm of the gradient of the loss, before any clipping.
-        gram: (T, T) <g_s, g_t> of the terms' gradients g_t with respect to the embedder's weights.
-        embeddings: (B, d).
-    """
-
-    terms: dict[str, float]
-    norms: dict[str, float]
-    gram: np.ndarray
-    embeddings: np.ndarray
 
 
 class GradientSampler:
@@ -53,47 +37,61 @@ class GradientSampler:
 
     Example:
         >>> images, labels = next(iter(batches))
-        >>> sample = GradientSampler(learner)(images, labels)
-        >>> sorted(sample.norms)
+        >>> values, embeddings = GradientSampler(learner)(images, labels)
+        >>> sorted(values["gradient_norm"])
         ['backbone', 'projection']
     """
 
     def __init__(self, learner: MetricLearner):
         self._learner = learner
-        self._trained = list(learner.trainable_variables)
-        self._others = list(learner.non_trainable_variables)
-        place = {id(variable): index for index, variable in enumerate(self._trained)}
+        self._variables = [list(learner.trainable_variables), list(learner.non_trainable_variables)]
+        place = {id(variable): index for index, variable in enumerate(self._variables[0])}
         #: The places of each part's variables.
-        self._parts = {part: [place[id(v)] for v in members] for part, members in learner.parts().items()}
-        self._measure = self._compute if learner.run_eagerly else _compiled(self._compute)
+        self._parts = {part: [place[id(v)] for v in members] for part, members in learner.parts().items() if members}
+        self._measure: Callable = self._grams if learner.run_eagerly else _compiled(self._grams)
 
-    def __call__(self, images: Any, labels: Any) -> Sample:
+    def __call__(self, images: Any, labels: Any) -> tuple[dict[str, dict[str, float]], np.ndarray]:
         """Measure a batch.
 
         Args:
             images: (B, H, W, 3).
             labels: (B,) integers.
+
+        Returns:
+            By name, `terms`, what each objective adds to the loss: its value times its weight; `gradient_norm`, by
+            part, of the gradient of the loss before any clipping; and `gradient_share`, of each term. The (B, d)
+            embeddings.
         """
-        trained, others = ([_value(variable) for variable in group] for group in (self._trained, self._others))
+        values = [[_value(variable) for variable in group] for group in self._variables]
         # Whatever the training is shared out over, this is the work of one device.
         batch = keras.tree.map_structure(np.asarray, images), np.asarray(labels).astype(np.int32)
-        terms, embeddings, squares, gram = self._measure(trained, others, *batch)
+        terms, embeddings, grams = self._measure(*values, *batch)
+        grams = {part: np.asarray(gram, np.float64) for part, gram in grams.items()}
+        shares = gradient_shares(np.sum([gram for part, gram in grams.items() if part != "objectives"], axis=0))
         names = [objective.name for objective in self._learner.objectives]
-        return Sample(
-            dict(zip(names, np.asarray(terms, np.float64).tolist(), strict=True)),
-            {part: float(np.sqrt(np.float64(squares[part]))) for part, members in self._parts.items() if members},
-            np.asarray(gram, np.float64),
-            np.asarray(embeddings),
-        )
+        return {
+            "terms": dict(zip(names, np.asarray(terms, np.float64).tolist(), strict=True)),
+            "gradient_norm": {part: float(np.sqrt(max(gram.sum(), 0.0))) for part, gram in grams.items()},
+            "gradient_share": dict(zip(names, shares.tolist(), strict=True)),
+        }, np.asarray(embeddings)
 
-    def _compute(self, trained, others, images, labels):
+    def _grams(self, trained, others, images, labels):
+        """Return the weighted terms (T,), the embeddings, and by part the (T, T) products of the terms' gradients."""
         terms, embeddings, gradients = _gradients(lambda own: self._terms(own, others, images, labels), trained)
-        return (terms, embeddings, *self._norms_and_gram(gradients))
+
+        def product(a, b, places):
+            return sum(ops.sum(ops.cast(a[i], "float32") * ops.cast(b[i], "float32")) for i in places)
+
+        grams = {
+            part: ops.stack([ops.stack([product(a, b, places) for b in gradients]) for a in gradients])
+            for part, places in self._parts.items()
+        }
+        return terms, embeddings, grams
 
     def _terms(self, trained, others, images, labels):
         """Return the weighted terms (T,), and the embeddings."""
         learner = self._learner
-        mapping = [*zip(self._trained, trained, strict=True), *zip(self._others, others, strict=True)]
+        mapping = list(zip(itertools.chain(*self._variables), [*trained, *others], strict=True))
         with keras.StatelessScope(mapping, initialize_variables=False):
             representations = learner.represent_labeled(learner(images, training=True), labels, training=True)
             terms = [
@@ -101,19 +99,6 @@ class GradientSampler:
                 for objective in learner.objectives
             ]
         return ops.stack(terms), ops.cast(representations["embedding"], "float32")
-
-    def _norms_and_gram(self, gradients: Sequence[Sequence[Any]]):
-        """Squared norms by part of the sum over terms, and the products of terms over the embedder."""
-
-        def product(a, b, part):
-            products = (ops.sum(ops.cast(a[i], "float32") * ops.cast(b[i], "float32")) for i in self._parts[part])
-            return sum(products, ops.zeros(()))
-
-        total = [sum(of_variable[1:], of_variable[0]) for of_variable in zip(*gradients, strict=True)]
-        squares = {part: product(total, total, part) for part in self._parts}
-        embedder = [part for part in self._parts if part != "objectives"]
-        gram = [[sum(product(a, b, part) for part in embedder) for b in gradients] for a in gradients]
-        return squares, ops.stack([ops.stack(row) for row in gram])
 
 
 def _gradients(function: Callable[[Any], Any], x: list) -> tuple[Any, Any, list[list]]:
@@ -130,8 +115,7 @@ def _gradients(function: Callable[[Any], Any], x: list) -> tuple[Any, Any, list[
         each = tf.unstack(values)
     gradients = [tape.gradient(value, x, unconnected_gradients=tf.UnconnectedGradients.ZERO) for value in each]
     # A gradient of gathered rows lists the rows.
-    rows = [[tf.convert_to_tensor(gradient) for gradient in of_term] for of_term in gradients]
-    return values, others, rows
+    return values, others, [[tf.convert_to_tensor(gradient) for gradient in of_term] for of_term in gradients]
 
 
 def _compiled(function: Callable) -> Callable:
@@ -199,7 +183,7 @@ def gradient_shares(gram: np.ndarray) -> np.ndarray:
 
 
 # A batch whose variance has fallen to this share of its highest, or its effective rank to that one's, has collapsed.
-VARIANCE_SHARE, RANK_SHARE = 0.1, 0.25
+_COLLAPSED = {"variance": 0.1, "effective_rank": 0.25}
 _ADVICE = "lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another mining)"
 
 
@@ -214,21 +198,12 @@ def collapse(sample: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) ->
         sample: With `variance`, `effective_rank` and `classes`, the number of classes in the batch.
         earlier: The samples before.
     """
-    variance, rank = sample["variance"], sample["effective_rank"]
-    if not earlier:
-        return ""
-    widest = max(earlier, key=lambda other: other["variance"])
-    if variance < VARIANCE_SHARE * widest["variance"]:
-        return (
-            f"the embeddings of a batch have a variance of {variance:.2g}, after {widest['variance']:.2g} at step "
-            f"{widest['step']}"
-        )
-    fullest = max(earlier, key=lambda other: other["effective_rank"])
-    if rank < RANK_SHARE * min(fullest["effective_rank"], sample["classes"] - 1):
-        return (
-            f"the embeddings of a batch fill {rank:.1f} directions (effective rank), after "
-            f"{fullest['effective_rank']:.1f} at step {fullest['step']}"
-        )
+    most = {"variance": np.inf, "effective_rank": sample["classes"] - 1}
+    for name, share in _COLLAPSED.items() if earlier else ():
+        best = max(earlier, key=lambda other: other[name])
+        if sample[name] < share * min(best[name], most[name]):
+            what = name.replace("_", " ")
+            return f"the {what} of a batch is {sample[name]:.2g}, after {best[name]:.3g} at step {best['step']}"
     return ""
 
 
@@ -259,7 +234,7 @@ class Watcher:
     def is_due(self, step: int) -> bool:
         """Whether the batch of this step, from 0, is to be looked at: never the first."""
         every = self.parts.experiment.watch_every
-        return every > 0 and step > 0 and step % every == 0
+        return every > 0 and step > 0 and step % every == 0 and not self._too_large
 
     def look(self, step: int, writer: Any) -> None:
         """Look at the batch that the next step will learn from, and print the alarms that it raises.
@@ -268,47 +243,34 @@ class Watcher:
             step: How many steps have been made.
             writer: TensorBoard's.
         """
-        if self._too_large:
-            return
-        if self._stream is None:
-            self._stream = sampled_batches(self.parts, step)
-        if self._sampler is None:
-            self._sampler = GradientSampler(self.parts.learner)
+        self._stream = self._stream or sampled_batches(self.parts, step)
+        self._sampler = self._sampler or GradientSampler(self.parts.learner)
         images, labels = next(self._stream)
         try:
-            sample = self._sampler(images, labels)
+            values, embeddings = self._sampler(images, labels)
         except Exception as error:
             if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, tf.errors.ResourceExhaustedError):
                 raise
             logging.warning("a look at a batch does not fit the memory: the run continues unwatched")
             self._too_large = True
             return
-        if not np.isfinite(sample.embeddings).all():
+        if not np.isfinite(embeddings).all():
             return  # the step itself will raise
-        values: dict[str, Any] = {
-            "step": step,
-            "terms": sample.terms,
-            "gradient_norm": sample.norms,
-            "gradient_share": dict(zip(sample.terms, gradient_shares(sample.gram).tolist(), strict=True)),
-            **spread(sample.embeddings),
-            "classes": len(np.unique(labels, axis=0)),
-            "images": len(labels),
-        }
-        reason = collapse(values, self.samples)
-        values["collapsed"] = bool(reason)
+        classes = len(np.unique(labels, axis=0))
+        sample = {"step": step, **values, **spread(embeddings), "classes": classes, "images": len(labels)}
+        reason = collapse(sample, self.samples)
+        sample["collapsed"] = bool(reason)
         if reason and not self.samples[-1]["collapsed"]:  # what lasts is not raised again
             line = f"collapse at step {step} (well at step {self.samples[-1]['step']}): {reason}; {_ADVICE}"
             logging.warning("%s", line)
             self.alarms.append({"step": step, "line": line})
-        self.samples.append(values)
+        self.samples.append(sample)
         about = {"every": self.parts.experiment.watch_every, "samples": self.samples, "alarms": self.alarms}
         write_json(self.parts.folder.watch, about)
+        shown = {name: sample[name] for name in (*values, "variance", "effective_rank")}
         with writer.as_default(step=step):
-            for name in ("terms", "gradient_norm", "gradient_share"):
-                for part, value in values[name].items():
-                    tf.summary.scalar(f"watch/{name}/{part}", value)
-            for name in ("variance", "effective_rank"):
-                tf.summary.scalar(f"watch/{name}", values[name])
+            for name, value in flat(shown).items():
+                tf.summary.scalar(f"watch/{name}", value)
             writer.flush()
 
     def forget_batches(self) -> None:
