@@ -1,10 +1,10 @@
-"""The backend-free part on Keras's JAX backend, in a process of its own, against TensorFlow, which references test."""
+"""Keras's JAX backend, in processes of their own: the backend-free part against TensorFlow, and steps by chunks."""
 
 import numpy as np
 import pytest
 
 from tests import jax_values
-from tests.marks import JAX
+from tests.marks import JAX, QUICK_XLA
 from tests.mathematics import assert_close, random_batch, value_and_gradients
 from tests.processes import run_python
 from tfdml import losses, objectives
@@ -86,3 +86,39 @@ def test_keras_loses_the_weights_of_a_step_that_fails_and_a_learner_keeps_them(o
 def test_a_step_with_drawn_classes_changes_what_it_drew(outputs):
     assert outputs["fit sampled"].sum() == 12
     assert outputs["fit sampled"][[0, 4, 9, 29]].all()
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    path = tmp_path_factory.mktemp("jax") / "steps.npz"
+    devices = {**JAX, "XLA_FLAGS": f"{QUICK_XLA} --xla_force_host_platform_device_count=4"}
+    run_python("-m", "tests.jax_steps", path, environment=devices)
+    return dict(np.load(path))
+
+
+def left_by(steps, name):
+    """What a step has left, by name."""
+    return {key.removeprefix(f"{name}|"): value for key, value in steps.items() if key.startswith(f"{name}|")}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "tolerance"),
+    [
+        ("chunks", "plain", 1e-5),
+        ("chunks on devices", "plain", 1e-5),
+        ("views in chunks", "views", 1e-5),
+        ("half in chunks", "half", 1e-2),
+        ("draws", "draws at once", 1e-5),
+    ],
+)
+def test_a_step_by_chunks_is_the_step_on_the_whole_batch(steps, name, expected, tolerance):
+    actual, whole = left_by(steps, name), left_by(steps, expected)
+    assert len(whole) >= 10
+    largest = max(np.abs(value).max() for key, value in whole.items() if key.startswith("trained"))
+    for key, value in whole.items():
+        assert_close(actual[key], value, tolerance, floor=1e-6 * largest)
+
+
+def test_a_step_by_chunks_takes_the_memory_of_a_chunk(steps):
+    assert steps["memory|8|32"] < 0.3 * steps["memory|0|32"]
+    assert steps["memory|8|64"] < 1.01 * steps["memory|8|32"]

@@ -34,6 +34,12 @@ def count() -> int:
     return 1 if context is None else context.num_replicas_in_sync
 
 
+def data_devices() -> int:
+    """Return among how many devices of JAX, or rows of them, each step's batch is divided."""
+    distribution = keras.distribution.distribution()
+    return 1 if distribution is None else distribution.num_model_replicas
+
+
 _EMPTY = "a batch has fewer images than there are replicas"
 _UNEQUAL = "of type AddN must have the same size and shape"
 # What errors of TensorFlow and our own say, and what to do about them.

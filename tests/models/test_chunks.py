@@ -210,6 +210,6 @@ def test_what_cannot_be_cached_is_refused(monkeypatch):
     model.embedder.dense.activity_regularizer = keras.regularizers.L2(0.1)
     with pytest.raises(ValueError, match="add_loss"):
         gradients(model, CHUNK)
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(ValueError, match="works on TensorFlow, not on jax"):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
+    with pytest.raises(ValueError, match="works on TensorFlow and JAX, not on torch"):
         model.train_step((images(), np.zeros(8)))

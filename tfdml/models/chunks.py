@@ -1,13 +1,16 @@
 """Gradient caching: a step on a batch whose activations do not fit the memory.
 
+On Keras's TensorFlow backend:
+
 1. `Chunks.represent` embeds the images in chunks, without keeping activations.
 2. `MetricLearner` computes the loss of the whole batch, with the gradient with respect to the representations that
    objectives read (and to the weights that they use there).
 3. `Chunks.gradients` embeds the images again, chunk by chunk, and propagates that gradient to the weights. The sum over
    chunks is the gradient of the batch.
 
-Layers with a random state, such as dropout, draw the same in both passes. A chunk updates moving statistics once. On
-Keras's TensorFlow backend.
+On JAX, which differentiates the step as a whole, `represent_in_chunks` does 1, and its gradient 3.
+
+Layers with a random state, such as dropout, draw the same in both passes. A chunk updates moving statistics once.
 
 Source: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", RepL4NLP 2021.
 """
@@ -18,9 +21,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
+from keras import ops
 
 from tfdml.pairs import take_rows
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
 
 
 def _sum(a, b):
@@ -103,15 +109,8 @@ class Chunks:
     def _run(self, images, states: Sequence[Any], weights=()) -> tuple[dict, list]:
         """Return the representations of some images, and the states after them."""
         mapping = [*zip(self.states, states, strict=True), *weights]
-        with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
-            given = [scope.get_current_value(variable) for variable in self.states]
-            every = self.learner(images, training=True)
-            # The rest needs the labels of the batch.
-            representations = {name: every[name] for name in self.learner.reads if name in every}
-            after = [scope.get_current_value(variable) for variable in self.states]
-        if scope.losses:
-            raise ValueError("gradient_cache does not go with layers that add losses of their own, by add_loss()")
-        self.changed.update(i for i, (old, new) in enumerate(zip(given, after, strict=True)) if new is not old)
+        representations, after, changed = _represent(self.learner, images, self.states, mapping)
+        self.changed |= changed
         return representations, after
 
     def _take(self, take: Callable[..., Any]) -> Any:
@@ -158,6 +157,84 @@ class Chunks:
             last, carried = step(lambda x: x[total - total % size :], carried)
             found = {name: tf.concat([value, last[name]], 0) for name, value in found.items()}
         return carried, found
+
+
+def represent_in_chunks(learner: Any, images: Any, size: int, devices: int) -> dict:
+    """Return the representations of a batch that objectives read, on JAX; their gradient embeds each chunk again.
+
+    Args:
+        learner: A `MetricLearner`.
+        images: The batch (B, H, W, 3), or a dict of batches by view.
+        size: Images of a chunk on each device; the last one may have fewer.
+        devices: How many devices share the batch.
+    """
+    import jax
+
+    states = list(learner.non_trainable_variables)
+    values = [(variable, variable.value) for variable in learner.variables]
+    changed: set[int] = set()
+
+    def run(carried, chunk):
+        mapping = [*values, *((states[i], value) for i, value in carried.items())]
+        representations, after, places = _represent(learner, chunk, states, mapping)
+        changed.update(places)
+        return {i: after[i] for i in carried}, representations
+
+    count, rest = divmod(keras.tree.flatten(images)[0].shape[0] // devices, size)
+
+    def split(x):
+        """Return the whole chunks, each of as many images of every device, and the last images of each."""
+        x = ops.reshape(x, (devices, -1, *x.shape[1:]))
+        whole = ops.reshape(x[:, : count * size], (devices, count, size, *x.shape[2:]))
+        return _merged(ops.swapaxes(whole, 0, 1), 1), _merged(x[:, count * size :], 0)
+
+    def join(whole, *last):
+        """Return the rows of all chunks in the order of the batch."""
+        whole = ops.reshape(whole, (count, devices, size, *whole.shape[2:]))
+        rows = [_merged(ops.swapaxes(whole, 0, 1), 1), *(ops.reshape(x, (devices, rest, *x.shape[1:])) for x in last)]
+        return _merged(ops.concatenate(rows, axis=1), 0)
+
+    chunks = keras.tree.map_structure(lambda x: split(x)[0], images)
+    # What no chunk changes need not go from chunk to chunk.
+    jax.eval_shape(run, {}, keras.tree.map_structure(lambda x: x[0], chunks))
+    run_again = jax.checkpoint(run)
+    carried, representations = jax.lax.scan(run_again, {i: states[i].value for i in sorted(changed)}, chunks)
+    parts = [representations]
+    if rest:
+        carried, last = run_again(carried, keras.tree.map_structure(lambda x: split(x)[1], images))
+        parts.append(last)
+    for i, value in carried.items():
+        states[i].assign(value)
+    return {name: join(*(part[name] for part in parts)) for name in representations}
+
+
+def _merged(x, axis: int):
+    """Return x with an axis and the one after it as one."""
+    return ops.reshape(x, (*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :]))
+
+
+def _represent(learner: Any, images: Any, states: list, mapping: list) -> tuple[dict, list, set[int]]:
+    """Embed some images, without changing any variable.
+
+    Args:
+        learner: A `MetricLearner`.
+        images: A chunk of a batch.
+        states: Variables.
+        mapping: Variables and their values.
+
+    Returns:
+        The representations, the states after them, and the places of those that have changed.
+    """
+    with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
+        before = [scope.get_current_value(variable) for variable in states]
+        every = learner(images, training=True)
+        # The rest needs the labels of the batch.
+        representations = {name: every[name] for name in learner.reads if name in every}
+        after = [scope.get_current_value(variable) for variable in states]
+    if scope.losses:
+        raise ValueError("gradient_cache does not go with layers that add losses of their own, by add_loss()")
+    changed = {i for i, (old, new) in enumerate(zip(before, after, strict=True)) if new is not old}
+    return representations, after, changed
 
 
 def _loop(step: Callable[..., Any], carried: list, outputs: dict, count, take) -> tuple[list, dict]:

@@ -66,10 +66,9 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             `"class"` come after the `ProxyLoss` that provides it. Or a sum of their names, as `tfdml train` takes it:
             `"am_softmax(margin=0.05) + 0.4 * jrs"`.
         num_classes: With a sum: how many training classes there are, where a term needs it.
-        gradient_cache: Keep the activations of this many images at a time, on Keras's TensorFlow backend: a step on a
-            batch of any size takes the memory of a chunk, the images and the vectors that objectives compare, and one
-            more pass forward. BatchNorm in training takes its statistics over a chunk. 0: plain steps. See
-            `tfdml.models.chunks`.
+        gradient_cache: Keep the activations of this many images of each device at a time: a step on a batch of any size
+            takes the memory of a chunk, the images and the vectors that objectives compare, and one more pass forward.
+            BatchNorm in training takes its statistics over a chunk. 0: plain steps. See `tfdml.models.chunks`.
 
     Raises:
         ValueError: `gradient_cache` is negative; there is no objective, two share a name or provide the same
@@ -187,8 +186,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         On JAX, Keras differentiates `call` and `compute_loss` itself.
         """
         if keras.backend.backend() != "tensorflow":
-            if self.gradient_cache:
-                raise ValueError(f"gradient_cache works on TensorFlow, not on {keras.backend.backend()}")
+            if self.gradient_cache and keras.backend.backend() != "jax":
+                raise ValueError(f"gradient_cache works on TensorFlow and JAX, not on {keras.backend.backend()}")
             return super().train_step(*args)
         import tensorflow as tf
 
@@ -220,6 +219,12 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     def call(self, images, training=None):
         """Return the representations of the images: the embedder's, and those that objectives make of them."""
         images = keras.tree.map_structure(replicas.require_images, images)
+        if training and keras.backend.backend() == "jax":
+            from tfdml.models.chunks import represent_in_chunks
+
+            devices = replicas.data_devices()
+            if self._exceeds_a_chunk(keras.tree.flatten(images)[0].shape[0] // devices):
+                return represent_in_chunks(self, images, self.gradient_cache, devices)
         detached = any("detached_" in name for name in self.reads)
         options = {"training": training, "detached": detached}
         representations = self._by_name(images, lambda tower, views: tower.represent(views, **options))

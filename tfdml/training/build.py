@@ -167,8 +167,6 @@ def make_learner(
     Raises:
         UserError: It cannot be built, or does not fit the memory.
     """
-    if experiment.gradient_cache and keras.backend.backend() != "tensorflow":
-        raise UserError(f"--gradient_cache works on TensorFlow, and KERAS_BACKEND is {keras.backend.backend()}")
     if experiment.lora_rank and experiment.backbone_rate == 0:
         raise UserError(f"--lora_rank={experiment.lora_rank} trains the backbone, and --backbone_rate=0 nothing of it")
     keras.utils.set_random_seed(experiment.seed)
