@@ -117,15 +117,6 @@ def test_every_flag_has_a_text_and_conditions_are_of_flags(name):
     assert all(f"{flag}\n" in command.help() for flag in command.flags)
 
 
-def test_a_run_says_which_recipe_it_takes(commands, tmp_path, caplog):
-    caplog.set_level("INFO", logger="absl")
-    given = ["--dataset=none", f"--run_dir={tmp_path}/x"]
-    commands.run("train", *given, "--recipe=none")
-    assert "recipe" not in caplog.text
-    commands.run("train", *given, "--weights=imagenet", "--learning_rate=0.5")
-    assert "recipe finetune: '--head=whitened(power=0.5, shrinkage=0.1)' --objectives=am_softmax" in caplog.text
-
-
 def test_a_flag_in_vain_in_a_flag_file_is_reset_with_a_warning(commands, tmp_path):
     """So that a schedule on the command line takes the place of the file's; a flag after the file is the command's."""
     write_photos(tmp_path / "photos")
@@ -166,31 +157,30 @@ def test_no_flag_of_a_shipped_file_is_in_vain(path):
     assert not in_vain(SETTINGS, *set_in_files(path))
 
 
-def ended(command, tmp_path, begun=None, output=os.devnull, ignored=()):
+def ended(command, tmp_path, begun):
     """(status, error output) of a command run as a process forked from this one.
 
-    `begun` is called with the number of the process once the command has made `begun` in the folder.
+    `begun` is called with the number of the process once there is a file of this name in the folder.
     """
     pid = os.fork()
     if pid == 0:
         status = 99
         try:
             os.chdir(tmp_path)
-            for number, target in ((1, output), (2, "errors.txt")):
+            for number, target in ((1, os.devnull), (2, "errors.txt")):
                 os.dup2(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644), number)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+                signal.signal(number, signal.SIG_DFL)
             command_line.run(Command("try", lambda _: command(), Flags(), ""), [])
         except SystemExit as end:
             status = end.code
         finally:
             sys.stderr.flush()
             os._exit(status)
-    if begun:
-        while not (tmp_path / "begun").exists():
-            time.sleep(0.01)
-        begun(pid)
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    begun(pid)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return status, (tmp_path / "errors.txt").read_text()
 
@@ -227,15 +217,6 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
         os.kill(pid, signal.SIGTERM)
 
     assert ended(cleaning_up, tmp_path, twice) == (128 + signal.SIGTERM, "")
-
-
-def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
-    def both(pid):
-        os.kill(pid, signal.SIGHUP)
-        time.sleep(0.2)
-        os.kill(pid, signal.SIGTERM)
-
-    assert ended(writing, tmp_path, both, ignored=[signal.SIGHUP]) == (143, "try: ended by SIGTERM\n")
 
 
 def test_a_command_whose_launch_is_interrupted_leaves_no_traceback(tmp_path):

@@ -1,7 +1,7 @@
 """`tfdml train`: the run folder, dry runs, and what it says of wrong input."""
 
-import dataclasses
 import json
+import signal
 
 import keras
 import numpy as np
@@ -9,7 +9,8 @@ import pytest
 
 import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli import commands
-from tfdml.training import Experiment, TrainingRun, trainer
+from tfdml.training import trainer
+from tfdml.training.callbacks import Interrupted
 
 
 @pytest.mark.slow
@@ -45,56 +46,18 @@ def test_dry_run_prints_the_experiment_and_writes_nothing(tiny_flags, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_help_shows_examples_and_flags():
-    done = commands.finished("train", "--help")
-    assert done.returncode == 0
-    assert "--flagfile=configs/quickstart.flags" in done.stdout
-    # By stage, in the order in which one thinks of them; each flag once.
-    shown = [
-        "Which images", "--dataset\n", "--image_size\n", "The embedder:", "--backbone\n", "--objectives\n",
-        "--learning_rate\n", "--ks\n", "--run_dir\n", "--[no]resume\n", "Where a run is trained:", "--workers\n",
-    ]  # fmt: skip
-    places = [done.stdout.index(words) for words in shown]
-    assert places == sorted(places)
-    for field in dataclasses.fields(Experiment):
-        assert sum(line in (f"  --{field.name}", f"  --[no]{field.name}") for line in done.stdout.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_several_seeds_are_trained_together(command, tiny_flags, tmp_path):
-    chosen = ["--holdout_classes=0.1", "--holdout_sampling=stratified", "--selection=validation", "--steps_per_epoch=2"]
-    folder = tmp_path / "two"
-    done = command("train", *tiny_flags, *chosen, "--seeds=2", "--noreport", f"--run_dir={folder}")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "95 % interval over 2 seeds" in done.stdout
-    of_all = json.loads((folder / "result.json").read_text())
-    assert of_all["selection"] == "the best epoch on held-out training classes, by map@r"
-    # The flags are those of the folder; nothing is left to do.
-    done = command("train", f"--run_dir={folder}", "--resume")
-    assert done.returncode == 0, done.stderr[-3000:]
-    done = command("evaluate", f"--compare={folder / 'seed_3'},{folder}")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "over classes" in done.stdout
-    assert "seeds" not in done.stdout.partition("\n")[2]  # one of them has one seed
-    for refused in (["embed", f"--out={tmp_path / 'e'}"], ["evaluate"]):
-        done = command(*refused, f"--model={folder}")
-        assert done.returncode == 2
-        assert "name the run of one seed, such as" in done.stderr
-
-
-def test_what_was_found_is_printed_beside_what_was_before(monkeypatch, tmp_path):
-    result = {"protocol": "zero-shot", "selection": "the last epoch", "metrics_before": {"recall@1": 0.019}}
-    result |= {
-        "metrics": {"recall@1": 0.847, "nmi": 0.834, "num_queries": 5},
-        "intervals": {"recall@1": (0, 0.82, 0.871)},
-    }
-
-    def train(experiment, *_, **__):
-        return TrainingRun(dataclasses.replace(experiment, report=False), result)
+def test_a_signal_to_a_run_is_one_line_and_its_status(monkeypatch, tmp_path):
+    def train(*_, **__):
+        raise Interrupted(signal.SIGTERM, "the checkpoint of step 3 is saved")
 
     monkeypatch.setattr(trainer, "train", train)
-    status, said, errors = commands.run("train", f"--run_dir={tmp_path / 'run'}")
-    assert status == 0, errors
-    assert "  recall@1       1.9 ->  84.7 %   (95 % interval over classes 82.0 .. 87.1)\n" in said
-    assert "  nmi                    83.4 %\n" in said
-    assert "num_queries" not in said
+    status, _, errors = commands.run("train", f"--run_dir={tmp_path / 'run'}")
+    assert (status, errors) == (143, "train: stopped by SIGTERM: the checkpoint of step 3 is saved\n")
+
+
+def test_the_folder_of_several_seeds_is_no_model(tmp_path):
+    (tmp_path / "two" / "seed_3").mkdir(parents=True)
+    for path in ("flags.txt", "seed_3/embedder.keras"):
+        (tmp_path / "two" / path).write_text("--dataset=glyphs")
+    status, _, errors = commands.run("embed", f"--model={tmp_path / 'two'}", f"--out={tmp_path / 'e'}", "--unfinished")
+    assert (status, f"name the run of one seed, such as {tmp_path / 'two' / 'seed_3'}" in errors) == (2, True), errors

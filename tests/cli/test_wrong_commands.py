@@ -106,20 +106,6 @@ def test_a_bad_image_is_named_and_can_be_left_out(fault, commands, places, tmp_p
     assert len(read_embeddings("left_out")) == 31
 
 
-def test_the_right_command_lines_beside_them_are_accepted(commands, places):
-    for command, arguments in (
-        ("train", [*TRAIN, "--dry_run"]),
-        ("train", [*TRAIN, "--dry_run", "--seed=2147483647", "--objectives=am_softmax + 0 * jrs"]),
-        ("train", [*TRAIN, "--dry_run", "--images_per_class=1", "--objectives=am_softmax"]),
-        ("evaluate", VECTORS),
-        ("prepare", PREPARE),
-    ):
-        status, said, errors = commands.run(command, *_written(arguments, places))
-        assert status == 0, errors
-        assert said
-    assert os.listdir() == []
-
-
 # Values that have been the end of many a program. None names what a command could write to.
 NASTY = [
     "", "nan", "inf", "-inf", "-1", "0", "1", "1e400", "-0.5", "99999999999999999999", "true", "maybe", "none", "é",

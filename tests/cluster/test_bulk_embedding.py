@@ -135,9 +135,8 @@ def good():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["saved_model", "keras"])
-def test_each_readable_image_has_its_vector(form, models, photos, tmp_path):
-    work = work_on(models, photos, tmp_path / "out", model=str(getattr(models, form)))
+def test_each_readable_image_has_its_vector(models, photos, tmp_path):
+    work = work_on(models, photos, tmp_path / "out", model=str(models.keras))
     manifest = work.run()
     stored = read_embeddings(tmp_path / "out")
     expected = backends.load_backend(work.model).embed(models_on_disk.pictures(), 4)
@@ -168,17 +167,6 @@ def test_stopped_and_continued_does_nothing_twice(models, photos, tmp_path):
     assert {name: after[name] for name in before} == before
     for name in whole["files"]:
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_folders_of_something_else_are_refused(models, photos, tmp_path):
-    work_on(models, photos, tmp_path / "out").run(stop_after=1)
-    for change, name in [
-        ({"rows_per_file": 6}, "rows_per_file"),
-        ({"source": f"{photos}/*.jpg"}, "images"),
-    ]:
-        with pytest.raises(UserError, match=f"was begun with something else: {name} was"):
-            work_on(models, photos, tmp_path / "out", **change).run()
 
 
 def test_a_part_or_a_set_of_bad_images_alone(models, photos, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.data.preparations import png
-from tests.export.conftest import LIMIT, SEARCHED, shop_items
+from tests.export.conftest import LIMIT, SEARCHED, shop_dataset
 from tests.export.networks import picture, small_embedder
 from tfdml.cluster.replica import Call, Replica, ServeSettings, check_pixels, parse_call, write_answer
 from tfdml.errors import UserError
@@ -133,7 +133,7 @@ def test_calls_of_one_batch_have_the_answers_that_they_have_alone(tmp_path):
     """Several signatures, sizes of images and `k`, a bad image, a bad `k`, and inputs that differ in length."""
     pytest.importorskip("fastapi")
     write_saved_model(small_embedder(), tmp_path / "embedder" / "1", LIMIT)
-    Retriever.build(tmp_path / "embedder", shop_items(IMAGES), tmp_path / "retriever", calibration=SEARCHED)
+    Retriever.build(tmp_path / "embedder", shop_dataset(IMAGES), tmp_path / "retriever", calibration=SEARCHED)
     folder = tmp_path / "retriever" / "1"
     replica, model = Replica(str(folder), ServeSettings()), tf.saved_model.load(str(folder))
     rng = np.random.default_rng(0)

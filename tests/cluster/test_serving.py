@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from benchmarks.serving import Load, bomb, client_module, odd_images
 from tests.cluster.test_replica import IMAGES, b64
-from tests.export.conftest import LIMIT, SEARCHED, shop_items
+from tests.export.conftest import LIMIT, SEARCHED, shop_dataset
 from tests.export.networks import small_embedder
 from tests.worker_processes import descendants
 from tfdml.cluster.replica import ServeSettings
@@ -49,7 +49,7 @@ class Server:
         self.made, self.folder, self.log = folder / "made", folder / "shop", folder / "log"
         for number in (1, 2):
             write_saved_model(small_embedder(number), folder / f"embedder{number}" / "1", LIMIT)
-            Retriever.build(folder / f"embedder{number}", shop_items(IMAGES), self.made, calibration=SEARCHED)
+            Retriever.build(folder / f"embedder{number}", shop_dataset(IMAGES), self.made, calibration=SEARCHED)
         self.models = {number: tf.saved_model.load(str(self.made / str(number))) for number in (1, 2)}
         self.images = [*IMAGES, *odd_images()]
         self.vectors = {number: self.direct("serving_default", number)["embedding"] for number in (1, 2)}
@@ -199,7 +199,7 @@ def test_the_client_needs_python_alone(server, tmp_path):
 
 def test_no_answer_is_wrong_under_concurrency(server):
     """By the client that ships with `export/`, as it is."""
-    gallery = server.vectors[1][: len(IMAGES)], [item.id for item in shop_items(IMAGES)]
+    gallery = server.vectors[1][: len(IMAGES)], list(shop_dataset(IMAGES).names)
     load = Load(client_module(), server.images, server.vectors[1], gallery)
     tally = load.run([server.url, server.url], clients=5, requests=20)
     assert tally.wrong == 0, tally.notes

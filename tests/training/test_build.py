@@ -54,25 +54,6 @@ def _noise(monkeypatch):
 
 
 @pytest.mark.usefixtures("_noise")
-def test_the_parts_are_those_of_the_settings(tmp_path):
-    parts = build_components(
-        runs.experiment(tmp_path / "run", steps_per_epoch=0, cache="true", objectives="am_softmax")
-    )
-    assert parts.splits is runs.SPLITS
-    assert (parts.sampler.batch_size, parts.steps_per_epoch) == (8, 4)
-    assert (
-        parts.train_view.image_size
-        == parts.evaluation_view.image_size
-        == parts.learner.embedder.image_size
-        == runs.SIZE
-    )
-    assert [term.name for term in parts.learner.objectives] == ["am_softmax"]
-    assert parts.learner.objectives[0].class_proxies.num_classes == 8
-    assert parts.cache.kept
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("_noise")
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

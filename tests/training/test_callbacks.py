@@ -20,27 +20,19 @@ def test_a_signal_is_raised_where_it_finds_the_program(number):
     assert signal.getsignal(number) is before
 
 
-def stopped(run):
-    """How far `run(interruption, reached)` came before it was interrupted."""
-    reached = []
-    with Interruption() as interruption, pytest.raises(Interrupted):
-        run(interruption, reached.append)
-    return reached
-
-
-def terminate():
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_a_deferred_signal_waits_for_the_next_check():
-    def run(interruption, reached):
-        with interruption.deferred():
-            terminate()
-            reached("the end of the step")
-            interruption.check()
-            reached("the next step")
+    reached = []
 
-    assert stopped(run) == ["the end of the step"]
+    def step(interruption):
+        with interruption.deferred():
+            os.kill(os.getpid(), signal.SIGTERM)
+            reached.append("the end of the step")
+            interruption.check()
+            reached.append("the next step")
+
+    with Interruption() as interruption, pytest.raises(Interrupted):
+        step(interruption)
+    assert reached == ["the end of the step"]
 
 
 def test_a_signal_to_one_of_several_workers_is_one_to_all(monkeypatch):

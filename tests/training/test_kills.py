@@ -1,20 +1,14 @@
 """A run killed at any moment, named by what is on disk then, ends as one that never was."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 
 import keras
 import numpy as np
 import pytest
 
 import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
-from tests.cli.conftest import ROOT, TINY
-from tests.fork_server import fork_server
+from tests.cli.conftest import TINY
 from tests.processes import run_python
-from tfdml.training import checkpoints
 
 # The last epoch counts; with all but a report.
 LAST = [
@@ -98,29 +92,3 @@ def test_a_run_killed_at_every_moment_ends_as_the_uninterrupted_one(name, runs):
     for name in names[0]:
         assert name in names[1] or name.startswith("tensorboard/")
     assert not list(continued.rglob(".*"))
-
-
-@pytest.mark.slow
-def test_a_signal_is_answered_in_one_line(tmp_path):
-    folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "bin" / "train"), *TINY, "--epochs=1000", f"--run_dir={folder}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 300
-    while not (folder / "checkpoints" / "step-00000006.npz").is_file() and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    second = fork_server().run("train", f"--run_dir={folder}", "--resume")
-    (line,) = [line for line in second.stderr.splitlines() if line.startswith("train: ")]
-    assert second.returncode == 2
-    assert "another process is writing into it" in line
-    process.send_signal(signal.SIGTERM)
-    last = process.communicate(timeout=120)[1].splitlines()[-1]
-    assert process.returncode == 143, last
-    step = checkpoints.step_of(checkpoints.list_checkpoints(folder / "checkpoints")[-1])
-    assert last == (
-        f"train: stopped by SIGTERM: the checkpoint of step {step} is saved; continue with --run_dir={folder} --resume"
-    )

@@ -10,13 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models.networks import images, shallow, tiny_embedder
-from tests.training import runs
-from tests.training.stopping import make_quick
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import DensityAdaptivity, ProxyLoss
 from tfdml.training import optimizers
-from tfdml.training.callbacks import TrainingMonitor
 from tfdml.training.optimizers import (
     OPTIMIZERS,
     averaged,
@@ -25,7 +22,6 @@ from tfdml.training.optimizers import (
     rate_schedule,
     step_schedule,
 )
-from tfdml.training.results import Evaluator
 
 
 def make_embedder():
@@ -160,60 +156,6 @@ def test_nothing_changes_before_the_first_step_or_without_averages(ema):
             np.testing.assert_array_equal(value, before)
 
 
-def average_of(history, share):
-    """The average of a weight after each step, in float64, from its values after each step."""
-    average = None
-    for step, now in enumerate(history):
-        kept = 0.0 if step == 0 else min(share, (1 + step) / (10 + step))
-        average = now.astype(np.float64) if average is None else kept * average + (1 - kept) * now
-    return average
-
-
-@pytest.mark.slow
-def test_a_run_measures_selects_and_reports_the_averages(tmp_path, monkeypatch):
-    make_quick(monkeypatch)
-    trained, measured = [], []
-    ended, embed = TrainingMonitor.on_train_batch_end, Evaluator.embed
-
-    def kernel(embedder):
-        return keras.ops.convert_to_numpy(embedder.dense.kernel).copy()
-
-    def step(self, batch, logs=None):
-        ended(self, batch, logs)
-        trained.append(kernel(self.model.embedder))
-
-    def record(self, embedder, name, together=True):
-        measured.append((len(trained), name, kernel(embedder)))
-        return embed(self, embedder, name, together)
-
-    monkeypatch.setattr(TrainingMonitor, "on_train_batch_end", step)
-    monkeypatch.setattr(Evaluator, "embed", record)
-    # The first epoch is the best on held-out classes.
-    worse = iter((0.9, 0.5, 0.4))
-    measure = Evaluator.measure
-
-    def ranked(self, embeddings, name, *arguments, **options):
-        found = measure(self, embeddings, name, *arguments, **options)
-        return {**found, "map@r": next(worse)} if name == "validation" else found
-
-    monkeypatch.setattr(Evaluator, "measure", ranked)
-    result = runs.train(tmp_path / "run", ema=0.5, selection="validation", holdout_classes=0.3)
-    expected = {0: measured[0][2]} | {n: average_of(trained[:n], 0.5) for n in (runs.STEPS, 2 * runs.STEPS)}
-    kept = runs.STEPS
-    assert {steps for steps, *_ in measured} == set(expected)
-    # The chosen embedder embeds the held-out and the test images at the end.
-    *along, (_, held_out, of_report), (_, name, final) = measured
-    assert (held_out, name) == ("validation", "test")
-    np.testing.assert_array_equal(of_report, final)
-    for steps, _, value in along:
-        np.testing.assert_allclose(value, expected[steps], rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(final, expected[kept], rtol=1e-5, atol=1e-7)
-    assert np.abs(expected[kept] - trained[kept - 1]).max() > 1e-4
-    embedder = keras.saving.load_model(tmp_path / "run" / "embedder.keras", compile=False)
-    np.testing.assert_allclose(kernel(embedder), expected[kept], rtol=1e-5, atol=1e-7)
-    assert result["epoch"] == kept // runs.STEPS
-
-
 def reference(kind, rate, total, warm_up, drops, factor, final, step):
     if step < warm_up:
         return rate * (step + 1) / warm_up
@@ -310,16 +252,6 @@ def test_every_step_in_both_forms_is_the_formulas(case, form):
 
     expected = np.stack([column(i) for i in range(3)], axis=1)
     np.testing.assert_allclose(list(walk(optimizer, start, gradients)), expected, rtol=2e-5, atol=2e-6)
-
-
-def test_a_drop_of_the_rate_takes_hold_of_all_momentum_in_pytorch_form():
-    rates = {}
-    for form, cls in zip(FORMS, PAIRS["sgd"], strict=True):
-        optimizer = cls(step_schedule(1.0, [50], 0.1), momentum=0.9)
-        path = [0.0, *(float(x) for x in walk(optimizer, 0.0, np.ones(51, "float32")))]
-        rates[form] = -np.diff(path)[[49, 50]]
-    np.testing.assert_allclose(rates["pytorch"], [9.95, 0.995], rtol=1e-3)
-    np.testing.assert_allclose(rates["keras"], [9.95, 0.9 * 9.95 + 0.1], rtol=1e-3)
 
 
 @pytest.mark.one_quick_case

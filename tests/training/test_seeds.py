@@ -62,20 +62,6 @@ def test_the_result_of_all_is_made_of_those_of_each(uninterrupted):
 
 
 @pytest.mark.slow
-def test_one_page_and_one_run_to_compare(uninterrupted):
-    text = (uninterrupted / "report" / "index.html").read_text("utf-8")
-    page = check_page(text)
-    assert "2 runs that differ in the seed alone" in page.all("header")[0]["text"]
-    rows = rows_of(text, "Metrics of each seed")
-    assert [row[0] for row in rows] == ["seed 0", "seed 1"]
-    assert rows_of(text, "Metrics of the embeddings")[0][0] == "Recall@1"
-    run = read_run(uninterrupted)
-    assert [one.flags["seed"] for one in run.seeds] == ["0", "1"]
-    assert len(page.all("svg", role="img")) == 1
-    assert [len(values.ids) for values in run.queries()] == [24, 24]
-
-
-@pytest.mark.slow
 def test_stopped_and_killed_it_ends_as_one_that_was_not(uninterrupted, tmp_path, monkeypatch):
     folder = tmp_path / "both"
     with monkeypatch.context() as patch:

@@ -113,24 +113,9 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.slow
-def test_a_run_on_images_and_texts_goes_on_where_it_was_killed(tmp_path, monkeypatch):
-    named = {name: with_class_names(getattr(runs.SPLITS, name)) for name in ("train", "validation", "test")}
-    monkeypatch.setattr(runs, "SPLITS", dataclasses.replace(runs.SPLITS, **named))
-    settings = {"text_backbone": "bytes(length=8, width=4)", "objectives": "clip + contrastive", "clip_norm": 1.0}
-    whole = finished(tmp_path / "whole", **settings)
-    folder = tmp_path / "run"
-    train_until("step-00000003.npz", folder, **settings)
-    train(folder, resume=True, **settings)
-    assert_alike(folder, whole)
-    texts = [keras.saving.load_model(each / "text_embedder.keras").get_weights() for each in (folder, whole)]
-    for one, other in zip(*texts, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.slow
-def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_averages(tmp_path):
-    settings = {
+KINDS = {
+    "texts": {"text_backbone": "bytes(length=8, width=4)", "objectives": "clip + contrastive", "clip_norm": 1.0},
+    "every schedule": {
         "optimizer": "adamw",
         "weight_decay": 0.01,
         "schedule": "cosine",
@@ -139,18 +124,82 @@ def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_ave
         "ema": 0.9,
         "selection": "validation",
         "holdout_classes": 0.2,
-        "checkpoint_steps": 1,
         # Whose statistics network and its optimizer are resumed, too.
         "objectives": "contrastive + rank_mi(hidden=8, depth=1)",
-    }
-    uninterrupted, folder = tmp_path / "uninterrupted", tmp_path / "run"
-    train(uninterrupted, **settings)
+    },
+    "no labels": {
+        "dataset": "folder",
+        "dataset_options": "test_fraction=0.2",
+        "holdout_classes": 0.25,
+        "augmentation": "random_resized_crop",
+        "sampling": "two_views",
+        "batch_size": 8,
+        "objectives": "nt_xent + vicreg",
+        "selection": "validation",
+    },
+    "pairs": {
+        "sampling": "pairs",
+        "batch_size": 8,
+        "objectives": "multi_similarity + xbm(loss=contrastive, size=16)",
+        "gradient_cache": 5,
+        "selection": "validation",
+        "holdout_classes": 0.3,
+        "selection_metric": "auc",
+        "watch_every": 2,
+    },
+}
+
+
+def paired(images):
+    """The same images with given pairs: all of one class, and a seventh of the others."""
+    rows = np.stack(np.triu_indices(len(images), 1), axis=1)
+    same = images.labels[rows[:, 0]] == images.labels[rows[:, 1]]
+    chosen = same | (np.arange(len(rows)) % 7 == 0)
+    return dataclasses.replace(images, pairs=PairList(rows[chosen], same[chosen].astype(float)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_of_any_kind_goes_on_where_it_was_killed(kind, tmp_path, monkeypatch):
+    settings, change = {"checkpoint_steps": 1, **KINDS[kind]}, {"texts": with_class_names, "pairs": paired}.get(kind)
+    if kind == "no labels":
+        pictures(tmp_path / "photos", [f"{number:02}.jpg" for number in range(30)])
+        settings["data_dir"] = str(tmp_path / "photos")
+        monkeypatch.setattr(build, "load_splits", load_splits)
+    elif change:
+        splits = {name: change(getattr(runs.SPLITS, name)) for name in ("train", "validation", "test")}
+        monkeypatch.setattr(runs, "SPLITS", runs.Splits(**splits))
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    result, history = train(whole, **settings), runs.records(whole)
     train_until(f"step-{STEPS + 2:08d}.npz", folder, **settings)
     train(folder, resume=True, **settings)
-    assert_alike(folder, uninterrupted)
-    trained = runs.arrays(folder / "checkpoints" / f"step-{EPOCHS * STEPS:08d}.npz")
-    kept = np.concatenate([weights.ravel() for weights in runs.embedder(folder)])
-    assert not any(np.array_equal(kept[-array.size :], array.ravel()) for array in trained.values() if array.ndim == 2)
+    assert_alike(folder, whole)
+    if kind == "texts":
+        texts = [keras.saving.load_model(each / "text_embedder.keras").get_weights() for each in (folder, whole)]
+        for one, other in zip(*texts, strict=True):
+            np.testing.assert_array_equal(one, other)
+    elif kind == "every schedule":
+        # What was measured after the epoch is what is kept of it: the averages, and no trained weight.
+        assert history[result["epoch"]]["test"]["map@r"] == pytest.approx(result["metrics"]["map@r"])
+        trained = runs.arrays(folder / "checkpoints" / f"step-{EPOCHS * STEPS:08d}.npz")
+        kept = np.concatenate([weights.ravel() for weights in runs.embedder(folder)])
+        last = [kept[-array.size :] for array in trained.values() if array.ndim == 2]
+        matrices = [array.ravel() for array in trained.values() if array.ndim == 2]
+        assert not any(map(np.array_equal, last, matrices))
+    elif kind == "no labels":
+        assert result["protocol"] == (
+            "without labels: trained on two views of each of 18 images, evaluated on two views of each of 6 other "
+            "images, which are to find each other"
+        )
+        assert "held-out images, two views of which are to find each other, by map@r" in result["selection"]
+        assert [record["validation"]["num_queries"] for record in history] == [12] * 3
+    else:
+        assert result["primary"] == "auc"
+        assert {"auc", "accuracy", "eer", "map@r"} <= {*result["metrics"]}
+        values = [record["validation"]["auc"] for record in history]
+        assert values[result["epoch"]] == max(values[1:])
+        with pytest.raises(UserError, match="--selection_metric=triplet_accuracy: the images have no pairs for it"):
+            train(tmp_path / "other", **settings | {"selection_metric": "triplet_accuracy"})
 
 
 @pytest.mark.parametrize("step", [STEPS, STEPS + 1])
@@ -199,73 +248,6 @@ def test_a_final_model_has_the_steps_of_the_selected_epoch_and_all_classes(tmp_p
     assert str(tmp_path / "measured") in result["protocol"]
     with pytest.raises(UserError, match="has not ended"):
         RunFolder(tmp_path / "no").final_settings()
-
-
-@pytest.mark.slow
-def test_a_run_without_labels_goes_on_where_it_was_killed_and_is_selected_by_two_views(tmp_path, monkeypatch):
-    pictures(tmp_path / "photos", [f"{number:02}.jpg" for number in range(30)])
-    monkeypatch.setattr(build, "load_splits", load_splits)
-    settings = {
-        "dataset": "folder",
-        "data_dir": str(tmp_path / "photos"),
-        "dataset_options": "test_fraction=0.2",
-        "holdout_classes": 0.25,
-        "augmentation": "random_resized_crop",
-        "sampling": "two_views",
-        "batch_size": 8,
-        "objectives": "nt_xent + vicreg",
-        "selection": "validation",
-        "checkpoint_steps": 1,
-    }
-    uninterrupted, folder = tmp_path / "uninterrupted", tmp_path / "run"
-    result = train(uninterrupted, **settings)
-    train_until(f"step-{STEPS + 2:08d}.npz", folder, **settings)
-    train(folder, resume=True, **settings)
-    assert_alike(folder, uninterrupted)
-    assert result["protocol"] == (
-        "without labels: trained on two views of each of 18 images, evaluated on two views of each of 6 other images, "
-        "which are to find each other"
-    )
-    assert (
-        result["selection"] == "the best epoch on held-out images, two views of which are to find each other, by map@r"
-    )
-    assert {record["epoch"]: record["validation"]["num_queries"] for record in runs.records(folder)} == dict.fromkeys(
-        range(3), 12
-    )
-
-
-@pytest.mark.slow
-def test_a_run_on_given_pairs_goes_on_where_it_was_killed_and_is_selected_by_them(tmp_path, monkeypatch):
-    def paired(images):
-        rows = np.stack(np.triu_indices(len(images), 1), axis=1)
-        same = images.labels[rows[:, 0]] == images.labels[rows[:, 1]]
-        kept = same | (np.arange(len(rows)) % 7 == 0)
-        return dataclasses.replace(images, pairs=PairList(rows[kept], same[kept].astype(float)))
-
-    splits = runs.Splits(*map(paired, (runs.SPLITS.train, runs.SPLITS.validation, runs.SPLITS.test)))
-    monkeypatch.setattr(build, "load_splits", lambda *arguments: splits)
-    settings = {
-        "sampling": "pairs",
-        "batch_size": 8,
-        "objectives": "multi_similarity + xbm(loss=contrastive, size=16)",
-        "gradient_cache": 5,
-        "selection": "validation",
-        "holdout_classes": 0.3,
-        "selection_metric": "auc",
-        "checkpoint_steps": 1,
-        "watch_every": 2,
-    }
-    uninterrupted, folder = tmp_path / "uninterrupted", tmp_path / "run"
-    result = train(uninterrupted, **settings)
-    assert result["primary"] == "auc"
-    assert {"auc", "accuracy", "eer", "map@r"} <= {*result["metrics"]}
-    values = [record["validation"]["auc"] for record in runs.records(uninterrupted)]
-    assert values[result["epoch"]] == max(values[1:])
-    train_until(f"step-{STEPS + 2:08d}.npz", folder, **settings)
-    train(folder, resume=True, **settings)
-    assert_alike(folder, uninterrupted)
-    with pytest.raises(UserError, match="--selection_metric=triplet_accuracy: the images have no pairs for it"):
-        train(tmp_path / "other", **settings | {"selection_metric": "triplet_accuracy"})
 
 
 def test_a_run_that_fails_its_first_checks_leaves_no_folder(tmp_path):

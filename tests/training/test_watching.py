@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import types
 
 import keras
 import numpy as np
@@ -18,8 +19,8 @@ from tests.training.stopping import finished, make_quick
 from tfdml.errors import UserError
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import Objective
-from tfdml.training import watching
-from tfdml.training.watching import GradientSampler, collapse, gradient_shares, logger_of, spread
+from tfdml.training import RunFolder, watching
+from tfdml.training.watching import GradientSampler, Watcher, collapse, gradient_shares, logger_of, spread
 
 OBJECTIVES = "am_softmax + jrs"
 TOTAL = EPOCHS * STEPS
@@ -93,12 +94,21 @@ def test_collapse_is_measured_by_the_best_so_far(change, words):
     assert words in found
 
 
-@pytest.mark.slow
 def test_an_alarm_is_raised_when_it_begins(tmp_path, monkeypatch):
     variances = iter((0.5, 0.01, 0.01, 0.5, 0.01))
     monkeypatch.setattr(watching, "spread", lambda _: {"variance": next(variances), "effective_rank": 2.0})
-    train(tmp_path / "run", watch_every=1)
-    assert [alarm["step"] for alarm in told(tmp_path / "run")["alarms"]] == [2, 5]
+    settings = runs.experiment(tmp_path, watch_every=1)
+    watcher = Watcher(types.SimpleNamespace(experiment=settings, folder=RunFolder(tmp_path)))
+    watcher._stream = iter([(np.zeros((4, 1)), np.arange(4))] * 5)
+    watcher._sampler = lambda images, labels: ({"terms": {"a": 1.0}}, images)
+    writer = tf.summary.create_noop_writer()
+    for step in range(1, 6):
+        watcher.look(step, writer)
+    assert [alarm["step"] for alarm in told(tmp_path)["alarms"]] == [2, 5]
+    resumed = Watcher(watcher.parts)
+    resumed.resume(3)
+    assert [sample["step"] for sample in resumed.samples] == [1, 2]
+    assert [alarm["step"] for alarm in resumed.alarms] == [2]
 
 
 SIZE, DIM = 4, 3

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdml.cluster.ray_session import as_user_error, next_result, ray_session
+from tfdml.cluster.ray_session import as_user_error, ray_session
 from tfdml.embeddings.backends import load_backend
 from tfdml.embeddings.files import EmbeddingFolder, PartRecord
 from tfdml.embeddings.passes import Part
@@ -98,7 +98,7 @@ def embed_parts(
             pool.submit(lambda actor, part: actor.embed.remote(part), part)
         while pool.has_next():
             try:
-                record = next_result(ray, pool, workers.cpus)
+                record = pool.get_next_unordered()
             except ray.exceptions.RayTaskError as error:
                 raise (as_user_error(error) or error) from None
             except ray.exceptions.RayActorError as error:

@@ -12,8 +12,6 @@ from typing import Any
 from tfdml.errors import REASON, UserError, quiet_errors, short_message, user_errors
 
 LOCAL = "local"
-# After so long without a result it is looked for a host that could have one.
-_PATIENCE_SECONDS = 60
 # Before Ray is imported: it neither reports its use nor warns of what the next release will do, its C++ code prints
 # nothing, and its workers, which do the command's work, are not put behind all other processes.
 _SETTINGS = {
@@ -109,25 +107,3 @@ def as_user_error(error: Any) -> UserError | None:
     """
     cause = getattr(error, "cause", None)
     return UserError(str(cause)) if isinstance(cause, UserError) else None
-
-
-def next_result(ray: Any, pool: Any, cpus: int = 1) -> Any:
-    """Wait for the next result of a pool of actors.
-
-    Args:
-        ray: The module.
-        pool: A `ray.util.ActorPool`.
-        cpus: What each of its actors takes of a host.
-
-    Raises:
-        UserError: None came within a minute, and no host of the cluster has so many CPUs.
-    """
-    while True:
-        try:
-            return pool.get_next_unordered(timeout=_PATIENCE_SECONDS)
-        except TimeoutError as error:
-            if isinstance(error, ray.exceptions.RayError):  # of an actor
-                raise
-        if not any(node["Alive"] and node["Resources"].get("CPU", 0) >= cpus for node in ray.nodes()):
-            advice = "start `ray start` there again, and the same command, which resumes"
-            raise UserError(f"no host of the cluster has {cpus} CPUs; {advice}")
