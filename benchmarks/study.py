@@ -12,6 +12,7 @@ Each run adds its entry to --results when it ends. The same command resumes: it 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
@@ -106,37 +107,49 @@ def trials(name, entries):
     return [best(first)["parameters"] | own for own in draws(name)]
 
 
-def store_maps(arguments):
-    """Write `<features>/<data set>.npz`: the last map of MobileNetV2 as means of its four overlapping quadrants."""
-    for name, (size, every) in SETS.items():
-        path, stored = arguments.features / f"{name}.npz", {}
-        if path.exists():
-            continue
-        backbone = tfdml.backbones.resolve("mobilenetv2", size, str(arguments.weights))
-        embedder = tfdml.models.Embedder(backbone, embedding_dim=0, image_size=size)
-        inputs = keras.Input((size, size, 3))
-        network = keras.Model(inputs, embedder.represent(inputs)["feature_map"])
-        half = -(-network.output_shape[1] // 2)
-        for split in ("train", "test"):
-            images = tfdml.data.load(name, None if name == "glyphs" else str(arguments.data / name), split)
-            images = images.select_classes(images.classes[::every])
-            batches = tfdml.data.evaluation_batches(images, tfdml.data.EvaluationTransform.of(embedder), 50)
-            maps = []
-            for pixels, _ in batches:
-                whole = np.asarray(network(pixels, training=False))
-                rows = np.stack([whole[:, :half].mean(1), whole[:, -half:].mean(1)], 1)
-                maps.append(np.stack([rows[:, :, :half].mean(2), rows[:, :, -half:].mean(2)], 2).astype("float16"))
-            stored |= {split: np.concatenate(maps), f"{split}_labels": images.labels}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, **stored)
+def store_maps(path, backbone, size, weights, splits):
+    """Write the last maps of a network as means of their four overlapping quadrants, unless they are there.
+
+    Args:
+        path: The file.
+        backbone: The name of the network.
+        size: Of its images.
+        weights: The file of its weights.
+        splits: Returns the images of `train` and of `test`.
+    """
+    if path.exists():
+        return
+    backbone, stored = tfdml.backbones.resolve(backbone, size, str(weights)), {}
+    embedder = tfdml.models.Embedder(backbone, embedding_dim=0, image_size=size)
+    inputs = keras.Input((size, size, 3))
+    network = keras.Model(inputs, embedder.represent(inputs)["feature_map"])
+    half = -(-network.output_shape[1] // 2)
+    for split in ("train", "test"):
+        images = splits(split)
+        batches = tfdml.data.evaluation_batches(images, tfdml.data.EvaluationTransform.of(embedder), 50)
+        maps = []
+        for pixels, _ in batches:
+            whole = np.asarray(network(pixels, training=False))
+            rows = np.stack([whole[:, :half].mean(1), whole[:, -half:].mean(1)], 1)
+            maps.append(np.stack([rows[:, :, :half].mean(2), rows[:, :, -half:].mean(2)], 2).astype("float16"))
+        stored |= {split: np.concatenate(maps), f"{split}_labels": images.labels}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **stored)
 
 
-def load_maps(path, held_out):
+def part_of_set(name, place, split, every=1):
+    """Return the images of a split of a data set, or of one of so many of its classes."""
+    images = tfdml.data.load(name, None if name == "glyphs" else str(place), split)
+    return images.select_classes(images.classes[::every])
+
+
+def load_maps(path, held_out, components=CHANNELS):
     """Return the maps and labels that are trained on, and those that are measured.
 
     Args:
         path: Of the stored maps.
         held_out: Whether every fourth training class is measured in place of the unseen ones, and not trained on.
+        components: The number of principal components of the training maps; 0: the maps as they are.
     """
     with np.load(path) as stored:
         parts = {name: stored[name] for name in stored.files}
@@ -146,63 +159,72 @@ def load_maps(path, held_out):
         apart = labels % 4 == 3
         measured, its_labels = train[apart], labels[apart]
         train, labels = train[~apart], np.unique(labels[~apart], return_inverse=True)[1]
-    # The largest principal components of the training maps: a sixth of the arithmetic.
+    if not components:
+        return train, labels, measured, its_labels
+    # A sixth of the arithmetic.
     rows = train.reshape(-1, train.shape[-1])
     mean = rows.mean(0)
-    axes = np.linalg.eigh((rows - mean).T @ (rows - mean))[1][:, : -CHANNELS - 1 : -1]
+    axes = np.linalg.eigh((rows - mean).T @ (rows - mean))[1][:, : -components - 1 : -1]
     return (train - mean) @ axes, labels, (measured - mean) @ axes, its_labels
 
 
 class MapEmbedder(tfdml.models.Embedder):
     """Stored maps to embeddings: x + U relu(V x) at each position, their mean, and a projection. U starts at 0."""
 
-    def __init__(self):
+    def __init__(self, embedding_dim=64):
         inputs = keras.Input(self.view_shape)
         hidden = keras.layers.Dense(64, activation="relu")(inputs)
         change = keras.layers.Dense(CHANNELS, kernel_initializer="zeros")(hidden)
-        super().__init__(keras.Model(inputs, keras.layers.Add()([inputs, change])), 64, image_size=2, scaling="none")
+        super().__init__(keras.Model(inputs, keras.layers.Add()([inputs, change])), embedding_dim, image_size=2, scaling="none")
 
     view_shape = (2, 2, CHANNELS)
 
 
-def learner_of(maps, name, parameters, seed):
-    """Return a compiled learner with the first weights of a seed, and the densities of the training classes."""
-    train, labels = maps[:2]
+def learner_of(maps, row, parameters, seed):
+    """Return a compiled learner with the first weights of a seed."""
     keras.utils.set_random_seed(seed)
-    objectives = ROWS[name].objectives.format(**parameters)
-    learner = tfdml.models.MetricLearner(MapEmbedder(), objectives, num_classes=labels.max() + 1)
-    learner.build((None, *train.shape[1:]))
+    objectives = row.objectives.format(**parameters)
+    learner = tfdml.models.MetricLearner(MapEmbedder(), objectives, num_classes=maps[1].max() + 1)
     rates = {"objectives": OBJECTIVE_RATE}
-    learner.compile(build_optimizer("adam", learner, RATE, rates, weight_decay=1e-4))
+    learner.compile(build_optimizer("adam", learner, parameters.get("rate", RATE), rates, weight_decay=1e-4))
+    return learner
+
+
+def calibrated(learner, maps):
+    """Return a learner that has measured the densities of the training classes."""
+    train, labels = maps[:2]
     learner.calibrate((train[rows : rows + 500], labels[rows : rows + 500]) for rows in range(0, len(train), 500))
     return learner
 
 
-def courses(maps, name, trials, seeds, checkpoints):
+def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 5), view=lambda rows, images: images):
     """Train a head with each of the parameters and seeds; yield both, and its metrics and logs after some updates.
 
     Args:
         maps: As of `load_maps`.
-        name: The row.
+        row: The method or base.
         trials: Its parameters, which differ in their weight alone.
         seeds: Of the first weights and the batches.
         checkpoints: After how many updates it is measured, ascending; the last is the length.
+        first: Returns the learner of maps, a row, parameters and a seed.
+        batch: The classes of a batch, and the images of each.
+        view: Returns what a step sees of the images of a batch, given their rows too.
     """
     keras.backend.clear_session()
     train, labels, measured, its_labels = maps
     x, y = tf.constant(train), tf.constant(labels, "int32")
-    learner = learner_of(maps, name, trials[0], seeds[0])
+    learner = calibrated(first(maps, row, trials[0], seeds[0]), maps)
     weight = tf.Variable(1.0)
     for objective in learner.objectives:
-        if objective.name == ROWS[name].term:
+        if objective.name == row.term:
             objective.weight = weight
-    first = [variable.numpy() for variable in learner.optimizer.variables]
+    state = [variable.numpy() for variable in learner.optimizer.variables]
     keys = ["loss", "d_pos", "d_neg", *learner.observation_trackers]
 
     @tf.function(autograph=False)
     def updates(batches):
         def update(rows):
-            logs = learner.train_step((tf.gather(x, rows), tf.gather(y, rows)))
+            logs = learner.train_step((view(rows, tf.gather(x, rows)), tf.gather(y, rows)))
             return tf.stack([tf.cast(logs[key], "float32") for key in keys])
 
         return tf.map_fn(update, batches, fn_output_signature=tf.float32)[-1]
@@ -210,12 +232,12 @@ def courses(maps, name, trials, seeds, checkpoints):
     for parameters, seed in itertools.product(trials, seeds):
         # The graph of the step serves all: each begins from the weights of a learner of its own.
         weight.assign(parameters.get("weight", 1.0))
-        fresh = learner_of(maps, name, parameters, seed)
+        fresh = calibrated(first(maps, row, parameters, seed), maps)
         for variable, other in zip(learner.variables, fresh.variables, strict=True):
             variable.assign(other)
-        for variable, value in zip(learner.optimizer.variables, first, strict=True):
+        for variable, value in zip(learner.optimizer.variables, state, strict=True):
             variable.assign(value)
-        sampler = ClassBalancedSampler(labels, 10, 5, seed=seed)
+        sampler = ClassBalancedSampler(labels, *batch, seed=seed)
         course, done = {}, 0
         for until in checkpoints:
             learner.reset_metrics()
@@ -261,7 +283,7 @@ def run(arguments, results):
                 seeds_left = [seed for seed in seeds if any((parameters, seed) not in done for parameters in group)]
                 left = [parameters for parameters in group if any((parameters, seed) not in done for seed in seeds)]
                 start = time.process_time()
-                for parameters, seed, course in courses(maps, name, left, seeds_left, checkpoints) if left else ():
+                for parameters, seed, course in courses(maps, row, left, seeds_left, checkpoints) if left else ():
                     seconds, start = round(time.process_time() - start, 1), time.process_time()
                     entries.append({"parameters": parameters, "seed": seed, "course": course, "cpu_seconds": seconds})
                     write_results(results, arguments.results)
@@ -333,7 +355,10 @@ def main():
     parser.add_argument("--only", nargs="*", choices=SETS, default=[], help="data sets")
     arguments = parser.parse_args()
     if arguments.data:
-        return store_maps(arguments)
+        for name, (size, every) in SETS.items():
+            splits = functools.partial(part_of_set, name, arguments.data / name, every=every)
+            store_maps(arguments.features / f"{name}.npz", "mobilenetv2", size, arguments.weights, splits)
+        return
     results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
     if arguments.part:
         run(arguments, results)
