@@ -11,7 +11,6 @@
 import functools
 import json
 import pathlib
-import time
 
 import keras
 import numpy as np
@@ -21,12 +20,11 @@ import tfdml
 from benchmarks.study import (
     MapEmbedder,
     Row,
-    courses,
-    interval,
     load_maps,
+    missing,
     paired,
     part_of_set,
-    points,
+    print_entry,
     store_maps,
     with_interval,
     write_results,
@@ -55,7 +53,8 @@ TERMS = {
     "RankMI": ("rank_mi(hidden=64)", "rank_mi", (0.1, 0.5, 2.5)),
 }
 SEEDS = range(100, 103)
-SIDE, CROP, WIDTH = 32, 28, 32
+SIDE, CROP = 32, 28
+LAST = ("recall@1", True)
 
 
 def rows(recipe):
@@ -124,43 +123,60 @@ def chosen(results, recipe, name, key):
     return max((value for value in scores if len(scores[value]) == most), key=lambda value: np.mean(scores[value]))
 
 
+def parameters_of(results, recipe, name, part):
+    """Return the parameters of the runs of a row in a part."""
+    if name == "default" and part == "trials" and recipe == "finetune":
+        return [{"rate": rate} for rate in RATES]
+    rate = {"rate": chosen(results, recipe, "default", "rate")} if recipe == "finetune" else {}
+    if name == "default":
+        return [rate]
+    weights = TERMS[name][2] if part == "trials" else [chosen(results, recipe, name, "weight")]
+    return [{**rate, "weight": weight} for weight in weights]
+
+
 def run(arguments, results):
     """Train what is missing of a part, row after row of all data sets of a recipe."""
-    recipes = [recipe for recipe in SETS if not arguments.only or recipe in arguments.only]
-    for recipe in recipes:
-        length = [round(share * STEPS[recipe]) for share in SHARES]
+    part = arguments.part
+    for recipe in arguments.only or SETS:
+        checkpoints = [round(share * STEPS[recipe]) for share in SHARES]
         for name, row in rows(recipe).items():
             for dataset in SETS[recipe]:
-                if arguments.part == "trials" and dataset not in TRIED:
+                if part == "trials" and dataset not in TRIED:
                     continue
-                maps = load(arguments, recipe, dataset, held_out=arguments.part == "trials")
-                entries = results.setdefault(arguments.part, {}).setdefault(dataset, {}).setdefault(name, [])
-                if arguments.part == "trials" and not row.base:
-                    parameters, seeds = [{"rate": rate} for rate in RATES] if recipe == "finetune" else [], [0]
-                else:
-                    rate = {"rate": chosen(results, recipe, "default", "rate")} if recipe == "finetune" else {}
-                    weights = TERMS[name][2] if row.base else [0]
-                    if arguments.part == "finals" and row.base:
-                        weights = [chosen(results, recipe, name, "weight")]
-                    parameters = [{**rate, **({"weight": weight} if row.base else {})} for weight in weights]
-                    seeds = [0] if arguments.part == "trials" else SEEDS
-                done = [(entry["parameters"], entry["seed"]) for entry in entries]
-                # Weights share the graph of a step, rates do not.
-                groups = [parameters] if row.base else [[values] for values in parameters]
-                for group in groups:
-                    left = [values for values in group if any((values, seed) not in done for seed in seeds)]
-                    start = time.process_time()
-                    options = {"first": functools.partial(learner_of, recipe), "batch": (min(20, maps[1].max() + 1), 5)}
-                    if recipe == "scratch":
-                        options["view"] = random_crops
-                    for values, seed, course in courses(maps, row, left, seeds, length, **options) if left else ():
-                        if (values, seed) in done:
-                            continue
-                        seconds, start = round(time.process_time() - start, 1), time.process_time()
-                        entries.append({"parameters": values, "seed": seed, "course": course, "cpu_seconds": seconds})
-                        write_results(results, arguments.results)
-                        metrics = " ".join(f"{at['recall@1']:.3f}/{at['map@r']:.3f}" for at in course.values())
-                        print(f"{dataset} {name} {values} seed {seed}: {metrics} ({seconds})", flush=True)
+                maps = load(arguments, recipe, dataset, held_out=part == "trials")
+                entries = results.setdefault(part, {}).setdefault(dataset, {}).setdefault(name, [])
+                options = {"first": functools.partial(learner_of, recipe), "batch": (min(20, maps[1].max() + 1), 5)}
+                if recipe == "scratch":
+                    options["view"] = random_crops
+                seeds = [0] if part == "trials" else SEEDS
+                wanted = parameters_of(results, recipe, name, part)
+                for entry in missing(entries, maps, row, wanted, seeds, checkpoints, **options):
+                    write_results(results, arguments.results)
+                    print_entry(dataset, name, entry)
+
+
+def tables(results, add_table):
+    """Write the tables of gains and of the trials."""
+    finals = results.get("finals", {})
+    for recipe, sets in SETS.items():
+        add = add_table(recipe, "method", "weight", *sets, "mean gain", "in MAP@R")
+        for name, row in rows(recipe).items():
+            by_set = [
+                paired(finals.get(of, {}).get(name, []), finals.get(of, {}).get("default", []), *LAST) for of in sets
+            ]
+            if not row.base:
+                add(name, "", *(f"{own.mean():.1f}" if len(own) else "" for own, _ in by_set), "", "")
+                continue
+            gains = [own - base for own, base in by_set]
+            means = [gain.mean() for gain in gains if len(gain)]
+            precision = [
+                np.mean(np.subtract(*paired(finals[of][name], finals[of]["default"], "map@r", True)))
+                for of, gain in zip(sets, gains, strict=True)
+                if len(gain)
+            ]
+            if means:
+                weight = finals[sets[0]][name][0]["parameters"]["weight"]
+                add(name, f"{weight:g}", *map(with_interval, gains), with_interval(means), with_interval(precision))
 
 
 def main():
@@ -178,6 +194,7 @@ def main():
     results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
     if arguments.part:
         run(arguments, results)
+    tables(results, Results(arguments.json).table)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
     python -m benchmarks.study --features=features --data=DATA --weights=MNV2_100.weights.h5    stores the maps
     python -m benchmarks.study --features=features --results=study.json --part=trials           chooses the parameters
     python -m benchmarks.study --features=features --results=study.json --part=finals           ten paired seeds
+    python -m benchmarks.study --features=features --results=study.json --part=checks           the checks of causes
+    python -m benchmarks.study --features=features --results=study.json --repeat=rates          trains its runs again
     python -m benchmarks.study --results=study.json --json=docs/numbers/study.json              the tables so far
 
+`curves`, `rates` and `offsets` are earlier runs, on held-out classes: --repeat prints each next to what is recorded.
 Each run adds its entry to --results when it ends. The same command resumes: it skips the runs that are there.
 `points`, `interval` and `write_results` are also those of `benchmarks.defaults`.
 """
@@ -37,6 +40,7 @@ TRIALS, CHANNELS = 8, 256
 RATE, OBJECTIVE_RATE = 2e-3, 1e-2
 CHECKPOINTS = (125, 250, 500, 1000)
 SEEDS = range(100, 110)
+METRIC_COLUMNS = ("Recall@1", "MAP@R")
 COLUMNS = ("Recall@1", "of the base", "gain", "gain in MAP@R", "gain at the chosen update")
 
 
@@ -84,10 +88,26 @@ ROWS = {
 }
 
 
+# Rows of the checks alone.
+CHECKED = {
+    "ECAML, offset": Row(
+        f"{CONTRASTIVE} + {{weight}} * ecaml(form=log_of_mean, representation=projection, offset={{offset}})",
+        {},
+        "contrastive",
+        "ecaml",
+    ),
+    "margin, learned": Row("learned_margin(alpha={alpha}, beta={beta})", BOUNDARY),
+}
+
+
+# What a check is compared with in the final runs; others with the row of their name.
+PAIRS = {"AMSoftmax": "JRD", "RankMI": "margin", "margin, learned": "contrastive"}
+
+
 def draws(name, block=0):
     """Return `TRIALS` draws of a row's own parameters: one in each of as many equal parts of every range."""
     drawn = {}
-    for key, values in ROWS[name].space.items():
+    for key, values in (ROWS | CHECKED)[name].space.items():
         generator = np.random.default_rng([*f"{name} {key}".encode(), *([block] if block else [])])
         places = (generator.permutation(TRIALS) + generator.random(TRIALS)) / TRIALS
         if isinstance(values[0], str):
@@ -100,6 +120,8 @@ def draws(name, block=0):
 
 def trials(name, entries):
     """Return the parameters of each trial: a method's are the best of its base's first trials, and draws of its own."""
+    if name in CHECKED:
+        return draws(name)
     base = ROWS[name].base
     if not ROWS[name].term:
         return draws(name) + (draws(name, 1) if any(row.term and row.base == name for row in ROWS.values()) else [])
@@ -175,7 +197,9 @@ class MapEmbedder(tfdml.models.Embedder):
         inputs = keras.Input(self.view_shape)
         hidden = keras.layers.Dense(64, activation="relu")(inputs)
         change = keras.layers.Dense(CHANNELS, kernel_initializer="zeros")(hidden)
-        super().__init__(keras.Model(inputs, keras.layers.Add()([inputs, change])), embedding_dim, image_size=2, scaling="none")
+        super().__init__(
+            keras.Model(inputs, keras.layers.Add()([inputs, change])), embedding_dim, image_size=2, scaling="none"
+        )
 
     view_shape = (2, 2, CHANNELS)
 
@@ -185,8 +209,10 @@ def learner_of(maps, row, parameters, seed):
     keras.utils.set_random_seed(seed)
     objectives = row.objectives.format(**parameters)
     learner = tfdml.models.MetricLearner(MapEmbedder(), objectives, num_classes=maps[1].max() + 1)
-    rates = {"objectives": OBJECTIVE_RATE}
-    learner.compile(build_optimizer("adam", learner, parameters.get("rate", RATE), rates, weight_decay=1e-4))
+    # The runs of `rates` and `curves` have rates of their own; `factor` is that of the objectives.
+    rate = parameters.get("rate", RATE)
+    rates = {"objectives": rate * parameters["factor"] if "factor" in parameters else OBJECTIVE_RATE}
+    learner.compile(build_optimizer("adam", learner, rate, rates, weight_decay=1e-4))
     return learner
 
 
@@ -274,21 +300,85 @@ def run(arguments, results):
                 early = max(chosen["course"], key=lambda until: chosen["course"][until]["map@r"])
                 wanted, seeds = [chosen["parameters"]], SEEDS
                 checkpoints = sorted({int(early), CHECKPOINTS[-1]})
-            groups = {}
-            for parameters in wanted:
-                same = "weight" if row.term else ""
-                groups.setdefault(str({**parameters, same: 0}), []).append(parameters)
-            for group in groups.values():
-                done = [(entry["parameters"], entry["seed"]) for entry in entries]
-                seeds_left = [seed for seed in seeds if any((parameters, seed) not in done for parameters in group)]
-                left = [parameters for parameters in group if any((parameters, seed) not in done for seed in seeds)]
-                start = time.process_time()
-                for parameters, seed, course in courses(maps, row, left, seeds_left, checkpoints) if left else ():
-                    seconds, start = round(time.process_time() - start, 1), time.process_time()
-                    entries.append({"parameters": parameters, "seed": seed, "course": course, "cpu_seconds": seconds})
-                    write_results(results, arguments.results)
-                    metrics = " ".join(f"{at['recall@1']:.3f}/{at['map@r']:.3f}" for at in course.values())
-                    print(f"{dataset} {name} {parameters} seed {seed}: {metrics}", flush=True)
+            for entry in missing(entries, maps, row, wanted, seeds, checkpoints):
+                write_results(results, arguments.results)
+                print_entry(dataset, name, entry)
+
+
+def missing(entries, maps, row, wanted, seeds, checkpoints, **options):
+    """Train the runs that are not among the entries, and yield each when it has joined them.
+
+    Args:
+        entries: The runs so far.
+        wanted: The parameters, each with all seeds.
+        maps, row, seeds, checkpoints: As of `courses`.
+        **options: The others of `courses`.
+    """
+    groups = {}
+    for parameters in wanted:
+        same = "weight" if row.term else ""
+        groups.setdefault(str({**parameters, same: 0}), []).append(parameters)
+    for group in groups.values():
+        done = [(entry["parameters"], entry["seed"]) for entry in entries]
+        seeds_left = [seed for seed in seeds if any((parameters, seed) not in done for parameters in group)]
+        left = [parameters for parameters in group if any((parameters, seed) not in done for seed in seeds)]
+        start = time.process_time()
+        for parameters, seed, course in courses(maps, row, left, seeds_left, checkpoints, **options) if left else ():
+            seconds, start = round(time.process_time() - start, 1), time.process_time()
+            entries.append({"parameters": parameters, "seed": seed, "course": course, "cpu_seconds": seconds})
+            yield entries[-1]
+
+
+def print_entry(dataset, name, entry):
+    """Print the metrics of a run."""
+    metrics = " ".join(f"{at['recall@1']:.3f}/{at['map@r']:.3f}" for at in entry["course"].values())
+    print(f"{dataset} {name} {entry['parameters']} seed {entry['seed']}: {metrics}", flush=True)
+
+
+def check(arguments, results):
+    """Train what is missing of the checks of causes: those that the plan names."""
+    entries = results.setdefault("checks", {})
+    chosen = {
+        dataset: {name: best(of)["parameters"] for name, of in by_row.items()}
+        for dataset, by_row in results["trials"].items()
+    }
+    jrd = {key: chosen["cars196"]["JRD"][key] for key in ("scale", "margin")}
+    near = {
+        dataset: [{**chosen[dataset]["margin"], "negatives": negatives} for negatives in ("distance_weighted", "all")]
+        for dataset in ("glyphs", "omniglot")
+    }
+    runs = [("cars196", "AMSoftmax", [jrd]), *((dataset, "RankMI", near[dataset]) for dataset in near)]
+    tried = results["trials"]["cars196"].setdefault("margin, learned", [])
+    maps = load_maps(arguments.features / "cars196.npz", held_out=True)
+    row = CHECKED["margin, learned"]
+    for entry in missing(tried, maps, row, trials("margin, learned", {}), [0], CHECKPOINTS):
+        write_results(results, arguments.results)
+        print_entry("cars196", "margin, learned", entry)
+    runs.append(("cars196", "margin, learned", [best(tried)["parameters"]]))
+    for dataset, name, wanted in runs:
+        maps = load_maps(arguments.features / f"{dataset}.npz", held_out=False)
+        of_row = entries.setdefault(dataset, {}).setdefault(name, [])
+        for entry in missing(of_row, maps, (ROWS | CHECKED)[name], wanted, SEEDS[:3], CHECKPOINTS):
+            write_results(results, arguments.results)
+            print_entry(dataset, name, entry)
+
+
+def repeat(arguments, results):
+    """Train the runs of a part again, and print what is recorded of each."""
+    for dataset, by_row in results[arguments.repeat].items():
+        if arguments.only and dataset not in arguments.only:
+            continue
+        maps = load_maps(arguments.features / f"{dataset}.npz", held_out=arguments.repeat != "finals")
+        for name, entry in ((name, entry) for name, entries in by_row.items() for entry in entries):
+            if arguments.rows and name not in arguments.rows:
+                continue
+            recorded, parameters, seed = entry["course"], entry["parameters"], entry["seed"]
+            row, checkpoints = (ROWS | CHECKED)[name], [int(until) for until in recorded]
+            course = next(courses(maps, row, [parameters], [seed], checkpoints))[2]
+            print(f"{dataset} {name} {parameters} seed {seed}")
+            for until, metrics in course.items():
+                both = (f"{metric} {metrics[metric]} ({recorded[until][metric]})" for metric in METRICS)
+                print(f"  {until} updates: {', '.join(both)}", flush=True)
 
 
 def paired(entries, base, metric, last):
@@ -339,6 +429,50 @@ def tables(results, add_table):
         add(name, *(f"{100 * list(best(of)['course'].values())[-1]['map@r']:.1f}" if of else "" for of in entries))
 
 
+def course_tables(results, add_table):
+    """Write the tables of what was logged along runs on held-out classes of Cars-196, and of the checks."""
+    trials = results.get("trials", {}).get("cars196", {})
+    if {"DML-DA", "RankMI"} <= trials.keys():
+        runs = {f"{entry['parameters']['weight']:g}": entry for entry in trials["DML-DA"]}
+        logged(
+            add_table("density", "weight", *METRIC_COLUMNS, "D_c", "target"), runs, "density_d_avg", "density_target"
+        )
+        runs = {}
+        for entry in trials["RankMI"]:
+            negatives = entry["parameters"]["negatives"]
+            runs[negatives] = best([entry, runs.get(negatives, entry)])
+        logged(add_table("rankmi", "negatives", *METRIC_COLUMNS, "beta"), runs, "rank_mi_beta")
+    if offsets := results.get("offsets"):
+        runs = {}
+        for entry in offsets["cars196"]["ECAML, offset"]:
+            weight, offset = (entry["parameters"][key] for key in ("weight", "offset"))
+            runs[f"{weight:g}" + (f", offset {offset}" if offset else "")] = entry
+        logged(add_table("energy", "weight", *METRIC_COLUMNS, "energy"), runs, "ecaml_energy")
+    if checks := results.get("checks"):
+        add = add_table(
+            "checks", "data set, row", "parameters", "Recall@1", "MAP@R", "of its pair", "in MAP@R", "seeds"
+        )
+        for dataset, name in ((dataset, name) for dataset, rows in checks.items() for name in rows):
+            pair = PAIRS.get(name, name)
+            groups = {}
+            for entry in checks[dataset][name]:
+                groups.setdefault(str(entry["parameters"]), []).append(entry)
+            for entries in groups.values():
+                sides = [paired(entries, results["finals"][dataset][pair], metric, True) for metric in METRICS]
+                means = [f"{side[0].mean():.1f}" for side in sides]
+                values = ", ".join(f"{key} {value}" for key, value in entries[0]["parameters"].items())
+                gains = [with_interval(own - other) for own, other in sides]
+                add(f"{dataset}, {name}", values, *means, *gains, len(entries))
+
+
+def logged(add, runs, *names):
+    """Add a row for each run: its metrics after the last update, and values at the first and last checkpoint."""
+    for label, entry in runs.items():
+        first, *_, last = entry["course"].values()
+        metrics = (f"{100 * last[metric]:.1f}" for metric in METRICS)
+        add(label, *metrics, *(f"{first[name]:.3g} to {last[name]:.3g}" for name in names))
+
+
 def write_results(values, path):
     """Write the results so far atomically."""
     write_whole(str(path), (json.dumps(values, separators=(",", ":")) + "\n").encode())
@@ -351,8 +485,10 @@ def main():
     parser.add_argument("--features", type=pathlib.Path, help="the folder of the stored maps")
     parser.add_argument("--data", type=pathlib.Path, help="the folder of the data sets: stores their maps")
     parser.add_argument("--weights", default="", help="of MobileNetV2 1.0")
-    parser.add_argument("--part", choices=("trials", "finals"))
+    parser.add_argument("--part", choices=("trials", "finals", "checks"))
+    parser.add_argument("--repeat", default="", help="a part of --results")
     parser.add_argument("--only", nargs="*", choices=SETS, default=[], help="data sets")
+    parser.add_argument("--rows", nargs="*", default=[], help="of --repeat; by default all")
     arguments = parser.parse_args()
     if arguments.data:
         for name, (size, every) in SETS.items():
@@ -360,9 +496,15 @@ def main():
             store_maps(arguments.features / f"{name}.npz", "mobilenetv2", size, arguments.weights, splits)
         return
     results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-    if arguments.part:
+    if arguments.repeat:
+        return repeat(arguments, results)
+    if arguments.part == "checks":
+        check(arguments, results)
+    elif arguments.part:
         run(arguments, results)
-    tables(results, Results(arguments.json).table)
+    add_table = Results(arguments.json).table
+    tables(results, add_table)
+    course_tables(results, add_table)
 
 
 if __name__ == "__main__":
