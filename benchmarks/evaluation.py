@@ -1,8 +1,7 @@
-"""The evaluation at scale: its time, its agreement with pytorch-metric-learning, and what an approximate index finds.
+"""The evaluation at scale: its time and its agreement with pytorch-metric-learning.
 
     python -m benchmarks.evaluation --torch_python=/path/to/python/with/pytorch-metric-learning
     python -m benchmarks.evaluation --parts=exact --images=6000 --dim=128 --classes=1100 --rounds=1      a quick try
-    python -m benchmarks.evaluation --parts=index --gallery=100000
 
 Parts, all of them by default, on made embeddings, by default as many as the test images and classes of Stanford Online
 Products, 60,502 and 11,316:
@@ -11,15 +10,11 @@ Products, 60,502 and 11,316:
   same memory. All run in this process, in turns, for some rounds, another one first each time. A row shows the median;
   a ratio is the median over rounds;
 - clustering: seconds of k-means with as many clusters as classes;
-- peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of --torch_python;
-- index: a gallery on disk, memory-mapped, into an approximate index: seconds to build and save it, and for each
-  number of lists milliseconds a query and the recall of the ten nearest against exact search, on a sample of
-  queries. Like those of trained networks, the embeddings vary mostly in a few directions (--ranks).
+- peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of --torch_python.
 
 Ends with status 1 if a number differs from the peer's by more than `TOLERANCE`.
 """
 
-import functools
 import json
 import os
 import pathlib
@@ -32,9 +27,8 @@ import numpy as np
 
 from tools.numbers import Results, command_line
 
-PARTS = ("exact", "clustering", "peer", "index")
+PARTS = ("exact", "clustering", "peer")
 BUDGET = 256 * 2**20
-NEAREST = 10
 # Rounding of the distances may swap neighbors that are equally near.
 TOLERANCE = 1e-4
 PEER_NAMES = {
@@ -66,26 +60,6 @@ def time_call(function, *arguments, **options):
     wall, cpu = time.perf_counter(), time.process_time()
     result = function(*arguments, **options)
     return result, time.perf_counter() - wall, time.process_time() - cpu
-
-
-def make_gallery(path, count, dim, rank):
-    """Write a gallery of classes of ten images, a piece at a time; returns it memory-mapped.
-
-    With a rank below the dimension, the images vary in as many directions, and by a hundredth of that in all others.
-    """
-    rng = np.random.default_rng(0)
-    directions = rng.standard_normal((rank, dim), np.float32) if 0 < rank < dim else None
-    gallery = np.lib.format.open_memmap(path, "w+", np.float32, (count, dim))
-    for start in range(0, count, 100_000):
-        size = min(100_000, count - start)
-        width = dim if directions is None else rank
-        points = made_embeddings(size, width, max(size // 10, 1), seed=start + 1)[0]
-        if directions is not None:
-            points = points @ directions + np.float32(0.01) * rng.standard_normal((size, dim), np.float32)
-            points /= np.linalg.norm(points, axis=1, keepdims=True)
-        gallery[start : start + size] = points
-    gallery.flush()
-    return np.load(path, mmap_mode="r")
 
 
 def bare_product(embeddings):
@@ -165,37 +139,6 @@ def peer_part(args, arrays, folder, results):
         raise SystemExit("the numbers disagree")
 
 
-def index_part(args, folder, results):
-    """Build, save and search an approximate index of galleries of each rank."""
-    from tfdml.retrieval import build_index, load_index, nearest_neighbors
-
-    row = results.table("index", "index, rank of the gallery", "parameters", "recall of the ten nearest", "ms a query")
-    built_rows = []
-    for rank in args.ranks:
-        gallery = make_gallery(f"{folder}/gallery{rank}.npy", args.gallery, args.gallery_dim, rank)
-        rows = np.sort(np.random.default_rng(0).choice(len(gallery), min(args.queries, len(gallery)), replace=False))
-        queries, options = gallery[rows], {"k": NEAREST, "own_rows": rows}
-        exact, seconds, _ = time_call(
-            functools.partial(nearest_neighbors, queries, gallery, memory_budget=BUDGET, **options)
-        )
-        row(f"exact search, {rank or 'full'}", "", "1", f"{1e3 * seconds / len(rows):.2f}")
-        name = f"`{args.factory}`, {rank or 'full'}"
-        built, wall, cpu = time_call(functools.partial(build_index, gallery, args.factory))
-        _, saving, _ = time_call(built.save, f"{folder}/gallery.index")
-        size = os.path.getsize(f"{folder}/gallery.index") / 2**20
-        built_rows.append((name, f"{wall:.1f}", f"{cpu:.1f}", f"{saving:.1f}", f"{size:,.0f}"))
-        index = load_index(f"{folder}/gallery.index")
-        for parameters in args.parameters.split(";"):
-            index.tune(parameters)
-            (neighbors, _), seconds, _ = time_call(functools.partial(index.search, queries, **options))
-            shares = [np.isin(one, other).mean() for one, other in zip(exact[0], neighbors, strict=True)]
-            recall = f"{np.mean(shares):.3f} ± {np.std(shares) / len(shares) ** 0.5:.3f}"
-            row(name, parameters, recall, f"{1e3 * seconds / len(rows):.2f}")
-    add = results.table("built", "index, rank of the gallery", "seconds", "processor seconds", "saved, s", "MiB")
-    for cells in built_rows:
-        add(*cells)
-
-
 def main():
     """Parse the command line and run."""
     parser = command_line(__doc__)
@@ -206,14 +149,6 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=20, help="rounds of k-means")
     parser.add_argument("--torch_python", help="a Python that has torch and pytorch-metric-learning")
-    parser.add_argument("--gallery", type=int, default=1_000_000, help="images of the part index")
-    parser.add_argument("--gallery_dim", type=int, default=128)
-    parser.add_argument(
-        "--ranks", type=int, nargs="+", default=[16], help="directions of a gallery; 0: all, the hardest"
-    )
-    parser.add_argument("--queries", type=int, default=1000, help="queries that its recall is measured on")
-    parser.add_argument("--factory", default="IVF2000,Flat", help="the index, as faiss.index_factory reads it")
-    parser.add_argument("--parameters", default="nprobe=4;nprobe=16;nprobe=64;nprobe=256", help="with semicolons")
     args = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     parts = args.parts.split(",")
@@ -224,14 +159,12 @@ def main():
         print("peer: left out, no --torch_python")
         parts.remove("peer")
     results = Results(args.json)
-    arrays = made_embeddings(args.images, args.dim, args.classes) if set(parts) - {"index"} else None
+    arrays = made_embeddings(args.images, args.dim, args.classes)
     with tempfile.TemporaryDirectory() as folder:
         if "exact" in parts:
             exact_part(args, arrays, results)
         if "clustering" in parts:
             clustering_part(args, arrays, results)
-        if "index" in parts:
-            index_part(args, folder, results)
         if "peer" in parts:
             peer_part(args, arrays, folder, results)
 

@@ -4,82 +4,52 @@ Each part is imported on its first use. Where Keras is imported before, so are t
 `import tfdml.models` registers them.
 """
 
-import importlib
+import importlib.util
+import pkgutil
 import sys
 from typing import TYPE_CHECKING
 
-from tfdml.errors import UserError
-from tfdml.version import __version__
+from tfdml.errors import UserError as UserError
+from tfdml.version import __version__ as __version__
+
+# What is in a module, and not one itself.
+_PLACES = {"Index": "tfdml.index", "register": "tfdml.registry"}
 
 if TYPE_CHECKING:  # so that type checkers and editors know what is in them
-    from tfdml import (
-        audit,
-        backbones,
-        callbacks,
-        cluster,
-        data,
-        embeddings,
-        evaluation,
-        explain,
-        export,
-        kernels,
-        layers,
-        losses,
-        mining,
-        models,
-        objectives,
-        pairs,
-        pairwise,
-        report,
-        retrieval,
-        training,
-    )
-    from tfdml.index import Index
-    from tfdml.registry import register
-
-
-__all__ = [
-    "Index",
-    "UserError",
-    "__version__",
-    "audit",
-    "backbones",
-    "callbacks",
-    "cluster",
-    "data",
-    "embeddings",
-    "evaluation",
-    "explain",
-    "export",
-    "kernels",
-    "layers",
-    "losses",
-    "mining",
-    "models",
-    "objectives",
-    "pairs",
-    "pairwise",
-    "register",
-    "report",
-    "retrieval",
-    "training",
-]
-
-
-if not TYPE_CHECKING:  # else a type checker takes any name for one of the package
+    from tfdml import audit as audit
+    from tfdml import backbones as backbones
+    from tfdml import callbacks as callbacks
+    from tfdml import cluster as cluster
+    from tfdml import data as data
+    from tfdml import embeddings as embeddings
+    from tfdml import evaluation as evaluation
+    from tfdml import explain as explain
+    from tfdml import export as export
+    from tfdml import kernels as kernels
+    from tfdml import layers as layers
+    from tfdml import losses as losses
+    from tfdml import mining as mining
+    from tfdml import models as models
+    from tfdml import objectives as objectives
+    from tfdml import pairs as pairs
+    from tfdml import pairwise as pairwise
+    from tfdml import report as report
+    from tfdml import retrieval as retrieval
+    from tfdml import training as training
+    from tfdml.index import Index as Index
+    from tfdml.registry import register as register
+else:  # where a type checker would take any name for one of the package
 
     def __getattr__(name):
-        if name == "Index":
-            return importlib.import_module("tfdml.index").Index
-        if name == "register":
-            return importlib.import_module("tfdml.registry").register
-        if name in __all__:
-            return importlib.import_module(f"tfdml.{name}")
-        raise AttributeError(f"module 'tfdml' has no attribute {name!r}")
+        if name in _PLACES:
+            return getattr(importlib.import_module(_PLACES[name]), name)
+        if importlib.util.find_spec(f"tfdml.{name}") is None:
+            raise AttributeError(f"module 'tfdml' has no attribute {name!r}")
+        return importlib.import_module(f"tfdml.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_PLACES, *(module.name for module in pkgutil.iter_modules(__path__))})
 
 
 if "keras" in sys.modules:  # then `keras.saving.load_model` finds our classes by name

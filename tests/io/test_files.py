@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 
 import pytest
 
@@ -200,3 +201,17 @@ def test_files_are_compared_with_their_checksums(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             files.compare_files(tmp_path, listed, "card", "copy it")
+
+
+def test_the_memory_of_the_machine_and_of_the_container_both_count(monkeypatch):
+    contents = {}
+    monkeypatch.setattr(files, "_content", lambda path: contents.get(path.rpartition("/")[2], ""))
+    monkeypatch.setattr(files.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=4 * 2**20))
+    assert files.free_memory() == 4 * 2**20
+    contents |= {"memory.max": "3000000\n", "memory.current": "2000000\n"}
+    assert files.free_memory() == 1_000_000
+    # What is cached of files is free for the asking.
+    contents["memory.stat"] = "anon 1\nactive_file 300000\ninactive_file 200000\nfile_mapped 7\n"
+    assert files.free_memory() == 1_500_000
+    contents["memory.max"] = "max\n"
+    assert files.free_memory() == 4 * 2**20

@@ -20,7 +20,7 @@ from tfdml.data.images import Images, Source, as_written, look_up, source_of_dec
 from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share, require_images
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError, check_not_negative, check_positive
-from tfdml.memory import free_memory
+from tfdml.io.files import free_memory
 
 CACHE_LIMIT_MB = 4096
 

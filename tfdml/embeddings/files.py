@@ -27,7 +27,6 @@ from absl import logging
 
 from tfdml.errors import REASON, UserError, differences, user_errors
 from tfdml.io import files
-from tfdml.memory import free_memory
 from tfdml.pairwise import integer_labels
 from tfdml.version import __version__
 
@@ -403,7 +402,7 @@ def _column(parts: Sequence[Path], name: str, count: int) -> np.ndarray | None:
 
 def _allocate(shape: tuple[int, int]) -> np.ndarray:
     """Space for embeddings: in memory, or in a nameless file that is mapped where they are many."""
-    if 4 * shape[0] * shape[1] <= _SHARE_OF_MEMORY * free_memory():
+    if 4 * shape[0] * shape[1] <= _SHARE_OF_MEMORY * files.free_memory():
         return np.empty(shape, np.float32)
     with tempfile.NamedTemporaryFile(prefix="tfdml-embeddings-") as file:  # gone once nothing maps it
         os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])  # a full disk would end the process later

@@ -14,8 +14,7 @@ from tfdml.errors import UserError, check_choice, check_share
 from tfdml.evaluation.intervals import Interval, rate_interval
 from tfdml.evaluation.relevance import check_labels
 from tfdml.pairwise import DISTANCES, image_rows
-from tfdml.retrieval.exact import check_embeddings, frame_of, row_blocks
-from tfdml.retrieval.faiss_index import rescore
+from tfdml.retrieval.exact import check_embeddings, frame_of, in_float32, measure, row_blocks
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import PairList
@@ -333,11 +332,13 @@ def evaluate_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean"
 
 def measures_of_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean") -> dict[str, float]:
     """As `evaluate_pairs`, but nothing where the pairs suffice for nothing."""
+    check_choice("distance", distance, DISTANCES)
     vectors = check_embeddings(embeddings)
     image_rows(pairs.rows, "pairs", len(vectors))
 
     def between(rows: np.ndarray) -> np.ndarray:
-        return rescore(vectors[rows[:, 0]], vectors, rows[:, 1:], k=1, distance=distance)[1][:, 0].astype(np.float64)
+        far = measure(vectors[rows[:, 0]], vectors, rows[:, 1:], distance)[:, 0]
+        return in_float32(far, distance).astype(np.float64)
 
     scores, measures = pairs.scored(), {}
     rows, same = scores[:, :2].astype(np.int64), scores[:, 2] == 1

@@ -1,5 +1,7 @@
 """Files, local or where `fsspec` reaches: atomic writes, locks, checksums, patterns, JSON that anyone may have made.
 
+And how much memory is free.
+
 A local copy of what is in a store lies below one folder of this process, at the place that its URL names, so that
 `as_named` can turn every path back into the URL.
 """
@@ -589,6 +591,30 @@ def fields(value: Any, required: Kinds, where: str, remedy: str = "") -> dict[st
             names = " or ".join(kind.__name__ for kind in kinds)
             raise UserError(f"{damaged}its key {key} must be {names}{_and(remedy)}")
     return value
+
+
+def free_memory() -> float:
+    """Bytes of memory that the machine or container has left.
+
+    Example:
+        >>> free_memory() > 0
+        True
+    """
+    left = [float(psutil.virtual_memory().available)]
+    most, taken = (_content(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    if most.isdigit() and taken.isdigit():
+        # What the kernel keeps of files it gives up when memory is asked for.
+        rows = (line.split() for line in _content("/sys/fs/cgroup/memory.stat").splitlines())
+        cached = sum(int(row[1]) for row in rows if row[0] in ("active_file", "inactive_file"))
+        left.append(float(int(most) - int(taken) + cached))
+    return min(left)
+
+
+def _content(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return ""
 
 
 def _and(remedy: str) -> str:

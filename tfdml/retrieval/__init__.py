@@ -1,12 +1,8 @@
-"""Searching embeddings: exactly, by an index, by codes, re-ranked, or in a database (LanceDB, PostgreSQL)."""
+"""Searching embeddings: exactly, re-ranked, or in a database (LanceDB, PostgreSQL)."""
 
 from tfdml.retrieval.exact import confusable_classes as confusable_classes
 from tfdml.retrieval.exact import nearest_neighbors as nearest_neighbors
 from tfdml.retrieval.exact import neighbor_blocks as neighbor_blocks
-from tfdml.retrieval.faiss_index import GalleryIndex as GalleryIndex
-from tfdml.retrieval.faiss_index import build_index as build_index
-from tfdml.retrieval.faiss_index import load_index as load_index
-from tfdml.retrieval.faiss_index import rescore as rescore
 from tfdml.retrieval.galleries import SCHEMES as SCHEMES
 from tfdml.retrieval.galleries import GalleryDatabase as GalleryDatabase
 from tfdml.retrieval.galleries import Neighbors as Neighbors

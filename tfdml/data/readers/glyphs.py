@@ -15,7 +15,6 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages
 from tfdml.errors import UserError
-from tfdml.memory import require_memory
 
 # How the characters were chosen: of the digits and ASCII letters, then the Greek, Cyrillic, Armenian and Georgian
 # letters, then the other Latin letters, then symbols, those that have no canonical decomposition, are at most three
@@ -125,7 +124,6 @@ def read(
     splits = split_named_letters() if texts else split_characters()
     characters = splits[split]
     count = len(characters) * images_per_class
-    require_memory(3.0 * count * size**2, f"glyphs: {count:,} images of {size} px", "lower images_per_class or size")
     logging.info("glyphs: drawing %s images of the %s split", f"{count:,}", split)
     first = 0 if split == "train" else len(splits["train"])
     data = np.empty((count, size, size, 3), np.uint8)
