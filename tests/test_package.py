@@ -84,5 +84,5 @@ def test_all_defaults_of_distance_agree():
                 for name, default in zip(names, node.args.defaults + node.args.kw_defaults, strict=True):
                     if name.arg == "distance" and isinstance(default, ast.Constant) and default.value is not None:
                         defaults[f"{path.stem}.{node.name}:{node.lineno}"] = default.value
-    assert len(defaults) > 30
+    assert len(defaults) > 20
     assert set(defaults.values()) == {"euclidean"}, defaults
