@@ -38,7 +38,7 @@ SETS = {
     "scratch": ("glyphs", "omniglot"),
 }
 # The trials are on these.
-TRIED = ("cars196", "clothing", "icons", "glyphs")
+TRIED = ("cars196", "clothing", "icons")
 BASES = {"finetune": "am_softmax", "scratch": "contrastive"}
 STEPS = {"finetune": 480, "scratch": 600}
 # After these shares of the steps a run is measured.
@@ -130,7 +130,9 @@ def parameters_of(results, recipe, name, part):
     rate = {"rate": chosen(results, recipe, "default", "rate")} if recipe == "finetune" else {}
     if name == "default":
         return [rate]
-    weights = TERMS[name][2] if part == "trials" else [chosen(results, recipe, name, "weight")]
+    weights = TERMS[name][2]
+    if part == "finals":
+        weights = [chosen(results, recipe, name, "weight")] if recipe == "finetune" else weights[1:2]
     return [{**rate, "weight": weight} for weight in weights]
 
 
