@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import tfdml
 from benchmarks.study import (
+    METRICS,
     MapEmbedder,
     Row,
     load_maps,
@@ -29,6 +30,7 @@ from benchmarks.study import (
     with_interval,
     write_results,
 )
+from tfdml.evaluation import student_interval
 from tfdml.training.optimizers import build_optimizer, rate_schedule
 from tools.numbers import Results, command_line
 
@@ -46,15 +48,14 @@ SHARES = (0.25, 0.5, 0.75, 1)
 # Of the base of `finetune`: of the adapter and the projection.
 RATES = (1e-4, 3e-4, 1e-3)
 TERMS = {
-    "JRD": ("jrs", "jrs", (0.3, 1, 3)),
+    "JRD": ("jrs", "jrs", (0.3, 1, 3, 10)),
     "HORDE": ("horde(loss=contrastive, orders=3, dim=128)", "horde", (0.1, 0.5, 2.5)),
     "ECAML": ("ecaml", "ecaml", (0.003, 0.03, 0.3)),
-    "DML-DA": ("density(normalize_reference=true)", "density", (0.1, 0.5, 2.5)),
+    "DML-DA": ("density(normalize_reference=true)", "density", (0.1, 0.5, 2.5, 0.02)),
     "RankMI": ("rank_mi(hidden=64)", "rank_mi", (0.1, 0.5, 2.5)),
 }
 SEEDS = range(100, 103)
 SIDE, CROP = 32, 28
-LAST = ("recall@1", True)
 
 
 def rows(recipe):
@@ -158,27 +159,23 @@ def run(arguments, results):
 
 
 def tables(results, add_table):
-    """Write the tables of gains and of the trials."""
+    """Write the tables of gains: by data set, their means, and on how many the interval lies above and below 0."""
     finals = results.get("finals", {})
     for recipe, sets in SETS.items():
-        add = add_table(recipe, "method", "weight", *sets, "mean gain", "in MAP@R")
+        sets = [dataset for dataset in sets if dataset in finals]
+        add = add_table(recipe, "method", "weight", *sets, "mean gain", "in MAP@R", "better", "worse")
         for name, row in rows(recipe).items():
-            by_set = [
-                paired(finals.get(of, {}).get(name, []), finals.get(of, {}).get("default", []), *LAST) for of in sets
-            ]
+            runs = [[finals[dataset].get(of, []) for of in (name, "default")] for dataset in sets]
+            recalls, precisions = ([paired(*sides, metric, True) for sides in runs] for metric in METRICS)
             if not row.base:
-                add(name, "", *(f"{own.mean():.1f}" if len(own) else "" for own, _ in by_set), "", "")
-                continue
-            gains = [own - base for own, base in by_set]
-            means = [gain.mean() for gain in gains if len(gain)]
-            precision = [
-                np.mean(np.subtract(*paired(finals[of][name], finals[of]["default"], "map@r", True)))
-                for of, gain in zip(sets, gains, strict=True)
-                if len(gain)
-            ]
-            if means:
-                weight = finals[sets[0]][name][0]["parameters"]["weight"]
-                add(name, f"{weight:g}", *map(with_interval, gains), with_interval(means), with_interval(precision))
+                add(name, "", *(f"{own.mean():.1f}" for own, _ in recalls), *[""] * 4)
+            elif all(len(own) > 1 for own, _ in recalls):
+                weight = runs[0][0][0]["parameters"]["weight"]
+                gains = [own - base for own, base in recalls]
+                means = [with_interval([np.mean(own - base) for own, base in of]) for of in (recalls, precisions)]
+                intervals = [student_interval(gain) for gain in gains]
+                counts = sum(of.low > 0 for of in intervals), sum(of.high < 0 for of in intervals)
+                add(name, f"{weight:g}", *map(with_interval, gains), *means, *counts)
 
 
 def main():

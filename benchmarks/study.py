@@ -100,7 +100,7 @@ CHECKED = {
 }
 
 
-# What a check is compared with in the final runs; others with the row of their name.
+# What a check is compared with in the final runs.
 PAIRS = {"AMSoftmax": "JRD", "RankMI": "margin", "margin, learned": "contrastive"}
 
 
@@ -449,20 +449,16 @@ def course_tables(results, add_table):
             runs[f"{weight:g}" + (f", offset {offset}" if offset else "")] = entry
         logged(add_table("energy", "weight", *METRIC_COLUMNS, "energy"), runs, "ecaml_energy")
     if checks := results.get("checks"):
-        add = add_table(
-            "checks", "data set, row", "parameters", "Recall@1", "MAP@R", "of its pair", "in MAP@R", "seeds"
-        )
+        add = add_table("checks", "data set, row", "pair", *METRIC_COLUMNS, "gain", "gain in MAP@R", "seeds")
         for dataset, name in ((dataset, name) for dataset, rows in checks.items() for name in rows):
-            pair = PAIRS.get(name, name)
-            groups = {}
+            pair, groups = PAIRS[name], {}
             for entry in checks[dataset][name]:
-                groups.setdefault(str(entry["parameters"]), []).append(entry)
-            for entries in groups.values():
+                groups.setdefault(entry["parameters"].get("negatives", ""), []).append(entry)
+            for negatives, entries in groups.items():
                 sides = [paired(entries, results["finals"][dataset][pair], metric, True) for metric in METRICS]
-                means = [f"{side[0].mean():.1f}" for side in sides]
-                values = ", ".join(f"{key} {value}" for key, value in entries[0]["parameters"].items())
+                means = [f"{own.mean():.1f}" for own, _ in sides]
                 gains = [with_interval(own - other) for own, other in sides]
-                add(f"{dataset}, {name}", values, *means, *gains, len(entries))
+                add(", ".join(filter(None, (dataset, name, negatives))), pair, *means, *gains, len(entries))
 
 
 def logged(add, runs, *names):
