@@ -6,12 +6,17 @@ import contextlib
 import io
 import pathlib
 import subprocess
+import zlib
+
+import numpy as np
+from PIL import Image
 
 from tfdml.cli import STAGES, command_line, load
+from tfdml.models import Embedder
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = tuple(STAGES)
-__all__ = ["NAMES", "ROOT", "finished", "load", "run"]
+__all__ = ["NAMES", "ROOT", "finished", "load", "run", "write_embedder", "write_noise"]
 
 
 def run(name: str, *arguments: str) -> tuple[int, str, str]:
@@ -33,3 +38,20 @@ def finished(name: str, *arguments: object) -> subprocess.CompletedProcess:
     """As `run`, in the form of a process that has ended."""
     words = [str(argument) for argument in arguments]
     return subprocess.CompletedProcess([name, *words], *run(name, *words))
+
+
+def write_noise(folder: pathlib.Path, classes: str, count: int) -> None:
+    """`<class>/<n>.png` of noise, 20 pixels square."""
+    rng = np.random.default_rng(zlib.crc32(folder.name.encode()))
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            Image.fromarray(rng.integers(0, 256, (20, 20, 3), np.uint8)).save(folder / name / f"{number}.png")
+
+
+def write_embedder(path: pathlib.Path) -> Embedder:
+    """An embedder of random weights, of 16 pixels and 4 dimensions."""
+    embedder = Embedder("conv4", embedding_dim=4, image_size=16)
+    embedder.build((None, 16, 16, 3))
+    embedder.save(path)
+    return embedder

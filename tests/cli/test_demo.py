@@ -4,10 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from tests.cli.commands import write_embedder, write_noise
 from tfdml.evaluation import calibrate
-from tfdml.models import Embedder
 
 pytest.importorskip("starlette")
 
@@ -17,14 +16,8 @@ def folder(tmp_path_factory):
     """A model of 4 dimensions, photos in two class folders, and embeddings of 4 and of 5 dimensions."""
     folder = tmp_path_factory.mktemp("demo")
     rng = np.random.default_rng(0)
-    for name in ("bus", "coupe"):
-        (folder / "photos" / name).mkdir(parents=True)
-        for number in range(6):
-            pixels = rng.integers(0, 255, (20, 20, 3), np.uint8)
-            Image.fromarray(pixels).save(folder / "photos" / name / f"{number}.png")
-    embedder = Embedder("conv4", embedding_dim=4, image_size=16)
-    embedder.build((None, 16, 16, 3))
-    embedder.save(folder / "model.keras")
+    write_noise(folder / "photos", "ab", 6)
+    write_embedder(folder / "model.keras")
     for dimensions in (4, 5):
         np.savez(folder / f"{dimensions}.npz", embeddings=rng.normal(size=(8, dimensions)), labels=np.arange(8) // 4)
     labels = np.repeat(np.arange(6), 4)
@@ -54,9 +47,9 @@ def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
     assert (len(demo.gallery), host, port) == (12, "0.0.0.0", 0)
     assert len(token) >= 32
     assert demo.calibration.num_images == 24
-    image = (folder / "photos" / "coupe" / "3.png").read_bytes()
+    image = (folder / "photos" / "b" / "3.png").read_bytes()
     (nearest,) = demo.neighbors(image, 1)
-    assert demo.gallery.names[nearest["row"]] == "coupe/3.png"
+    assert demo.gallery.names[nearest["row"]] == "b/3.png"
     assert nearest["distance"] == pytest.approx(0, abs=1e-3)
     assert nearest["accepted"] is True
     assert demo.gallery.picture(nearest["row"], 64)[:2] == b"\xff\xd8"

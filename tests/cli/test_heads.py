@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from pyarrow.parquet import read_table
 
+from tests.cli.commands import write_embedder
 from tfdml.data import load
 from tfdml.embeddings.backends import load_backend, load_embedder
 from tfdml.embeddings.files import read_embeddings
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.models import Embedder, stack
+from tfdml.models import stack
 
 DIMENSIONS = 16  # as the embedding of `finished_run` has
 
@@ -85,9 +86,7 @@ def test_a_head_embeds_new_vectors_and_is_searched_with(commands, folder):
 @pytest.mark.slow
 def test_vectors_and_images_are_not_taken_for_each_other(commands, folder):
     head, glyphs = f"--model={folder / 'head'}", ["--dataset=glyphs", "--dataset_options=images_per_class=2, size=32"]
-    embedder = Embedder("conv4", embedding_dim=4, image_size=16)
-    embedder.build((None, 16, 16, 3))
-    embedder.save(folder / "images.keras")
+    write_embedder(folder / "images.keras")
     for flags, says in (
         ([head, *glyphs], "head embeds vectors of 16 dimensions, but glyphs holds images"),
         ([head, f"--features={folder / 'short.npz'}"], "vectors of 16 dimensions, but short holds vectors of 5 dim"),

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from PIL import Image
 from pyarrow.parquet import read_table
 
+from tests.cli.commands import write_embedder, write_noise
 from tfdml.embeddings import read_embeddings
 from tfdml.evaluation import RetrievalResults, calibrate, evaluate_retrieval
 from tfdml.retrieval import nearest_neighbors
@@ -97,18 +97,10 @@ def test_the_same_embeddings_are_searched_as_they_are_evaluated(commands, folder
 def test_images_are_queries(commands, tmp_path):
     from tfdml.data import load
     from tfdml.export import Retriever
-    from tfdml.models import Embedder
 
-    rng = np.random.default_rng(0)
-    for name in ("a", "b"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(5):
-            pixels = rng.integers(0, 255, (24, 24, 3), np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
-    embedder = Embedder("conv4", embedding_dim=4, image_size=16)
-    embedder.build((None, 16, 16, 3))
-    embedder.save(tmp_path / "embedder.keras")
     photos = tmp_path / "photos"
+    write_noise(photos, "ab", 5)
+    embedder = write_embedder(tmp_path / "embedder.keras")
     Retriever.build(embedder, load("folder", photos, "all"), tmp_path / "retriever", directory=photos)
     model = f"--model={tmp_path / 'embedder.keras'}"
     photos = ["--dataset=folder", f"--data_dir={tmp_path}/photos", "--split=all", f"--out={tmp_path}/embeddings"]
@@ -116,9 +108,7 @@ def test_images_are_queries(commands, tmp_path):
     if status:
         pytest.fail(errors)
     asked = f"--queries={tmp_path}/photos/a/*.png,{tmp_path}/photos/a/3.png"
-    other = Embedder("conv4", embedding_dim=4, image_size=16)
-    other.build((None, 16, 16, 3))
-    other.save(tmp_path / "other.keras")
+    write_embedder(tmp_path / "other.keras")
     status, _, errors = commands.run(
         "search", f"--gallery={tmp_path}/embeddings", f"--model={tmp_path}/other.keras", asked
     )
@@ -155,19 +145,10 @@ def test_what_is_wrong_is_one_line(commands, folder, flags, message):
 @pytest.fixture(scope="module")
 def two_shops(commands, tmp_path_factory):
     """An embedder, and two folders of images that number their classes each from 0; `b` is in both."""
-    from tfdml.models import Embedder
-
     folder = tmp_path_factory.mktemp("shops")
-    rng = np.random.default_rng(0)
-    for shop, names in (("one", ("a", "b")), ("two", ("b", "c"))):
-        for name in names:
-            (folder / shop / name).mkdir(parents=True)
-            for number in range(3):
-                image = Image.fromarray(rng.integers(0, 255, (24, 24, 3), np.uint8))
-                image.save(folder / shop / name / f"{number}.png")
-    embedder = Embedder("conv4", embedding_dim=4, image_size=16)
-    embedder.build((None, 16, 16, 3))
-    embedder.save(folder / "embedder.keras")
+    for shop, names in (("one", "ab"), ("two", "bc")):
+        write_noise(folder / shop, names, 3)
+    write_embedder(folder / "embedder.keras")
     for shop in ("one", "two"):
         data = ["--dataset=folder", f"--data_dir={folder / shop}", "--split=all", f"--out={folder / shop}.embeddings"]
         status, _, errors = commands.run("embed", f"--model={folder}/embedder.keras", *data)

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from tests.cli.commands import NAMES, load
+from tests.cli.commands import NAMES, load, write_embedder, write_noise
 from tfdml.embeddings import read_embeddings
-from tfdml.models import Embedder
 
 pytestmark = pytest.mark.slow
 
@@ -43,13 +41,8 @@ def places(tmp_path_factory):
     """Photos, and files that commands read."""
     photos, files = tmp_path_factory.mktemp("photos"), tmp_path_factory.mktemp("files")
     rng = np.random.default_rng(0)
-    for name in "abcdefgh":
-        (photos / name).mkdir()
-        for i in range(4):
-            Image.fromarray(rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(photos / name / f"{i}.png")
-    embedder = Embedder("conv4", embedding_dim=4, image_size=16)
-    embedder.build((None, 16, 16, 3))
-    embedder.save(files / "embedder.keras")
+    write_noise(photos, "abcdefgh", 4)
+    write_embedder(files / "embedder.keras")
     np.savez(files / "vectors.npz", embeddings=rng.normal(size=(8, 3)).astype("float32"), labels=np.arange(8) // 2)
     return {"photos": photos, "files": files}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.models.networks import images, shallow, tiny_embedder
+from tests.models.networks import images, shallow, tiny_embedder, values
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import DensityAdaptivity, ProxyLoss
@@ -66,8 +66,8 @@ def trained_on(learner, steps):
         images = np.random.default_rng(seed).integers(0, 255, (6, 16, 16, 3), "uint8")
         learner.train_on_batch(images, np.arange(6) % 3)
     with averaged(learner):
-        means = [keras.ops.convert_to_numpy(variable) for variable in learner.trainable_variables]
-    return [keras.ops.convert_to_numpy(variable) for variable in learner.trainable_variables], means
+        means = values(learner.trainable_variables)
+    return values(learner.trainable_variables), means
 
 
 @pytest.mark.one_quick_case
@@ -123,7 +123,7 @@ def made(terms, name="sgd", ema=0.9, **options):
 
 
 def weights(learner):
-    return [keras.ops.convert_to_numpy(variable) for variable in learner.trainable_variables]
+    return values(learner.trainable_variables)
 
 
 def test_averages_follow_the_formula_and_go_after_the_block():
