@@ -158,6 +158,20 @@ def fit_sampled():
     return np.any(values(proxies.drawn_weights)[0] != before, axis=1)
 
 
+def fit_together():
+    """The weights after three steps, one and then two an execution."""
+    from tests.models.networks import colored_batch, tiny_embedder, values
+
+    labels, x = colored_batch()
+    trained = []
+    for steps in (1, 2):
+        learner = models.MetricLearner(tiny_embedder(), losses.ContrastiveLoss())
+        learner.compile("adam", steps_per_execution=steps)
+        learner.fit(x, labels, batch_size=-(-len(x) // 3), shuffle=False, verbose=0)
+        trained.append(np.concatenate([value.ravel() for value in values(learner.weights)]))
+    return np.stack(trained)
+
+
 def lost_by_a_failing_step():
     """How many weights a plain model and a learner lack after a step that fails as it is compiled."""
     from tests.models.networks import colored_batch, tiny_embedder
@@ -210,6 +224,7 @@ def main(source, target):
     far = objectives.JointRepresentationSimilarity("embedding")({"embedding": given["embedding"]}, FAR_LABELS)
     arrays["far|jrs"] = np.asarray(far)
     arrays["fit sampled"] = fit_sampled()
+    arrays["fit together"] = fit_together()
     arrays["lost"] = lost_by_a_failing_step()
     loss = rank_mi_statistics(given["labels"], given["embedding"])
     value, gradients = jax.jit(jax.value_and_grad(loss))([v.value for v in rank_mi_weights()])

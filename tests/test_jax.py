@@ -122,3 +122,8 @@ def test_a_step_by_chunks_is_the_step_on_the_whole_batch(steps, name, expected, 
 def test_a_step_by_chunks_takes_the_memory_of_a_chunk(steps):
     assert steps["memory|8|32"] < 0.3 * steps["memory|0|32"]
     assert steps["memory|8|64"] < 1.01 * steps["memory|8|32"]
+
+
+def test_several_steps_an_execution_change_nothing(outputs):
+    one, two = outputs["fit together"]
+    np.testing.assert_array_equal(two, one)

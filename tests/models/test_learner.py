@@ -595,6 +595,27 @@ def test_what_is_refused_leaves_a_learner_as_it_was(case):
     assert made.predict(X, verbose=0).shape == (len(X), 4)
 
 
+@pytest.mark.slow
+def test_executions_of_several_steps_train_as_single_steps():
+    makers = [fresh_learner(ContrastiveLoss(), steps_per_execution=steps) for steps in (1, 3)]
+    logs = [made.fit(X, LABELS, batch_size=3, shuffle=False, epochs=2, verbose=0).history for made in makers]
+    assert logs[0] == logs[1]
+    for one, several in zip(*(values(made.variables + made.optimizer.variables) for made in makers), strict=True):
+        np.testing.assert_array_equal(several, one)
+
+
+def test_executions_of_several_steps_end_with_the_epoch_and_are_those_of_one_device(monkeypatch):
+    made = fresh_learner(steps_per_execution=2, run_eagerly=True)
+    made.fit(X, LABELS, batch_size=4, epochs=2, verbose=0)
+    assert int(made.optimizer.iterations) == 2 * 3
+    endless = tf.data.Dataset.from_tensors((X, LABELS)).repeat()
+    with pytest.raises(UserError, match=r"`steps_per_epoch=3` is no multiple of `steps_per_execution=2`"):
+        made.fit(endless, steps_per_epoch=3, verbose=0)
+    monkeypatch.setattr(tf.distribute.Strategy, "num_replicas_in_sync", 2)
+    with pytest.raises(UserError, match=r"`steps_per_execution=2` works on one device"):
+        made.compile("adam", steps_per_execution=2)
+
+
 def test_a_learner_is_saved_to_a_keras_file_alone(tmp_path):
     for name in ("a.h5", "a.hdf5", "a"):
         with pytest.raises(UserError, match=r"a MetricLearner is saved to a \.keras file: write .*/a\.keras"):

@@ -202,6 +202,43 @@ def test_a_run_of_any_kind_goes_on_where_it_was_killed(kind, tmp_path, monkeypat
             train(tmp_path / "other", **settings | {"selection_metric": "triplet_accuracy"})
 
 
+@pytest.mark.slow
+def test_several_steps_an_execution_train_and_resume_as_single_steps(tmp_path, monkeypatch, caplog):
+    steps = EPOCHS * STEPS
+    settings = {"epochs": 1, "steps_per_epoch": steps, "checkpoint_steps": steps // 2, "watch_every": 1}
+    settings |= {"schedule": "cosine", "ema": 0.9, "dropout": 0.2, "objectives": "am_softmax + jrs"}
+    single, together, folder = tmp_path / "single", tmp_path / "together", tmp_path / "run"
+    train(single, **settings)
+    settings["steps_per_execution"] = steps - 1
+    caplog.set_level("WARNING")
+    train(together, **settings)
+    assert f"3 steps an execution, not --steps_per_execution={steps - 1}: epochs have {steps}" in caplog.text
+    assert_alike(together, single)
+    assert [sample["step"] for sample in json.loads((together / "watch.json").read_text())["samples"]] == [3]
+    settings["steps_per_execution"] = 2
+    ended = callbacks.TrainingMonitor.on_train_batch_end
+
+    def die(self, batch, logs=None):
+        if self.step == 4:  # of the last execution nothing is kept
+            raise Killed
+        ended(self, batch, logs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.TrainingMonitor, "on_train_batch_end", die)
+        with pytest.raises(Killed):
+            train(folder, **settings)
+    names = [path.name for path in checkpoints.list_checkpoints(folder / "checkpoints")]
+    assert names == ["step-00000000.npz", "step-00000004.npz"]
+    train(folder, resume=True, **settings)
+    assert_alike(folder, single)
+    with monkeypatch.context() as patch:
+        signal_at(patch, 3)
+        with pytest.raises(Interrupted, match="the checkpoint of step 4 is saved"):
+            train(tmp_path / "stopped", **settings)
+    with pytest.raises(UserError, match="the run diverged at step 2: "):
+        train(tmp_path / "diverged", **settings | {"learning_rate": 1e30, "optimizer": "sgd", "schedule": "step"})
+
+
 @pytest.mark.parametrize("step", [STEPS, STEPS + 1])
 def test_a_run_that_is_finished_early_keeps_its_results(step, tmp_path, monkeypatch):
     folder, settings = tmp_path / "run", {"selection": "validation", "holdout_classes": 0.25}

@@ -97,8 +97,8 @@ def test_collapse_is_measured_by_the_best_so_far(change, words):
 def test_an_alarm_is_raised_when_it_begins(tmp_path, monkeypatch):
     variances = iter((0.5, 0.01, 0.01, 0.5, 0.01))
     monkeypatch.setattr(watching, "spread", lambda _: {"variance": next(variances), "effective_rank": 2.0})
-    settings = runs.experiment(tmp_path, watch_every=1)
-    watcher = Watcher(types.SimpleNamespace(experiment=settings, folder=RunFolder(tmp_path)))
+    settings, learner = runs.experiment(tmp_path, watch_every=1), types.SimpleNamespace(steps_per_execution=1)
+    watcher = Watcher(types.SimpleNamespace(experiment=settings, learner=learner, folder=RunFolder(tmp_path)))
     watcher._stream = iter([(np.zeros((4, 1)), np.arange(4))] * 5)
     watcher._sampler = lambda images, labels: ({"terms": {"a": 1.0}}, images)
     writer = tf.summary.create_noop_writer()

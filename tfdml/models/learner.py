@@ -163,12 +163,16 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         """As in Keras, but without a loss and metrics: the objectives are the loss.
 
         Raises:
-            ValueError: There is a loss or a metric.
+            ValueError: There is a loss or a metric, or several replicas with `steps_per_execution`.
         """
         if loss is not None or options.get("loss_weights") is not None:
             raise ValueError("compile() takes no loss: it is an objective, MetricLearner(embedder, [MetricLoss(loss)])")
         if any(options.get(name) is not None for name in ("metrics", "weighted_metrics")):
             raise ValueError("compile() takes no metrics: give fit the callback tfdml.callbacks.RetrievalEvaluation")
+        strategy = getattr(self, "distribute_strategy", None)
+        if (together := options.get("steps_per_execution", 1)) > 1 and strategy and strategy.num_replicas_in_sync > 1:
+            # Keras 3.15 does not find the replicas' results in its loop.
+            raise UserError(f"`steps_per_execution={together}` works on one device, and there are several")
         super().compile(optimizer=optimizer, **options)
 
     def compile_from_config(self, config):
@@ -335,7 +339,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         """As in Keras; warns of objectives that are not calibrated, BatchNorm that is not trained, and images in 0..1.
 
         Raises:
-            UserError: Labels are no integers, or batches never end and there is no `steps_per_epoch`.
+            UserError: Labels are no integers; batches never end and there is no `steps_per_epoch`; or it is no multiple
+                of `steps_per_execution`, beyond which Keras would train.
             ValueError: Under a distribution strategy, a batch has fewer images than there are replicas, or the first
                 one cannot be split equally.
         """
@@ -355,6 +360,9 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             options["validation_data"] = self._with_checked_classes(validation)
         if never_ends(x) and not options.get("steps_per_epoch"):
             raise UserError("the training batches never end: give fit steps_per_epoch, or the batches num_steps")
+        steps_per_epoch, together = options.get("steps_per_epoch") or 0, self.steps_per_execution
+        if steps_per_epoch % together:
+            raise UserError(f"`steps_per_epoch={steps_per_epoch}` is no multiple of `steps_per_execution={together}`")
         if options["y"] is not None and options["y"].ndim == 1:
             pairwise.require_classes(options["y"], "training")
         for objective in self.objectives:

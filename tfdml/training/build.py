@@ -191,7 +191,11 @@ def make_learner(
     )
     # Across replicas XLA fails to place the variables.
     several = tf.distribute.get_strategy().num_replicas_in_sync > 1
-    learner.compile(optimizer=optimizer, jit_compile=False if several else "auto")
+    learner.compile(
+        optimizer=optimizer,
+        jit_compile=False if several else "auto",
+        steps_per_execution=experiment.execution_steps(steps_per_epoch),
+    )
     return learner
 
 

@@ -1,6 +1,7 @@
 """What happens around the steps of `fit`: evaluation, records, checkpoints, the halt of a run, and signals to it.
 
-A signal asks a run to stop: it stops at the end of a step, with a checkpoint; a second one ends it at once.
+A signal asks a run to stop: it stops at the end of an execution, of one step or several, with a checkpoint; a second
+one ends it at once.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class TrainingMonitor(keras.callbacks.Callback):
     Args:
         parts: The objects of the run. Its chief alone writes, and a signal to one process is one to all.
         evaluator: Measures the embedder before training and after epochs.
-        interruption: Asked after each step whether the run is to stop; within `fit` it should be deferred.
+        interruption: Asked after each execution whether the run is to stop; within `fit` it should be deferred.
         saved: Called after every checkpoint, in each process.
     """
 
@@ -151,6 +152,7 @@ class TrainingMonitor(keras.callbacks.Callback):
     ):
         super().__init__()
         self.folder, self.steps_per_epoch = parts.folder, parts.steps_per_epoch
+        self.steps_per_execution = parts.learner.steps_per_execution
         self._parts, self._evaluator, self._interruption, self._saved = parts, evaluator, interruption, saved
         self._processes, self._experiment = parts.processes, parts.experiment
         self.watcher = Watcher(parts)
@@ -226,20 +228,21 @@ class TrainingMonitor(keras.callbacks.Callback):
             self.watcher.look(self.step, self._writer)
 
     def on_train_batch_end(self, batch, logs=None):
-        """Count the step; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
-        self.step += 1
-        self._steps_here += 1
-        if self._steps_here == 1:
+        """Count the steps; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
+        before = self.step
+        self.step += self.steps_per_execution
+        self._steps_here += self.steps_per_execution
+        if self._steps_here == self.steps_per_execution:
             self._compiled = time.perf_counter()
             self._next_line = self._next_line or self._compiled + _FIRST_LINE
         self._check_finite(logs or {})
         self._interruption.agree(self._processes)
         every = self._experiment.checkpoint_steps
-        due = every and self.step % self.steps_per_epoch and self.step % every == 0
+        due = every and self.step % self.steps_per_epoch and self.step // every > before // every
         if due or self._interruption.received is not None:
             self.checkpoint()
         self._interruption.check()
-        if self._processes.is_chief and time.perf_counter() > self._next_line and self._steps_here > 1:
+        if self._processes.is_chief and time.perf_counter() > self._next_line and self._steps_timed:
             self._show_progress(float((logs or {})["loss"]))
 
     def on_epoch_end(self, epoch, logs=None):
@@ -254,8 +257,8 @@ class TrainingMonitor(keras.callbacks.Callback):
                 f"lower the learning rate or change --objectives{self._how_to_start_again()}"
             )
         record = {"epoch": epoch + 1, "step": self.step, "seconds": now - self._epoch_started, "train": logs}
-        if self._steps_here > 1:  # the first step compiles
-            images = (self._steps_here - 1) * self._parts.sampler.batch_size
+        if self._steps_timed:
+            images = self._steps_timed * self._parts.sampler.batch_size
             record["images_per_second"] = images / (now - self._compiled)
         record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         self.checkpoint()  # a run that is killed while it measures closes this epoch when it is resumed
@@ -277,6 +280,11 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     # Steps of those
 
+    @property
+    def _steps_timed(self) -> int:
+        """The steps of this epoch without the first execution, which compiles."""
+        return max(self._steps_here - self.steps_per_execution, 0)
+
     def checkpoint(self) -> None:
         """Write a checkpoint of this moment.
 
@@ -291,7 +299,7 @@ class TrainingMonitor(keras.callbacks.Callback):
     def _show_progress(self, loss: float) -> None:
         now = time.perf_counter()
         self._next_line = now + _NEXT_LINE
-        epochs, seconds = self._experiment.epochs, (now - self._compiled) / (self._steps_here - 1)
+        epochs, seconds = self._experiment.epochs, (now - self._compiled) / self._steps_timed
         epoch, steps = -(-self.step // self.steps_per_epoch), epochs * self.steps_per_epoch
         left = seconds * (steps - self.step) + (epochs - epoch + 1) * sum(self._closings) / max(len(self._closings), 1)
         logging.info(

@@ -432,6 +432,8 @@ class OptimizationSettings(Settings):
             are evaluated and kept. 0: none.
         gradient_cache: Keep the activations of this many images of the batch (of each device) at a time: batches beyond
             the memory, for one more pass forward; 0: of all at once.
+        steps_per_execution: Run this many steps between two returns to Python, for the same result; of an epoch that is
+            no multiple of it, the most below it that divides the epoch. Alarms, checkpoints and signals wait for them.
 
     Raises:
         UserError: A value is out of range, or text cannot be read.
@@ -463,6 +465,7 @@ class OptimizationSettings(Settings):
     clip_norm: float = choice(0.0, check=not_negative)
     ema: float = choice(0.0, check=fraction)
     gradient_cache: int = choice(0, check=not_negative)
+    steps_per_execution: int = choice(1, check=positive)
 
     def __post_init__(self):
         super().__post_init__()
@@ -482,6 +485,17 @@ class OptimizationSettings(Settings):
             40
         """
         return self.steps_per_epoch or max(one_pass, -(-self.min_steps // max(self.epochs, 1)))
+
+    def execution_steps(self, steps_per_epoch: int) -> int:
+        """Return the steps between two returns to Python: the most that divide an epoch.
+
+        Example:
+            >>> OptimizationSettings(steps_per_execution=16).execution_steps(12)
+            12
+        """
+        # An execution that went beyond the end of an epoch would train steps that nobody asked for.
+        most = min(self.steps_per_execution, steps_per_epoch)
+        return next(steps for steps in range(most, 0, -1) if steps_per_epoch % steps == 0)
 
     def drop_steps(self, steps_per_epoch: int) -> list[int]:
         """Return the steps at which the rates drop."""

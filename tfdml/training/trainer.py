@@ -48,7 +48,7 @@ def train(
     """Run an experiment to its end.
 
     Stopped or killed at any moment, a run is continued by `resume` to the same end. On SIGINT, SIGTERM or SIGHUP it
-    saves a checkpoint at the end of the step; a second signal ends the process at once.
+    saves a checkpoint at the end of the execution of steps; a second signal ends the process at once.
 
     Args:
         experiment: The settings.
@@ -235,6 +235,9 @@ class Trainer:
         for warning in selection_warnings(experiment.selection, self.splits.validation):
             logging.warning("%s", warning)
         logging.info("%s", parts.cache.reason)
+        if (together := self.learner.steps_per_execution) < experiment.steps_per_execution:
+            asked = f"--steps_per_execution={experiment.steps_per_execution}"
+            logging.warning("%d steps an execution, not %s: epochs have %d", together, asked, parts.steps_per_epoch)
         views = parts.evaluation_view, parts.train_view
         self.evaluator = Evaluator(experiment, self.splits, *views, parts.cache.kept, processes)
         self.monitor = TrainingMonitor(parts, self.evaluator, interruption, saved)

@@ -231,10 +231,15 @@ class Watcher:
             self.samples = [sample for sample in before["samples"] if sample["step"] < step]
             self.alarms = [alarm for alarm in before["alarms"] if alarm["step"] < step]
 
+    @property
+    def every(self) -> int:
+        """After how many steps a batch is looked at: whole executions."""
+        together = self.parts.learner.steps_per_execution
+        return -(-self.parts.experiment.watch_every // together) * together
+
     def is_due(self, step: int) -> bool:
         """Whether the batch of this step, from 0, is to be looked at: never the first."""
-        every = self.parts.experiment.watch_every
-        return every > 0 and step > 0 and step % every == 0 and not self._too_large
+        return self.every > 0 and step > 0 and step % self.every == 0 and not self._too_large
 
     def look(self, step: int, writer: Any) -> None:
         """Look at the batch that the next step will learn from, and print the alarms that it raises.
@@ -243,7 +248,7 @@ class Watcher:
             step: How many steps have been made.
             writer: TensorBoard's.
         """
-        self._stream = self._stream or sampled_batches(self.parts, step)
+        self._stream = self._stream or sampled_batches(self.parts, step, self.every)
         self._sampler = self._sampler or GradientSampler(self.parts.learner)
         images, labels = next(self._stream)
         try:
@@ -265,7 +270,7 @@ class Watcher:
             logging.warning("%s", line)
             self.alarms.append({"step": step, "line": line})
         self.samples.append(sample)
-        about = {"every": self.parts.experiment.watch_every, "samples": self.samples, "alarms": self.alarms}
+        about = {"every": self.every, "samples": self.samples, "alarms": self.alarms}
         write_json(self.parts.folder.watch, about)
         shown = {name: sample[name] for name in (*values, "variance", "effective_rank")}
         with writer.as_default(step=step):
@@ -278,12 +283,13 @@ class Watcher:
         self._stream = None
 
 
-def sampled_batches(parts: Components, first_step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def sampled_batches(parts: Components, first_step: int, every: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield what is looked at of a step and of every so-manieth after it: one device's share, if its memory takes it.
 
     Args:
         parts: The objects of the run.
         first_step: The step.
+        every: After how many steps the next.
     """
     whole, most = parts.sampler.batch_size, parts.learner.gradient_cache or parts.sampler.batch_size
     devices = parts.strategy.num_replicas_in_sync
@@ -294,7 +300,7 @@ def sampled_batches(parts: Components, first_step: int) -> Iterator[tuple[np.nda
         parts.train_view,
         seed=parts.experiment.seed,
         first_step=first_step,
-        every=parts.experiment.watch_every,
+        every=every,
     )
     yield from own_threads(batches).as_numpy_iterator()
 
