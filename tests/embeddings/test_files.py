@@ -268,7 +268,7 @@ def test_groups_are_kept_and_ignored(tmp_path):
 def test_large_and_plain_arrays_are_memory_mapped(tmp_path, monkeypatch):
     write(tmp_path / "x", images=table(roles=ROLES))
     with monkeypatch.context() as patch:
-        patch.setattr(files, "free_memory", lambda: 100.0)
+        patch.setattr(files.files, "free_memory", lambda: 100.0)
         large = read_embeddings(tmp_path / "x")
     np.save(tmp_path / "x.npy", EMBEDDINGS)
     plain = read_embeddings(tmp_path / "x.npy")
