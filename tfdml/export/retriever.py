@@ -55,7 +55,7 @@ class Gallery:
     Example:
         >>> gallery = Gallery(np.eye(2), ("a", "b"), ("", "bus"), ({}, {"price": 3}))
         >>> gallery.take([1]).ids
-        ('b',)
+        ['b']
     """
 
     embeddings: np.ndarray
