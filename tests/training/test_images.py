@@ -209,14 +209,15 @@ def with_texts(tmp_path, *rows, columns="path,split,text"):
     return DataSettings(**place, text_backbone="bytes", sampling="texts", batch_size=3)
 
 
-def test_images_with_texts_and_without_labels_train_and_are_not_measured(tmp_path, caplog):
+def test_images_with_texts_and_without_labels_are_measured_by_texts_alone(tmp_path):
     rows = ["a.jpg,train,one", "a.jpg,train,two", "b.jpg,train,one", "c.jpg,train,three"]
     settings = with_texts(tmp_path, *rows, "d.jpg,test,four", "d.jpg,test,five", "e.jpg,test,six")
     splits = load_splits(settings, seed=0)
     assert splits.train.texts.tolist() == ["one", "two", "one", "three"]
     assert splits.train.labels.tolist() == [0, 0, 1, 2]
-    assert splits.test is None
-    assert "the test images of list are not measured, as none has another of its class to find" in caplog.text
+    memory.check_measurable(splits, (1,))
+    assert not splits.searched_by_images("test")
+    assert [len(splits.test), splits.views["test"].texts] == [2, ["five", "four", "six"]]
     sampler = make_sampler(settings, splits.train, seed=0)
     for step in range(5):
         assert sorted(splits.train.texts[sampler.batch(step)]) == ["one", "three", "two"]
@@ -226,8 +227,10 @@ def test_images_with_texts_and_without_labels_train_and_are_not_measured(tmp_pat
 
 def test_an_image_with_several_texts_is_measured_once_and_an_empty_text_refused(tmp_path):
     rows = ["a.jpg,train,x,one", "b.jpg,train,y,one", "c.jpg,test,z,two", "c.jpg,test,z,three", "d.jpg,test,z,two"]
-    test = load_splits(with_texts(tmp_path, *rows, columns="path,split,label,text"), seed=0).test
-    assert [len(test), test.num_classes, len(set(test.names))] == [2, 1, 2]
+    splits = load_splits(with_texts(tmp_path, *rows, columns="path,split,label,text"), seed=0)
+    assert [len(splits.test), splits.test.num_classes, len(set(splits.test.names))] == [2, 1, 2]
+    assert splits.searched_by_images("test")
+    assert splits.views["test"].texts == ["three", "two"]
     with pytest.raises(UserError, match="line 3"):
         load_splits(with_texts(tmp_path, "a.jpg,train,one", "b.jpg,train, ", "c.jpg,test,two"), seed=0)
 

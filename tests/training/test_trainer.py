@@ -17,10 +17,11 @@ from tests.training.stopping import Killed, assert_alike, finished, make_quick, 
 from tfdml.cli.model_flags import check_ended
 from tfdml.data import NeighborSampler, PairList
 from tfdml.errors import UserError
+from tfdml.evaluation.views import ViewItems
 from tfdml.retrieval import confusable_classes
 from tfdml.training import RunFolder, build, callbacks, checkpoints, trainer
 from tfdml.training.callbacks import SIGNALS, Interrupted
-from tfdml.training.images import load_splits, with_class_names
+from tfdml.training.images import load_splits
 from tfdml.training.results import Evaluator
 
 
@@ -161,13 +162,17 @@ def paired(images):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_of_any_kind_goes_on_where_it_was_killed(kind, tmp_path, monkeypatch):
-    settings, change = {"checkpoint_steps": 1, **KINDS[kind]}, {"texts": with_class_names, "pairs": paired}.get(kind)
+    settings = {"checkpoint_steps": 1, **KINDS[kind]}
     if kind == "no labels":
         pictures(tmp_path / "photos", [f"{number:02}.jpg" for number in range(30)])
         settings["data_dir"] = str(tmp_path / "photos")
         monkeypatch.setattr(build, "load_splits", load_splits)
-    elif change:
-        splits = {name: change(getattr(runs.SPLITS, name)) for name in ("train", "validation", "test")}
+    elif kind == "texts":
+        named = {name: getattr(runs.SPLITS, name).with_class_names() for name in ("train", "validation", "test")}
+        views = {name: ViewItems.of(named[name]) for name in ("validation", "test")}
+        monkeypatch.setattr(runs, "SPLITS", runs.Splits(**named, views=views))
+    elif kind == "pairs":
+        splits = {name: paired(getattr(runs.SPLITS, name)) for name in ("train", "validation", "test")}
         monkeypatch.setattr(runs, "SPLITS", runs.Splits(**splits))
     whole, folder = tmp_path / "whole", tmp_path / "run"
     result, history = train(whole, **settings), runs.records(whole)

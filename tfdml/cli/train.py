@@ -125,9 +125,8 @@ def train(values: Flags) -> None:
     if run is None:
         print("\nThis process has done its part; the first one of them writes the run.")
         return
-    if not run.result["metrics"]:
-        what = f"Final model of {experiment.final_of}" if experiment.final_of else experiment.data_name
-        print(f"\n{what}: {run.result['protocol']}")
+    if experiment.final_of:
+        print(f"\nFinal model of {experiment.final_of}: {run.result['protocol']}")
         return
     write_run_report(run)
     protocol, selection = run.result["protocol"], run.result["selection"]
@@ -141,13 +140,16 @@ def train(values: Flags) -> None:
 
 def _rows(result: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each metric of a result."""
-    before, runs = result["metrics_before"], result.get("runs", [])
+    before, chance, runs = result["metrics_before"], result.get("chance", {}), result.get("runs", [])
+    width = max(12, *map(len, result["metrics"]))
     for name, value in result["metrics"].items():
         if isinstance(value, float):
             start = f"{100 * before[name]:5.1f} -> " if name in before else " " * 9
-            yield f"  {name:<12} {start}{100 * value:5.1f} %{_interval(result['intervals'].get(name), 'classes', 3)}"
+            random = f"   (chance {100 * chance[name]:.1f} %)" if name in chance else ""
+            over_classes = _interval(result["intervals"].get(name), "classes", 3)
+            yield f"  {name:<{width}} {start}{100 * value:5.1f} %{over_classes}{random}"
             if ends := result.get("intervals_runs", {}).get(name):
-                yield _interval(ends, f"{len(runs)} {runs[0]['run'].partition('_')[0]}s", 31)
+                yield _interval(ends, f"{len(runs)} {runs[0]['run'].partition('_')[0]}s", width + 19)
 
 
 def _interval(ends: Sequence[float] | None, over: str, indent: int) -> str:

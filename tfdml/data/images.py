@@ -396,19 +396,22 @@ def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
 
 
 def look_up(
-    labels: np.ndarray, source: Source, indices_of: Callable[[int], np.ndarray], step: tf.Tensor, batch_size: int | None
-) -> tuple[tf.Tensor, ...]:
-    """Labels and source columns of one step's images, with what is known of their shapes."""
+    labels: Any, source: Source, indices_of: Callable[[int], np.ndarray], step: tf.Tensor, batch_size: int | None
+) -> tuple[Any, ...]:
+    """Labels, an array or a tuple of them, and source columns of one step's images, with the shapes that are known."""
+    arrays = tf.nest.flatten(labels)
 
     def rows(step: np.int64) -> list[np.ndarray]:
         indices = indices_of(int(step))
-        return [labels[indices], *source.columns(indices)]
+        return [*(array[indices] for array in arrays), *source.columns(indices)]
 
-    columns = _python_calls().call(rows, [step], [tf.int64, *source.dtypes])
+    dtypes = [tf.as_dtype(array.dtype) for array in arrays]
+    columns = _python_calls().call(rows, [step], [*dtypes, *source.dtypes])
     # Without the batch; of what is no image itself, the bytes and the shape.
     image = (*source.size, 3) if source.size is not None else (source.dimension,) if source.dimension else ()
-    shapes = (labels.shape[1:], image, (3,))
-    return tuple(tf.ensure_shape(c, (batch_size, *shape)) for c, shape in zip(columns, shapes, strict=False))
+    shapes = (*(array.shape[1:] for array in arrays), image, (3,))
+    columns = [tf.ensure_shape(c, (batch_size, *shape)) for c, shape in zip(columns, shapes, strict=False)]
+    return tf.nest.pack_sequence_as(labels, columns[: len(arrays)]), *columns[len(arrays) :]
 
 
 class _PythonCalls:

@@ -78,9 +78,10 @@ def training_batches(
         source = decoded_source(dataset, transform, cache_limit_mb) if cache else dataset.images.lookup()
     batch_size = sampler.batch_size
     part = sampler if isinstance(sampler, Share) else Share(sampler, 0, 1)
+    targets = dataset.targets if dataset.tokens is None else (dataset.targets, dataset.tokens)
 
-    def rows_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        labels, *columns = look_up(dataset.targets, source, sampler.batch, step, batch_size)
+    def rows_of(step: tf.Tensor) -> tuple[Any, ...]:
+        labels, *columns = look_up(targets, source, sampler.batch, step, batch_size)
         if source.dimension:
             return labels, *columns
         return labels, transform.draw(seed, step, part.whole.batch_size)[part.rows], *columns
@@ -89,12 +90,8 @@ def training_batches(
     steps = tf.data.Dataset.range(first_step, last, every)
     at_once = source.size is not None and transform.works_on_batches
     batches = _batches(steps, rows_of, source, transform, at_once, batch_size)
-    if (tokens := dataset.tokens) is not None:
-        dtype = tf.as_dtype(tokens.dtype)
-        texts = Source(lambda rows: [tokens[rows]], (dtype,), dimension=tokens.shape[1])
-        texts_of = as_written(lambda step: look_up(dataset.labels, texts, sampler.batch, step, batch_size)[1])
-        both = tf.data.Dataset.zip(batches, steps.map(texts_of))
-        batches = both.map(lambda batch, text: ({"image": batch[0], "text": text}, batch[1]))
+    if dataset.tokens is not None:
+        batches = batches.map(lambda images, targets: ({"image": images, "text": targets[1]}, targets[0]))
     return _finished(batches, tf.data.INFINITE_CARDINALITY if num_steps is None else num_steps)
 
 

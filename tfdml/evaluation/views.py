@@ -10,7 +10,6 @@ import numpy as np
 from scipy import sparse
 from scipy.stats import hypergeom
 
-from tfdml.embeddings.files import class_of_each
 from tfdml.errors import UserError
 from tfdml.evaluation.metrics import find_metric, ks_within, metric_names
 from tfdml.evaluation.relevance import Relevance
@@ -32,13 +31,13 @@ class ViewItems:
 
     Args:
         rows: (N,) a row of the data set for each image.
-        texts: M texts, sorted.
+        texts: M texts, sorted; of a data set of stored vectors, those of the texts.
         image_labels: The labels of each image.
         text_labels: The labels of each text.
     """
 
     rows: np.ndarray
-    texts: list[str]
+    texts: list[Any]
     image_labels: list[np.ndarray]
     text_labels: list[np.ndarray]
 
@@ -52,16 +51,15 @@ class ViewItems:
             >>> len(items.rows), len(items.texts), items.texts[0]
             (292, 146, 'CYRILLIC CAPITAL LETTER GHE WITH MIDDLE HOOK')
         """
-        texts: Any = dataset.texts
-        if texts is None:
-            texts = class_of_each(dataset.labels, dataset.class_names)
-        columns = [np.asarray(column, str) for column in (dataset.names, texts)]
-        sides = [np.unique(column, return_index=True, return_inverse=True) for column in columns]
-        labels = []
-        for _, _, item in sides:
+        dataset = dataset.with_class_names()
+        rows, labels = [], []
+        for column in (np.asarray(dataset.names, str), dataset.text_numbers):
+            _, first, item = np.unique(column, return_index=True, return_inverse=True)
             pairs = np.unique(np.stack([item, dataset.labels], axis=1), axis=0)
+            rows.append(first)
             labels.append(np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1))
-        return cls(sides[0][1], sides[1][0].tolist(), *labels)
+        texts: Any = dataset.tokens if dataset.texts is None else dataset.texts
+        return cls(rows[0], list(texts[rows[1]]), *labels)
 
     def connected(self) -> list[np.ndarray]:
         """Return one label for each image and text, which two have in common where labels connect them."""

@@ -19,6 +19,7 @@ from tfdml.io.files import fields, parse_flags, parse_json, read_json
 COUNTS = ("num_queries", "num_gallery", "queries_without_match")
 # Besides those of the table of metrics.
 _TITLES = {"nmi": "NMI", "ami": "AMI", "f1": "Pairwise F1", "auc": "AUC"}
+_DIRECTIONS = {"text_to_image": "text → image:", "image_to_text": "image → text:"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,14 +156,17 @@ def metric_name(key: str) -> str:
         >>> metric_name("recall@1"), metric_name("map@r")
         ('Recall@1', 'MAP@R')
     """
+    direction, _, metric = key.rpartition("/")
+    if direction in _DIRECTIONS:
+        return f"{_DIRECTIONS[direction]} {metric_name(metric)}"
     family, _, k = key.partition("@")
-    metric = METRICS.get(key) or METRICS.get(f"{family}@K")
-    return metric.title.replace("@K", f"@{k}") if metric else _TITLES.get(key, key)
+    shown = METRICS.get(key) or METRICS.get(f"{family}@K")
+    return shown.title.replace("@K", f"@{k}") if shown else _TITLES.get(key, key)
 
 
 def is_fraction(key: str) -> bool:
     """Whether a metric is a share, printed in percent, of which more is better."""
-    return key in METRICS or key in _TITLES or "@" in key
+    return key.rpartition("/")[2] in METRICS | _TITLES or "@" in key
 
 
 def metric_order(keys: Iterable[str]) -> list[str]:

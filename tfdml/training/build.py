@@ -299,14 +299,14 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     splits = load_splits(experiment, experiment.seed)
     if experiment.selection == "validation" and splits.validation is not None and splits.validation.num_classes < 2:
         raise UserError("--selection=validation: one held-out class selects nothing; raise --holdout_classes")
-    if experiment.selection != "last" and getattr(splits, experiment.selection) is None:
-        raise UserError(f"--selection={experiment.selection}: none of its images has another of its class to find")
+    metric, selected_on = experiment.selection_metric, getattr(splits, experiment.selection, None)
+    if selected_on is not None and "/" not in metric and not splits.searched_by_images(experiment.selection):
+        raise UserError(f"--selection_metric={metric}: no two images are of one class; take text_to_image/map")
     check_measurable(splits, experiment.recall_ks())
-    selected_on = getattr(splits, experiment.selection, None)
-    if experiment.selection_metric in PAIR_METRICS and selected_on is not None:
+    if metric in PAIR_METRICS and selected_on is not None:
         pairs = selected_on.pairs
-        if pairs is None or experiment.selection_metric not in evaluate_pairs(np.eye(len(selected_on), 2), pairs):
-            raise UserError(f"--selection_metric={experiment.selection_metric}: the images have no pairs for it")
+        if pairs is None or metric not in evaluate_pairs(np.eye(len(selected_on), 2), pairs):
+            raise UserError(f"--selection_metric={metric}: the images have no pairs for it")
     sampler = make_sampler(experiment, splits.train, experiment.seed, strategy.num_replicas_in_sync)
     steps_per_epoch = experiment.epoch_steps(sampler.steps_per_epoch)
     steps = experiment.epochs * steps_per_epoch
@@ -314,9 +314,11 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     with strategy.scope():
         learner = make_learner(experiment, evaluation_view, splits.train.num_classes, steps_per_epoch, splits.train)
     if learner.towers:
-        tokenize: Any = getattr(learner.towers["text"], "tokenize", None)  # stored vectors are there already
+        tokenize: Any = getattr(learner.towers["text"], "tokenize", np.asarray)  # stored vectors are there already
         with user_errors(UserError, f"--text_backbone={experiment.text_backbone}: {REASON}"):
-            splits = dataclasses.replace(splits, train=splits.train.with_tokens(tokenize))
+            tokens = {name: tokenize(items.texts) for name, items in splits.views.items()}
+            views = {name: dataclasses.replace(items, texts=tokens[name]) for name, items in splits.views.items()}
+            splits = dataclasses.replace(splits, train=splits.train.with_tokens(tokenize), views=views)
     check_pairs(experiment, learner.objectives)
     for term in learner.objectives:
         if 0 < steps <= (start := getattr(term, "start", 0)):

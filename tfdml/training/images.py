@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from tfdml.data.policies import Policy
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
 from tfdml.data.readers.tables import Table, composed, split_classes, warn_shared_classes
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
-from tfdml.embeddings.files import ImageTable, StoredEmbeddings, class_of_each, read_embeddings
+from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings
 from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within
 from tfdml.evaluation.relevance import retrieval_task
 from tfdml.evaluation.retrieval import check_depth
+from tfdml.evaluation.views import ViewItems
 from tfdml.mining import GivenPairs, Relation, SameLabel, same_label_or_text, shares_a_label
 from tfdml.pairwise import require_classes
 from tfdml.training.settings import MOST_CLASSES, DataSettings
@@ -38,10 +39,12 @@ class Splits:
     Args:
         train: With class ids 0 .. C - 1.
         validation: Held-out training classes, or None.
-        test: The unseen classes; None for a final model, which trains on all, and where no image could find another.
+        test: The unseen classes; None for a final model, which trains on all.
         two_views: Names of the splits of which two views find each other, as they have no labels: each image is in them
             twice.
         dropped: Names of the training images that were left out.
+        views: By name, the images and texts of the splits that are measured, where texts are embedded too: each image
+            is in the split once.
     """
 
     train: ImageDataset
@@ -49,6 +52,12 @@ class Splits:
     test: ImageDataset | None
     two_views: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    views: Mapping[str, ViewItems] = dataclasses.field(default_factory=dict)
+
+    def searched_by_images(self, name: str) -> bool:
+        """Whether images of a split search it; not where it has texts, and no two images of one class."""
+        split = getattr(self, name)
+        return name not in self.views or split.num_classes < len(split)
 
     def evaluated(self) -> dict[str, ImageDataset]:
         """Return the splits that the embedder is measured on, by name."""
@@ -102,7 +111,7 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
         train, test = (check(split, settings.bad_images, how) for split in (train, test))
     if settings.text_backbone and train.texts is None and train.tokens is None:
         logging.info("%s has no texts: those of its images are the names of their classes", train.name)
-        train, test = (with_class_names(split) for split in (train, test))
+        train, test = train.with_class_names(), test.with_class_names()
     if settings.final_of:
         train = train.join(test)
     without_labels = settings.sampling_call().name == "two_views"
@@ -112,33 +121,16 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
         raise UserError(f"the training images of {train.name} have one class only, {name!r}; {advice}")
     train, validation = split_training_classes(train, *settings.held_out(seed))
     unseen = None if settings.final_of else test
-    if settings.text_backbone:
-        validation = None if validation is None else images_to_measure(validation, "validation")
-        unseen = None if unseen is None else images_to_measure(unseen, "test")
     splits = Splits(train.contiguous(), validation, unseen, dropped=dropped)
+    if settings.text_backbone:
+        views = {name: ViewItems.of(split) for name, split in splits.evaluated().items()}
+        once: dict[str, Any] = {name: getattr(splits, name).take(items.rows) for name, items in views.items()}
+        return dataclasses.replace(splits, **once, views=views)
     if not without_labels:
         return splits
     paired = {name: split for name, split in splits.evaluated().items() if split.num_classes == len(split)}
     twice: dict[str, Any] = {name: split.take(np.repeat(np.arange(len(split)), 2)) for name, split in paired.items()}
     return dataclasses.replace(splits, **twice, two_views=tuple(twice))
-
-
-def with_class_names(dataset: ImageDataset) -> ImageDataset:
-    """Return the same images, whose texts are the names of their classes."""
-    return dataclasses.replace(dataset, texts=class_of_each(dataset.labels, dataset.class_names))
-
-
-def images_to_measure(split: ImageDataset, name: str) -> ImageDataset | None:
-    """Return the images of a split with texts, each once, for search by images; None where no two are of one class."""
-    images = split.take(np.sort(np.unique(np.asarray(split.names, str), return_index=True)[1]))
-    if images.num_classes < len(images):
-        return images
-    logging.warning(
-        "the %s images of %s are not measured, as none has another of its class to find: "
-        "`tfdml evaluate` measures how texts and images find each other",
-        *(name, split.name),
-    )
-    return None
 
 
 def leave_out(
@@ -427,6 +419,8 @@ def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
         UserError: No image has another of its class to find, or there are fewer than K images to look in.
     """
     for name, split in splits.evaluated().items():
+        if not splits.searched_by_images(name):
+            continue
         task = retrieval_task(**dataset_protocol(np.zeros((len(split), 1), np.float32), split))
         with user_errors(UserError, f"the {name} images of {split.name} cannot be measured: {REASON}"):
             check_depth(task, ())

@@ -15,9 +15,11 @@ from absl import logging
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, own_threads, two_view_batches
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
+from tfdml.embeddings.compute import slices
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, embed, evaluate_dataset, student_interval
 from tfdml.evaluation.metrics import ks_within
 from tfdml.evaluation.relevance import images_to_search
+from tfdml.evaluation.views import evaluate_views
 from tfdml.io.files import write_json
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
@@ -156,13 +158,43 @@ class Evaluator:
         embeddings = embed(model, self._batches[key])
         return self.processes.gather(embeddings) if together else embeddings
 
-    def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, **options: Any) -> dict[str, Any]:
-        """Return the metrics of a split's embeddings; see `evaluate_retrieval` for the options."""
-        images = getattr(self.splits, name)
-        ks = ks_within(self.settings.recall_ks(), images_to_search(images))
-        if self.settings.selection_metric not in USUAL_METRICS + PAIR_METRICS:
-            metrics = (*metrics, self.settings.selection_metric)
-        return evaluate_dataset(embeddings, images, ks=ks, metrics=metrics, **options)
+    def embed_texts(self, learner: MetricLearner, name: str) -> np.ndarray | None:
+        """Return the embeddings of a split's texts, each once, (M, d) float32; None where there are no texts."""
+        if name not in self.splits.views:
+            return None
+        return embed(learner.towers["text"], slices(np.asarray(self.splits.views[name].texts), EVALUATION_BATCH))
+
+    def measure(
+        self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, texts: np.ndarray | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Return the metrics of a split's embeddings; see `evaluate_retrieval` for the options.
+
+        With those of its texts also `text_to_image/recall@1` and the like, with `intervals` and `chance` among them.
+        """
+        images, result = getattr(self.splits, name), {}
+        direction, _, own = self.settings.selection_metric.rpartition("/")
+        added = () if own in USUAL_METRICS + PAIR_METRICS else (own,)
+        if self.splits.searched_by_images(name):
+            ks = ks_within(self.settings.recall_ks(), images_to_search(images))
+            names = metrics if direction else (*metrics, *added)
+            result = evaluate_dataset(embeddings, images, ks=ks, metrics=names, **options)
+        if texts is None:
+            return result
+        items, intervals = self.splits.views[name], options.get("intervals")
+        measured = evaluate_views(
+            *(embeddings, texts, items.image_labels, items.text_labels),
+            ks=ks_within(self.settings.recall_ks(), min(len(embeddings), len(texts))),
+            metrics=("recall", "map", *(added if direction else ())),
+            intervals=intervals,
+        )
+        result |= _by_direction(measured)
+        if intervals:
+            result["chance"], of_views = (
+                _by_direction({side: measures[part] for side, measures in measured.items()})
+                for part in ("chance", "intervals")
+            )
+            result["intervals"] = result.get("intervals", {}) | of_views
+        return result
 
     def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:
         """Return the metrics of every split, in the epochs that measure: before the first, every so many, and the last.
@@ -172,10 +204,11 @@ class Evaluator:
         every, last = self.settings.evaluate_every, self.settings.epochs
         if epoch not in (0, last) and (every == 0 or epoch % every):
             return {}
-        embeddings = {name: self.embed(learner.embedder, name) for name in self.splits.evaluated()}
+        names = list(self.splits.evaluated())
+        embeddings = {name: (self.embed(learner.embedder, name), self.embed_texts(learner, name)) for name in names}
         if not self.processes.is_chief:
             return {}
-        metrics = {name: self.measure(embeddings[name], name) for name in embeddings}
+        metrics = {name: self.measure(images, name, texts=texts) for name, (images, texts) in embeddings.items()}
         for name, values in metrics.items():
             logging.info("epoch %d, %s: %s", epoch, name, format_metrics(values))
         return metrics
@@ -196,6 +229,16 @@ class Evaluator:
         model.adapt(self.embed(compiled(model, model.features), "train", together=False))
         checkpoints.save_model(folder.moments, model)
         return self.measure(self.embed(model, "test", together=False), "test", RETRIEVAL + CLUSTERING)
+
+
+def _by_direction(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return fractions or intervals of both directions under names such as `text_to_image/recall@1`."""
+    return {
+        f"{direction}/{name}": value
+        for direction, measures in measured.items()
+        for name, value in measures.items()
+        if isinstance(value, float | tuple)
+    }
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:
@@ -264,7 +307,7 @@ class TrainingRun:
 
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
-_NONE_TO_FIND = "no image has another of its class to find; `tfdml evaluate` measures texts and images"
+_TEXTS = "; {images:,} images and {texts:,} texts find each other"
 _TWO_VIEWS = "without labels: trained on two views of each of {train} images, evaluated "
 _SELECTION = {
     "last": "the last epoch",
@@ -307,11 +350,12 @@ def write_results(
         if splits.test is not None:
             logging.info("measuring %s images of unseen classes", f"{len(splits.test):,}")
     embeddings = {name: evaluator.embed(learner.embedder, name) for name in splits.evaluated()}
+    texts = evaluator.embed_texts(learner, "test")
     if not processes.is_chief:
         return None
     result = folder.read_result()
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
-        result = {**_result(evaluator, embeddings.get("test"), records, epoch), "seconds": seconds}
+        result = {**_result(evaluator, embeddings.get("test"), texts, records, epoch), "seconds": seconds}
         if (steps := result["steps"]) < planned:
             result["selection"] += f"; the run was ended after {steps} of {planned} steps"
         # Moments are not saved with the embedder: those of an earlier epoch are gone.
@@ -325,7 +369,9 @@ def write_results(
     return run
 
 
-def _result(evaluator: Evaluator, embeddings: np.ndarray | None, records: Records, epoch: int) -> dict[str, Any]:
+def _result(
+    evaluator: Evaluator, embeddings: np.ndarray | None, texts: np.ndarray | None, records: Records, epoch: int
+) -> dict[str, Any]:
     """Return the results of an embedder; those of each query are written. Without test images nothing is measured."""
     experiment, splits = evaluator.settings, evaluator.splits
     test, selection, metric = splits.test, experiment.selection, experiment.selection_metric
@@ -339,18 +385,21 @@ def _result(evaluator: Evaluator, embeddings: np.ndarray | None, records: Record
     }
     if test is None or embeddings is None:
         about = f"trained on all {splits.train.num_classes} classes of {experiment.data_name}, and measured on none: "
-        about += f"the metrics are those of {experiment.final_of}" if experiment.final_of else _NONE_TO_FIND
+        about += f"the metrics are those of {experiment.final_of}"
         empty: dict[str, Any] = {part: {} for part in ("intervals", "metrics", "metrics_before")}
         return result | empty | {"protocol": about, "selection": _SELECTION["last"]}
     values: dict[str, np.ndarray] = {}
     names = RETRIEVAL if test.protocol is not None and test.protocol.lists else RETRIEVAL + CLUSTERING
-    metrics = evaluator.measure(embeddings, "test", names, intervals="classes", values=values)
+    metrics = evaluator.measure(embeddings, "test", names, texts, intervals="classes", values=values)
     QueryValues.of(test, values, experiment.data_dir).write(RunFolder(experiment.run_dir).queries)
     protocol = _PROTOCOL
     if experiment.sampling_call().name == "two_views":
         protocol = _TWO_VIEWS + "{how} on {test} classes"
     if "test" in splits.two_views:
         protocol = _TWO_VIEWS + "on two views of each of {test} other images, which are to find each other"
+    if texts is not None:
+        protocol += _TEXTS.format(images=len(embeddings), texts=len(texts))
+        result["chance"] = metrics.pop("chance")
     how = "all-to-all" if test.is_query is None else "queries against gallery"
     selected_by = "two_views" if selection == "validation" and selection in splits.two_views else selection
     if test.pairs is not None:
@@ -389,7 +438,7 @@ def combine(runs: Mapping[str, TrainingRun]) -> dict[str, Any]:
     }
     rows = ("epoch", "steps", "metrics", "train_seconds", "images_per_second")
     return {
-        **{name: every[0][name] for name in ("dataset", "protocol", "selection")},
+        **{name: every[0][name] for name in ("dataset", "protocol", "selection", "chance") if name in every[0]},
         **means,
         "intervals": confidence_intervals(of_queries, values[0].labels),
         "intervals_runs": over_runs,

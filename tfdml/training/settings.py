@@ -537,7 +537,7 @@ class EvaluationSettings(Settings):
         selection: Which epoch's embedder is kept: the last; the best on the held-out training classes (validation); the
             best on the test classes (test: the papers' way, which gives too high a number).
         selection_metric: The metric that selects the epoch, as in tfdml evaluate --metrics; of given pairs auc, of
-            triplets triplet_accuracy.
+            triplets triplet_accuracy; of texts that search images text_to_image/map, and the reverse image_to_text/map.
         moment_embedder: Also write and measure moments.keras, which searches with all orders of horde, reduced by a
             PCA.
         report: Write report/index.html at the end.
@@ -561,13 +561,14 @@ class EvaluationSettings(Settings):
         super().__post_init__()
         if self.moment_embedder and self.selection != "last":
             raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last")
-        if 1 not in self.recall_ks() and self.selection != "last" and self.selection_metric == "recall@1":
+        direction, _, metric = self.selection_metric.rpartition("/")
+        if 1 not in self.recall_ks() and self.selection != "last" and metric == "recall@1":
             raise UserError(f"--selection={self.selection} goes by recall@1: add 1 to --ks={self.ks}")
-        if self.selection_metric not in USUAL_METRICS + PAIR_METRICS:
+        if metric not in USUAL_METRICS + PAIR_METRICS or direction:
             from tfdml.evaluation.metrics import find_metric
 
             with user_errors(UserError, f"--selection_metric={self.selection_metric}: {REASON}"):
-                find_metric(self.selection_metric)
+                find_metric(metric if direction in ("", "text_to_image", "image_to_text") else self.selection_metric)
 
     def recall_ks(self) -> tuple[int, ...]:
         """Return the K of Recall@K."""
@@ -671,6 +672,8 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
             raise UserError("--folds holds out classes itself, with one seed: leave out --holdout_classes and --seeds")
         if self.selection == "validation" and not (self.holdout_classes or self.folds):
             raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.1")
+        if "/" in self.selection_metric and not self.text_backbone:
+            raise UserError(f"--selection_metric={self.selection_metric}: texts need a --text_backbone")
 
     def learning_rates(self) -> dict[str, float]:
         """Return the rate of each part at the first step; a backbone of texts from scratch has the projection's."""

@@ -176,9 +176,6 @@ def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], Non
                     shutil.rmtree(folder.path, ignore_errors=True)  # the first one has left nothing
                 raise type(error)(f"{name}: {error}") from error
             assert run is not None
-            if not run.result["metrics"]:
-                what = run.result["protocol"]
-                raise UserError(f"{name} is {what}: leave out --seeds and --folds, which compare metrics")
             # Images and network are loaded again where they are asked for.
             runs[place.name] = TrainingRun(one, run.result)
             # The next one's memory is that of a process of its own.
@@ -186,7 +183,7 @@ def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], Non
         result = folder.read_result()
         if result is None:
             result = combine(runs)
-            if experiment.folds:
+            if experiment.folds and run.splits.searched_by_images("test"):
                 result["metrics_together"] = measure_together(list(runs.values()))
             write_json(folder.result, result)
     return TrainingRun(experiment, result, list(runs.values()))
