@@ -183,8 +183,9 @@ def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], Non
         result = folder.read_result()
         if result is None:
             result = combine(runs)
-            if experiment.folds and run.splits.searched_by_images("test"):
-                result["metrics_together"] = measure_together(list(runs.values()))
+            trained = list(runs.values())
+            if experiment.folds and trained[0].splits.searched_by_images("test"):
+                result["metrics_together"] = measure_together(trained)
             write_json(folder.result, result)
     return TrainingRun(experiment, result, list(runs.values()))
 
