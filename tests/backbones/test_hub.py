@@ -12,7 +12,7 @@ from tests.marks import has_keras_hub
 from tfdml import UserError, backbones, losses
 from tfdml.backbones.hub import interpolate_positions
 from tfdml.export.saved_model import in_float32
-from tfdml.models import Embedder, MetricLearner
+from tfdml.models import Embedder, MetricLearner, TextEmbedder
 from tfdml.training import checkpoints
 
 pytestmark = has_keras_hub
@@ -250,6 +250,34 @@ def test_lora_trains_small_changes_and_nothing_else(presets, tmp_path):
 def test_lora_of_a_network_without_attention_is_refused():
     with pytest.raises(ValueError, match="LoRA changes attention layers, and conv4 has none"):
         Embedder(backbones.resolve("conv4", SIZE, width=4), embedding_dim=8, image_size=SIZE).enable_lora(4)
+
+
+def test_a_preset_of_texts_is_an_embedder_of_texts(tmp_path):
+    from keras_hub import models
+
+    keras.utils.set_random_seed(0)
+    network = models.BertBackbone(12, 1, 2, 8, 16, max_sequence_length=16)
+    network.save_to_preset(str(tmp_path))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "car", "boat", "of", "wood"]
+    models.BertTokenizer(words).save_to_preset(str(tmp_path))
+    texts = ["a red car", "a blue boat of wood"]
+    vectors = {}
+    for length in (16, 8, 10):
+        encoder, tokenizer = backbones.load_text_preset(str(tmp_path), length)
+        embedder = TextEmbedder(encoder, tokenizer, embedding_dim=0)
+        assert embedder.tokenize(texts[:1]).shape == (1, length)
+        vectors[length] = embedder.embed_texts(texts)
+    # The mean of the last layer over the tokens of the text, without those that fill it up.
+    tokens = np.array([[2, 5, 6, 8, 3]])
+    inputs = {"token_ids": tokens, "padding_mask": np.ones_like(tokens), "segment_ids": np.zeros_like(tokens)}
+    mean = np.array(network(inputs)["sequence_output"]).mean(axis=1)[0]
+    np.testing.assert_allclose(vectors[16][0], mean / np.linalg.norm(mean), atol=1e-5)
+    np.testing.assert_allclose(vectors[8], vectors[16], atol=1e-5)
+    with pytest.raises(UserError, match=r"the first is text 1, 'a blue boat of wood'"):
+        TextEmbedder(*backbones.load_text_preset(str(tmp_path), 5), embedding_dim=0).embed_texts(texts)
+    embedder.save(tmp_path / "embedder.keras")
+    again = keras.saving.load_model(tmp_path / "embedder.keras")
+    np.testing.assert_allclose(again.embed_texts(texts), vectors[10], atol=1e-6)
 
 
 def test_what_cannot_be_had_is_told_in_a_line(presets, tmp_path, monkeypatch):

@@ -249,13 +249,14 @@ class HubTokenizer(SavedByArguments, keras.layers.Layer):
         return {name: output[name] for name in ("token_ids", "padding_mask")}
 
 
-def load_text_preset(name: str) -> tuple[keras.Model, HubTokenizer]:
+def load_text_preset(name: str, length: int = 0) -> tuple[keras.Model, HubTokenizer]:
     """Return the network of texts of a preset with its weights, and its tokenizer.
 
     Of CLIP, SigLIP and MetaCLIP 2 it is the text half, from token ids to vectors in the space of the images.
 
     Args:
         name: As in `load_preset`.
+        length: How many tokens a text has, those of its start and end included; 0: as many as the preset says.
 
     Raises:
         UserError: It cannot be fetched or read, or has no texts.
@@ -268,7 +269,8 @@ def load_text_preset(name: str) -> tuple[keras.Model, HubTokenizer]:
         family = type(network).__name__.removesuffix("Backbone")
         kinds = ("Preprocessor", "CausalLMPreprocessor", "TextClassifierPreprocessor")
         preprocessor = next(getattr(hub.models, family + kind) for kind in kinds if hasattr(hub.models, family + kind))
-        return text_network(network), HubTokenizer(preprocessor.from_preset(path))
+        options = {"sequence_length": length} if length else {}
+        return text_network(network), HubTokenizer(preprocessor.from_preset(path, **options))
 
 
 def text_network(network: keras.Model) -> keras.Model:

@@ -118,13 +118,15 @@ def make_text_embedder(settings: DataSettings, embedding_dim: int, train: ImageD
     options: dict[str, Any] = {"embedding_dim": embedding_dim, "name": "text_embedder"}
     if train.texts is None and train.tokens is not None:
         return Head(train.tokens.shape[1], **options)
+    options["pooling"] = call.arguments["pooling"]
     with user_errors(ValueError, f"--text_backbone={settings.text_backbone}: {REASON}"):
         if call.name == "bytes":
             length, width = call.arguments["length"], call.arguments["width"]
             encoder, tokenizer = byte_encoder(length, width), ByteTokenizer(length)
-            embedder = TextEmbedder(encoder, tokenizer, pooling=call.arguments["pooling"], **options)
+            embedder = TextEmbedder(encoder, tokenizer, **options)
         else:
-            encoder, tokenizer = backbones.load_text_preset(call.name.removeprefix(PREFIX))
+            preset = call.name.removeprefix(PREFIX)
+            encoder, tokenizer = backbones.load_text_preset(preset, call.arguments["length"])
             options["pad_id"] = getattr(tokenizer.preprocessor.tokenizer, "pad_token_id", 0)
             embedder = TextEmbedder(encoder, tokenizer, truncate=call.arguments["truncate"], **options)
     if call.arguments["rate"] == 0:

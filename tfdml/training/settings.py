@@ -161,7 +161,7 @@ HEADS: dict[str, dict[str, Any]] = {
 #: The same of `text_backbone`; `hub` stands for `hub:` and the name of a preset.
 TEXT_BACKBONES: dict[str, dict[str, Any]] = {
     "bytes": {"length": 64, "width": 64, "pooling": "max", "rate": -1.0},
-    "hub": {"truncate": False, "rate": -1.0},
+    "hub": {"length": 0, "pooling": "avg", "truncate": False, "rate": -1.0},
     "vectors": {"path": ""},
 }
 
@@ -233,8 +233,9 @@ class DataSettings(Settings):
             embed, or a Parquet, .npz or .npy file.
         text_backbone: Train an embedder of texts next to that of images, for objectives such as clip and siglip. The
             texts are those of a list, or else the names of the classes. It reads bytes(length=64, width=64,
-            pooling=max), from scratch; or is the text half of a preset of KerasHub, hub:NAME(truncate=false); each with
-            a rate of its own, where 0 freezes it (rate=-1). Or, next to --features, vectors(path=...) of the texts.
+            pooling=max), from scratch; or is the text half of a preset of KerasHub, hub:NAME(length=0, pooling=avg,
+            truncate=false), where 0 is the preset's own length; each with a rate of its own, where 0 freezes it
+            (rate=-1). Or, next to --features, vectors(path=...) of the texts.
         dataset_options: Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.
         bad_images: What to do with files that are no readable images; skip decodes every image first.
         drop: A CSV file of tfdml audit, maybe edited: training images whose action is drop are left out.
