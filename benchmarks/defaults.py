@@ -66,8 +66,12 @@ CANDIDATES = {
     "fast_projection": (FAST,),
     "linear": ("--head=linear", FAST),
 }
+# The share of the classes that a step compares with; the batches are small, as a step draws a class for each image.
+SHARES = (1.0, 0.3, 0.1)
+SAMPLED = ("--sampling=shuffle", "--batch_size=20", "--epochs=4", "--min_steps=2400")
 RECIPES = {
     **CANDIDATES,
+    **{f"sample={share}": (f"--objectives=am_softmax(sample={share})", *SAMPLED) for share in SHARES},
     # What the default was: one rate of 1e-4 for all parts, 12 passes over the images.
     "before": ("--recipe=none",),
     "frozen": ("--recipe=frozen",),

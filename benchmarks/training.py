@@ -4,18 +4,25 @@
     python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5
     python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5 --epochs=0     the step alone
     ... --compile                                      PyTorch's network by torch.compile (needs a C++ compiler)
+    python -m benchmarks.training --classes 10000 100000 1000000 --rounds=9     a step by the number of classes, ours
 
 MobileNetV2 alpha 0.35 at 96 px with frozen BatchNorm, 128-d, the contrastive loss (its sum over the pairs) on 10
 classes of 10 images, Adam, the rate a tenth of itself after two thirds: `configs/small/cars_contrastive.flags`. Both
 sides read the batches, augmented once, from the disk. Steps are taken in turns, and a row is their median; then each
 side trains by itself, and embeds the classes that it has never seen, which tfdml measures.
+
+The steps by the number of classes are those of AMSoftmax and Adam with 256 images and 512 dimensions, on a network that
+costs nothing. Each is a process with one thread. A row is the median of the processor time of steps in turns, and the
+highest memory of the process. `dense` compares with all classes.
 """
 
 import json
 import os
 import pathlib
+import resource
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -29,6 +36,12 @@ from tools.numbers import Results, command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIZE, RATE, STEPS = 96, 3e-4, 64
+# How many classes a step compares with, of how many there are. A dense step of a million exceeds the memory of most.
+COMPARED = {
+    "1,000 drawn": lambda classes: 1000,
+    "a tenth drawn": lambda classes: classes // 10,
+    "dense": lambda classes: classes if classes <= 100_000 else None,
+}
 
 
 def make_learner(weights, drop_step):
@@ -65,17 +78,68 @@ def write_inputs(folder, arguments, learner, drop_step):
     return subset.labels
 
 
+def make_steps(classes, share):
+    """Make a step for each line of the input; print its processor time and the highest memory so far."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    inputs = keras.Input((8, 8, 3))
+    backbone = keras.Model(inputs, keras.layers.Conv2D(8, 1)(inputs))
+    embedder = tfdml.models.Embedder(backbone, embedding_dim=512, image_size=8)
+    objective = tfdml.objectives.ProxyLoss(tfdml.losses.AMSoftmaxLoss(), classes, sample=share)
+    learner = tfdml.models.MetricLearner(embedder, [objective])
+    learner.build((None, 8, 8, 3))
+    learner.compile(build_optimizer("adam", learner, RATE), jit_compile=False)
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (256, 8, 8, 3)).astype(np.uint8)
+    for _ in sys.stdin:
+        labels = generator.integers(0, classes, 256)
+        started = time.process_time()
+        learner.train_on_batch(images, labels)
+        seconds = time.process_time() - started
+        print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20]), flush=True)
+
+
+def by_classes(arguments):
+    """Measure steps by the number of classes, those of as many classes drawn in turns."""
+    row = Results(arguments.json).table("steps", "compared with", "classes", "ms", "GiB")
+    for name, number in COMPARED.items():
+        measured = {}
+        for classes in arguments.classes:
+            if number(classes):
+                share = ["--classes", str(classes), "--share", str(number(classes) / classes)]
+                command = [sys.executable, "-m", "benchmarks.training", *share]
+                peer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                measured[classes] = peer, []
+        for turn in range(3 + arguments.rounds):
+            for peer, answers in measured.values():
+                peer.stdin.write("step\n")
+                peer.stdin.flush()
+                answers.extend([json.loads(peer.stdout.readline())][: turn >= 3])
+        for classes, (peer, answers) in measured.items():
+            peer.communicate()
+            seconds, memory = zip(*answers, strict=True)
+            row(name, f"{classes:,}", f"{1000 * statistics.median(seconds):.0f}", f"{max(memory):.1f}")
+
+
 def main():
     """Measure and print."""
     parser = command_line(__doc__)
-    parser.add_argument("--data_dir", required=True)
-    parser.add_argument("--weights", required=True)
+    parser.add_argument("--data_dir")
+    parser.add_argument("--weights")
+    parser.add_argument("--classes", type=int, nargs="*", help="measure steps by the number of classes")
+    parser.add_argument("--share", type=float, help="make steps on demand that compare with this share of the classes")
     parser.add_argument("--torch_python", default=str(ROOT / ".venv-pml" / "bin" / "python"))
     parser.add_argument("--epochs", type=int, default=12, help=f"of {STEPS} steps")
     parser.add_argument("--rounds", type=int, default=20, help="steps in turns")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--compile", action="store_true", help="PyTorch's network by torch.compile")
     arguments = parser.parse_args()
+    if arguments.share:
+        return make_steps(arguments.classes[0], arguments.share)
+    if arguments.classes:
+        return by_classes(arguments)
+    if not (arguments.data_dir and arguments.weights):
+        parser.error("--data_dir and --weights are needed, or --classes")
     tf.config.threading.set_intra_op_parallelism_threads(arguments.threads)
     drop_step = arguments.epochs * STEPS * 2 // 3
     learner = make_learner(arguments.weights, drop_step)

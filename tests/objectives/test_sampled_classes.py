@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import ops
 
 from tests.losses.references import unit
-from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
+from tests.mathematics import assert_close, finite_differences, public_classes, random_batch, value_and_gradients
 from tests.models.networks import images, tiny_embedder, values
 from tfdml import losses, objectives
 from tfdml.layers.vectors import draw_classes
@@ -19,6 +19,8 @@ from tfdml.training.build import _try_objectives
 from tfdml.training.optimizers import OPTIMIZERS
 
 CLASSES = 30
+# A share of which every class is drawn, in another order.
+ALL = 0.999
 LABELS = np.array([4, 9, 4, 0, 9, 29, 4, 0])
 
 
@@ -53,7 +55,9 @@ LOSSES = {
     "arc": losses.ArcFaceLoss(scale=8.0, label_smoothing=0.1),
     "sub-center": losses.SubCenterArcFaceLoss(scale=8.0),
     "soft triple": losses.SoftTripleLoss(),
+    "norm": losses.NormSoftmaxLoss(),
     "nca": losses.ProxyNCALoss(),
+    "nca++": losses.ProxyNCAPlusPlusLoss(),
     "anchor": losses.ProxyAnchorLoss(),
     "sphere": losses.SphereFaceLoss(scale=8.0),
 }
@@ -128,11 +132,48 @@ def train(learner, seeds):
     return values(learner.trainable_variables)
 
 
+def test_all_losses_on_class_similarities_are_here():
+    exported = public_classes(losses).values()
+    assert {type(loss) for loss in LOSSES.values()} == {c for c in exported if issubclass(c, losses.ClassSimilarityLoss)}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_value_and_gradients_where_all_are_drawn_are_the_dense_ones(name):
+    _, x = random_batch(3, len(LABELS), 4, 5)
+    terms = [objective_of(LOSSES[name], share) for share in (1.0, ALL)]
+    proxies = ops.convert_to_numpy(terms[0].class_proxies.proxies)
+    level = objectives.JointRepresentationSimilarity(levels=["embedding", "class"])
+
+    def of(term):
+        def function(vectors, rows):
+            with keras.StatelessScope([(term.class_proxies.proxies, rows * 1.0)]):
+                vectors = {"embedding": vectors}
+                vectors |= term.represent(vectors) | term.represent_labeled(vectors, LABELS, training=True)
+                return term.term(vectors, LABELS, training=True).value + level(vectors, LABELS)
+
+        return value_and_gradients(function, x, proxies)
+
+    (dense, gradients), (lazy, others) = map(of, terms)
+    assert_close(lazy, dense)
+    for one, other in zip(gradients, others, strict=True):
+        assert_close(other, one, floor=1e-5)
+
+
+@pytest.mark.parametrize("name", ["am", "sub-center", "soft triple"])
+def test_a_step_of_sgd_where_all_are_drawn_is_the_dense_one(name):
+    dense, lazy = (
+        make(share, "sgd", terms=[objectives.JointRepresentationSimilarity()], loss=LOSSES[name], run_eagerly=True)
+        for share in (1.0, ALL)
+    )
+    for one, other in zip(train(dense, [0]), train(lazy, [0]), strict=True):
+        assert_close(other, one, floor=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_rows_are_updated_as_the_whole_where_all_are_drawn(name):
     dense = make(1.0, name)
-    lazy = make(0.999, name, weights=values(dense.trainable_variables))
+    lazy = make(ALL, name, weights=values(dense.trainable_variables))
     for one, other in zip(train(dense, range(3)), train(lazy, range(3)), strict=True):
         # The order of the columns rounds sums otherwise; a sign that it changes moves a weight of Lion by its rate.
         np.testing.assert_allclose(one, other, atol=2e-4)

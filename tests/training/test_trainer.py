@@ -125,8 +125,9 @@ KINDS = {
         "ema": 0.9,
         "selection": "validation",
         "holdout_classes": 0.2,
-        # Whose statistics network and its optimizer are resumed, too.
-        "objectives": "contrastive + rank_mi(hidden=8, depth=1)",
+        # Whose statistics network and its optimizer are resumed, too, and the draws of half of the classes.
+        "objectives": "contrastive + rank_mi(hidden=8, depth=1) + am_softmax(sample=0.5)",
+        "classes_per_batch": 2,
     },
     "no labels": {
         "dataset": "folder",

@@ -182,6 +182,7 @@ CASES = {
     "memory": {"objectives": "xbm(loss=contrastive, size=32)"},
     "inner problem": {"objectives": "rank_mi"},
     "gradient cache": {"objectives": "contrastive + horde(loss=contrastive, orders=2, dim=8)", "gradient_cache": 4},
+    "drawn classes": {"objectives": "am_softmax(sample=0.5) + jrs", "gradient_cache": 4},
     "moving state": {"objectives": "curricular_face"},
 }
 
@@ -191,7 +192,7 @@ CASES = {
 def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
     plain = {"optimizer": "sgd", "learning_rate": 1.0, "batch_norm": "statistics"}
     settings = runs.experiment(tmp_path, **plain, **CASES[case])
-    learner = runs.learner(settings, 8)
+    learner = runs.learner(settings, 20)
     learner.run_eagerly = True
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (8, runs.SIZE, runs.SIZE, 3)).astype(np.uint8)
