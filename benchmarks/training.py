@@ -12,7 +12,7 @@ sides read the batches, augmented once, from the disk. Steps are taken in turns,
 side trains by itself, and embeds the classes that it has never seen, which tfdml measures.
 
 The steps by the number of classes are those of AMSoftmax and Adam with 256 images and 512 dimensions, on a network that
-costs nothing. Each is a process with one thread. A row is the median of the processor time of steps in turns, and the
+costs nothing. Each is a process with one thread. A cell is the median of the processor time of steps in turns, and the
 highest memory of the process. `dense` compares with all classes.
 """
 
@@ -100,25 +100,36 @@ def make_steps(classes, share):
 
 
 def by_classes(arguments):
-    """Measure steps by the number of classes, those of as many classes drawn in turns."""
-    row = Results(arguments.json).table("steps", "compared with", "classes", "ms", "GiB")
-    for name, number in COMPARED.items():
-        measured = {}
-        for classes in arguments.classes:
-            if number(classes):
-                share = ["--classes", str(classes), "--share", str(number(classes) / classes)]
-                command = [sys.executable, "-m", "benchmarks.training", *share]
-                peer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-                measured[classes] = peer, []
+    """Measure steps by the number of classes; those that compare alike take turns."""
+    cells = {classes: [f"{classes:,}"] for classes in arguments.classes}
+    for number in COMPARED.values():
+        peers = {classes: start_steps(classes, number(classes)) for classes in cells if number(classes)}
+        answers = {classes: [] for classes in peers}
         for turn in range(3 + arguments.rounds):
-            for peer, answers in measured.values():
+            for classes, peer in peers.items():
                 peer.stdin.write("step\n")
                 peer.stdin.flush()
-                answers.extend([json.loads(peer.stdout.readline())][: turn >= 3])
-        for classes, (peer, answers) in measured.items():
+                answers[classes].extend([json.loads(peer.stdout.readline())][: turn >= 3])
+        memory = {}
+        for classes, peer in peers.items():
             peer.communicate()
-            seconds, memory = zip(*answers, strict=True)
-            row(name, f"{classes:,}", f"{1000 * statistics.median(seconds):.0f}", f"{max(memory):.1f}")
+            seconds = statistics.median(seconds for seconds, _ in answers[classes])
+            memory[classes] = answers[classes][-1][1]
+            cells[classes].append(f"{1000 * seconds:,.0f} ms, {memory[classes]:.1f} GiB")
+        for classes in cells.keys() - peers.keys():
+            # Memory grows evenly with the number of classes.
+            line = np.polyfit(list(memory), list(memory.values()), 1)
+            cells[classes].append(f"{np.polyval(line, classes):.1f} GiB, computed")
+    row = Results(arguments.json).table("steps", "classes", *COMPARED)
+    for measured in cells.values():
+        row(*measured)
+
+
+def start_steps(classes, number):
+    """Start a process of `make_steps` that compares with so many of the classes."""
+    share = ["--classes", str(classes), "--share", str(number / classes)]
+    command = [sys.executable, "-m", "benchmarks.training", *share]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def main():

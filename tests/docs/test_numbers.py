@@ -57,6 +57,9 @@ PAGES = {
         "first_result/installed/all/MB",
         "first_result/installed/tensorflow/MB",
     ],
+    "docs/large_batches.md": [
+        "classes/steps",
+    ],
     "docs/labels.md": [
         "label_noise/table",
     ],
