@@ -134,7 +134,9 @@ def train(learner, seeds):
 
 def test_all_losses_on_class_similarities_are_here():
     exported = public_classes(losses).values()
-    assert {type(loss) for loss in LOSSES.values()} == {c for c in exported if issubclass(c, losses.ClassSimilarityLoss)}
+    assert {type(loss) for loss in LOSSES.values()} == {
+        c for c in exported if issubclass(c, losses.ClassSimilarityLoss)
+    }
 
 
 @pytest.mark.parametrize("name", LOSSES)
