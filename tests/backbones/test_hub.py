@@ -274,7 +274,7 @@ def test_a_preset_of_texts_is_an_embedder_of_texts(tmp_path):
     np.testing.assert_allclose(vectors[16][0], mean / np.linalg.norm(mean), atol=1e-5)
     np.testing.assert_allclose(vectors[8], vectors[16], atol=1e-5)
     with pytest.raises(UserError, match=r"the first is text 1, 'a blue boat of wood'"):
-        TextEmbedder(*backbones.load_text_preset(str(tmp_path), 5), embedding_dim=0).embed_texts(texts)
+        TextEmbedder(*backbones.load_text_preset(str(tmp_path), 6), embedding_dim=0).embed_texts(texts)
     embedder.save(tmp_path / "embedder.keras")
     again = keras.saving.load_model(tmp_path / "embedder.keras")
     np.testing.assert_allclose(again.embed_texts(texts), vectors[10], atol=1e-6)
