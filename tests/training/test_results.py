@@ -9,7 +9,6 @@ import pytest
 
 from tests.training import runs
 from tests.training.runs import noise
-from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.training.images import Splits, check_measurable
 from tfdml.training.results import (
@@ -93,15 +92,14 @@ def test_queries_are_counted_against_their_gallery():
 def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):
     splits = Splits(noise("train", 2, 0), None, noise("test", 5, 1))
     settings = runs.experiment("runs/any", ks="1")
-    views = EvaluationTransform(runs.SIZE, runs.SIZE), TrainTransform(resize=runs.SIZE, image_size=runs.SIZE)
 
     def means(images):
         return keras.ops.mean(keras.ops.cast(images, "float32"), axis=(1, 2))
 
-    expected = Evaluator(settings, splits, *views).embed(means, "test")
+    expected = Evaluator(settings, splits).embed(means, "test")
     given = []
     monkeypatch.setattr(Processes, "gather", lambda self, rows: given.append(rows) or rows)
-    workers = [Evaluator(settings, splits, *views, processes=Processes(i, ("host",) * 3)) for i in range(3)]
+    workers = [Evaluator(settings, splits, processes=Processes(i, ("host",) * 3)) for i in range(3)]
     for evaluator in workers:
         evaluator.embed(means, "test")
     assert [len(rows) for rows in given] == [6, 7, 7]

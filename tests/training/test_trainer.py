@@ -245,6 +245,7 @@ def test_several_steps_an_execution_train_and_resume_as_single_steps(tmp_path, m
         train(tmp_path / "diverged", **settings | {"learning_rate": 1e30, "optimizer": "sgd", "schedule": "step"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [STEPS, STEPS + 1])
 def test_a_run_that_is_finished_early_keeps_its_results(step, tmp_path, monkeypatch):
     folder, settings = tmp_path / "run", {"selection": "validation", "holdout_classes": 0.25}
@@ -276,6 +277,7 @@ def test_a_run_says_how_far_it_is_and_what_it_does(tmp_path, monkeypatch, caplog
     assert "images of unseen classes" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_final_model_has_the_steps_of_the_selected_epoch_and_all_classes(tmp_path, monkeypatch):
     measured = train(tmp_path / "measured", selection="validation", holdout_classes=0.25)
     settings = RunFolder(tmp_path / "measured").final_settings()

@@ -17,9 +17,8 @@ bad_images.csv. With --cluster they are embedded over many processes.
 
 import contextlib
 import dataclasses
-import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,8 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import FileImages
 from tfdml.effects import Effect, needs
 from tfdml.embeddings.backends import EmbeddingBackend
-from tfdml.embeddings.files import EmbeddingFolder, ImageTable
-from tfdml.embeddings.passes import EmbeddingPass, images_of
+from tfdml.embeddings.files import EmbeddingFolder, ImageTable, PartRecord
+from tfdml.embeddings.passes import EmbeddingPass, Part, images_of
 from tfdml.errors import REASON, user_errors
 from tfdml.evaluation.views import ViewItems
 from tfdml.io.files import as_named, read_bytes
@@ -89,11 +88,12 @@ def embed(values: Flags) -> None:
                 print(f"resuming after {done:,} of {total:,} images")
         lines[0].images(done, total, bad)
 
-    by_actors: dict[str, Any] = {"cluster": flags.cluster, "actors": flags.actors, "truncate_dim": flags.truncate_dim}
-    embed_parts: Any = lambda parts: (part.embed(source, folder) for part in parts)  # noqa: E731
-    if flags.cluster:
-        named = as_named(flags.model)
-        embed_parts = functools.partial(bulk_embedding.embed_parts, model=named, folder=folder, **by_actors)
+    def embed_parts(parts: Sequence[Part]) -> Iterable[PartRecord]:
+        if flags.cluster:
+            options = flags.cluster, flags.actors, flags.truncate_dim
+            return bulk_embedding.embed_parts(parts, as_named(flags.model), folder, *options)
+        return (part.embed(source, folder) for part in parts)
+
     if not work.run(folder, embed_parts, about, progress):
         print(f"{flags.out} is finished already: nothing to do")
         return

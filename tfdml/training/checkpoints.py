@@ -6,7 +6,6 @@ import io
 import json
 import os
 import platform
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ from tfdml.training.settings import Experiment
 from tfdml.training.workers import Processes, assign_here
 from tfdml.version import __version__, installed
 
-_NAME = re.compile(r"step-(\d+)\.npz")
 _STATE, _SELECTED = "state", "selected"
 # Characters of a message about the shapes of a checkpoint.
 _LONGEST = 200
@@ -127,8 +125,7 @@ def save_model(path: Path, model: keras.Model) -> None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, oldest first."""
-    found = [path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, key=step_of)
+    return sorted(folder.glob("step-*.npz"), key=step_of)
 
 
 def step_of(path: Path) -> int:

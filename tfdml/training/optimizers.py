@@ -219,11 +219,6 @@ class PartRates(workarounds.WholeGradients):
         """Whether the steps of an objective use rows of a variable that it draws."""
         return workarounds.index_in(self, variable) in self.part_settings.drawn
 
-    def with_averages(self) -> Iterator[tuple]:
-        """Each weight with its average; nothing before the first step, when there is none."""
-        if self.averages and int(ops.convert_to_numpy(self.iterations)):  # type: ignore[attr-defined]
-            yield from zip(workarounds.trained_by(self), self.averages, strict=True)
-
     def _average(self, average, variable):
         # Early on the average follows fast: it must not keep what the weights were before training.
         step = ops.cast(self.iterations, "float32")  # type: ignore[attr-defined]
@@ -239,18 +234,6 @@ class PartRates(workarounds.WholeGradients):
         squares = (ops.sum(ops.square(ops.cast(grad, "float32"))) for grad in grads if grad is not None)
         scale = largest / ops.maximum(ops.sqrt(sum(squares, ops.zeros(()))), largest)
         return [None if grad is None else grad * ops.cast(scale, grad.dtype) for grad in grads]
-
-
-def part_optimizers(optimizer) -> Iterator[PartRates]:
-    """Yield the optimizers with `PartRates` in one of `build_optimizer`.
-
-    Args:
-        optimizer: Also one within Keras's `LossScaleOptimizer`; of another kind there is none.
-    """
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    if isinstance(optimizer, PartRates):
-        yield optimizer
 
 
 @contextlib.contextmanager
@@ -273,7 +256,10 @@ def averaged(learner) -> Iterator[None]:
         >>> with averaged(learner):
         ...     learner.embedder.save("embedder.keras")
     """
-    pairs = [pair for part in part_optimizers(learner.optimizer) for pair in part.with_averages()]
+    optimizer = getattr(learner.optimizer, "inner_optimizer", learner.optimizer)  # in Keras's LossScaleOptimizer
+    averages, pairs = getattr(optimizer, "averages", ()), list[tuple]()
+    if averages and int(ops.convert_to_numpy(optimizer.iterations)):  # before the first step there are none
+        pairs = list(zip(workarounds.trained_by(optimizer), averages, strict=True))
     trained = [ops.convert_to_numpy(variable) for variable, _ in pairs]
     for variable, average in pairs:
         variable.assign(average)
@@ -442,7 +428,12 @@ def build_optimizer(
     by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
     variables = learner.trainable_variables
     drawn = set(map(id, learner.drawn_weights))
-    optimizer = _make(_CLASSES[name], learning_rate, epsilon, momentum)
+    options = {"momentum": momentum} if name.endswith("sgd") else {}
+    options |= {"epsilon": epsilon} if epsilon is not None and not name.endswith(("sgd", "lion")) else {}
+    # The projection to embeddings is a matrix like any other.
+    options |= {"exclude_embeddings": False} if name == "muon" else {}
+    # Without Keras's weight decay: see `PartRates`.
+    optimizer = _CLASSES[name](learning_rate, **options)
     decoupled = isinstance(optimizer, _DECOUPLED)
     optimizer.part_settings = PartSettings(
         factors=[by_id.get(id(variable), 1.0) for variable in variables],
@@ -477,16 +468,3 @@ def _factors(learning_rate, learning_rates: dict[str, float], parts: Sequence[st
     # The backbones of two views share a rate, and so do their projections, unless they have their own.
     rates = {part: learning_rates.get(part, learning_rates.get(part.rpartition(" ")[2])) for part in parts}
     return {part: 1.0 if rate is None else rate / base for part, rate in rates.items()}
-
-
-def _make(cls: type, learning_rate, epsilon: float | None, momentum: float):
-    """Return the optimizer, without Keras's weight decay: see `PartRates`."""
-    if issubclass(cls, keras.optimizers.SGD):
-        return cls(learning_rate, momentum=momentum)
-    if issubclass(cls, keras.optimizers.Lion):
-        return cls(learning_rate)
-    extra = {} if epsilon is None else {"epsilon": epsilon}
-    if issubclass(cls, keras.optimizers.Muon):
-        # The projection to embeddings is a matrix like any other.
-        return cls(learning_rate, exclude_embeddings=False, **extra)
-    return cls(learning_rate, **extra)

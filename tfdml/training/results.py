@@ -14,7 +14,6 @@ from absl import logging
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, own_threads, two_view_batches
-from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings.compute import slices
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, embed, evaluate_dataset, student_interval
 from tfdml.evaluation.metrics import ks_within
@@ -122,16 +121,12 @@ class Evaluator:
     Args:
         settings: What is measured, and when.
         splits: The images.
-        view: The view of evaluation.
-        train_view: The augmentation, of which splits without labels are measured on two views.
         cache: Whether to keep the views in memory.
         processes: Who trains: each embeds its part of the images, and the chief measures.
     """
 
     settings: Experiment
     splits: Splits
-    view: EvaluationTransform
-    train_view: TrainTransform
     cache: bool = False
     processes: Processes = dataclasses.field(default_factory=Processes)
     _batches: dict[tuple, tf.data.Dataset] = dataclasses.field(default_factory=dict, init=False)
@@ -150,10 +145,11 @@ class Evaluator:
         key = name, rows.start, rows.stop
         if key not in self._batches:
             part = images if rows == slice(0, len(images)) else images.take(np.arange(len(images))[rows])
-            if name in self.splits.two_views:
-                batches = two_view_batches(part, self.train_view, EVALUATION_BATCH)
+            augmentation, view = make_transforms(self.settings)
+            if name in self.splits.two_views:  # they have no labels: two views find each other
+                batches = two_view_batches(part, augmentation, EVALUATION_BATCH)
             else:
-                batches = evaluation_batches(part, self.view, EVALUATION_BATCH)
+                batches = evaluation_batches(part, view, EVALUATION_BATCH)
             self._batches[key] = own_threads(batches.cache() if self.cache and name != "train" else batches)
         embeddings = embed(model, self._batches[key])
         return self.processes.gather(embeddings) if together else embeddings
@@ -300,9 +296,7 @@ class TrainingRun:
     def embed(self, split: str) -> np.ndarray:
         """Return the embeddings of the images of a split, (N, d) float32."""
         if split not in self._embeddings:
-            train_view, view = make_transforms(self.experiment)
-            evaluator = Evaluator(self.experiment, self.splits, view, train_view)
-            self._embeddings[split] = evaluator.embed(self.embedder, split)
+            self._embeddings[split] = Evaluator(self.experiment, self.splits).embed(self.embedder, split)
         return self._embeddings[split]
 
 

@@ -236,8 +236,7 @@ class Trainer:
         if (together := self.learner.steps_per_execution) < experiment.steps_per_execution:
             asked = f"--steps_per_execution={experiment.steps_per_execution}"
             logging.warning("%d steps an execution, not %s: epochs have %d", together, asked, parts.steps_per_epoch)
-        views = parts.evaluation_view, parts.train_view
-        self.evaluator = Evaluator(experiment, self.splits, *views, parts.cache.kept, processes)
+        self.evaluator = Evaluator(experiment, self.splits, parts.cache.kept, processes)
         self.monitor = TrainingMonitor(parts, self.evaluator, interruption, saved)
 
     def load_initial_weights(self) -> None:
