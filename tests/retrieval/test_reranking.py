@@ -13,9 +13,10 @@ from tfdml.retrieval import (
     expand_queries,
     fit_whitening,
     k_reciprocal_neighbors,
+    nearest_neighbors,
     reranking,
 )
-from tfdml.retrieval.reranking import encode, search_of
+from tfdml.retrieval.reranking import encode
 
 
 def made(count=40, dim=6, classes=5, seed=0):
@@ -77,7 +78,7 @@ def test_of_the_top_each_distance_is_exact_and_the_rest_stays_behind(roles):
     points = made(60, seed=2)
     queries, gallery = (points[:20], points[20:]) if roles else (points, None)
     expected = references.reranked(queries, gallery, 8, 3, 0.3)
-    plain = search_of(queries, gallery).neighbors(30)[0]
+    plain = nearest_neighbors(queries, gallery, k=30, distance="cosine")[0]
     rows, distances = k_reciprocal_neighbors(queries, gallery, k=30, k1=8, k2=3, top=12)
     np.testing.assert_array_equal(np.sort(rows[:, :12], axis=1), np.sort(plain[:, :12], axis=1))
     np.testing.assert_allclose(distances[:, :12], np.take_along_axis(expected, rows[:, :12], axis=1), atol=2e-5)

@@ -71,8 +71,8 @@ def check_sides(
     """Return queries, the gallery (None: all-to-all) and the gallery row of each query itself (or None), checked.
 
     Raises:
-        UserError: As `check_embeddings` and `check_own_rows`; they are of different dimensions; there are `own_rows`
-            without a gallery.
+        UserError: As `check_embeddings`; they are of different dimensions; `own_rows` are not one gallery row for each
+            query, or there is no gallery.
     """
     queries = check_embeddings(queries, "embeddings" if gallery is None else "query embeddings")
     if gallery is None:
@@ -81,21 +81,14 @@ def check_sides(
         return queries, None, None
     gallery = check_embeddings(gallery, "gallery embeddings")
     check_dimensions(queries, gallery)
-    return queries, gallery, None if own_rows is None else check_own_rows(own_rows, len(queries), len(gallery))
-
-
-def check_own_rows(own_rows: Any, num_queries: int, num_gallery: int) -> np.ndarray:
-    """`own_rows` as one gallery row per query.
-
-    Raises:
-        UserError: Not integers, not one per query, or outside the gallery.
-    """
-    array = np.asarray(own_rows)
-    if array.shape != (num_queries,) or array.dtype.kind not in "iu":
-        raise UserError(f"own_rows must be one integer per query, {num_queries}; got shape {array.shape}")
-    if array.min() < 0 or array.max() >= num_gallery:
-        raise UserError(f"own_rows must lie in 0 .. {num_gallery - 1}, the rows of the gallery")
-    return array.astype(np.int64)
+    if own_rows is None:
+        return queries, gallery, None
+    own_rows = np.asarray(own_rows)
+    if own_rows.shape != (len(queries),) or own_rows.dtype.kind not in "iu":
+        raise UserError(f"own_rows must be one integer per query, {len(queries)}; got shape {own_rows.shape}")
+    if own_rows.min() < 0 or own_rows.max() >= len(gallery):
+        raise UserError(f"own_rows must lie in 0 .. {len(gallery) - 1}, the rows of the gallery")
+    return queries, gallery, own_rows.astype(np.int64)
 
 
 def neighbor_blocks(

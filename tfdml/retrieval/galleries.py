@@ -47,30 +47,23 @@ class Address:
     Args:
         uri: The address itself, which may hold a password; `str()` leaves it out.
         parts: Scheme, host, port, user, password and path.
-        options: Its options by name.
+        path: A folder, or the name of a database after a slash.
+        table: The table that holds the gallery.
+        distance: Of a new gallery; empty for any.
+        effort: How much of the approximate index is searched; 0 for exact search.
+        socket: The folder of a socket of PostgreSQL.
     """
 
     uri: str = dataclasses.field(repr=False)
     parts: urllib.parse.SplitResult = dataclasses.field(repr=False)
-    options: Mapping[str, str]
+    path: str
+    table: str = "gallery"
+    distance: str = ""
+    effort: int = 0
+    socket: str = ""
 
     def __str__(self) -> str:
         return redact(self.uri)
-
-    @property
-    def path(self) -> str:
-        """A folder, or the name of a database after a slash."""
-        return urllib.parse.unquote(self.parts.path)
-
-    @property
-    def table(self) -> str:
-        """The table that holds the gallery."""
-        return self.options.get("table", "gallery")
-
-    @property
-    def effort(self) -> int:
-        """How much of the approximate index is searched; 0 for exact search."""
-        return int(self.options.get("effort", 0))
 
 
 def parse(uri: str) -> Address:
@@ -108,7 +101,8 @@ def parse(uri: str) -> Address:
         check_choice("distance", options.get("distance", "euclidean"), DISTANCES)
         if not re.fullmatch("[a-z][a-z0-9_]{0,59}", options.get("table", "gallery")):
             raise UserError("the name of a table has a .. z, 0 .. 9 and _, and a letter first")
-    return Address(uri, parts, options)
+    effort = int(options.pop("effort", 0))
+    return Address(uri, parts, urllib.parse.unquote(parts.path), effort=effort, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +191,7 @@ class GalleryDatabase(abc.ABC):
         with self._user_errors("cannot be opened"):
             text = self._open()
         self.about = None if text is None else About.read(text, f"`uri={address}`")
-        if self.about and address.options.get("distance", self.about.distance) != self.about.distance:
+        if self.about and address.distance not in ("", self.about.distance):
             self.close()
             raise UserError(f"`uri={address}` was made with distance={self.about.distance}; name another ?table=...")
 
@@ -214,7 +208,7 @@ class GalleryDatabase(abc.ABC):
     @property
     def distance(self) -> str:
         """What near means here."""
-        return self.about.distance if self.about else self.address.options.get("distance", "euclidean")
+        return self.about.distance if self.about else self.address.distance or "euclidean"
 
     def upsert(
         self, ids: Sequence[str], vectors: Any, columns: Mapping[str, Sequence[str]] | None = None, *, model: str = ""

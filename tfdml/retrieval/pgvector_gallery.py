@@ -34,7 +34,7 @@ class Gallery(GalleryDatabase):
         self.close()
         parts = self.address.parts
         options: dict[str, Any] = {
-            "host": self.address.options.get("socket") or parts.hostname,
+            "host": self.address.socket or parts.hostname,
             "port": parts.port,
             "user": parts.username and urllib.parse.unquote(parts.username),
             "password": parts.password and urllib.parse.unquote(parts.password),

@@ -17,53 +17,22 @@ from tfdml.retrieval import exact
 _GATHERED_AT_ONCE = 2**24
 
 
-@dataclasses.dataclass(frozen=True)
-class Search:
-    """Queries and the gallery that they are searched in; made by `search_of`.
-
-    Args:
-        queries: (N, d) float32.
-        gallery: (G, d) float32.
-        leave_one_out: Whether query i is row i of the gallery, and left out of its own search.
-    """
-
-    queries: np.ndarray
-    gallery: np.ndarray
-    leave_one_out: bool
-
-    def neighbors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the k nearest gallery images of every query, all where they are fewer.
-
-        Returns:
-            (N, m) int64 rows and (N, m) float32 cosines.
-        """
-        k = min(k, len(self.gallery) - self.leave_one_out)
-        own = np.arange(len(self.queries)) if self.leave_one_out else None
-        rows, distances = exact.nearest_neighbors(self.queries, self.gallery, k=k, distance="cosine", own_rows=own)
-        return rows, 1 - distances
-
-
-def search_of(queries: Any, gallery: Any = None) -> Search:
-    """Embeddings, checked and scaled to length 1, as what is searched in what.
-
-    Args:
-        queries: (N, d) embeddings.
-        gallery: (G, d) what is searched; None: each query in all others.
-
-    Raises:
-        UserError: As `nearest_neighbors`; there is nothing to search in.
-
-    Example:
-        >>> search_of(np.eye(3)).neighbors(2)[0].tolist()
-        [[1, 2], [0, 2], [0, 1]]
-    """
+def _unit_sides(queries: Any, gallery: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return queries and gallery, checked and of length 1, and the gallery row of each query; None with a gallery."""
     queries, gallery, _ = exact.check_sides(queries, gallery)
     if gallery is not None:
-        return Search(exact.unit_rows(queries), exact.unit_rows(gallery), False)
+        return exact.unit_rows(queries), exact.unit_rows(gallery), None
     if len(queries) < 2:
         raise UserError("one image has no other to be compared with")
     queries = exact.unit_rows(queries)
-    return Search(queries, queries, True)
+    return queries, queries, np.arange(len(queries))
+
+
+def _nearest(queries: np.ndarray, gallery: np.ndarray, own: np.ndarray | None, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (N, m) rows and cosines of the k nearest of every query, all where they are fewer."""
+    k = min(k, len(gallery) - (own is not None))
+    rows, distances = exact.nearest_neighbors(queries, gallery, k=k, distance="cosine", own_rows=own)
+    return rows, 1 - distances
 
 
 def blocks(count: int, numbers_each: int) -> list[slice]:
@@ -164,13 +133,13 @@ def expand_queries(queries: Any, gallery: Any = None, *, k: int = 10, alpha: flo
     3.4; alpha = 0: Chum et al., "Total Recall", ICCV 2007.
     """
     k, alpha = integer("k", k, at_least=1), number("alpha", alpha, at_least=0)
-    search = search_of(queries, gallery)
-    rows, similarities = search.neighbors(k)
-    result = np.empty_like(search.queries)
-    for part in blocks(len(rows), rows.shape[1] * search.queries.shape[1]):
+    queries, gallery, own = _unit_sides(queries, gallery)
+    rows, similarities = _nearest(queries, gallery, own, k)
+    result = np.empty_like(queries)
+    for part in blocks(len(rows), rows.shape[1] * queries.shape[1]):
         weights = (np.maximum(similarities[part], 0) ** np.float32(alpha)).astype(np.float32)
-        sums = np.einsum("bmd,bm->bd", search.gallery[rows[part]], weights)
-        result[part] = exact.unit_rows(search.queries[part] + sums)
+        sums = np.einsum("bmd,bm->bd", gallery[rows[part]], weights)
+        result[part] = exact.unit_rows(queries[part] + sums)
     return result
 
 
@@ -312,11 +281,11 @@ def k_reciprocal_neighbors(
     """
     k1, k2, top = (integer(name, n, at_least=1) for name, n in (("k1", k1), ("k2", k2), ("top", top)))
     weight = number("weight", weight, at_least=0, at_most=1)
-    search = search_of(queries, gallery)
-    images = search.gallery if search.leave_one_out else np.concatenate([search.queries, search.gallery])
+    queries, gallery, own = _unit_sides(queries, gallery)
+    images = np.concatenate([queries, gallery]) if own is None else gallery
     reciprocal = encode(images, min(k1, len(images) - 1), min(k2, len(images)))
-    rows, similarities = search.neighbors(max(k, top))
-    first = 0 if search.leave_one_out else len(search.queries)
+    rows, similarities = _nearest(queries, gallery, own, max(k, top))
+    first = len(queries) if own is None else 0
     result = np.full(rows.shape, np.inf, np.float32)
     scratch = np.zeros(len(images), np.float32)
     for query, (near, cosines) in enumerate(zip(rows[:, :top], similarities[:, :top], strict=True)):

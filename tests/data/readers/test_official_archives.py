@@ -113,11 +113,6 @@ def _write_birds(root, rows=BIRDS, end="\n"):
     return root
 
 
-@pytest.fixture
-def birds(tmp_path):
-    return _write_birds(tmp_path / "CUB_200_2011")
-
-
 @pytest.mark.parametrize("end", ["\n", "\r\n", "  \n\n", "\r"])
 def test_birds_are_split_by_class_number_in_the_order_of_ids(tmp_path, end):
     root = _write_birds(tmp_path / "CUB_200_2011", BIRDS[:: 1 if end == "\n" else -1], end)
@@ -140,29 +135,6 @@ def test_birds_are_split_by_class_number_in_the_order_of_ids(tmp_path, end):
 def test_missing_tables_are_named_with_the_places_searched(tmp_path, read, message):
     with pytest.raises(UserError, match=message.format(tmp_path)):
         read(tmp_path)
-
-
-LABELS = "image_class_labels.txt"
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        (LABELS, None, r"image_class_labels\.txt is missing"),
-        ("images.txt", "1 a.jpg\n2\n", r"images\.txt, line 2: expected 2 columns, found 1"),
-        ("images.txt", "2 a.jpg\n4 b.jpg\n2 c.jpg\n", r"line 1 and line 3: id '2' comes twice"),
-        ("images.txt", "2 a.jpg\n\n4 b.jpg\n7 a.jpg\n", r"line 1 and line 4: path 'a\.jpg' comes twice"),
-        ("images.txt", "2 a.jpg\n4 b.jpg", r"image_class_labels\.txt, line 3: id must be in \S*images\.txt, it is '7'"),
-        (LABELS, "2 1\n4 201\n7 3\n", r"line 2: class must be a whole number of 1 to 200, it is '201'"),
-    ],
-)
-def test_a_faulty_table_of_birds_is_named(birds, file, text, message):
-    if text is None:
-        (birds / file).unlink()
-    else:
-        (birds / file).write_text(text)
-    with pytest.raises(UserError, match=message):
-        read_cub200(birds, check_counts=False)
 
 
 def test_the_real_tables_of_birds(shared_data, tmp_path, monkeypatch):
@@ -244,21 +216,6 @@ def test_counts_of_every_part_are_checked(tmp_path, monkeypatch):
             read_inshop(shop, "test")
         monkeypatch.setitem(official_archives.NUM_CLASSES["inshop"], part, 2)
     assert len(read_inshop(shop, "test")) == 4
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ("", r"has no header 'image_name item_id evaluation_status' in line 2"),
-        (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001\n", r"line 3: expected 3 columns, found 2"),
-        (f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\n\nimg/a.jpg id_1 train\n", r"line 3 and line 5: .* comes twice"),
-        (f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n", r"line 3: no query has its class"),
-    ],
-)
-def test_a_faulty_list_of_the_shop_is_named(tmp_path, rows, message):
-    touch(tmp_path, "Eval/list_eval_partition.txt", content=rows.encode())
-    with pytest.raises(UserError, match=message):
-        read_inshop(tmp_path)
 
 
 def test_an_item_in_both_splits_is_counted(tmp_path, caplog):
@@ -372,19 +329,41 @@ def test_products_have_their_super_classes(products, monkeypatch):
         read_sop(products)
 
 
+SHOP, LABELS, PARTITION = f"1\n{INSHOP_HEADER}\n", "image_class_labels.txt", "list_eval_partition.txt"
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("read", "file", "text", "message"),
     [
-        ("1 1 1 a.JPG\n", r"has no header 'image_id .* path' in line 1"),
-        (f"{SOP_HEADER}\n1 1 1 a.JPG\n2 1 1 b c.JPG\n", r"line 3: expected 4 columns, found 5"),
-        (f"{SOP_HEADER}\n1 5 13 a.JPG\n", r"line 2: super_class_id must be a whole number of 1 to 12"),
-        (f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n", r"some classes have two super-classes"),
+        (read_cub200, LABELS, None, r"image_class_labels\.txt is missing"),
+        (read_cub200, "images.txt", "1 a.jpg\n2\n", r"images\.txt, line 2: expected 2 columns, found 1"),
+        (read_cub200, "images.txt", "2 a.jpg\n\n4 b.jpg\n7 a.jpg\n", r"line 1 and line 4: path 'a\.jpg' comes twice"),
+        (
+            read_cub200,
+            "images.txt",
+            "2 a.jpg\n4 b.jpg",
+            r"class_labels\.txt, line 3: id must be in \S*images\.txt",
+        ),
+        (read_cub200, LABELS, "2 1\n4 201\n7 3\n", r"line 2: class must be a whole number of 1 to 200, it is '201'"),
+        (read_inshop, PARTITION, "", r"has no header 'image_name item_id evaluation_status' in line 2"),
+        (
+            read_inshop,
+            "list_eval_partition.txt",
+            SHOP + "img/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n",
+            "no query has",
+        ),
+        (read_sop, "Ebay_train.txt", f"{SOP_HEADER}\n1 1 1 b c.JPG\n", r"line 2: expected 4 columns, found 5"),
+        (read_sop, "Ebay_train.txt", f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n", "classes have two super-classes"),
     ],
 )
-def test_a_faulty_list_of_products_is_named(products, text, message):
-    (products / "Ebay_train.txt").write_text(text)
+def test_a_faulty_table_is_named_with_its_line(tmp_path, read, file, text, message):
+    root = _write_birds(tmp_path)
+    if text is None:
+        (root / file).unlink()
+    else:
+        (root / file).write_text(text)
     with pytest.raises(UserError, match=message):
-        read_sop(products, check_counts=False)
+        read(root, check_counts=False)
 
 
 TABLES = {
