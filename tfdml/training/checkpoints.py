@@ -1,13 +1,16 @@
 """The folder that a run leaves behind, and its checkpoints, which survive a kill at any moment: one file each."""
 
+import collections
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from tfdml.training.settings import Experiment
 from tfdml.training.workers import Processes, assign_here
 from tfdml.version import __version__, installed
 
-_STATE, _SELECTED = "state", "selected"
+_STATE, _SELECTED = _NOT_CHANGED = ("state", "selected")
 # Characters of a message about the shapes of a checkpoint.
 _LONGEST = 200
 # Groups of arrays that are no part's weights.
@@ -99,15 +102,19 @@ def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int =
         UserError: The file cannot be written.
     """
     path = folder / f"step-{state.step:08d}.npz"
-    arrays = {name: np.asarray(ops.convert_to_numpy(variable)) for name, variable in variables(learner).items()}
+    # One after another: proxies of millions of classes and their moments are not in memory twice.
+    arrays = ((name, np.asarray(ops.convert_to_numpy(of))) for name, of in variables(learner).items())
     if not write:
+        collections.deque(arrays, maxlen=0)
         return path
-    arrays |= {f"{_SELECTED}/{i:05d}": weight for i, weight in enumerate(state.selected)}
+    selected = ((f"{_SELECTED}/{i:05d}", weight) for i, weight in enumerate(state.selected))
     about = {"step": state.step, "records": state.records, "neighbors": state.neighbors}
-    arrays[_STATE] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    packed = np.frombuffer(json.dumps(about).encode(), np.uint8)
     folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+    with atomic_write(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
+        for name, array in itertools.chain(arrays, selected, [(_STATE, packed)]):
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array)
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink(missing_ok=True)
     return path
@@ -133,24 +140,31 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], TrainingState]:
+def read(
+    path: Path, data: bytes | None = None, of: Callable[[np.ndarray], Any] = lambda array: array
+) -> tuple[dict[str, Any], TrainingState]:
     """Return the arrays and the state of a checkpoint.
 
     Args:
         path: Where it lies.
         data: What it holds, where it lies on another host.
+        of: What to return of each array that a step changes, such as its shape.
 
     Raises:
         ValueError: It is damaged; the message says how.
     """
     try:
         with np.load(path if data is None else io.BytesIO(data)) as file:
-            arrays = {name: file[name] for name in file.files}
-        selected = tuple(arrays.pop(name) for name in sorted(arrays) if name.startswith(f"{_SELECTED}/"))
-        state = TrainingState(**json.loads(arrays.pop(_STATE).tobytes()), selected=selected)
+            state, names = _state_of(file), (name for name in file.files if not name.startswith(_NOT_CHANGED))
+            arrays = {name: of(file[name]) for name in names}
     except Exception as error:  # damaged bytes raise a dozen types
         raise ValueError(f"{path.name} is damaged ({short_message(error, 'first', named=True)})") from error
     return arrays, state
+
+
+def _state_of(file: Any) -> TrainingState:
+    selected = tuple(file[name] for name in sorted(file.files) if name.startswith(f"{_SELECTED}/"))
+    return TrainingState(**json.loads(file[_STATE].tobytes()), selected=selected)
 
 
 def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | None = None) -> TrainingState | None:
@@ -168,11 +182,12 @@ def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | 
     path = Path(processes.of_chief(lambda: _newest(folder, learner)))
     if not path.name:
         return None
-    arrays, state = read(path, processes.bytes_of_chief(path.read_bytes))
-    # All together: what each replica has of a metric adds up to what was saved.
-    for name, variable in variables(learner).items():
-        assign_here(variable, arrays[name])
-    return state
+    data = None if processes.alone else processes.bytes_of_chief(path.read_bytes)
+    with np.load(path if data is None else io.BytesIO(data)) as file:
+        # All together: what each replica has of a metric adds up to what was saved.
+        for name, variable in variables(learner).items():
+            assign_here(variable, file[name])
+        return _state_of(file)
 
 
 def _newest(folder: Path, learner: MetricLearner) -> str:
@@ -180,7 +195,7 @@ def _newest(folder: Path, learner: MetricLearner) -> str:
     reasons = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            _check_fits(path, read(path)[0], learner)
+            _check_fits(path, read(path, of=np.shape)[0], learner)
         except ValueError as error:
             logging.warning("%s; trying the one before", error)
             reasons.append(str(error))
@@ -213,9 +228,8 @@ def share_weights(processes: Processes, learner: MetricLearner) -> None:
             assign_here(weight, file[name])
 
 
-def _check_fits(path: Path, arrays: dict[str, np.ndarray], learner: MetricLearner) -> None:
+def _check_fits(path: Path, shapes: dict[str, tuple], learner: MetricLearner) -> None:
     expected = {name: tuple(variable.shape) for name, variable in variables(learner).items()}
-    shapes = {name: array.shape for name, array in arrays.items()}
     if shapes != expected:
         changed = differences(expected, shapes, str)
         raise ValueError(f"{path.name} belongs to another model: {changed[:_LONGEST]}")

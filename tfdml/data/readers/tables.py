@@ -223,11 +223,11 @@ def read_cells(name: str, file: str, required: Sequence[str], known: Sequence[st
         'bus/0.jpg'
     """
     if file.lower().endswith(".parquet"):
-        header, rows = _parquet_rows(name, file, known)
+        header, lines, columns = _parquet_columns(name, file, known)
     else:
         text = read_text(name, file)
         is_json = file.lower().endswith(JSON_EXTENSIONS) or text.lstrip().startswith("{")
-        header, rows = (_json_rows if is_json else _csv_rows)(name, file, text)
+        header, lines, columns = (_json_columns if is_json else _csv_columns)(name, file, text)
     keys: dict[str, str] = {}
     for key in header:
         if _plain(key) in keys:
@@ -237,14 +237,14 @@ def read_cells(name: str, file: str, required: Sequence[str], known: Sequence[st
     for column in required:
         if column not in keys and not (column == "label" and keys.keys() & {"labels", "text"}):
             raise UserError(f"{name}: {file} has no column {column}; it has {', '.join(map(quoted, header)) or 'none'}")
-    if not rows:
+    if not lines:
         raise UserError(f"{name}: {file} has no row")
     if others := [quoted(key) for key in header if _plain(key) not in known]:
         warn(f"{name}: {file}: other columns than {', '.join(known)} are ignored: {', '.join(others)}")
-    table = Table(name, file, [line for line, _ in rows], {})
+    table = Table(name, file, lines, {})
     for column in filter(keys.__contains__, known):
-        values = (row.get(keys[column]) for _, row in rows)
-        table.columns[column] = [_as_text(table, column, place, value) for place, value in enumerate(values)]
+        values = enumerate(columns[keys[column]])
+        table.columns[column] = [_as_text(table, column, place, value) for place, value in values]
     return table
 
 
@@ -252,10 +252,11 @@ def _plain(column: str) -> str:
     return column.strip().lower().replace(" ", "_")
 
 
-_Rows = tuple[Sequence[str], list[tuple[int, dict[str, Any]]]]  # the header; of each row its line and its cells
+# The header; the line of each row; by column the cells, without a list or a dict for each of millions of rows.
+_Columns = tuple[Sequence[str], Sequence[int], dict[str, list]]
 
 
-def _parquet_rows(name: str, file: str, known: Sequence[str]) -> _Rows:
+def _parquet_columns(name: str, file: str, known: Sequence[str]) -> _Columns:
     import pyarrow as pa  # takes a while to import
     import pyarrow.parquet
 
@@ -265,34 +266,43 @@ def _parquet_rows(name: str, file: str, known: Sequence[str]) -> _Rows:
     with damaged, files.open_file(file) as opened:
         parquet = pa.parquet.ParquetFile(opened)
         header = parquet.schema_arrow.names
-        rows = parquet.read(columns=[key for key in header if _plain(key) in known]).to_pylist()
-    return header, list(enumerate(rows, 1))
+        cells = parquet.read(columns=[key for key in header if _plain(key) in known])
+    # Names that come twice are refused by the caller.
+    columns = {key: column.to_pylist() for key, column in zip(cells.column_names, cells.columns, strict=True)}
+    return header, range(1, len(cells) + 1), columns
 
 
-def _csv_rows(name: str, file: str, text: str) -> _Rows:
+def _csv_columns(name: str, file: str, text: str) -> _Columns:
     separator = _SEPARATOR.match(text)
     text = "\n" + text[separator.end() :] if separator else text
     head = next((line for line in text.split("\n") if line.strip(_DELIMITERS + ' "')), "")
     delimiter = separator[1] if separator else max(_DELIMITERS, key=head.count)
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
-    lines: list[tuple[int, list[str]]] = []
+    header: list[str] = []
+    lines: list[int] = []
+    columns: list[list[str]] = []
     try:
         for row in reader:
             cells = [cell.strip() for cell in row]
-            lines += [(reader.line_num, cells)] if any(cells) else []
+            if not any(cells):
+                continue
+            if not header:
+                header, columns = cells, [[] for _ in cells]
+                continue
+            if len(cells) != len(header):
+                where = f"{name}: {file}, line {reader.line_num}"
+                raise UserError(f"{where}: expected {len(header)} cells as in the header, found {len(cells)}")
+            lines.append(reader.line_num)
+            for column, cell in zip(columns, cells, strict=True):
+                column.append(cell)
     except csv.Error as error:
         raise UserError(f"{name}: {file}, line {reader.line_num}: not CSV ({error})") from None
-    (_, header), *rows = lines or [(1, [])]
-    for line, row in rows:
-        if len(row) != len(header):
-            raise UserError(
-                f"{name}: {file}, line {line}: expected {len(header)} cells as in the header, found {len(row)}"
-            )
-    return header, [(line, dict(zip(header, row, strict=True))) for line, row in rows]
+    return header, lines, dict(zip(header, columns, strict=True))
 
 
-def _json_rows(name: str, file: str, text: str) -> _Rows:
+def _json_columns(name: str, file: str, text: str) -> _Columns:
     rows = []
+    lines = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
@@ -302,8 +312,10 @@ def _json_rows(name: str, file: str, text: str) -> _Rows:
             if not isinstance(cells, dict):
                 expected = 'expected one JSON object, such as {"path": "a.jpg"}'
                 raise UserError(f"{name}: {file}, line {number}: {expected}, found {quoted(line)}")
-            rows.append((number, cells))
-    return list(dict.fromkeys(key for _, cells in rows for key in cells)), rows
+            rows.append(cells)
+            lines.append(number)
+    header = list(dict.fromkeys(key for cells in rows for key in cells))
+    return header, lines, {key: [cells.get(key) for cells in rows] for key in header}
 
 
 def _as_text(table: Table, column: str, row: int, value: Any) -> str:
