@@ -5,6 +5,7 @@
     python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5 --epochs=0     the step alone
     ... --compile                                      PyTorch's network by torch.compile (needs a C++ compiler)
     python -m benchmarks.training --classes 10000 100000 1000000 --rounds=9     a step by the number of classes, ours
+    python -m benchmarks.training --classes 1000000 --rows=10000000     the start of a run
 
 MobileNetV2 alpha 0.35 at 96 px with frozen BatchNorm, 128-d, the contrastive loss (its sum over the pairs) on 10
 classes of 10 images, Adam, the rate a tenth of itself after two thirds: `configs/small/cars_contrastive.flags`. Both
@@ -31,7 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
-from tfdml.training import build_optimizer, step_schedule
+from tfdml.training import build_optimizer, checkpoints, step_schedule
 from tools.numbers import Results, command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -78,8 +79,8 @@ def write_inputs(folder, arguments, learner, drop_step):
     return subset.labels
 
 
-def make_steps(classes, share):
-    """Make a step for each line of the input; print its processor time and the highest memory so far."""
+def learner_of_classes(classes, share):
+    """Return a compiled learner whose network costs nothing, on one thread."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     inputs = keras.Input((8, 8, 3))
@@ -89,6 +90,17 @@ def make_steps(classes, share):
     learner = tfdml.models.MetricLearner(embedder, [objective])
     learner.build((None, 8, 8, 3))
     learner.compile(build_optimizer("adam", learner, RATE), jit_compile=False)
+    return learner
+
+
+def peak():
+    """The highest memory of this process so far, in GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def make_steps(classes, share):
+    """Make a step for each line of the input; print its processor time and the highest memory so far."""
+    learner = learner_of_classes(classes, share)
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (256, 8, 8, 3)).astype(np.uint8)
     for _ in sys.stdin:
@@ -96,7 +108,7 @@ def make_steps(classes, share):
         started = time.process_time()
         learner.train_on_batch(images, labels)
         seconds = time.process_time() - started
-        print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20]), flush=True)
+        print(json.dumps([seconds, peak()]), flush=True)
 
 
 def by_classes(arguments):
@@ -132,12 +144,43 @@ def start_steps(classes, number):
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+def start_up(arguments):
+    """Measure what a run does before its first step, and its checkpoints, stage by stage in one process."""
+    add = Results(arguments.json).table("stages", "stage", "seconds", "GiB so far")
+    classes, started = arguments.classes[0], 0.0
+
+    def stage(name, result):
+        nonlocal started
+        add(name, f"{time.process_time() - started:.1f}", f"{peak():.1f}")
+        started = time.process_time()
+        return result
+
+    with tempfile.TemporaryDirectory() as scratch:
+        file = pathlib.Path(scratch) / "list.csv"
+        with file.open("w") as opened:
+            opened.write("path,label,split\n")
+            opened.writelines(f"{row // 1000}/{row}.jpg,{row % classes},train\n" for row in range(arguments.rows))
+        # There are no images.
+        tfdml.data.readers.tables.require_files = lambda name, paths, advice: tuple(paths)
+        started = time.process_time()
+        dataset = stage("read the list", tfdml.data.load("list", file))
+        dataset = stage("number the classes", dataset.contiguous())
+        sampler = tfdml.data.ClassBalancedSampler(dataset.labels, 64, 4)
+        stage("class-balanced sampler, 100 batches", [sampler.batch(step) for step in range(100)])
+        sampler = tfdml.data.ShuffleSampler(len(dataset), 256)
+        stage("shuffled, 100 batches", [sampler.batch(step) for step in range(100)])
+        learner = stage("learner", learner_of_classes(classes, 1000 / classes))
+        stage("write a checkpoint", checkpoints.save(pathlib.Path(scratch), learner, checkpoints.TrainingState(0, [])))
+        stage("resume", checkpoints.restore_latest(pathlib.Path(scratch), learner))
+
+
 def main():
     """Measure and print."""
     parser = command_line(__doc__)
     parser.add_argument("--data_dir")
     parser.add_argument("--weights")
     parser.add_argument("--classes", type=int, nargs="*", help="measure steps by the number of classes")
+    parser.add_argument("--rows", type=int, help="measure the start of a run with a list of so many images")
     parser.add_argument("--share", type=float, help="make steps on demand that compare with this share of the classes")
     parser.add_argument("--torch_python", default=str(ROOT / ".venv-pml" / "bin" / "python"))
     parser.add_argument("--epochs", type=int, default=12, help=f"of {STEPS} steps")
@@ -147,6 +190,8 @@ def main():
     arguments = parser.parse_args()
     if arguments.share:
         return make_steps(arguments.classes[0], arguments.share)
+    if arguments.rows:
+        return start_up(arguments)
     if arguments.classes:
         return by_classes(arguments)
     if not (arguments.data_dir and arguments.weights):

@@ -59,6 +59,7 @@ PAGES = {
     ],
     "docs/large_batches.md": [
         "classes/steps",
+        "sampled/sampled",
     ],
     "docs/labels.md": [
         "label_noise/table",

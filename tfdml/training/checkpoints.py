@@ -1,10 +1,8 @@
 """The folder that a run leaves behind, and its checkpoints, which survive a kill at any moment: one file each."""
 
-import collections
 import contextlib
 import dataclasses
 import io
-import itertools
 import json
 import os
 import platform
@@ -102,22 +100,27 @@ def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int =
         UserError: The file cannot be written.
     """
     path = folder / f"step-{state.step:08d}.npz"
-    # One after another: proxies of millions of classes and their moments are not in memory twice.
-    arrays = ((name, np.asarray(ops.convert_to_numpy(of))) for name, of in variables(learner).items())
     if not write:
-        collections.deque(arrays, maxlen=0)
+        for variable in variables(learner).values():
+            ops.convert_to_numpy(variable)
         return path
-    selected = ((f"{_SELECTED}/{i:05d}", weight) for i, weight in enumerate(state.selected))
     about = {"step": state.step, "records": state.records, "neighbors": state.neighbors}
-    packed = np.frombuffer(json.dumps(about).encode(), np.uint8)
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
-        for name, array in itertools.chain(arrays, selected, [(_STATE, packed)]):
-            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array)
+        # One after another: proxies of millions of classes and their moments are not in memory twice.
+        for name, variable in variables(learner).items():
+            _write_array(file, name, np.asarray(ops.convert_to_numpy(variable)))
+        for i, weight in enumerate(state.selected):
+            _write_array(file, f"{_SELECTED}/{i:05d}", weight)
+        _write_array(file, _STATE, np.frombuffer(json.dumps(about).encode(), np.uint8))
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink(missing_ok=True)
     return path
+
+
+def _write_array(file: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
+    with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array(member, array)
 
 
 def save_model(path: Path, model: keras.Model) -> None:
