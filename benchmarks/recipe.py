@@ -141,8 +141,12 @@ def run(arguments, results):
     """Train what is missing of a part, row after row of all data sets of a recipe."""
     part = arguments.part
     for recipe in arguments.only or SETS:
-        checkpoints = [round(share * STEPS[recipe]) for share in SHARES]
+        # The recipe keeps the last update.
+        shares = SHARES if part == "trials" or recipe == "scratch" else SHARES[-1:]
+        checkpoints = [round(share * STEPS[recipe]) for share in shares]
         for name, row in rows(recipe).items():
+            if arguments.rows and name not in arguments.rows:
+                continue
             for dataset in SETS[recipe]:
                 if part == "trials" and dataset not in TRIED:
                     continue
@@ -163,6 +167,8 @@ def tables(results, add_table):
     finals = results.get("finals", {})
     for recipe, sets in SETS.items():
         sets = [dataset for dataset in sets if dataset in finals]
+        if not sets:
+            continue
         add = add_table(recipe, "method", "weight", *sets, "mean gain", "in MAP@R", "better", "worse")
         for name, row in rows(recipe).items():
             runs = [[finals[dataset].get(of, []) for of in (name, "default")] for dataset in sets]
@@ -187,6 +193,7 @@ def main():
     parser.add_argument("--weights", type=pathlib.Path, help="of MobileNetV2 alpha 0.35")
     parser.add_argument("--part", choices=("trials", "finals"))
     parser.add_argument("--only", nargs="*", choices=SETS, default=[], help="recipes")
+    parser.add_argument("--rows", nargs="*", choices=rows("scratch"), default=[], help="by default all")
     arguments = parser.parse_args()
     if arguments.sets:
         return store(arguments)
