@@ -163,8 +163,20 @@ def run(arguments, results):
 
 
 def tables(results, add_table):
-    """Write the tables of gains: by data set, their means, and on how many the interval lies above and below 0."""
-    finals = results.get("finals", {})
+    """Write the trials, and gains by data set, their means, and on how many the interval lies above and below 0."""
+    trials, finals = results.get("trials", {}), results.get("finals", {})
+    add = add_table("trials", "method, rate or weight", *(f"MAP@R, {dataset}" for dataset in TRIED), "mean")
+    for name in rows("finetune"):
+        values = {}
+        for entry in (entry for dataset in TRIED for entry in trials.get(dataset, {}).get(name, ())):
+            value = entry["parameters"].get("weight", entry["parameters"]["rate"])
+            values.setdefault(value, []).append(100 * list(entry["course"].values())[-1]["map@r"])
+        for value in sorted(value for value in values if len(values[value]) == len(TRIED)):
+            add(
+                f"{name}, {value:g}",
+                *(f"{precision:.1f}" for precision in values[value]),
+                f"{np.mean(values[value]):.2f}",
+            )
     for recipe, sets in SETS.items():
         sets = [dataset for dataset in sets if dataset in finals]
         if not sets:

@@ -344,10 +344,10 @@ def check(arguments, results):
     }
     jrd = {key: chosen["cars196"]["JRD"][key] for key in ("scale", "margin")}
     near = {
-        dataset: [{**chosen[dataset]["margin"], "negatives": negatives} for negatives in ("distance_weighted", "all")]
+        dataset: [{**chosen[dataset]["margin"], "negatives": negatives} for negatives in ("all", "distance_weighted")]
         for dataset in ("glyphs", "omniglot")
     }
-    runs = [("cars196", "AMSoftmax", [jrd]), *((dataset, "RankMI", near[dataset]) for dataset in near)]
+    runs = [("cars196", "AMSoftmax", [jrd])]
     tried = results["trials"]["cars196"].setdefault("margin, learned", [])
     maps = load_maps(arguments.features / "cars196.npz", held_out=True)
     row = CHECKED["margin, learned"]
@@ -355,10 +355,11 @@ def check(arguments, results):
         write_results(results, arguments.results)
         print_entry("cars196", "margin, learned", entry)
     runs.append(("cars196", "margin, learned", [best(tried)["parameters"]]))
+    runs += [(dataset, "RankMI", near[dataset]) for dataset in near]
     for dataset, name, wanted in runs:
         maps = load_maps(arguments.features / f"{dataset}.npz", held_out=False)
         of_row = entries.setdefault(dataset, {}).setdefault(name, [])
-        for entry in missing(of_row, maps, (ROWS | CHECKED)[name], wanted, SEEDS[:3], CHECKPOINTS):
+        for entry in missing(of_row, maps, (ROWS | CHECKED)[name], wanted, SEEDS[:3], CHECKPOINTS[-1:]):
             write_results(results, arguments.results)
             print_entry(dataset, name, entry)
 
