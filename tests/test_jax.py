@@ -109,14 +109,18 @@ def left_by(steps, name):
         ("views in chunks", "views", 1e-5),
         ("half in chunks", "half", 1e-2),
         ("draws", "draws at once", 1e-5),
+        *((f"{name} on devices", name, 1e-5) for name in ("am softmax", "sub-center", "soft triple", "drawn")),
     ],
 )
-def test_a_step_by_chunks_is_the_step_on_the_whole_batch(steps, name, expected, tolerance):
+def test_a_step_by_chunks_and_on_devices_that_share_classes_is_the_step_on_the_whole_batch(
+    steps, name, expected, tolerance
+):
     actual, whole = left_by(steps, name), left_by(steps, expected)
     assert len(whole) >= 10
     largest = max(np.abs(value).max() for key, value in whole.items() if key.startswith("trained"))
     for key, value in whole.items():
-        assert_close(actual[key], value, tolerance, floor=1e-6 * largest)
+        if not key.startswith("part"):
+            assert_close(actual[key], value, tolerance, floor=1e-6 * largest)
 
 
 def test_a_step_by_chunks_takes_the_memory_of_a_chunk(steps):
@@ -127,3 +131,11 @@ def test_a_step_by_chunks_takes_the_memory_of_a_chunk(steps):
 def test_several_steps_an_execution_change_nothing(outputs):
     one, two = outputs["fit together"]
     np.testing.assert_array_equal(two, one)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("am softmax", (12, 5)), ("sub-center", (12, 3, 5)), ("drawn", (12, 5))])
+def test_each_device_holds_its_classes_alone(steps, name, shape):
+    for where, classes in ((name, 12), (f"{name} on devices", 3)):
+        parts = [value.tolist() for key, value in left_by(steps, where).items() if key.startswith("part")]
+        # The proxies, their momentum and their averages.
+        assert parts == [[classes, *shape[1:]]] * 3

@@ -11,3 +11,4 @@ from tfdml.training.optimizers import step_schedule as step_schedule
 from tfdml.training.results import TrainingRun as TrainingRun
 from tfdml.training.settings import Experiment as Experiment
 from tfdml.training.trainer import train as train
+from tfdml.training.workers import ClassParallel as ClassParallel

@@ -296,7 +296,7 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     backbones.check(call.name, experiment.weights, **call.arguments)
     check_objectives(experiment.objectives)
     train_view, evaluation_view = make_transforms(experiment)
-    strategy = workers.make_strategy(experiment.logical_devices, processes)
+    strategy = workers.make_strategy(experiment.logical_devices, processes, experiment.shard_classes)
 
     splits = load_splits(experiment, experiment.seed)
     if experiment.selection == "validation" and splits.validation is not None and splits.validation.num_classes < 2:

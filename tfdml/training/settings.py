@@ -593,6 +593,8 @@ class RunSettings(Settings):
         deterministic: On a CPU, run one operation at a time (each on all cores), so that the same run gives the same
             bits. Without it training is up to a fifth faster. On JAX a CPU gives the same bits either way.
         logical_devices: Split the CPU into this many logical devices and train on all; 0: the GPUs there are.
+        shard_classes: Divide the proxies of classes, and their optimizer state, among the devices: for very many
+            classes. On JAX.
         checkpoint_steps: Checkpoint every this many steps, besides each epoch.
         watch_every: Look at a batch every this many steps: gradients by part and term, how far embeddings spread,
             alarms; 0: never.
@@ -613,6 +615,7 @@ class RunSettings(Settings):
     folds: int = choice(0, check=lambda value: value == 0 or value >= 2)
     deterministic: bool = True
     logical_devices: int = choice(0, check=not_negative)
+    shard_classes: bool = False
     checkpoint_steps: int = choice(0, check=not_negative)
     watch_every: int = choice(100, check=not_negative)
     log_to: str = ""

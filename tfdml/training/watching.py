@@ -127,9 +127,10 @@ def _compiled(function: Callable) -> Callable:
 
 
 def _value(variable: Any):
-    """Return what a variable holds, on this process's first device."""
+    """Return what a variable holds."""
     if keras.backend.backend() == "jax":
-        return np.asarray(variable.value.addressable_data(0))
+        value = variable.value
+        return np.asarray(value if value.is_fully_addressable else value.addressable_data(0))
     return tf.convert_to_tensor(variable.value)
 
 
