@@ -16,6 +16,7 @@ import jax
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.mathematics import dtype_policy
 from tests.models.networks import SIZE, Taking, colored_batch, jrd, tiny_embedder, values
@@ -56,12 +57,8 @@ def learner(chunk):
 
 def step(model, batch=None, optimizer=None):
     """What a step leaves, by name."""
-    model.compile(optimizer or Taking())
-    return next_step(model, batch)
-
-
-def next_step(model, batch=None):
     labels, x = batch or colored_batch()
+    model.compile(optimizer or Taking())
     logs = model.train_on_batch(x, labels, return_dict=True)
     return {f"log|{name}": np.array(value) for name, value in logs.items()} | values_by_name(model)
 
@@ -105,7 +102,7 @@ def through_all_chunks_at_once():
 
 
 def proxies_step(name):
-    """Two steps, of an optimizer with momentum, decay and averages, whose checkpoint is loaded between them."""
+    """Two steps, of an optimizer with momentum, decay and averages; a checkpoint is loaded between them."""
     keras.utils.set_random_seed(3)
     model = models.MetricLearner(tiny_embedder(), PROXIES[name]())
     model.build((None, SIZE, SIZE, 3))
@@ -119,7 +116,12 @@ def proxies_step(name):
         checkpoints.restore_latest(pathlib.Path(folder), model)
         for key, value in values_by_name(model).items():
             np.testing.assert_array_equal(first[key], value)
-    arrays = next_step(model, colored_batch(1))
+    labels, x = colored_batch(1)
+    rows = tf.data.Dataset.from_tensor_slices((x, labels))
+    model.fit(rows.batch(len(x)), verbose=0)
+    arrays = values_by_name(model)
+    with pytest.raises(Exception, match="labels must be classes 0"):
+        model.evaluate(rows.map(lambda image, label: (image, label + 10)).batch(len(x)), verbose=0)
     proxies = model.objectives[0].class_proxies.proxies
     kept = [v for v in (proxies, *optimizer.variables) if tuple(v.shape) == tuple(proxies.shape)]
     arrays |= {f"optimizer|{i}": value for i, value in enumerate(values(optimizer.variables))}
@@ -168,7 +170,7 @@ def main(path):
     for name in PROXIES:
         add(name, lambda name=name: proxies_step(name))
         add(f"{name} on devices", lambda name=name: proxies_step(name), shared)
-    with shared.scope(), pytest.raises(UserError, match="4 devices cannot share 1,001 classes equally"):
+    with shared.scope(), pytest.raises(UserError, match="4 devices cannot share 1,001 classes equally; leave out 1"):
         models.MetricLearner(tiny_embedder(), jrd(1001)).build((None, SIZE, SIZE, 3))
     for chunk, size in ((0, 32), (8, 32), (8, 64)):
         arrays[f"memory|{chunk}|{size}"] = np.array(bytes_of_a_step(chunk, size))

@@ -142,6 +142,12 @@ def test_a_wrong_tf_config_is_told(monkeypatch, text):
         TensorFlowWorkers.from_environment()
 
 
+def test_classes_are_shared_in_one_process_on_jax(tmp_path):
+    with pytest.raises(UserError, match="--shard_classes works in one process on JAX"):
+        runs.train(tmp_path / "run", shard_classes=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_workers_do_not_split_their_cpu(monkeypatch, tmp_path):
     monkeypatch.setattr(trainer.workers, "join", lambda devices: TensorFlowWorkers(0, ("a:1", "b:2")))
     monkeypatch.setattr(TensorFlowWorkers, "bytes_of_chief", lambda self, read: read())

@@ -457,8 +457,11 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         return labels
 
     def _check_classes(self, labels) -> None:
+        # On JAX the tensors of a tf.data.Dataset are none of the backend's; the step checks their form.
+        own = isinstance(labels, np.ndarray) or ops.is_tensor(labels)
         for objective in self._with_classes:
-            refuse_unknown_classes(objective.as_labels(labels), objective.num_classes, objective.name)
+            classes = objective.as_labels(labels) if own else labels
+            refuse_unknown_classes(classes, objective.num_classes, objective.name)
 
     def _with_checked_classes(self, batches):
         """Return the same `tf.data.Dataset`, which refuses labels without a proxy, whatever compiles the steps."""

@@ -413,7 +413,8 @@ class ClassParallel(keras.distribution.DataParallel):
             return super().get_variable_layout(variable)
         (classes, *others), devices = variable.shape, self.num_model_replicas
         if classes % devices:
-            raise UserError(f"{variable.path}: {devices} devices cannot share {classes:,} classes equally")
+            advice = f"leave out {classes % devices}"
+            raise UserError(f"{variable.path}: {devices} devices cannot share {classes:,} classes equally; {advice}")
         return keras.distribution.TensorLayout([self.batch_dim_name, *(None for _ in others)], self.device_mesh)
 
 
@@ -468,9 +469,7 @@ def make_devices(shard_classes: bool = False) -> JaxDevices:
     return JaxDevices(devices)
 
 
-def make_strategy(
-    logical_devices: int = 0, processes: Processes | None = None, shard_classes: bool = False
-) -> Any:
+def make_strategy(logical_devices: int = 0, processes: Processes | None = None, shard_classes: bool = False) -> Any:
     """Return the strategy for the devices there are; TensorFlow's default one on a single device.
 
     Several GPUs, or `logical_devices` CPU devices if that is 2 or more, are mirrored. On Keras's JAX backend a
