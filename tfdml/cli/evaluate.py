@@ -253,7 +253,8 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
         fields = dataclasses.fields(flags)
         changed = {each.name: value for each in fields if (value := getattr(flags, each.name)) != each.default}
         run = Run(flags.model, {"metrics": measured}, flags=changed)
-        write_report(flags.report, run, split.images, split.embeddings, distance=flags.distance, **target)
+        options: dict[str, Any] = {"target": target} if target else {}
+        write_report(flags.report, run, split.images, split.embeddings, distance=flags.distance, **options)
     return result | measures
 
 
