@@ -1,6 +1,7 @@
 """Commands on a model of images and texts: measured in both directions, embedded, searched by words, exported."""
 
 import json
+import pathlib
 import re
 import shlex
 import subprocess
@@ -164,16 +165,71 @@ def test_both_towers_are_exported_and_compared(model, towers, vectors, test_spli
         served.embed_texts(["a" * 48])
 
 
-@pytest.mark.slow
-def test_the_commands_of_the_page_run(commands, tmp_path, monkeypatch):
-    page = (ROOT / "docs" / "texts.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^(?:python|tfdml) .*", page, re.MULTILINE)
-    train = [sys.executable, *shlex.split(lines[0])[1:], "--steps=4", f"--models={tmp_path / 'models' / 'letters'}"]
-    subprocess.run(train, cwd=ROOT, check=True)
+def test_a_projection_of_stored_vectors_of_both_trains(commands, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for line in lines[1:]:
-        program, command, *arguments = shlex.split(line)
-        # The photographs are not here, the flag file is trained by tests of configs, and the demo ends with Ctrl-C.
-        if program == "tfdml" and command not in ("train", "demo"):
-            status, _, errors = commands.run(command, *arguments)
-            assert status == 0, (line, errors)
+    rng = np.random.default_rng(0)
+    items = rng.normal(size=(60, 6)).repeat(2, axis=0)
+    images = items @ rng.normal(size=(6, 12)) + rng.normal(0, 0.1, (120, 12))
+    np.savez("images.npz", embeddings=np.float32(images), labels=np.arange(120) // 2)
+    np.savez("texts.npz", embeddings=np.float32(items @ rng.normal(size=(6, 10))))
+    data = ("--features=images.npz", '--text_backbone=vectors(path="texts.npz")', "--sampling=texts", "--batch_size=16")
+    how = ("--recipe=none", "--embedding_dim=8", "--learning_rate=0.01", "--epochs=2", "--steps_per_epoch=50")
+    status, _, errors = commands.run("train", *data, *how, "--objectives=clip", "--ks=1,10", "--run_dir=run")
+    assert status == 0, errors
+    result = json.loads(pathlib.Path("run/result.json").read_text())
+    assert result["metrics"]["text_to_image/recall@10"] > 0.9 > 5 * result["metrics_before"]["text_to_image/recall@1"]
+    status, said, errors = commands.run("evaluate", "--model=run")
+    assert (status, "60 images of 30 classes" in said) == (0, True), errors
+    assert "embeds images alone" in commands.run("search", "--gallery=images.npz", "--model=run", "--text=a")[2]
+
+
+SERVED = """
+import sys
+import tensorflow as tf
+
+assert not any(name.startswith("tfdml") for name in sys.modules)
+signatures = tf.saved_model.load(sys.argv[1]).signatures
+image = tf.io.encode_png(tf.fill((20, 20, 3), tf.constant(9, tf.uint8)))
+vectors = [
+    signatures["embed_texts"](texts=tf.constant(["LATIN SMALL LETTER A", "b"]))["embedding"],
+    signatures["serving_default"](image_bytes=tf.constant([image.numpy()]))["embedding"],
+]
+print([len(vector) for vector in vectors], (vectors[0] @ tf.transpose(vectors[1])).shape)
+"""
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run_from_training_to_a_saved_model(commands, tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "texts.md").read_text(encoding="utf-8")
+    lines = [shlex.split(line) for line in re.findall(r"^tfdml (.*)", page, re.MULTILINE)]
+    monkeypatch.chdir(tmp_path)
+    flag_file = f"--flagfile={ROOT / 'configs' / 'small' / 'glyphs_texts.flags'}"
+    short = ("--dataset_options=texts=true, size=32, images_per_class=4", "--epochs=2", "--steps_per_epoch=3")
+    for command, *arguments in lines:
+        if command == "train":
+            arguments = [flag_file, *arguments[1:], *short, "--batch_size=32"]
+        if command != "demo":  # which ends with Ctrl-C
+            status, said, errors = commands.run(command, *arguments)
+            assert status == 0, (command, errors)
+        if command == "train":
+            assert re.search(r"text_to_image/recall@10 .* -> .*interval over classes .*chance 6.7 %", said), said
+    result = json.loads(pathlib.Path("runs/letters/result.json").read_text())
+    history = [json.loads(line) for line in pathlib.Path("runs/letters/metrics.jsonl").read_text().splitlines()]
+    best = max(history[1:], key=lambda record: record["validation"]["text_to_image/map"])
+    assert result["epoch"] == best["epoch"]
+    assert "By chance" in pathlib.Path("runs/letters/report/index.html").read_text(encoding="utf-8")
+    flags = ("--model=runs/letters", "--intervals=classes", "--json=measured.json", "--ks=1,10")
+    assert commands.run("evaluate", *flags)[0] == 0
+    measured = json.loads(pathlib.Path("measured.json").read_text())
+    for direction in ("text_to_image", "image_to_text"):
+        for name in ("recall@1", "recall@10", "map"):
+            key = f"{direction}/{name}"
+            assert result["metrics"][key] == pytest.approx(measured[direction][name], abs=2e-3)
+            assert best["test"][key] == pytest.approx(result["metrics"][key])
+            assert result["intervals"][key] == pytest.approx(measured[direction]["intervals"][name], abs=0.02)
+            assert key in result["metrics_before"]
+        assert result["chance"][f"{direction}/recall@1"] == pytest.approx(measured[direction]["chance"]["recall@1"])
+    alone = subprocess.run(
+        [sys.executable, "-c", SERVED, "models/letters/1"], check=True, capture_output=True, text=True
+    )
+    assert "[2, 1] (2, 1)" in alone.stdout

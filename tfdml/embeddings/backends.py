@@ -339,7 +339,6 @@ class KerasEmbedder(_ViewBackend):
         self.path = _file(path)
         self.embedder = load_embedder(path)
         self.text_path = self.path.parent / "text_embedder.keras"
-        self.embeds_texts = self.text_path.is_file() and self.text_path != self.path
         self.transform = EvaluationTransform.of(self.embedder)
         self.view = view_of(self.embedder)
         self.dimension = self.view.get("dimension", 0)
@@ -349,13 +348,19 @@ class KerasEmbedder(_ViewBackend):
         return self._cut(fingerprint(self.embedder))
 
     @functools.cached_property
-    def text_embedder(self) -> AnyEmbedder:
-        """The tower of texts."""
-        return load_embedder(self.text_path)
+    def text_embedder(self) -> TextEmbedder | None:
+        """The tower of texts; None where there is none, or one of stored vectors."""
+        there = self.text_path.is_file() and self.text_path != self.path
+        tower = load_embedder(self.text_path) if there else None
+        return tower if isinstance(tower, TextEmbedder) else None
+
+    @property
+    def embeds_texts(self) -> bool:  # type: ignore[override]
+        """Whether it also has a tower of texts."""
+        return self.text_embedder is not None
 
     def _embed_texts(self, texts: Sequence[str]) -> np.ndarray:
-        if not isinstance(self.text_embedder, TextEmbedder):
-            raise UserError(f"{self.text_path} embeds stored vectors of texts, and no strings")
+        assert self.text_embedder is not None
         return self.text_embedder.embed_texts(list(texts))
 
     def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
