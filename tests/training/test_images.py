@@ -225,12 +225,15 @@ def test_images_with_texts_and_without_labels_are_measured_by_texts_alone(tmp_pa
         make_sampler(dataclasses.replace(settings, batch_size=4), splits.train, seed=0)
 
 
-def test_an_image_with_several_texts_is_measured_once_and_an_empty_text_refused(tmp_path):
+def test_an_image_with_several_texts_is_measured_once_and_an_empty_text_refused(tmp_path, caplog):
+    caplog.set_level("INFO")
     rows = ["a.jpg,train,x,one", "b.jpg,train,y,one", "c.jpg,test,z,two", "c.jpg,test,z,three", "d.jpg,test,z,two"]
     splits = load_splits(with_texts(tmp_path, *rows, columns="path,split,label,text"), seed=0)
     assert [len(splits.test), splits.test.num_classes, len(set(splits.test.names))] == [2, 1, 2]
     assert splits.searched_by_images("test")
     assert splits.views["test"].texts == ["three", "two"]
+    load_splits(dataclasses.replace(with_texts(tmp_path, *rows, columns="path,split,label,text"), text_backbone=""), 0)
+    assert "the texts of list are left out" in caplog.text
     with pytest.raises(UserError, match="line 3"):
         load_splits(with_texts(tmp_path, "a.jpg,train,one", "b.jpg,train, ", "c.jpg,test,two"), seed=0)
 

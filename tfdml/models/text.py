@@ -11,7 +11,7 @@ from absl import logging
 from keras import ops
 
 from tfdml.arguments import boolean, integer, one_of
-from tfdml.errors import UserError
+from tfdml.errors import UserError, user_errors
 from tfdml.models.embedder import Embedder, Head
 from tfdml.saving import SavedByArguments, restore
 
@@ -171,7 +171,7 @@ class TextEmbedder(Embedder):
         """Return the ids of texts, (N, T) int32.
 
         Raises:
-            UserError: There is no tokenizer, a text is empty, or one fills all T tokens and may be cut.
+            UserError: There is no tokenizer, a text is empty or no UTF-8, or one fills all T tokens and may be cut.
 
         Example:
             >>> TextEmbedder(byte_encoder(4), ByteTokenizer(4)).tokenize(["a", "abcd"])
@@ -181,6 +181,8 @@ class TextEmbedder(Embedder):
         for row, text in enumerate(texts):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"text {row} is {text!r}: a text must have a letter; leave its item out")
+            with user_errors(UnicodeEncodeError, f"text {row} is {text!r}: it is no UTF-8; write it again"):
+                text.encode()
         parts, full = [np.zeros((0, self.length), np.int32)], []
         for first in range(0, len(texts), _BATCH):
             ids, is_full = self.encode(list(texts[first : first + _BATCH]))

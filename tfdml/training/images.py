@@ -112,6 +112,8 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     if settings.text_backbone and train.texts is None and train.tokens is None:
         logging.info("%s has no texts: those of its images are the names of their classes", train.name)
         train, test = train.with_class_names(), test.with_class_names()
+    if train.texts is not None and not settings.text_backbone:
+        logging.info("the texts of %s are left out: --text_backbone embeds them", train.name)
     if settings.final_of:
         train = train.join(test)
     without_labels = settings.sampling_call().name == "two_views"
