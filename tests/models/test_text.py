@@ -5,12 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.backbones.hub_networks import network
 from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import Taking, colored_batch, tiny_embedder, values
 from tests.models.test_chunks import check
 from tfdml import losses, objectives
-from tfdml.backbones import load_text_preset, text_network
 from tfdml.errors import UserError
 from tfdml.models import ByteTokenizer, Head, MetricLearner, TextEmbedder, byte_encoder
 from tfdml.training.optimizers import build_optimizer
@@ -157,29 +155,6 @@ def test_a_layer_of_keras_tokenizes():
     tokenizer = keras.layers.TextVectorization(output_sequence_length=5, vocabulary=["red", "sea"])
     model = TextEmbedder(keras.Sequential([keras.Input((5,)), keras.layers.Embedding(4, 3)]), tokenizer)
     assert model.tokenize(["red sea", "sea unknown"]).tolist() == [[2, 3, 0, 0, 0], [3, 1, 0, 0, 0]]
-
-
-@pytest.mark.slow
-def test_text_backbones_of_keras_hub(tmp_path):
-    """Untrained ones: a preset of BERT's kind from a folder, with its words, and the text half of CLIP."""
-    hub = pytest.importorskip("keras_hub").models
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "green", "sea"]
-    size = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 8, "max_sequence_length": 9}
-    keras.utils.set_random_seed(0)
-    hub.BertBackbone(vocabulary_size=len(words), **size).save_to_preset(str(tmp_path))
-    tokenizer = hub.BertTokenizer(vocabulary=words, lowercase=True)
-    hub.BertTextClassifierPreprocessor(tokenizer, sequence_length=6).save_to_preset(str(tmp_path))
-    model = TextEmbedder(*load_text_preset(str(tmp_path)), embedding_dim=5)
-    assert model.tokenize(["Green sea"]).tolist() == [[2, 6, 7, 3, 0, 0]]
-    vectors = model.embed_texts(["red", "Green sea", "red"])
-    assert_close(vectors[0], vectors[2])
-    assert np.abs(vectors[0] - vectors[1]).max() > 1e-3
-    model.save(tmp_path / "text.keras")
-    assert_close(keras.saving.load_model(tmp_path / "text.keras").embed_texts(["red"]), vectors[:1])
-    with pytest.raises(UserError, match="1 of 1 texts do not fit into 6 tokens"):
-        model.tokenize(["red red red red"])
-    half = TextEmbedder(text_network(network("clip")), length=4, embedding_dim=5)
-    assert half(np.ones((2, 4), "int32")).shape == (2, 5)
 
 
 def test_what_is_refused_is_named(caplog):
