@@ -161,7 +161,7 @@ def test_what_is_refused_is_named(caplog):
     model = text_embedder()
     with pytest.raises(UserError, match="text 1 is ' ': a text must have a letter; leave its item out"):
         model.tokenize(["red", " "])
-    with pytest.raises(UserError, match="text 0 is .*: it is no UTF-8"):
+    with pytest.raises(UserError, match=r"text 0 is .*: it is no UTF-8"):
         model.tokenize(["\udce9t\udce9"])
     with pytest.raises(UserError, match=r"1 of 2 texts do not fit into 24 tokens, the first is text 1, 'aaa"):
         model.tokenize(["red", "a" * LENGTH])
