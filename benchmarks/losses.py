@@ -120,7 +120,7 @@ def serve_ours(threads):
 
         return run
 
-    serve(prepare)
+    serve(prepare, threads)
 
 
 def column(answers):
