@@ -196,14 +196,15 @@ class Pairs:
         """Compute the cosines of anchors and references: (b, B) float32; 0 for a zero vector."""
         if "cosines" not in self._matrices:
             anchors = pairwise.l2_normalize(self.anchors)
-            references = anchors if self.square else pairwise.l2_normalize(self.references)
+            references = None if self.square else pairwise.l2_normalize(self.references)
             self._matrices["cosines"] = pairwise.dot_products(anchors, references)
         return self._matrices["cosines"]
 
     def products(self):
         """Compute the dot products of anchors and references: (b, B) float32."""
         if "products" not in self._matrices:
-            self._matrices["products"] = pairwise.dot_products(self.anchors, self.references)
+            references = None if self.square else self.references
+            self._matrices["products"] = pairwise.dot_products(self.anchors, references)
         return self._matrices["products"]
 
     def total(self, values):

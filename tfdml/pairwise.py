@@ -299,8 +299,19 @@ def _transposed(x):
 def dot_products(x, y=None):
     """Compute the matrix of x_i . y_j: (B, D), (B', D) -> (B, B'); `y` defaults to `x`."""
     x = ops.cast(x, "float32")
-    y = x if y is None else ops.cast(y, "float32")
-    return matmul(x, ops.transpose(y))
+    return _gram(ops.copy(x)) if y is None else matmul(x, ops.transpose(ops.cast(y, "float32")))
+
+
+@ops.custom_gradient
+def _gram(x):
+    """Compute x @ x^T, whose gradient (G + G^T) x is one product where that of two matrices is two."""
+
+    def grad(*args, upstream=None):
+        if upstream is None:
+            (upstream,) = args
+        return matmul(upstream + ops.transpose(upstream), x)
+
+    return matmul(x, ops.transpose(x)), grad
 
 
 def squared_distances(x, y=None, itself=None):
