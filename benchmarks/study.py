@@ -165,13 +165,12 @@ def part_of_set(name, place, split, every=1):
     return images.select_classes(images.classes[::every])
 
 
-def load_maps(path, held_out, components=CHANNELS):
+def load_maps(path, held_out):
     """Return the maps and labels that are trained on, and those that are measured.
 
     Args:
         path: Of the stored maps.
         held_out: Whether every fourth training class is measured in place of the unseen ones, and not trained on.
-        components: The number of principal components of the training maps; 0: the maps as they are.
     """
     with np.load(path) as stored:
         parts = {name: stored[name] for name in stored.files}
@@ -181,12 +180,10 @@ def load_maps(path, held_out, components=CHANNELS):
         apart = labels % 4 == 3
         measured, its_labels = train[apart], labels[apart]
         train, labels = train[~apart], np.unique(labels[~apart], return_inverse=True)[1]
-    if not components:
-        return train, labels, measured, its_labels
     # A sixth of the arithmetic.
     rows = train.reshape(-1, train.shape[-1])
     mean = rows.mean(0)
-    axes = np.linalg.eigh((rows - mean).T @ (rows - mean))[1][:, : -components - 1 : -1]
+    axes = np.linalg.eigh((rows - mean).T @ (rows - mean))[1][:, : -CHANNELS - 1 : -1]
     return (train - mean) @ axes, labels, (measured - mean) @ axes, its_labels
 
 
@@ -223,7 +220,7 @@ def calibrated(learner, maps):
     return learner
 
 
-def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 5), view=lambda rows, images: images):
+def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 5)):
     """Train a head with each of the parameters and seeds; yield both, and its metrics and logs after some updates.
 
     Args:
@@ -234,7 +231,6 @@ def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 
         checkpoints: After how many updates it is measured, ascending; the last is the length.
         first: Returns the learner of maps, a row, parameters and a seed.
         batch: The classes of a batch, and the images of each.
-        view: Returns what a step sees of the images of a batch, given their rows too.
     """
     keras.backend.clear_session()
     train, labels, measured, its_labels = maps
@@ -250,7 +246,7 @@ def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 
     @tf.function(autograph=False)
     def updates(batches):
         def update(rows):
-            logs = learner.train_step((view(rows, tf.gather(x, rows)), tf.gather(y, rows)))
+            logs = learner.train_step((tf.gather(x, rows), tf.gather(y, rows)))
             return tf.stack([tf.cast(logs[key], "float32") for key in keys])
 
         return tf.map_fn(update, batches, fn_output_signature=tf.float32)[-1]

@@ -1,8 +1,6 @@
-"""Whole networks on Cars-196 with each method: the tables of runs of `tfdml train`, or one of the runs again.
+"""Whole networks on Cars-196 with each method: the tables of runs of `bin/train`.
 
     python -m benchmarks.whole_runs --results=benchmarks/results/ten_cars196.json --json=docs/numbers/ten_cars196.json
-    python -m benchmarks.whole_runs --results=benchmarks/results/ten_cars196.json --row=contrastive --seed=100
-        --data_dir=CARS196 --weights=MNV2_035.weights.h5 --run_dir=runs/contrastive
 
 --results has the flags and the metrics of each run. `ten_cars196` has ten paired seeds of short runs. `long_cars196`
 has runs at the paper's length, with MobileNetV2 1.0 on a GPU. RankMI trained V and the embedder in turns there, in
@@ -11,28 +9,15 @@ twice as many steps: now a step does both.
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 
 from benchmarks.study import METRICS
 from tfdml.evaluation import paired_differences, seed_difference, student_interval
-from tools.numbers import ROOT, Results, command_line
+from tools.numbers import Results, command_line
 
 LONG = ("row", "base", "Recall@1, by seed", "of the base", "gain", "over classes", "over seeds", "gain in MAP@R")
 TEN = ("row", "base", "Recall@1", "of the base", "gain", "over seeds", "better with", "gain in MAP@R")
-
-
-def repeat(study, arguments):
-    """Train a run again, and print its metrics next to those that are recorded."""
-    row = study["rows"][arguments.row]
-    places = [f"--{name}={getattr(arguments, name)}" for name in ("seed", "data_dir", "weights", "run_dir")]
-    command = [sys.executable, "bin/train", *row["flags"], *places, "--recipe=none", "--report=false"]
-    subprocess.run(command, cwd=ROOT, check=True)
-    metrics = json.loads((pathlib.Path(arguments.run_dir) / "result.json").read_text())["metrics"]
-    for name in METRICS:
-        print(f"{name}: {metrics[name]:.4f} ({row['seeds'][str(arguments.seed)]['metrics'][name]:.4f})")
 
 
 def sides(study, name):
@@ -93,15 +78,11 @@ def tables(study, add_table):
 
 
 def main():
-    """Print the tables, or train a run again."""
+    """Print the tables."""
     parser = command_line(__doc__)
     parser.add_argument("--results", type=pathlib.Path, required=True, help="the JSON file of the runs")
-    for name in ("row", "seed", "data_dir", "weights", "run_dir"):
-        parser.add_argument(f"--{name}", default="", help="of the run that is trained again")
     arguments = parser.parse_args()
     study = json.loads(arguments.results.read_text())
-    if arguments.row:
-        return repeat(study, arguments)
     tables(study, Results(arguments.json).table)
 
 

@@ -37,7 +37,7 @@ def _as_texts(values: Any) -> np.ndarray:
     texts = np.array(list(values), object)
     for row in np.flatnonzero([not isinstance(text, str) or not text.strip() for text in texts])[:1]:
         raise UserError(f"texts: that of row {row} is {texts[row]!r}; write one, or leave the row out")
-    return texts
+    return np.array([str(text) for text in texts], object)
 
 
 #: What a data set may have of each image besides its class, and how it is read.
