@@ -51,6 +51,7 @@ def test_only_the_newest_stay_and_steps_sort_as_numbers(saved_twice, tmp_path):
     learner, _ = saved_twice
     for step in (9, 10, 100):
         checkpoints.save(tmp_path, learner, TrainingState(step, []), keep=2)
+    (tmp_path / "step-00000010 (copy).npz").touch()
     assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["step-00000010.npz", "step-00000100.npz"]
 
 

@@ -135,7 +135,7 @@ def save_model(path: Path, model: keras.Model) -> None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, oldest first."""
-    return sorted(folder.glob("step-*.npz"), key=step_of)
+    return sorted((path for path in folder.glob("step-*.npz") if path.stem[5:].isdecimal()), key=step_of)
 
 
 def step_of(path: Path) -> int:
