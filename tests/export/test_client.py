@@ -37,7 +37,7 @@ def test_every_query_of_a_mixed_batch_has_its_answer_or_its_error(server, shop):
     by_vector = client.predict(address, "search_embedding", {"embedding": shop.embeddings[[4]].tolist(), "k": [3]})
     assert by_image["ids"][0] == by_vector["ids"][0]
     assert by_image["ids"][0][0] == "item 4"
-    assert json.loads(by_image["metadata"][0][0]) == {"class": "class 1", "path": "4.jpg"}
+    assert json.loads(by_image["metadata"][0][0]) == {"class": "class 1", "path": "item 4"}
     assert by_image["error"] == ["", "no bytes"]
 
 
