@@ -129,7 +129,7 @@ def test_birds_are_split_by_class_number_in_the_order_of_ids(tmp_path, end):
         (read_cub200, r"no images\.txt in {0} or {0}/CUB_200_2011;"),
         (read_inshop, r"found no list_eval_partition\.txt in {0} or its Eval/ or Anno/"),
         (read_sop, r"sop: found no Ebay_train\.txt in"),
-        (read_omniglot, r"there is no \S*images_background\.zip"),
+        (read_omniglot, r"found neither \S*images_background\.zip"),
     ],
 )
 def test_missing_tables_are_named_with_the_places_searched(tmp_path, read, message):
@@ -276,6 +276,13 @@ def test_ids_of_characters_follow_the_sorted_names_in_archives_and_folders(chara
     assert pixel == CHARACTERS.index("Arcadian/character09")
     with pytest.raises(UserError, match=r"expected 19,280 train images in .*, found 80"):
         read_omniglot(characters)
+    with zipfile.ZipFile(characters / "images_background.zip") as archive:
+        archive.extractall(characters)
+    (characters / "images_background.zip").unlink()
+    unpacked = read_omniglot(characters, check_counts=False)
+    np.testing.assert_array_equal(unpacked.labels, train.labels)
+    assert unpacked.class_names == train.class_names
+    assert unpacked.images.paths == tuple(str(characters / name) for name in train.images.names)
 
 
 def test_a_damaged_or_empty_archive_of_characters_is_refused(characters):

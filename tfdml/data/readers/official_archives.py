@@ -16,7 +16,7 @@ import numpy as np
 import scipy.io
 
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.images import EncodedImages
+from tfdml.data.images import EncodedImages, FileImages, Images
 from tfdml.data.readers import tables
 from tfdml.data.readers.tables import Table, first_of
 from tfdml.errors import REASON, UserError, user_errors
@@ -240,10 +240,11 @@ def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_co
     """Read the background set (964 classes) to train, the evaluation set (659 classes) to test.
 
     A class is one character of one alphabet, drawn by 20 people. Labels follow the sorted names: 0 to 963 for the
-    background set, from 964 on for the evaluation set.
+    background set, from 964 on for the evaluation set. The images come from `images_background.zip` and
+    `images_evaluation.zip`, or from the folders of the same names if only those are there.
 
     Args:
-        data_dir: The folder with `images_background.zip` and `images_evaluation.zip`.
+        data_dir: The folder with the two archives.
         split: `"train"` or `"test"`.
         check_counts: Whether to require the official number of images and classes.
 
@@ -254,20 +255,20 @@ def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_co
         >>> read_omniglot("data/omniglot", "test").num_classes
         659
     """
-    stem = _OMNIGLOT_ARCHIVES[split]
-    archive = pathlib.Path(data_dir, f"{stem}.zip")
-    if not archive.is_file():
-        raise UserError(f"omniglot: there is no {archive}; data_dir must hold the official {stem}.zip")
-    images = _omniglot_zip(archive, stem)
+    root, stem = pathlib.Path(data_dir), _OMNIGLOT_ARCHIVES[split]
+    archive, folder = root / f"{stem}.zip", root / stem
+    if not (archive.is_file() or folder.is_dir()):
+        raise UserError(f"omniglot: found neither {archive} nor {folder}/; data_dir must hold the official {stem}.zip")
+    images = _omniglot_zip(archive, stem) if archive.is_file() else _omniglot_folder(folder)
     # Names read .../<alphabet>/<character>/<image>.png
-    classes = ["/".join(name.split("/")[-3:-1]) for name in images.names]
+    classes = ["/".join(name.replace(os.sep, "/").split("/")[-3:-1]) for name in images.names]
     names, labels = np.unique(classes, return_inverse=True)
     first = 0 if split == "train" else NUM_CLASSES["omniglot"]["train"]
     dataset = ImageDataset("omniglot", split, images, labels + first, dict(enumerate(map(str, names), first)))
-    return _checked(dataset, archive, check_counts)
+    return _checked(dataset, archive if archive.is_file() else folder, check_counts)
 
 
-def _omniglot_zip(archive: pathlib.Path, stem: str) -> EncodedImages:
+def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
     # zipfile raises a dozen types on a damaged file.
     damaged = user_errors(Exception, f"omniglot: {archive} is no whole zip archive ({REASON}); get it again")
     with damaged, zipfile.ZipFile(archive) as file:
@@ -279,6 +280,15 @@ def _omniglot_zip(archive: pathlib.Path, stem: str) -> EncodedImages:
                 f"omniglot: {archive}: left out {len(names) - len(members)} files that are no image of a character"
             )
         return EncodedImages(tuple(file.read(name) for name in members), tuple(members))
+
+
+def _omniglot_folder(folder: pathlib.Path) -> Images:
+    left_out = tables.LeftOut("omniglot", str(folder))
+    paths = tables.images_below(str(folder), left_out)
+    inside = [path for path in paths if len(pathlib.Path(path).relative_to(folder).parts) == 3]
+    left_out.kinds["image in no folder of a character"] += len(paths) - len(inside)
+    left_out.report()
+    return FileImages(tuple(inside))
 
 
 def read_sop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
