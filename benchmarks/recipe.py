@@ -111,8 +111,8 @@ def run(arguments, results):
             maps = load_maps(arguments.features / f"recipe_{dataset}.npz", part == "trials")
             entries = results.setdefault(part, {}).setdefault(dataset, {}).setdefault(name, [])
             options = {"first": learner_of, "batch": (min(20, maps[1].max() + 1), 5)}
-            wanted = parameters_of(results, name, part)
-            for entry in missing(entries, maps, row, wanted, seeds, checkpoints, **options):
+            parameters = parameters_of(results, name, part)
+            for entry in missing(entries, maps, row, parameters, seeds, checkpoints, **options):
                 write_results(results, arguments.results)
                 print_entry(dataset, name, entry)
 

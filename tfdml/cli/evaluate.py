@@ -185,7 +185,7 @@ class _Split:
         self.images: Any = self.selection.load(flags.split) if self.selection else None
         self.name = self.selection.name if self.selection else Path(flags.model).name
         if self.stored is not None:
-            part = self.stored.split(flags.split)
+            part = self.part = self.stored.split(flags.split)
             if self.images is not None:
                 _check_same_images(part, self.images)
             elif part.labels is None:
@@ -208,7 +208,7 @@ class _Split:
     def embeddings(self) -> np.ndarray:
         """(N, d) those of the images."""
         if self.stored is not None:
-            return self.stored.split(self.flags.split).embeddings
+            return self.part.embeddings
         return self.source.embed(self.images, self.flags.batch_size)
 
     @functools.cached_property
@@ -279,11 +279,11 @@ def _retrieval(split: _Split) -> _Measures:
         return result, {}
     benchmark = getattr(split.images, "protocol", None)
     metrics = list(flags.metrics or (benchmark.metrics if benchmark else evaluation.DEFAULT_METRICS))
-    wanted = ks or (benchmark.ks if benchmark else DEFAULT_KS)
-    metric_names(metrics, wanted)
+    depths = ks or (benchmark.ks if benchmark else DEFAULT_KS)
+    metric_names(metrics, depths)
     available = images_to_search(split.images)
-    fitting = ks_within(wanted, available) if "recall" in metrics else wanted
-    if fitting != wanted:
+    fitting = ks_within(depths, available) if "recall" in metrics else depths
+    if fitting != depths:
         reason = f"there are {available:,} images to search in"
         if ks:
             raise UserError(f"--ks={','.join(flags.ks)}: {reason}; choose e.g. --ks={','.join(map(str, fitting))}")

@@ -301,7 +301,9 @@ class ImageDataset:
         """Return the same images with texts: where they have none, the names of their classes."""
         if self.texts is not None or self.tokens is not None:
             return self
-        return dataclasses.replace(self, texts=[self.class_names[label] for label in self.labels.tolist()])
+        return dataclasses.replace(
+            self, texts=[self.class_names.get(label, str(label)) for label in self.labels.tolist()]
+        )
 
     def with_tokens(self, tokenize: Callable[[Any], np.ndarray]) -> ImageDataset:
         """Return the same images and texts, with the `tokens` of the texts.

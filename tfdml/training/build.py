@@ -318,8 +318,7 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     if learner.towers:
         tokenize: Any = getattr(learner.towers["text"], "tokenize", np.asarray)  # stored vectors are there already
         with user_errors(UserError, f"--text_backbone={experiment.text_backbone}: {REASON}"):
-            tokens = {name: tokenize(items.texts) for name, items in splits.views.items()}
-            views = {name: dataclasses.replace(items, texts=tokens[name]) for name, items in splits.views.items()}
+            views = {name: dataclasses.replace(of, texts=tokenize(of.texts)) for name, of in splits.views.items()}
             splits = dataclasses.replace(splits, train=splits.train.with_tokens(tokenize), views=views)
     check_pairs(experiment, learner.objectives)
     for term in learner.objectives:
