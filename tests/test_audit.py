@@ -9,7 +9,6 @@ from PIL import Image, ImageEnhance
 
 from tfdml.audit import (
     audit,
-    class_neighbors,
     label_confidences,
     outlier_factors,
     read_drops,
@@ -160,18 +159,6 @@ def test_outliers_as_scikit_learn_finds_them():
     np.testing.assert_allclose(outlier_factors(near, far), expected, rtol=1e-3)
     found = audit(x, table(np.zeros(41, int))).of("outlier")
     assert [f.row for f in found][:1] == [40]
-
-
-def test_halves_of_a_class_overlap_and_a_mixture_is_scattered():
-    x, labels = clusters([40] * 5, spread=0.5)
-    labels[:20] = 7
-    mixed = np.arange(30, 200, 10)
-    labels[mixed] = 9
-    found = audit(x, table(labels))
-    assert [(f.label, f.other_label, f.action) for f in found.of("same class")] == [(0, 7, "merge")]
-    assert [f.label for f in found.of("scattered class")] == [9]
-    share, pairs, overlaps = class_neighbors(np.array([[1], [0], [3], [2]]), np.array([0, 0, 1, -1]))
-    assert (share.tolist(), len(pairs), len(overlaps)) == ([1.0, 0.0], 0, 0)
 
 
 NAMES = ["=1+1.jpg", " =1+1.jpg", "+a", "-a", "@a", "\ta", "'a", 'a,b;c\n"d".jpg', "é.jpg", "<script>"]

@@ -1,8 +1,8 @@
-"""Finds what is wrong with a data set: near-duplicates, wrong labels, outliers, and classes.
+"""Finds what is wrong with a data set: near-duplicates, wrong labels, and outliers.
 
 `audit` does all of it on embeddings, and on images where there are any. Its parts work alone: `near_duplicates`,
-`label_confidences`, `outlier_factors` and `class_neighbors`. `write_table` and `read_drops` are the CSV
-files between `tfdml audit` and `tfdml train --drop`.
+`label_confidences` and `outlier_factors`. `write_table` and `read_drops` are the CSV files between `tfdml audit` and
+`tfdml train --drop`.
 """
 
 import collections
@@ -51,9 +51,9 @@ _MOVES = [
 _SMALLEST_SIDE = 0.75
 # With fewer images of a class, the others do not show whether one belongs to it.
 _FEWEST = 3
-# What is reported: labels with less than this share of the usual confidence, images that lie this much sparser than
-# their neighbors, classes that overlap this much, and classes with less than this share of the typical coherence.
-_DOUBT, _FAR, _SAME_CLASS, _SCATTER = 0.2, 1.5, 0.5, 1 / 3
+# What is reported: labels with less than this share of the usual confidence, and images that lie this much sparser than
+# their neighbors.
+_DOUBT, _FAR = 0.2, 1.5
 
 
 def near_duplicates(
@@ -279,62 +279,28 @@ def outlier_factors(neighbors: np.ndarray, distances: np.ndarray) -> np.ndarray:
     return density[neighbors].mean(axis=1) / density
 
 
-def class_neighbors(neighbors: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return how often images find their own class, and how often those of two classes find each other.
-
-    The overlap of two classes is the rate at which an image of one finds the other, divided by the rate at which it
-    finds its own class, both per image that there is to find. It is 1 for two halves of one class, and 0 for classes
-    apart. Of the two directions the lower counts.
-
-    Args:
-        neighbors: (N, k) rows of the nearest other images.
-        labels: (N,) positions of classes, 0 .. C - 1; negative: without a label.
-
-    Returns:
-        (C,) shares of the neighbors that are of the own class, (P, 2) pairs of classes that find each other, and their
-        (P,) overlaps, the largest first.
-
-    Example:
-        >>> class_neighbors(np.array([[1], [0], [3], [2]]), np.array([0, 0, 1, 1]))[0].tolist()
-        [1.0, 1.0]
-    """
-    from scipy.sparse import coo_matrix, diags, triu
-
-    counts = np.bincount(labels[labels >= 0])
-    one, other = np.repeat(labels, neighbors.shape[1]), labels[neighbors].ravel()
-    both = (one >= 0) & (other >= 0)
-    times = coo_matrix((np.ones(both.sum()), (one[both], other[both])), shape=(len(counts), len(counts))).tocsr()
-    own, others = times.diagonal(), np.maximum(counts - 1, 1)
-    rates = diags(others / np.maximum(own, 1)) @ times @ diags(1 / counts)
-    overlap = triu(rates.minimum(rates.T), 1).tocoo()
-    pairs, values = np.stack(overlap.coords, axis=1), overlap.data.clip(max=1)
-    order = np.argsort(-values, kind="stable")
-    order = order[counts[pairs[order]].min(axis=1) >= _FEWEST]
-    return own / (counts * np.minimum(others, neighbors.shape[1])), pairs[order], values[order]
-
-
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something about one image, one class, or two of them.
+    """Something about an image.
 
     Args:
-        kind: `"duplicate"`, `"label"`, `"outlier"`, `"same class"` or `"scattered class"`.
+        kind: `"duplicate"`, `"label"` or `"outlier"`.
         score: How sure it is, in the kind's own measure: larger is surer.
-        row: Row of the image; -1 for a finding about a class.
+        row: Row of the image.
         other: Row of another image that shows why; -1: there is none.
-        label: Class id; that of the image, or the class that the finding is about; -1: none.
+        label: Class id of the image; -1: none.
         other_label: Class id of the other image, or the class that is suggested; -1: none.
         group: Number of the group of duplicates; 0: none.
         across: What a group lies across: `"split"`, `"class"`, `"split and class"` or nothing.
-        action: What is suggested: `"keep"`, `"drop"`, `"relabel"`, `"merge"` or `"check"`.
+        action: What is suggested: `"keep"`, `"drop"`, `"relabel"` or `"check"`.
     """
 
     kind: str
     score: float
-    row: int = -1
-    other: int = -1
-    label: int = -1
-    other_label: int = -1
+    row: int
+    other: int
+    label: int
+    other_label: int
     group: int = 0
     across: str = ""
     action: str = "check"
@@ -352,8 +318,6 @@ class Audit:
         suggestions: (N,) class ids that the other images support.
         outliers: (N,) see `outlier_factors`.
         neighbors: (N, k) rows of the nearest other images.
-        classes: (C,) class ids.
-        coherence: (C,) share of the neighbors of a class's images that are of the class.
     """
 
     table: ImageTable
@@ -363,8 +327,11 @@ class Audit:
     suggestions: np.ndarray
     outliers: np.ndarray
     neighbors: np.ndarray
-    classes: np.ndarray
-    coherence: np.ndarray
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the images have."""
+        return len(np.unique(self.table.labels[self.table.labels >= 0]))
 
     def of(self, kind: str) -> list[Finding]:
         """Return the findings of one kind."""
@@ -390,16 +357,15 @@ class Audit:
         return str(self.table.class_names.get(int(label), int(label))) if label >= 0 else ""
 
     def tables(self) -> dict[str, dict[str, list[Any]]]:
-        """Return the columns of the CSV files: the findings as `audit`, all `images`, and all `classes`."""
+        """Return the columns of the CSV files: the findings as `audit`, and all `images`."""
         table, findings, name_of = self.table, self.findings, self.class_name
-        # The last of each is that of row -1.
-        names, roles = [*table.names, ""], [*table.roles, ""]
+        names = [*table.names, ""]  # the last is that of row -1
         return {
             "audit": {
                 "kind": [finding.kind for finding in findings],
                 "score": [f"{finding.score:.4f}" for finding in findings],
                 "image": [names[finding.row] for finding in findings],
-                "role": [roles[finding.row] for finding in findings],
+                "role": [table.roles[finding.row] for finding in findings],
                 "class": [name_of(finding.label) for finding in findings],
                 "other_image": [names[finding.other] for finding in findings],
                 "other_class": [name_of(finding.other_label) for finding in findings],
@@ -408,18 +374,13 @@ class Audit:
                 "action": [finding.action for finding in findings],
             },
             "images": {
-                "image": names[:-1],
-                "role": roles[:-1],
+                "image": list(table.names),
+                "role": list(table.roles),
                 "class": [name_of(label) for label in table.labels],
                 "label_confidence": [f"{value:.4f}" for value in self.confidences],
                 "suggested_class": [name_of(label) for label in self.suggestions],
                 "outlier_factor": [f"{value:.4f}" for value in self.outliers],
                 "nearest_image": [names[near[0]] if len(near) else "" for near in self.neighbors],
-            },
-            "classes": {
-                "class": [name_of(label) for label in self.classes],
-                "images": np.unique(table.labels[table.labels >= 0], return_counts=True)[1].tolist(),
-                "coherence": [f"{share:.4f}" for share in self.coherence],
             },
         }
 
@@ -472,22 +433,7 @@ def audit(
     for row in _ranked(-outliers, outliers > _FAR):
         near = int(neighbors[row, 0])
         findings.append(Finding("outlier", float(outliers[row]), row, near, int(labels[row]), int(labels[near])))
-    classes, own, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    # Images without a label are negative, as their labels are.
-    own = own - (classes < 0).sum()
-    classes, counts = classes[classes >= 0], counts[classes >= 0]
-    coherence = np.ones(len(classes))
-    if len(classes) > 1:
-        coherence, pairs, overlaps = class_neighbors(neighbors, own)
-        for (a, b), overlap in zip(classes[pairs].tolist(), overlaps.tolist(), strict=True):
-            if overlap >= _SAME_CLASS:
-                findings.append(Finding("same class", overlap, label=a, other_label=b, action="merge"))
-        typical = float(np.median(coherence))
-        for position in _ranked(coherence, (coherence < _SCATTER * typical) & (counts >= _FEWEST)):
-            score = 1 - float(coherence[position]) / typical
-            findings.append(Finding("scattered class", score, label=int(classes[position])))
-    results = confidences, suggestions, outliers, neighbors, classes, coherence
-    return Audit(table, findings, picture is not None, *results)
+    return Audit(table, findings, picture is not None, confidences, suggestions, outliers, neighbors)
 
 
 def _ranked(values: np.ndarray, mask: np.ndarray) -> list[int]:

@@ -10,6 +10,7 @@ from tfdml.cli import serve
 @pytest.fixture
 def model(tmp_path):
     (tmp_path / "cars" / "1").mkdir(parents=True)
+    (tmp_path / "cars" / "1" / "saved_model.pb").touch()
     return tmp_path / "cars"
 
 

@@ -6,15 +6,12 @@ import http.client
 import json
 import os
 import pathlib
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-import types
-import urllib.parse
 
 import numpy as np
 import psutil
@@ -31,44 +28,45 @@ from tfdml.export import Retriever
 from tfdml.export.saved_model import write_saved_model
 
 pytest.importorskip("fastapi")
-from tfdml.cluster.serving import application
+from tfdml.cluster.serving import Version, application
 from tfdml.io.http import listen, serving
 
 pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MOST_WAITING = 6
-FLAGS = ["--name=shop", "--port=0", "--poll_seconds=0.3", "--max_batch_size=8", f"--max_waiting={MOST_WAITING}"]
+FLAGS = ["--name=shop", "--port=0", "--max_batch_size=8", f"--max_waiting={MOST_WAITING}"]
 FLAGS += ["--max_instances=40", "--max_request_mb=0.5", "--timeout=20"]
 
 
+def start(folder, log):
+    """A process that serves the newest version in a folder."""
+    command = [sys.executable, "-m", "tfdml", "serve", f"--model={folder}", *FLAGS]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with open(log, "w") as file:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, env=environment)
+
+
 class Server:
-    """A server of versions of a retriever; `made` holds those that can be put in service."""
+    """A server of a retriever."""
 
     def __init__(self, folder):
-        self.made, self.folder, self.log = folder / "made", folder / "shop", folder / "log"
-        for number in (1, 2):
-            write_saved_model(small_embedder(number), folder / f"embedder{number}" / "1", LIMIT)
-            Retriever.build(folder / f"embedder{number}", shop_dataset(IMAGES), self.made, calibration=SEARCHED)
-        self.models = {number: tf.saved_model.load(str(self.made / str(number))) for number in (1, 2)}
+        self.folder, self.log = folder / "shop", folder / "log"
+        write_saved_model(small_embedder(), folder / "embedder" / "1", LIMIT)
+        Retriever.build(folder / "embedder", shop_dataset(IMAGES), self.folder, calibration=SEARCHED)
+        (self.folder / "2").mkdir()  # an export without a SavedModel
+        self.model = tf.saved_model.load(str(self.folder / "1"))
         self.images = [*IMAGES, *odd_images()]
-        self.vectors = {number: self.direct("serving_default", number)["embedding"] for number in (1, 2)}
-        self.put(1)
-        command = [sys.executable, "-m", "tfdml", "serve", f"--model={self.folder}", *FLAGS]
-        with open(self.log, "w") as log:
-            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        self.vectors = self.direct("serving_default")["embedding"]
+        self.process = start(self.folder, self.log)
         line = self.process.stdout.readline()
         assert line.startswith("serving at http://127.0.0.1:"), self.log.read_text()
         self.url = line.split()[-1]
         self.port = int(self.url.split(":")[2].partition("/")[0])
 
-    def direct(self, signature, number=1, **more):
-        outputs = self.models[number].signatures[signature](image_bytes=tf.constant(self.images), **more)
+    def direct(self, signature, **more):
+        outputs = self.model.signatures[signature](image_bytes=tf.constant(self.images), **more)
         return {name: value.numpy() for name, value in outputs.items()}
-
-    def put(self, number):
-        shutil.copytree(self.made / str(number), self.folder / str(number))
 
     def ask(self, path, body=None):
         """The status, the headers, and the body of an answer."""
@@ -82,14 +80,10 @@ class Server:
         status, _, body = self.ask("/v1/models/shop:predict", json.dumps(request).encode())
         return status, json.loads(body)
 
-    def states(self):
-        listed = json.loads(self.ask("/v1/models/shop")[2])["model_version_status"]
-        return {int(each["version"]): (each["state"], each["status"]["error_message"]) for each in listed}
-
     def wait_for(self, condition, seconds=200):
         until = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < until, (self.states(), self.log.read_text())
+            assert time.monotonic() < until, self.log.read_text()
             time.sleep(0.1)
 
     def begin(self, body):
@@ -135,9 +129,10 @@ class Endless:
 
 def test_work_whose_client_is_gone_is_dropped():
     handle = Endless()
-    version = types.SimpleNamespace(number=1, handle=handle)
-    versions = types.SimpleNamespace(current=version, name="shop")
-    with listen("127.0.0.1", 0) as opened, serving(application(versions, ServeSettings()), opened):
+    with (
+        listen("127.0.0.1", 0) as opened,
+        serving(application(Version("shop", "1", handle, {}), ServeSettings()), opened),
+    ):
         request = b"POST /v1/models/shop:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
         with socket.create_connection(opened.getsockname(), timeout=60) as client:
             client.sendall(request)
@@ -145,17 +140,12 @@ def test_work_whose_client_is_gone_is_dropped():
         assert handle.cancelled.wait(60)
 
 
-def test_versions_of_any_length_are_refused():
-    version = types.SimpleNamespace(number=1, signatures={}, begun=0)
-    versions = types.SimpleNamespace(current=version, name="shop", status={1: ("AVAILABLE", "")})
-    with listen("127.0.0.1", 0) as opened, serving(application(versions, ServeSettings()), opened):
-        for number in ("9" * 5000, "²", "-1", "1_0"):
-            for path, body in (("", None), ("/metadata", None), (":predict", b"{}")):
-                place = urllib.parse.quote(f"/v1/models/shop/versions/{number}{path}", safe="/:")
-                connection = http.client.HTTPConnection("127.0.0.1", opened.getsockname()[1], timeout=60)
-                with contextlib.closing(connection):
-                    connection.request("GET" if body is None else "POST", place, body)
-                    assert connection.getresponse().status in (400, 404), (number[:9], path)
+def test_a_version_that_cannot_be_served_ends_the_command_with_its_reason(tmp_path):
+    (tmp_path / "shop" / "3").mkdir(parents=True)
+    (tmp_path / "shop" / "3" / "saved_model.pb").write_bytes(b"broken")
+    assert start(tmp_path / "shop", tmp_path / "log").wait(200) == 2
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert line.startswith(f"serve: error: version {tmp_path}/shop/3 is not served: cannot be loaded")
 
 
 def test_answers_are_those_of_the_saved_model_in_both_forms(server):
@@ -171,7 +161,7 @@ def test_answers_are_those_of_the_saved_model_in_both_forms(server):
     assert [row["ids"] for row in by_row] == found["outputs"]["ids"]
     for request in ({"instances": images}, {"inputs": {"image_bytes": images}}):
         (vectors,) = server.predict(**request)[1].values()
-        np.testing.assert_allclose(vectors, server.vectors[1], atol=1e-5)
+        np.testing.assert_allclose(vectors, server.vectors, atol=1e-5)
 
 
 REST_ALONE = """
@@ -193,26 +183,27 @@ def test_the_client_needs_python_alone(server, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
     lines = {entry["image"]: entry for entry in map(json.loads, done.stdout.splitlines())}
-    np.testing.assert_allclose(lines[files[0]]["embedding"], server.vectors[1][0], atol=1e-5)
+    np.testing.assert_allclose(lines[files[0]]["embedding"], server.vectors[0], atol=1e-5)
     assert "not a JPEG" in lines[files[1]]["error"]
 
 
 def test_no_answer_is_wrong_under_concurrency(server):
     """By the client that ships with `export/`, as it is."""
-    gallery = server.vectors[1][: len(IMAGES)], list(shop_dataset(IMAGES).names)
-    load = Load(client_module(), server.images, server.vectors[1], gallery)
+    gallery = server.vectors[: len(IMAGES)], list(shop_dataset(IMAGES).names)
+    load = Load(client_module(), server.images, server.vectors, gallery)
     tally = load.run([server.url, server.url], clients=5, requests=20)
     assert tally.wrong == 0, tally.notes
     assert min(tally.good, tally.bad, tally.refused) > 3
 
 
 def test_status_metadata_health_and_metrics(server):
-    assert server.states() == {1: ("AVAILABLE", "")}
+    (state,) = json.loads(server.ask("/v1/models/shop")[2])["model_version_status"]
+    assert (state["version"], state["state"], state["status"]["error_code"]) == ("1", "AVAILABLE", "OK")
     status, _, body = server.ask("/v1/models/shop/versions/1/metadata")
     about = json.loads(body)
     assert (status, about["model_spec"]["version"]) == (200, "1")
     signatures = about["metadata"]["signature_def"]["signature_def"]
-    assert set(signatures) == set(server.models[1].signatures)
+    assert set(signatures) == set(server.model.signatures)
     text = {"dtype": "DT_STRING", "tensor_shape": {"dim": [{"size": "-1", "name": ""}], "unknown_rank": False}}
     assert signatures["embed_each"]["inputs"]["image_bytes"].items() >= text.items()
     assert server.ask("/healthz")[0] == 200
@@ -239,6 +230,7 @@ def test_bad_requests_are_one_clear_sentence_and_fail_no_other(server):
         ("/v1/models/shop/versions/7:predict", {"instances": [image]}, 404, "versions/7"),
         ("/v1/models/other", None, 404, "Servable not found"),
         ("/v1/models/shop/versions/7", None, 404, "versions/7"),
+        (f"/v1/models/shop/versions/{'9' * 5000}/metadata", None, 404, "versions/9"),
         ("/elsewhere", None, 404, "Malformed request"),
     ]
     good, stop = [], threading.Event()
@@ -246,7 +238,7 @@ def test_bad_requests_are_one_clear_sentence_and_fail_no_other(server):
     def ask():
         while not stop.is_set():
             status, found = server.predict(instances=[image])
-            good.append(status == 200 and np.abs(found["predictions"] - server.vectors[1][0]).max() < 1e-5)
+            good.append(status == 200 and np.abs(found["predictions"] - server.vectors[0]).max() < 1e-5)
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -288,57 +280,6 @@ def test_only_this_machine_can_connect(server):
     assert {place.laddr.ip.removeprefix("::ffff:") for place in open_} <= {"127.0.0.1", "::1"}
 
 
-def test_versions_are_replaced_without_a_failed_request(server):
-    """A new one; then a broken one and an incomplete one; then the new one's folder is removed."""
-    stop, faults, counts = threading.Event(), [], {1: 0, 2: 0}
-
-    def ask(seed):
-        rng = np.random.default_rng(seed)
-        while not stop.is_set():
-            rows = rng.integers(0, len(server.images), rng.integers(1, 5))
-            status, found = server.predict(instances=[b64(server.images[row]) for row in rows])
-            fits = status == 200 and [
-                number
-                for number, vectors in server.vectors.items()
-                if np.abs(vectors[rows] - found["predictions"]).max() < 1e-5
-            ]
-            if fits and len(fits) == 1:
-                counts[fits[0]] += 1
-            else:
-                faults.append((status, found))
-            time.sleep(0.05)  # loading shares the processors with it
-
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        server.put(2)
-        server.wait_for(lambda: server.states() == {1: ("END", ""), 2: ("AVAILABLE", "")})
-        before = dict(counts)
-        server.wait_for(lambda: counts[2] > before[2] + 5)
-        assert counts[1] == before[1]
-        (server.folder / "4").mkdir()
-        (server.folder / "4" / "model_card.json").write_text("{}")
-        shutil.copytree(server.made / "1", server.folder / ".3")
-        (server.folder / ".3" / "saved_model.pb").write_bytes(b"broken")
-        (server.folder / ".3").rename(server.folder / "3")
-        server.wait_for(lambda: 3 in server.states() and server.states()[3][0] == "END")
-        assert "cannot be loaded" in server.states()[3][1]
-        assert server.states()[2] == ("AVAILABLE", "")
-        assert 4 not in server.states()
-        assert "version 3 of shop is not served: cannot be loaded" in server.log.read_text()
-        assert "version 2 stays in service" in server.log.read_text()
-        shutil.rmtree(server.folder / "3")
-        shutil.rmtree(server.folder / "2")
-        server.wait_for(lambda: server.states() == {1: ("AVAILABLE", "")})
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not faults
-    assert counts[1] > 5
-
-
 def test_a_killed_replica_is_started_again(server):
     (replica,) = descendants("ServeReplica", server.process.pid)
     os.kill(replica, signal.SIGKILL)
@@ -361,7 +302,7 @@ def test_sigterm_answers_what_was_begun_and_ends_all_processes(server):
     answer = server.finish(opened, body)
     assert b" 200 OK" in answer
     found = json.loads(answer.partition(b"\r\n\r\n")[2])["predictions"]
-    np.testing.assert_allclose(found[0], server.vectors[1][0], atol=1e-5)
+    np.testing.assert_allclose(found[0], server.vectors[0], atol=1e-5)
     assert server.process.wait(30) == 128 + signal.SIGTERM
     assert server.log.read_text().splitlines()[-1] == "serve: ended by SIGTERM"
     psutil.wait_procs(processes, 10)

@@ -24,7 +24,7 @@ def test_the_page_runs(tmp_path):
     (tmp_path / "my_own.py").write_text(MODULE)
     train, evaluate = (["-m", *words] for words in COMMANDS if words)
     run_python(*train, cwd=tmp_path)
-    assert "--imports=my_own" in (tmp_path / "runs/shop/flags.txt").read_text()
+    assert "--import=my_own" in (tmp_path / "runs/shop/flags.txt").read_text()
     run_python(*evaluate, cwd=tmp_path)
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert 0 <= metrics.get("metrics", metrics)["found@5"] <= 1

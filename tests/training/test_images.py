@@ -96,8 +96,9 @@ def test_the_views_of_the_flags():
     train = TrainTransform("multi_resolution", 40, 28, "squash", scale=(0.08, 1.0), flip=False, policy=policy)
     assert make_transforms(experiment(**flags)) == (train, EvaluationTransform(40, 28, "squash"))
     # Nothing is resized to less than what is cut out of it.
-    train, evaluation = make_transforms(experiment(augmentation="random_resized_crop", resize=20))
-    assert (train.resize, evaluation) == (28, EvaluationTransform(28, 28))
+    crops = "random_resized_crop(min_scale=0.5)"
+    train, evaluation = make_transforms(experiment(augmentation=crops, resize=20))
+    assert (train.resize, train.scale, evaluation) == (28, (0.5, 1.0), EvaluationTransform(28, 28))
 
 
 def dataset(count, side):

@@ -45,6 +45,7 @@ def test_the_flag_file_makes_the_same_experiment():
         (DataSettings, {"image_size": 0}, "--image_size=0: out of range. Height and width"),
         (DataSettings, {"image_size": 300}, "--resize=256 is smaller than --image_size=300"),
         (DataSettings, {"sampling": "neighbors(often=2)"}, "there is no option 'often', only every, anchor_classes"),
+        (DataSettings, {"augmentation": "random_resized_crop(min_scale=0)"}, "min_scale must be above 0 and at most 1"),
         (DataSettings, {"holdout_sampling": "random(part=-1)"}, "--holdout_sampling: part must be"),
         (OptimizationSettings, {"optimizer": "adamm"}, "--optimizer=adamm: must be one of adam, adamw, sgd, rmsprop"),
         (OptimizationSettings, {"epochs": 4, "warm_up_epochs": 4.0}, "--warm_up_epochs=4 leaves none of --epochs=4"),

@@ -1,6 +1,4 @@
-"""Find what is wrong with a data set: near-duplicates, wrong labels, outliers, and classes without a cluster.
-
-It also finds classes that should be one.
+"""Find what is wrong with a data set: near-duplicates, wrong labels, and outliers.
 
   tfdml audit --dataset=folder --data_dir=photos --out=audits/photos
   tfdml audit --model=runs/cars_jrd --out=audits/cars
@@ -13,8 +11,8 @@ already; --data_dir is then where their names count from. Without images, as wit
 are a matter of distance alone. An image is marked drop only if it is itself a near-duplicate of one that stays, and
 check where it is less alike.
 
---out gets audit.html; audit.csv, a row for each finding with a suggested action; and images.csv and classes.csv, with
-the scores of all. Change the column action as you like: tfdml train --drop=audit.csv leaves out the images whose action
+--out gets audit.html; audit.csv, a row for each finding with a suggested action; and images.csv, with the scores of
+all. Change the column action as you like: tfdml train --drop=audit.csv leaves out the images whose action
 is drop.
 """
 
@@ -113,12 +111,11 @@ def run_audit(values: Flags) -> None:
         write_audit(folder / "audit.html", result, name, picture)
         os.replace(folder, out)
     counts, how = result.counts(), "" if result.by_pixels else ", by distance alone"
-    print(f"{name}: {len(table):,} images of {len(result.classes):,} classes")
+    print(f"{name}: {len(table):,} images of {result.num_classes:,} classes")
     print(f"  {counts['group']:,} groups of near-duplicates, {counts['across class']:,} across classes, ", end="")
     print(f"{counts['across split']:,} across the split{how}")
     print(f"  {counts['drop']:,} of their images to drop, {counts['check']:,} to check")
     print(f"  {counts['label']:,} labels that other images contradict, {counts['outlier']:,} outliers")
-    print(f"  {counts['same class']:,} pairs of classes that overlap, {counts['scattered class']:,} scattered classes")
     print(f"  {out / 'audit.html'}\n  {out / 'audit.csv'}")
 
 

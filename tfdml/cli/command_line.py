@@ -23,7 +23,7 @@ from tfdml.flag_files import read_flag_files
 from tfdml.io.files import as_named, local_copy
 from tfdml.registry import import_modules
 from tfdml.training.callbacks import Interruption
-from tfdml.training.settings import Settings, meanings
+from tfdml.training.settings import Settings, flag_name, meanings
 
 # What comes after `DEFINE_` in the name of absl's function, by the type of a field.
 _KINDS: dict[Any, str] = {bool: "bool", int: "integer", float: "float", float | None: "float", str: "string"}
@@ -66,7 +66,7 @@ class Flags(flags.FlagValues):
             place: dict[str, Any] = {"flag_values": self, "module_name": title}
             types, texts = typing.get_type_hints(each), meanings(each)
             for field in dataclasses.fields(each):
-                name, text, kind, rules = field.name, texts[field.name], types[field.name], field.metadata
+                name, text, kind, rules = flag_name(field.name), texts[field.name], types[field.name], field.metadata
                 if "choices" in rules:
                     text += f" One of {', '.join(rules['choices'])}."
                 default = "" if field.default is dataclasses.MISSING else field.default
@@ -79,9 +79,7 @@ class Flags(flags.FlagValues):
                     getattr(flags, f"DEFINE_{_KINDS[kind]}")(name, default, text, **place)
                 if "effect" in rules:
                     self.effects.setdefault(name, rules["effect"])
-        if "imports" in self:
-            flags.DEFINE_alias("import", "imports", flag_values=self)
-        else:
+        if "import" not in self:
             text = "Modules of your own, with commas, that register what flags name."
             flags.DEFINE_string("import", "", text, flag_values=self, module_name="Your own code")
 
@@ -95,7 +93,7 @@ class Flags(flags.FlagValues):
         for name, default in fields.items():
             if default is dataclasses.MISSING and not self[name].value:
                 raise UserError(f"--{name} is missing")
-        return kind(**{name: self[name].value for name in fields})
+        return kind(**{name: self[flag_name(name)].value for name in fields})
 
     def parse(self, words: Sequence[str]) -> None:
         """Set the flags from a command line without the command, after those of its flag files.

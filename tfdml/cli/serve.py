@@ -4,8 +4,8 @@ r"""Serve an exported embedder or retriever over HTTP, in TensorFlow Serving's R
   tfdml serve --model=models/cars_retriever --name=retriever --port=8502 --replicas=2
   curl -d "{\"instances\": [{\"b64\": \"$(base64 -w0 car.jpg)\"}]}" http://127.0.0.1:8501/v1/models/cars:predict
 
-The newest version in the folder is in service. A newer one that appears is loaded next to it, and takes over without
-a failed request; one that cannot be loaded leaves it in service. SIGTERM and Ctrl-C answer what was begun, and end.
+The newest version in the folder is served. A newer one needs a new server. SIGTERM and Ctrl-C answer what was begun,
+and end.
 
 Nobody is asked for a password, and nothing is encrypted: put a proxy in front before you name another --host.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 from tfdml.cli.command_line import Command, CommandFlags, Flags
 from tfdml.cluster.ray_session import import_ray
 from tfdml.cluster.replica import ServeSettings
+from tfdml.embeddings.model_card import served_version
 from tfdml.errors import UserError
-from tfdml.export.saved_model import version_numbers
 from tfdml.training.settings import choice
 
 
@@ -49,7 +49,8 @@ def serve(values: Flags) -> None:
     name = flags.name or folder.name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
         raise UserError(f"`name={name}`: a model's name has letters, digits, dots and dashes")
-    if not version_numbers(folder):
+    version = served_version(folder)
+    if version is None or version == folder:
         raise UserError(f"`model={flags.model}`: there is no version in it; name a folder that tfdml export wrote to")
     for package in ("ray", "fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
@@ -63,7 +64,7 @@ def serve(values: Flags) -> None:
         import_ray()
         from tfdml.cluster import serving
 
-        serving.serve(folder, name, listening, settings)
+        serving.serve(version, name, listening, settings)
 
 
 COMMAND = Command("serve", serve, Flags(ServeFlags, ServeSettings), __doc__)

@@ -48,7 +48,7 @@ _STAGES = (
 def explicit_settings(values: Flags) -> dict[str, Any]:
     """Return the settings of an experiment that the command line or a flag file sets."""
     names = [field.name for field in dataclasses.fields(settings.Experiment)]
-    return {name: values[name].value for name in names if values[name].present}
+    return {name: flag.value for name in names if (flag := values[settings.flag_name(name)]).present}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

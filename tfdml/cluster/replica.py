@@ -40,7 +40,6 @@ class ServeSettings(Settings):
         max_request_mb: Most megabytes of a request.
         max_megapixels: Most megapixels of the images of a request, as their headers state them.
         timeout: Seconds that a request may take to arrive, and the model to answer.
-        poll_seconds: Seconds between two looks for new versions.
 
     Raises:
         UserError: A value is out of range.
@@ -54,7 +53,6 @@ class ServeSettings(Settings):
     max_request_mb: float = choice(32.0, check=positive)
     max_megapixels: float = choice(400.0, check=positive)
     timeout: float = choice(30.0, check=positive)
-    poll_seconds: float = choice(5.0, check=positive)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""An exported model behind HTTP, in TensorFlow Serving's REST format: its versions, and the web server.
+"""An exported model behind HTTP, in TensorFlow Serving's REST format.
 
 Ray Serve runs the replicas, puts the requests that wait into batches, and starts a replica again that has died. uvicorn
 answers HTTP: Ray Serve's own proxy limits neither the size of a request nor the time that one takes to arrive.
@@ -27,7 +27,6 @@ from starlette.routing import Route
 from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.cluster.replica import Replica, ServeSettings
 from tfdml.errors import UserError, short_message
-from tfdml.export.saved_model import version_numbers
 from tfdml.io.http import CONNECTIONS, address_of, read_body, serving, while_connected
 
 # Of a local Ray: what waits in shared memory.
@@ -42,105 +41,48 @@ _SECONDS = prometheus.Histogram(
 _WAITING = prometheus.Gauge("tfdml_serve_waiting_requests", "Requests that are not answered yet")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Version:
-    """A version that is in service, or was.
+    """The version of a model that is served.
 
     Args:
+        model: What requests call the model.
         number: Its number.
-        application: Its name in Ray Serve.
         handle: Sends requests to its replicas.
         signatures: As `Replica.signatures`.
     """
 
-    number: int
-    application: str
+    model: str
+    number: str
     handle: Any
     signatures: Mapping[str, Any]
 
 
-class Versions:
-    """The versions of a model: the newest that works is in service.
-
-    A new one is loaded and warmed up in replicas of its own before it takes over. Then the one before answers what it
-    has begun, and ends. One that cannot be loaded is left out until its files change. Without the folder of the
-    version in service, the newest of the others takes over.
+def start_version(folder: Path, model: str, settings: ServeSettings) -> Version:
+    """Start the replicas of a version, and warm them up.
 
     Args:
-        folder: Where versions lie, numbered.
-        name: The model's.
+        folder: The version, a SavedModel.
+        model: What requests call the model.
         settings: See `ServeSettings`.
 
-    Attributes:
-        current: The version in service.
-        status: By number, the state in TF Serving's words, and an error or empty.
+    Raises:
+        UserError: It cannot be served.
     """
-
-    def __init__(self, folder: Path, name: str, settings: ServeSettings):
-        self.folder, self.name, self._settings = folder, name, settings
-        self.current: Version | None = None
-        self.status: dict[int, tuple[str, str]] = {}
-        self._broken: dict[int, Any] = {}
-        self._loads = 0
-
-    def update(self) -> None:
-        """Put the newest version in service if it is another, and let the one before end."""
-        there = {number: files for number in version_numbers(self.folder) if (files := self._files(number))}
-        before = self.current
-        for number in sorted(there, reverse=True):
-            if before and number == before.number:
-                break
-            if self._broken.get(number) == there[number]:
-                continue
-            if self._load(number):
-                break
-            self._broken[number] = there[number]
-        numbers = {*there, self.current and self.current.number}
-        self.status = {number: state for number, state in self.status.items() if number in numbers}
-        if before is not None and before is not self.current:
-            self._end(before)
-
-    def _files(self, number: int) -> list[tuple[str, int]]:
-        """Return the files of a version with their times, to see that they change; none where it has no SavedModel."""
-        folder = self.folder / str(number)
-        if not (folder / "saved_model.pb").is_file():
-            return []
-        return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
-
-    def _load(self, number: int) -> bool:
-        started, self._loads = time.monotonic(), self._loads + 1
-        application = f"{number}-{self._loads}"
-        self.status[number] = "LOADING", ""
-        deployment = ray_serve.deployment(
-            Replica,
-            num_replicas=self._settings.replicas,
-            max_ongoing_requests=self._settings.max_waiting,
-            max_constructor_retry_count=1,
-            graceful_shutdown_timeout_s=2 * self._settings.timeout,
-            ray_actor_options={"num_cpus": 0},
-        )
-        try:
-            bound = deployment.bind(str(self.folder / str(number)), self._settings)
-            handle = ray_serve.run(bound, name=application, route_prefix=None)
-            version = Version(number, application, handle, handle.signatures.remote().result())
-        except Exception as error:
-            reason = _reason(application) or short_message(error)
-            stays = f"; version {self.current.number} stays in service" if self.current else ""
-            logging.error("version %d of %s is not served: %s%s", number, self.name, reason, stays)
-            self.status[number] = "END", reason
-            ray_serve.delete(application)
-            return False
-        self.current = version
-        self.status[number] = "AVAILABLE", ""
-        logging.info("version %d of %s is in service after %.1f s", number, self.name, time.monotonic() - started)
-        return True
-
-    def _end(self, version: Version) -> None:
-        self.status[version.number] = "UNLOADING", ""
-        time.sleep(0.5)  # a request may have chosen it, and not reached it yet
-        ray_serve.delete(version.application)  # once it has answered what it has begun
-        self.status[version.number] = "END", ""
-        logging.info("version %d of %s has ended", version.number, self.name)
+    deployment = ray_serve.deployment(
+        Replica,
+        num_replicas=settings.replicas,
+        max_ongoing_requests=settings.max_waiting,
+        max_constructor_retry_count=1,
+        graceful_shutdown_timeout_s=2 * settings.timeout,
+        ray_actor_options={"num_cpus": 0},
+    )
+    try:
+        handle = ray_serve.run(deployment.bind(str(folder), settings), name=model, route_prefix=None)
+        return Version(model, folder.name, handle, handle.signatures.remote().result())
+    except Exception as error:
+        reason = _reason(model) or short_message(error)
+        raise UserError(f"version {folder} is not served: {reason}") from error
 
 
 def _reason(application: str) -> str:
@@ -155,18 +97,16 @@ class _Model:
     """Answers requests about a model.
 
     Args:
-        versions: The model.
+        version: What is served.
         settings: See `ServeSettings`.
     """
 
-    def __init__(self, versions: Versions, settings: ServeSettings):
-        self._versions, self._settings, self._waiting = versions, settings, 0
+    def __init__(self, version: Version, settings: ServeSettings):
+        self._version, self._settings, self._waiting = version, settings, 0
 
-    def _version(self, request: Request) -> Version:
-        version, number = self._versions.current, request.path_params.get("version")
-        if version is None or number not in (None, str(version.number)):
+    def _check_version(self, request: Request) -> None:
+        if request.path_params.get("version") not in (None, self._version.number):
             raise HTTPException(404, f"Servable not found for request: {request.url.path}")
-        return version
 
     async def predict(self, request: Request) -> Response:
         """Answer a predict request, unless too many wait already."""
@@ -183,13 +123,12 @@ class _Model:
         return Response(body, code, media_type="application/json")
 
     async def _answer(self, request: Request) -> tuple[int, bytes]:
-        self._version(request)
+        self._check_version(request)
         settings = self._settings
         body = await read_body(request, int(settings.max_request_mb * 2**20), settings.timeout, _DROPPED)
-        version = self._version(request)
 
         async def predicted() -> tuple[int, bytes]:
-            response = version.handle.predict.remote(body)
+            response = self._version.handle.predict.remote(body)
             try:
                 return await response
             except asyncio.CancelledError:
@@ -202,33 +141,25 @@ class _Model:
             raise HTTPException(504, f"the model did not answer within {settings.timeout:g} s") from None
         except (ray.exceptions.RayError, RayServeException) as error:
             reason = short_message(error, "first", True)
-            logging.error("version %d of %s: %s", version.number, self._versions.name, reason)
+            logging.error("%s", reason)
             raise HTTPException(503, "the model is starting again: try again", {"Retry-After": "1"}) from None
 
     async def status(self, request: Request) -> Response:
-        """Answer with the states of the versions, or of one of them."""
-        number = request.path_params.get("version")
-        states = [
-            {"version": str(each), "state": state, "status": {"error_code": code, "error_message": error}}
-            for each, (state, error) in sorted(self._versions.status.items(), reverse=True)
-            for code in ["UNKNOWN" if error else "OK"]
-            if number in (None, str(each))
-        ]
-        if not states:
-            self._version(request)
-        return JSONResponse({"model_version_status": states})
+        """Answer with the state of the version, in TF Serving's words."""
+        self._check_version(request)
+        state = {"state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+        return JSONResponse({"model_version_status": [{"version": self._version.number, **state}]})
 
     async def metadata(self, request: Request) -> Response:
-        """Answer with the signatures of the version in service."""
-        version = self._version(request)
-        spec = {"name": self._versions.name, "signature_name": "", "version": str(version.number)}
-        signatures = {"signature_def": {"signature_def": version.signatures}}
+        """Answer with the signatures of the version."""
+        self._check_version(request)
+        spec = {"name": self._version.model, "signature_name": "", "version": self._version.number}
+        signatures = {"signature_def": {"signature_def": self._version.signatures}}
         return JSONResponse({"model_spec": spec, "metadata": signatures})
 
     def health(self, _: Request) -> Response:
-        """Answer whether a version is in service and its replicas run."""
-        version = self._versions.current
-        application = ray_serve.status().applications.get(version.application) if version else None
+        """Answer whether the replicas run."""
+        application = ray_serve.status().applications.get(self._version.model)
         state = application.status.value if application else "NONE"
         return JSONResponse({"status": state}, 200 if state == "RUNNING" else 503)
 
@@ -253,14 +184,14 @@ async def _refusal(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-def application(versions: Versions, settings: ServeSettings) -> Starlette:
+def application(version: Version, settings: ServeSettings) -> Starlette:
     """Return the web application.
 
     Args:
-        versions: The model.
+        version: What is served.
         settings: See `ServeSettings`.
     """
-    model, path = _Model(versions, settings), f"/v1/models/{versions.name}"
+    model, path = _Model(version, settings), f"/v1/models/{version.model}"
     routes = [Route("/healthz", model.health), Route("/monitoring/prometheus/metrics", model.metrics)]
     for place in (path, f"{path}/versions/{{version}}"):
         routes += [
@@ -272,31 +203,22 @@ def application(versions: Versions, settings: ServeSettings) -> Starlette:
 
 
 def serve(folder: Path, name: str, listening: socket.socket, settings: ServeSettings) -> None:
-    """Serve the versions of a model until the process is interrupted; then answer what was begun.
+    """Serve a version of a model until the process is interrupted; then answer what was begun.
 
     Args:
-        folder: Where versions lie, numbered.
+        folder: The version, a SavedModel.
         name: What requests call the model.
         listening: The socket.
         settings: See `ServeSettings`.
 
     Raises:
-        UserError: No version of the folder can be served.
+        UserError: It cannot be served.
     """
     with ray_session(LOCAL, object_store_bytes=_OBJECT_STORE):
         python_logging.getLogger("ray.serve").setLevel(python_logging.ERROR)
         ray_serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
-        versions = Versions(folder, name, settings)
-        versions.update()
-        if versions.current is None:
-            reasons = [f"{number}: {reason}" for number, (_, reason) in versions.status.items()]
-            raise UserError(f"{folder} has no version that can be served; {'; '.join(reasons) or 'it has none at all'}")
-        app, connections = application(versions, settings), settings.max_waiting + CONNECTIONS
-        with serving(app, listening, int(2 * settings.timeout), connections) as thread:
+        app = application(start_version(folder, name, settings), settings)
+        with serving(app, listening, int(2 * settings.timeout), settings.max_waiting + CONNECTIONS) as thread:
             print(f"serving at {address_of(listening)}/v1/models/{name}", flush=True)
-            while thread.is_alive():
-                time.sleep(settings.poll_seconds)
-                try:
-                    versions.update()
-                except Exception as error:  # a folder that cannot be read: what is in service stays
-                    logging.error("no look for new versions: %s", short_message(error, named=True))
+            while thread.is_alive():  # a `join` that a signal ends takes the thread for ended (Python 3.11)
+                time.sleep(1)

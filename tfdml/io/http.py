@@ -13,14 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tfdml.errors import REASON, user_errors
 
 # Connections at the same time, idle ones among them; further requests get 503.
 CONNECTIONS = 500
-# How long a connection may take to send the header of a request.
-HEADER_SECONDS = 10.0
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -108,28 +105,6 @@ async def while_connected(request: Request, work: Awaitable[Any], seconds: float
             task.cancel()
 
 
-class _Protocol(H11Protocol):
-    """Closes a connection that begins no request in time, which uvicorn leaves open for ever (0.54)."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._watch(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
-        super().connection_lost(exc)
-
-    def _watch(self, before: Any) -> None:
-        self._timer = self.loop.call_later(HEADER_SECONDS, self._look, before)
-
-    def _look(self, before: Any) -> None:
-        # The cycle is that of the last request whose header is complete.
-        if self.cycle is before and (before is None or before.response_complete):
-            self.transport.close()
-        else:
-            self._watch(self.cycle)
-
-
 @contextlib.contextmanager
 def serving(
     app: ASGIApp, opened: socket.socket, grace: int = 0, connections: int = CONNECTIONS
@@ -150,7 +125,6 @@ def serving(
         app = TrustedHostMiddleware(app, ["localhost", "127.0.0.1", "[::1]"])
     config = uvicorn.Config(
         app,
-        http=_Protocol,
         lifespan="off",
         log_level="error",
         server_header=False,

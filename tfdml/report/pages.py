@@ -23,7 +23,7 @@ import numpy as np
 from absl import logging
 from markupsafe import Markup
 
-from tfdml.audit import Audit, Finding
+from tfdml.audit import Audit
 from tfdml.errors import UserError
 from tfdml.evaluation.classification import calibrate, identification_rates
 from tfdml.evaluation.intervals import Interval
@@ -292,7 +292,7 @@ def sampled_images(labels: np.ndarray) -> np.ndarray:
 
 # How much of each kind it has; the CSV files have all.
 _FINDINGS = {"label": 48, "outlier": 24}
-_DUPLICATES, _CLASSES, _OF_A_CLASS = 40, 24, 6
+_DUPLICATES, _OF_A_GROUP = 40, 6
 
 
 def write_audit(
@@ -324,15 +324,6 @@ def write_audit(
         dataset=types.SimpleNamespace(images=images, labels=table.labels, class_names={**table.class_names, -1: "–"}),
         groups=audit.groups()[:_DUPLICATES],
         counts=audit.counts(),
-        in_a_group=_OF_A_CLASS,
+        in_a_group=_OF_A_GROUP,
         findings={kind: audit.of(kind)[:most] for kind, most in _FINDINGS.items()},
-        same=[(finding, _of_class(audit, finding)) for finding in audit.of("same class")[:_CLASSES]],
-        scattered=[(finding, _of_class(audit, finding)) for finding in audit.of("scattered class")[:_CLASSES]],
     )
-
-
-def _of_class(audit: Audit, finding: Finding) -> list[int]:
-    """Return rows of some images of the class of a finding, and as many of the other class if there is one."""
-    labels = [label for label in (finding.label, finding.other_label) if label >= 0]
-    most = _OF_A_CLASS // len(labels)
-    return [row for label in labels for row in np.flatnonzero(audit.table.labels == label)[:most].tolist()]

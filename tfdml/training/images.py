@@ -360,12 +360,13 @@ def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationT
         return TrainTransform(resize=1, image_size=1), EvaluationTransform(1, 1)  # vectors have no views
     resize = max(settings.resize, settings.image_size)
     color = as_color(settings.pad_color)
+    crops = settings.augmentation_call()
     train = TrainTransform(
-        augmentation=settings.augmentation,
+        augmentation=crops.name,
         resize=resize,
         image_size=settings.image_size,
         resize_mode=settings.resize_mode,
-        scale=(settings.min_scale, 1.0),
+        scale=(crops.arguments["min_scale"], 1.0) if crops.arguments else TrainTransform.scale,
         flip=settings.flip,
         policy=Policy.of(settings.policy) if settings.policy.strip() else None,
         pad_color=color,

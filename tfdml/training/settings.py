@@ -130,6 +130,16 @@ def integers(text: str, flag: str, required: bool = False) -> tuple[int, ...]:
     return values
 
 
+def flag_name(setting: str) -> str:
+    """Return the flag of a setting: its name, but for the one that is a word of Python.
+
+    Example:
+        >>> flag_name("imports"), flag_name("epochs")
+        ('import', 'epochs')
+    """
+    return "import" if setting == "imports" else setting
+
+
 def as_text(value: Any) -> str:
     """Return a setting as it stands in a flag file.
 
@@ -140,7 +150,9 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-#: The names that `sampling`, `holdout_sampling` and `head` may have, each with its options and their defaults.
+#: The names that `augmentation`, `sampling`, `holdout_sampling` and `head` may have, each with its options and their
+#: defaults.
+AUGMENTATIONS: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS} | {"random_resized_crop": {"min_scale": 0.08}}
 SAMPLING: dict[str, dict[str, Any]] = {
     "class_balanced": {"short_classes": "repeat"},
     "hierarchical": {"super_classes": 1, "weights": "proportional", "short_classes": "repeat"},
@@ -253,8 +265,8 @@ class DataSettings(Settings):
         resize_mode: Whether the shorter side becomes --resize; both sides do (squash); or the longer side does and
             --pad_color fills up the square (pad).
         pad_color: Color around images: black, white, or R,G,B of 0 to 255.
-        augmentation: How training crops are taken.
-        min_scale: Smallest share of the image's area that random_resized_crop takes.
+        augmentation: How training crops are taken: random_crop; random_resized_crop(min_scale=0.08), of at least this
+            share of the image's area; multi_resolution; or none.
         flip: Mirror every second training image.
         policy: What happens to the finished crops, by Keras's layers: e.g. 'rand_augment(factor=0.4) + 0.2 * grayscale'
             (the second on a fifth of the images).
@@ -293,10 +305,7 @@ class DataSettings(Settings):
     pad_color: str = choice(
         "black", effect=both(either(needs("resize_mode", "pad"), needs("augmentation", "multi_resolution")), _IMAGES)
     )
-    augmentation: str = choice("random_crop", choices=KINDS, effect=_IMAGES)
-    min_scale: float = choice(
-        0.08, check=lambda v: 0 < v <= 1, effect=both(needs("augmentation", "random_resized_crop"), _IMAGES)
-    )
+    augmentation: str = choice("random_crop", effect=_IMAGES)
     flip: bool = choice(True, effect=_IMAGES)
     policy: str = choice("", effect=_IMAGES)
     # Batches
@@ -309,12 +318,12 @@ class DataSettings(Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.resize < self.image_size and self.augmentation not in ("random_resized_crop", "multi_resolution"):
+        if self.resize < self.image_size and self.augmentation_call().name in ("random_crop", "none"):
             raise UserError(f"--resize={self.resize} is smaller than --image_size={self.image_size}")
         as_color(self.pad_color)
         if self.features and (self.policy.strip() or self.sampling_call().name == "two_views"):
             raise UserError("--policy and --sampling=two_views change images, and --features are vectors")
-        self.data_options(), self.sampling_call(), self.held_out(0)
+        self.data_options(), self.augmentation_call(), self.sampling_call(), self.held_out(0)
         if self.text_backbone and bool(self.features) != (self.text_call().name == "vectors"):
             raise UserError(f"--text_backbone={self.text_backbone}: stored vectors of texts go with --features alone")
         if self.policy.strip():
@@ -342,6 +351,14 @@ class DataSettings(Settings):
         with user_errors(ValueError, REASON):
             part = arguments.integer("--holdout_sampling: part", call.arguments["part"], at_least=0)
         return self.holdout_classes, seed, call.name, part
+
+    def augmentation_call(self) -> Call:
+        """Return how training crops are taken, with all options."""
+        call = with_options(self.augmentation, "--augmentation", AUGMENTATIONS)
+        with user_errors(ValueError, REASON):
+            for name, share in call.arguments.items():
+                arguments.number(f"--augmentation: {name}", share, above=0, at_most=1)
+        return call
 
     def sampling_call(self) -> Call:
         """Return how batches are composed, with all options."""
@@ -691,7 +708,8 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
 
     def as_flags(self) -> str:
         """Return the settings as a flag file that makes the same run."""
-        lines = [f"--{field.name}={as_text(getattr(self, field.name))}" for field in dataclasses.fields(self)]
+        names = [field.name for field in dataclasses.fields(self)]
+        lines = [f"--{flag_name(name)}={as_text(getattr(self, name))}" for name in names]
         return "\n".join(lines) + "\n"
 
     def differences_to(self, other: Experiment) -> Iterator[tuple[str, Any, Any]]:
