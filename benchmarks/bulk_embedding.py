@@ -14,34 +14,14 @@ import os
 import pathlib
 import statistics
 import tempfile
-import threading
 import time
 
+from benchmarks.timing import in_turns
 from tools.numbers import Results, command_line
 
 
-class Watch(threading.Thread):
-    """Records when each part of a bulk pass was written: Ray reports finished parts late and in bursts."""
-
-    def __init__(self, out):
-        super().__init__(daemon=True)
-        self.out, self.marks, self._ended = pathlib.Path(out), [], threading.Event()
-
-    def run(self):
-        """Look at the folder, ten times a second."""
-        while not self._ended.wait(0.1):
-            parts = len(list(self.out.glob("part-*.parquet")))
-            if parts > (self.marks[-1][0] if self.marks else 0):
-                self.marks.append((parts, time.perf_counter()))
-
-    def stop(self):
-        """End."""
-        self._ended.set()
-        self.join()
-
-
 def bare_loop(model, paths, batch_size):
-    """Return images a second of the model alone, and its vectors."""
+    """Return images a second of the model alone, no seconds of start, and its vectors."""
     import numpy as np
 
     from tfdml.data import FileImages, ImageDataset
@@ -52,30 +32,30 @@ def bare_loop(model, paths, batch_size):
     for batch in load_backend(model).stream(dataset, batch_size):
         started = started or time.perf_counter()
         vectors.append(batch)
-    return (len(paths) - len(vectors[0])) / (time.perf_counter() - started), np.concatenate(vectors)
+    return (len(paths) - len(vectors[0])) / (time.perf_counter() - started), 0.0, np.concatenate(vectors)
 
 
 def in_bulk(source, out, actors, args):
-    """Return images a second once each actor has written a part, and the seconds until then."""
+    """Return images a second once each actor has written a part, the seconds until then, and the embeddings."""
     from tfdml.cluster.bulk_embedding import embed_parts
     from tfdml.data import FileImages, ImageDataset
+    from tfdml.embeddings import read_embeddings
     from tfdml.embeddings.backends import load_backend
     from tfdml.embeddings.files import EmbeddingFolder
     from tfdml.embeddings.passes import EmbeddingPass, images_of
 
-    begun, watch = time.perf_counter(), Watch(out)
-    watch.start()
+    begun = time.time()
     images = images_of(source)
     dataset = ImageDataset("input", "all", FileImages(images.names), images.labels)
     work = EmbeddingPass([dataset], images, args.batch_size, args.rows_per_file, skip_bad=True)
     folder = EmbeddingFolder(out, work.identity(load_backend(args.model)))
     work.run(folder, lambda parts: embed_parts(parts, str(args.model), folder, "local", actors), {})
-    watch.stop()
-    first, last = next(mark for mark in watch.marks if mark[0] >= actors), watch.marks[-1]
-    count = (last[0] - first[0]) * args.rows_per_file
-    if not count:
+    # Ray reports finished parts late and in bursts; their files have the right time.
+    times = sorted(part.stat().st_mtime for part in pathlib.Path(out).glob("part-*.parquet"))
+    if len(times) <= actors:
         raise SystemExit("too few images: each actor must write several files (--images, --rows_per_file)")
-    return count / (last[1] - first[1]), first[1] - begun
+    rate = (len(times) - actors) * args.rows_per_file / (times[-1] - times[actors - 1])
+    return rate, times[actors - 1] - begun, read_embeddings(out).embeddings
 
 
 def main():
@@ -92,35 +72,33 @@ def main():
     import numpy as np
 
     from tfdml import data
-    from tfdml.embeddings import read_embeddings
 
     dataset = data.load("cars196", args.data_dir, "test")
     rows = np.arange(args.images - args.images % args.rows_per_file) % len(dataset)
     paths = [os.path.abspath(dataset.images.name(row)) for row in rows]
-    rates: dict = {"bare loop": [], 1: [], 2: []}
     with tempfile.TemporaryDirectory() as folder:
         source = os.path.join(folder, "list.csv")
         with open(source, "w", newline="") as file:
             csv.writer(file).writerows([("path", "label"), *zip(paths, dataset.labels[rows], strict=True)])
-        for number in range(args.rounds):
-            for contender in [*rates][number % 3 :] + [*rates][: number % 3]:
-                if contender == "bare loop":
-                    rate, vectors = bare_loop(args.model, paths, args.batch_size)
-                    rates[contender].append((rate, 0.0))
-                else:
-                    rates[contender].append(in_bulk(source, f"{folder}/{number}-{contender}", contender, args))
-        embeddings = read_embeddings(f"{folder}/{number}-2").embeddings
-        difference = float(np.abs(embeddings - vectors).max())
+        passes = in_turns(
+            {
+                "bare loop": lambda: bare_loop(args.model, paths, args.batch_size),
+                "1 actor": lambda: in_bulk(source, tempfile.mkdtemp(dir=folder), 1, args),
+                "2 actors": lambda: in_bulk(source, tempfile.mkdtemp(dir=folder), 2, args),
+            },
+            args.rounds,
+        )
     row = Results(args.json).table(
         "rates",
         f"{len(paths):,} images, {args.rounds} rounds",
         *("images/s", "of the bare loop", "until the first part, s"),
     )
-    for contender, measured in rates.items():
-        name = contender if contender == "bare loop" else f"{contender} actor{'s' * (contender > 1)}"
-        ratios = [mine / theirs for (mine, _), (theirs, _) in zip(measured, rates["bare loop"], strict=True)]
-        rate, start = (statistics.median(column) for column in zip(*measured, strict=True))
-        row(name, f"{rate:,.0f}", f"{statistics.median(ratios):.2f}", f"{start:.1f}")
+    for name, measured in passes.items():
+        rates, starts, _ = zip(*measured, strict=True)
+        ratios = [rate / bare[0] for rate, bare in zip(rates, passes["bare loop"], strict=True)]
+        rate, ratio, start = (statistics.median(values) for values in (rates, ratios, starts))
+        row(name, f"{rate:,.0f}", f"{ratio:.2f}", f"{start:.1f}")
+    difference = np.abs(passes["2 actors"][-1][2] - passes["bare loop"][-1][2]).max()
     print(f"the largest difference of a component is {difference:.1e}")
 
 

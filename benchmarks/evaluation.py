@@ -1,16 +1,15 @@
 """The evaluation at scale: its time and its agreement with pytorch-metric-learning.
 
     python -m benchmarks.evaluation --torch_python=/path/to/python/with/pytorch-metric-learning
-    python -m benchmarks.evaluation --parts=exact --images=6000 --dim=128 --classes=1100 --rounds=1      a quick try
+    python -m benchmarks.evaluation --images=6000 --dim=128 --classes=1100 --rounds=1      a quick try
 
-Parts, all of them by default, on made embeddings, by default as many as the test images and classes of Stanford Online
-Products, 60,502 and 11,316:
+On made embeddings, by default as many as the test images and classes of Stanford Online Products:
 
 - exact: wall and CPU seconds of `evaluate_retrieval`, and of the plain product of the same matrices in blocks of the
-  same memory. All run in this process, in turns, for some rounds, another one first each time. A row shows the median;
-  a ratio is the median over rounds;
+  same memory. All run in this process, in turns, for some rounds. A row shows the median; a ratio is the median over
+  rounds;
 - clustering: seconds of k-means with as many clusters as classes;
-- peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of --torch_python.
+- peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of --torch_python, if given.
 
 Ends with status 1 if a number differs from the peer's by more than `TOLERANCE`.
 """
@@ -18,16 +17,14 @@ Ends with status 1 if a number differs from the peer's by more than `TOLERANCE`.
 import json
 import os
 import pathlib
-import statistics
 import subprocess
 import tempfile
-import time
 
 import numpy as np
 
+from benchmarks.timing import in_turns, time_call
 from tools.numbers import Results, command_line
 
-PARTS = ("exact", "clustering", "peer")
 BUDGET = 256 * 2**20
 # Rounding of the distances may swap neighbors that are equally near.
 TOLERANCE = 1e-4
@@ -55,13 +52,6 @@ def made_embeddings(count, dim, classes, seed=0):
     return points / np.linalg.norm(points, axis=1, keepdims=True), labels
 
 
-def time_call(function, *arguments, **options):
-    """Return a call's result, its wall seconds and its CPU seconds."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    result = function(*arguments, **options)
-    return result, time.perf_counter() - wall, time.process_time() - cpu
-
-
 def bare_product(embeddings):
     """Compute the product of all with all, in blocks, and drop it."""
     from keras import ops
@@ -80,52 +70,30 @@ def evaluation(arrays, metrics):
     return evaluate_retrieval(*arrays, metrics=metrics, memory_budget=BUDGET)
 
 
-def exact_part(args, arrays, results):
+def exact_part(arrays, rounds, results):
     """Time of the exact evaluation."""
-    count, dim = arrays[0].shape
-    runners = {BARE: lambda: bare_product(arrays[0])}
-    runners |= {name: (lambda name=name: evaluation(arrays, CONTENDERS[name])) for name in CONTENDERS}
-    small = made_embeddings(2000, dim, 400)
+    small = made_embeddings(2000, arrays[0].shape[1], 400)
     bare_product(small[0])
     evaluation(small, ["recall", "map@r"])
-    wall, cpu = {name: [] for name in runners}, {name: [] for name in runners}
-    for number in range(args.rounds):
-        first = number % len(runners)
-        for name in [*list(runners)[first:], *list(runners)[:first]]:
-            _, *seconds = time_call(runners[name])
-            wall[name].append(seconds[0])
-            cpu[name].append(seconds[1])
-    held = arrays[0].nbytes / 2**20
-    print(f"\nexact, {count:,} x {dim} ({held:,.0f} MiB), {args.rounds} rounds, {os.cpu_count()} cores")
+    runners = {BARE: lambda: time_call(bare_product, arrays[0])[1:]}
+    for name, metrics in CONTENDERS.items():
+        runners[name] = lambda metrics=metrics: time_call(evaluation, arrays, metrics)[1:]
+    times = {name: np.array(seconds) for name, seconds in in_turns(runners, rounds).items()}
     ratio = "of the bare product"
     row = results.table("exact", "", "seconds", ratio, "processor seconds", ratio)
-    for name in runners:
-        ratios = [
-            statistics.median(a / b for a, b in zip(times[name], times[BARE], strict=True)) for times in (wall, cpu)
-        ]
-        times = [f"{statistics.median(found[name]):.1f}" for found in (wall, cpu)]
-        row(name, times[0], f"{ratios[0]:.2f}", times[1], f"{ratios[1]:.2f}")
+    for name, seconds in times.items():
+        wall, cpu = np.median(seconds, axis=0)
+        ratios = np.median(seconds / times[BARE], axis=0)
+        row(name, f"{wall:.1f}", f"{ratios[0]:.2f}", f"{cpu:.1f}", f"{ratios[1]:.2f}")
 
 
-def clustering_part(args, arrays, results):
-    """Time k-means."""
-    from tfdml.evaluation import kmeans
-
-    count = len(np.unique(arrays[1]))
-    _, *seconds = time_call(kmeans, arrays[0], count, iterations=args.iterations)
-    row = results.table("clustering", "", "seconds", "processor seconds")
-    row(f"{count:,} clusters, {args.iterations} rounds of k-means", *(f"{value:.1f}" for value in seconds))
-
-
-def peer_part(args, arrays, folder, results):
+def peer_part(torch_python, arrays, results):
     """Time pytorch-metric-learning, and compare its numbers."""
-    for name, array in zip(("embeddings", "labels"), arrays, strict=True):
-        np.save(f"{folder}/{name}.npy", array)
-    command = [args.torch_python, str(pathlib.Path(__file__).with_name("evaluation_peer.py")), folder]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    if completed.returncode:
-        raise SystemExit(f"pytorch-metric-learning failed in {args.torch_python}:\n{completed.stderr[-2000:]}")
-    theirs = json.loads(completed.stdout.splitlines()[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        for name, array in zip(("embeddings", "labels"), arrays, strict=True):
+            np.save(f"{folder}/{name}.npy", array)
+        command = [torch_python, str(pathlib.Path(__file__).with_name("evaluation_peer.py")), folder]
+        theirs = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     ours, *seconds = time_call(evaluation, arrays, ["recall@1", "map@r", "r_precision"])
     row = results.table("peer", "retrieval, once, in turns", "seconds", "processor seconds")
     row("tfdml", *(f"{value:.1f}" for value in seconds))
@@ -142,31 +110,22 @@ def peer_part(args, arrays, folder, results):
 def main():
     """Parse the command line and run."""
     parser = command_line(__doc__)
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}, with commas")
     parser.add_argument("--images", type=int, default=60_502)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--classes", type=int, default=11_316, help="at most half as many as images")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=20, help="rounds of k-means")
     parser.add_argument("--torch_python", help="a Python that has torch and pytorch-metric-learning")
     args = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    parts = args.parts.split(",")
-    unknown = sorted(set(parts) - set(PARTS))
-    if unknown or 2 * args.classes > args.images:
-        raise SystemExit(f"unknown part {unknown[0]}" if unknown else "--classes must be at most half of --images")
-    if "peer" in parts and not args.torch_python:
-        print("peer: left out, no --torch_python")
-        parts.remove("peer")
-    results = Results(args.json)
-    arrays = made_embeddings(args.images, args.dim, args.classes)
-    with tempfile.TemporaryDirectory() as folder:
-        if "exact" in parts:
-            exact_part(args, arrays, results)
-        if "clustering" in parts:
-            clustering_part(args, arrays, results)
-        if "peer" in parts:
-            peer_part(args, arrays, folder, results)
+    from tfdml.evaluation import kmeans
+
+    results, arrays = Results(args.json), made_embeddings(args.images, args.dim, args.classes)
+    exact_part(arrays, args.rounds, results)
+    _, *seconds = time_call(kmeans, arrays[0], args.classes, iterations=20)
+    row = results.table("clustering", "", "seconds", "processor seconds")
+    row(f"{args.classes:,} clusters, 20 rounds of k-means", *(f"{value:.1f}" for value in seconds))
+    if args.torch_python:
+        peer_part(args.torch_python, arrays, results)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,23 @@
-"""Latency, throughput, size and Recall@1 of an exported version, compared with the Keras embedder it comes from.
+"""Latency, throughput and size of an exported version, compared with the Keras embedder it comes from.
 
     tfdml export --run_dir=runs/cars --out=models/cars --formats=all
     python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1
-    python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1 --images=200 --rounds=3      a quick try
+    python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1 --rounds=3 --calls=5      a quick try
 
 Two tables. From encoded images: the SavedModel's `serving_default`, and Keras as one would call it by hand, the same
 view made in a `tf.function`, then `predict_on_batch`. From views (uint8, after resizing and the crop), where decoding
 costs nothing: `predict_on_batch`, LiteRT in each precision, ONNX. All contenders take turns, for some rounds, in one
 process; a number is the median of the rounds. LiteRT and ONNX use as many threads as there are cores, as TensorFlow
-does. Recall@1 is that of all test images (or of --images, as whole classes), each contender embedding them itself.
+does. `tfdml export` compares the embeddings, and `tfdml evaluate --model` measures what they find.
 """
 
+import functools
 import os
 import pathlib
 import statistics
 import time
 
+from benchmarks.timing import in_turns
 from tools.numbers import Results, command_line
 
 BATCH = 32
@@ -80,7 +82,7 @@ def contenders(embedder, version):
     from_bytes = {"Keras by hand: decode in a `tf.function`, `predict_on_batch`": (keras_from_bytes(embedder), None)}
     if graph[0].is_file():
         from_bytes["SavedModel"] = (saved_model(version), sum(part.stat().st_size for part in graph))
-    from_views = {"Keras `predict_on_batch`": (lambda views: embedder.predict_on_batch(views), None)}
+    from_views = {"Keras `predict_on_batch`": (embedder.predict_on_batch, None)}
     for precision in ("float32", "float16", "dynamic_range", "int8"):
         path = version / "litert" / f"{precision}.tflite"
         if path.is_file():
@@ -88,7 +90,7 @@ def contenders(embedder, version):
     path = version / "onnx" / "model.onnx"
     if path.is_file():
         from_views["ONNX (onnxruntime)"] = (onnx_session(path), path.stat().st_size)
-    return {"encoded": from_bytes, "views": from_views}
+    return {"encoded images": from_bytes, "views": from_views}
 
 
 def seconds(function, images, batch_size, calls):
@@ -100,47 +102,12 @@ def seconds(function, images, batch_size, calls):
     return (time.perf_counter() - started) / calls
 
 
-def measure(runners, images, rounds, calls):
-    """Milliseconds of batch 1 and images per second of batch 32, the median of rounds in turns, by name."""
-    times = {name: {1: [], BATCH: []} for name in runners}
-    for number in range(rounds + 1):
-        for batch_size in (1, BATCH):
-            for name, (function, _) in runners.items():
-                duration = seconds(function, images, batch_size, calls if batch_size == 1 else max(1, calls // 5))
-                # The first round compiles and warms up.
-                if number:
-                    times[name][batch_size].append(duration)
-    return {
-        name: (1e3 * statistics.median(found[1]), BATCH / statistics.median(found[BATCH]))
-        for name, found in times.items()
-    }
-
-
-def embed_all(function, images):
-    """The embeddings of all images, in batches of one size."""
-    import numpy as np
-
-    parts = []
-    for first in range(0, len(images), BATCH):
-        batch = images[first : first + BATCH]
-        padding = BATCH - len(batch)
-        if padding:
-            batch = (
-                [*batch, *[batch[-1]] * padding]
-                if isinstance(batch, list)
-                else np.pad(batch, [(0, padding), (0, 0), (0, 0), (0, 0)], mode="edge")
-            )
-        parts.append(function(batch)[: BATCH - padding])
-    return np.concatenate(parts)
-
-
 def main():
     """Parse the command line, measure, print."""
     parser = command_line(__doc__)
     parser.add_argument("--run_dir", required=True, help="the run that was exported")
     parser.add_argument("--model", required=True, type=pathlib.Path, help="the version, e.g. models/cars/1")
     parser.add_argument("--data_dir", default="", help="where the run's data set lies, if it has moved")
-    parser.add_argument("--images", type=int, default=0, help="test images, as whole classes; 0: all")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--calls", type=int, default=40, help="calls a round and contender with one image")
     args = parser.parse_args()
@@ -150,39 +117,37 @@ def main():
     from tfdml import data
     from tfdml.data.transforms import EvaluationTransform
     from tfdml.embeddings.backends import encoded_image
-    from tfdml.evaluation import evaluate_dataset
-    from tfdml.export.exporter import load_run, whole_classes
+    from tfdml.export.exporter import load_run
 
     embedder, experiment = load_run(args.run_dir, data_dir=args.data_dir)
     test = data.load(experiment.dataset, experiment.data_dir or None, "test", **experiment.data_options())
-    test = whole_classes(test, args.images)
+    test = test.take(np.linspace(0, len(test) - 1, 100).astype(int))
     batches = data.evaluation_batches(test, EvaluationTransform.of(embedder), BATCH)
     inputs = {
-        "encoded": [encoded_image(test.images, row) for row in range(len(test))],
+        "encoded images": [encoded_image(test.images, row) for row in range(len(test))],
         "views": np.concatenate([images.numpy() for images, _ in batches]),
     }
-    float32 = args.model / "litert" / "float32.tflite"
-    whole = float32.stat().st_size if float32.is_file() else None
     results = Results(args.json)
-    for table, runners in contenders(embedder, args.model).items():
-        rates = measure(runners, inputs[table], args.rounds, args.calls)
-        reference = rates[next(iter(runners))]
-        print(f"\n{os.cpu_count()} cores, {args.rounds} rounds; Recall@1 on {len(test):,} images")
-        columns = ["batch 1, ms", "", "batch 32, images/s", "", "MB", "Recall@1"]
-        columns += ["of float32", "cosine, min", "mean"] if table == "views" else []
-        row = results.table(table, f"from {table if table == 'views' else 'encoded images'}", *columns)
-        first = None
-        for name, (function, size) in runners.items():
-            vectors = embed_all(function, inputs[table])
-            first = vectors if first is None else first
-            cosine = np.sum(vectors * first, axis=1)
-            recall = evaluate_dataset(vectors, test, ks=(1,), metrics=("recall",))["recall@1"]
-            latency, rate = rates[name]
-            cells = [f"{latency:.2f}", f"{latency / reference[0]:.2f}x", f"{rate:,.0f}", f"{rate / reference[1]:.2f}x"]
-            cells += [f"{size / 1e6:.2f}" if size else "", f"{100 * recall:.1f}"]
-            share = f"{100 * size / whole:.0f} %" if size and whole else ""
-            cosines = [f"{cosine.min():.4f}", f"{cosine.mean():.4f}"] if size else ["", ""]
-            row(name, *cells, *([share, *cosines] if table == "views" else []))
+    for table, models in contenders(embedder, args.model).items():
+        runners = {}
+        for name, (function, _) in models.items():
+            for batch, calls in ((1, args.calls), (BATCH, max(1, args.calls // 5))):
+                runners[name, batch] = functools.partial(seconds, function, inputs[table], batch, calls)
+        # The first round compiles and warms up.
+        in_turns(runners, 1)
+        times = {key: statistics.median(values) for key, values in in_turns(runners, args.rounds).items()}
+        reference = next(iter(models))
+        row = results.table(table, f"from {table}", "batch 1, ms", "", f"batch {BATCH}, images/s", "", "MB")
+        for name, (_, size) in models.items():
+            ratios = [times[name, 1] / times[reference, 1], times[reference, BATCH] / times[name, BATCH]]
+            cells = [f"{1e3 * times[name, 1]:.2f}", f"{ratios[0]:.2f}x"]
+            row(
+                name,
+                *cells,
+                f"{BATCH / times[name, BATCH]:,.0f}",
+                f"{ratios[1]:.2f}x",
+                f"{size / 1e6:.2f}" if size else "",
+            )
 
 
 if __name__ == "__main__":

@@ -21,11 +21,11 @@ import re
 import struct
 import subprocess
 import sys
-import time
 import zlib
 
 import numpy as np
 
+from benchmarks.timing import time_call
 from tools.numbers import Results, command_line
 
 TOLERANCE = 1e-5
@@ -70,26 +70,24 @@ def odd_images():
 
 @dataclasses.dataclass
 class Tally:
-    """Counts of requests, good and bad items, and wrong answers."""
+    """What all clients met; they append to the same lists.
 
-    requests: int = 0
-    good: int = 0
-    bad: int = 0
-    wrong: int = 0
-    refused: int = 0
-    notes: list = dataclasses.field(default_factory=list)
+    Attributes:
+        items: "good" for each good image, "bad" for each bad image or request, "refused" for each that was.
+        wrong: A line for each wrong answer.
+        seconds: Of each request.
+        elapsed: Seconds of all.
+    """
+
+    items: list = dataclasses.field(default_factory=list)
+    wrong: list = dataclasses.field(default_factory=list)
     seconds: list = dataclasses.field(default_factory=list)
     elapsed: float = 0.0
 
-    def add(self, other):
-        """Add another client's."""
-        for field in ("requests", "good", "bad", "wrong", "refused", "notes", "seconds"):
-            setattr(self, field, getattr(self, field) + getattr(other, field))
-
     def cells(self):
         """Return those of the table, without the name."""
-        counts = (self.requests, self.good, self.bad, self.refused, self.wrong)
-        speeds = [self.requests / self.elapsed, *np.percentile(1e3 * np.array(self.seconds), [50, 95])]
+        counts = [len(self.seconds), *(self.items.count(kind) for kind in ("good", "bad", "refused")), len(self.wrong)]
+        speeds = [len(self.seconds) / self.elapsed, *np.percentile(1e3 * np.array(self.seconds), [50, 95])]
         return [f"{value:,}" for value in counts] + [f"{value:.0f}" for value in speeds]
 
 
@@ -113,31 +111,24 @@ class Load:
         self.gallery = gallery
         self.bad = bad_images(images[0])
 
-    def run(self, urls, clients, requests, seed=0):
+    def run(self, urls, clients, requests):
         """Let clients send requests at once.
 
         Args:
             urls: The address of the embedder and, where there is a gallery, of the retriever.
             clients: How many threads.
             requests: How many requests each sends.
-            seed: Of the order of requests.
         """
+        tally = Tally()
 
-        def work(number):
-            tally, rng = Tally(), random.Random(seed + number)
+        def work(seed):
+            rng = random.Random(seed)
             for _ in range(requests):
-                started = time.perf_counter()
-                self._one(urls, rng, tally)
-                tally.seconds.append(time.perf_counter() - started)
-                tally.requests += 1
-            return tally
+                tally.seconds.append(time_call(self._one, urls, rng, tally)[1])
 
-        total, started = Tally(), time.perf_counter()
         with concurrent.futures.ThreadPoolExecutor(clients) as threads:
-            for tally in threads.map(work, range(clients)):
-                total.add(tally)
-        total.elapsed = time.perf_counter() - started
-        return total
+            _, tally.elapsed, _ = time_call(lambda: list(threads.map(work, range(clients))))
+        return tally
 
     def _one(self, urls, rng, tally):
         rows = [rng.randrange(len(self.images)) for _ in range(rng.randint(1, 6))]
@@ -155,16 +146,11 @@ class Load:
             for (_, row), vector, error in zip(batch, outputs["embedding"], outputs["error"], strict=True):
                 self._judge(None if row is None else self.embeddings[row], vector, error, tally)
 
-    def _judge(self, expected, found, error, tally):
-        if expected is None:
-            tally.bad += 1
-            right = bool(error)
-        else:
-            tally.good += 1
-            right = not error and np.abs(np.array(found) - expected).max() <= TOLERANCE
+    def _judge(self, expected, vector, error, tally):
+        tally.items.append("bad" if expected is None else "good")
+        right = error if expected is None else not error and np.abs(np.array(vector) - expected).max() <= TOLERANCE
         if not right:
-            tally.wrong += 1
-            tally.notes.append(f"wanted {'an error' if expected is None else 'a vector'}, got {error or found}")
+            tally.wrong.append(f"wanted {'an error' if expected is None else 'a vector'}, got {error or vector}")
 
     def _search(self, url, rows, rng, tally):
         vectors, ids = self.gallery
@@ -172,14 +158,13 @@ class Load:
         inputs = {"image_bytes": [self.images[row] for row in rows], "k": [k] * len(rows)}
         outputs = self.client.predict(url, "search_each", inputs)
         for row, names, error in zip(rows, outputs["ids"], outputs["error"], strict=True):
-            tally.good += 1
+            tally.items.append("good")
             distances = np.linalg.norm(vectors.astype(np.float64) - self.embeddings[row], axis=1)
             own = [] if error else np.array([distances[ids.index(name)] for name in names])
             # Items that are equally near but for rounding may change places.
             nearest = np.sort(distances)[:k]
             if len(own) != len(nearest) or np.abs(own - nearest).max() > 1e-4:
-                tally.wrong += 1
-                tally.notes.append(f"search for {row}: {error or names}")
+                tally.wrong.append(f"search for {row}: {error or names}")
 
     def _bad_request(self, urls, rng, tally):
         """Send a request that is refused as a whole."""
@@ -199,15 +184,14 @@ class Load:
                 (1, "search_bytes", {"image_bytes": [self.images[0], b"no"], "k": [2, 2]}),
             ]
         which, signature, inputs = rng.choice(requests)
-        tally.bad += 1
+        tally.items.append("bad")
         try:
             self.client.predict(urls[which], signature, inputs, 60.0)
         except self.client.ServerError as refused:
             if re.match("(400|INVALID_ARGUMENT|FAILED_PRECONDITION): .", str(refused)):
-                tally.refused += 1
+                tally.items.append("refused")
                 return
-        tally.wrong += 1
-        tally.notes.append(f"{signature} of {list(inputs)} was not refused in words")
+        tally.wrong.append(f"{signature} of {list(inputs)} was not refused in words")
 
 
 def offline_embeddings(path, images):
@@ -262,9 +246,9 @@ def main():
         urls = args.url or [stack.enter_context(tfdml_serve(args.model))]
         for clients in args.clients:
             tally = load.run(urls, clients, args.requests)
-            wrong += tally.wrong
+            wrong += len(tally.wrong)
             row(args.url[0] if args.url else "tfdml serve", clients, *tally.cells())
-            for note in tally.notes[:5]:
+            for note in tally.wrong[:5]:
                 print(f"  wrong: {note}")
     return 1 if wrong else 0
 

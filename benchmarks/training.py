@@ -17,12 +17,12 @@ costs nothing. Each is a process with one thread. A cell is the median of the pr
 highest memory of the process. `dense` compares with all classes.
 """
 
+import functools
 import json
 import os
 import pathlib
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
+from benchmarks.timing import Peer, in_turns, time_call
 from tfdml.training import build_optimizer, checkpoints, step_schedule
 from tools.numbers import Results, command_line
 
@@ -116,17 +117,13 @@ def by_classes(arguments):
     cells = {classes: [f"{classes:,}"] for classes in arguments.classes}
     for number in COMPARED.values():
         peers = {classes: start_steps(classes, number(classes)) for classes in cells if number(classes)}
-        answers = {classes: [] for classes in peers}
-        for turn in range(3 + arguments.rounds):
-            for classes, peer in peers.items():
-                peer.stdin.write("step\n")
-                peer.stdin.flush()
-                answers[classes].extend([json.loads(peer.stdout.readline())][: turn >= 3])
+        asks = {classes: functools.partial(peer.ask, "step") for classes, peer in peers.items()}
+        in_turns(asks, 3)
         memory = {}
-        for classes, peer in peers.items():
-            peer.communicate()
-            seconds = statistics.median(seconds for seconds, _ in answers[classes])
-            memory[classes] = answers[classes][-1][1]
+        for classes, answers in in_turns(asks, arguments.rounds).items():
+            peers[classes].close()
+            seconds = statistics.median(seconds for seconds, _ in answers)
+            memory[classes] = answers[-1][1]
             cells[classes].append(f"{1000 * seconds:,.0f} ms, {memory[classes]:.1f} GiB")
         for classes in cells.keys() - peers.keys():
             # Memory grows evenly with the number of classes.
@@ -140,8 +137,7 @@ def by_classes(arguments):
 def start_steps(classes, number):
     """Start a process of `make_steps` that compares with so many of the classes."""
     share = ["--classes", str(classes), "--share", str(number / classes)]
-    command = [sys.executable, "-m", "benchmarks.training", *share]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return Peer([sys.executable, "-m", "benchmarks.training", *share])
 
 
 def start_up(arguments):
@@ -205,33 +201,25 @@ def main():
         images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
         command = [arguments.torch_python, str(ROOT / "benchmarks" / "training_peer.py"), scratch]
         command += [str(arguments.threads), *["compile"] * arguments.compile]
-        peer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        peer = Peer(command)
 
-        def ask(what):
-            peer.stdin.write(what + "\n")
-            peer.stdin.flush()
-            return json.loads(peer.stdout.readline())
+        def step():
+            logs, seconds, _ = time_call(learner.train_on_batch, np.array(images[0]), labels[0], return_dict=True)
+            return {"value": float(logs["loss"]), "seconds": seconds}
 
-        seconds, values = [[], []], [[], []]
-        for turn in range(3 + arguments.rounds):
-            started = time.perf_counter()
-            values[0].append(float(learner.train_on_batch(np.array(images[0]), labels[0], return_dict=True)["loss"]))
-            durations = [time.perf_counter() - started]
-            answer = ask("step")
-            values[1].append(answer["value"])
-            for found, second in zip(seconds, [*durations, answer["seconds"]], strict=True):
-                found.extend([second] * (turn >= 3))
-        ours, theirs = (1000 * statistics.median(found) for found in seconds)
+        sides = {"tfdml": step, "PyTorch": functools.partial(peer.ask, "step")}
+        first = {name: [step["value"] for step in steps] for name, steps in in_turns(sides, 3).items()}
+        times = in_turns(sides, arguments.rounds)
+        ours, theirs = (1000 * statistics.median(step["seconds"] for step in steps) for steps in times.values())
         row = Results(arguments.json).table("table", "", "tfdml", "PyTorch", "ratio")
         row("a step, ms, in turns", f"{ours:.0f}", f"{theirs:.0f}", f"{ours / theirs:.2f}")
-        print(f"losses of the first steps: {values[0][:3]}, PyTorch {values[1][:3]}", flush=True)
+        print(f"losses of the first steps: {first}", flush=True)
         if arguments.epochs:
-            whole(arguments, folder, drop_step, test_labels, ask, row)
-        peer.stdin.close()
-        peer.wait()
+            whole(arguments, folder, drop_step, test_labels, peer, row)
+        peer.close()
 
 
-def whole(arguments, folder, drop_step, test_labels, ask, row):
+def whole(arguments, folder, drop_step, test_labels, peer, row):
     """Both trainings, one after the other, and what their embeddings find."""
     learner = make_learner(arguments.weights, drop_step)
     images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
@@ -242,10 +230,8 @@ def whole(arguments, folder, drop_step, test_labels, ask, row):
 
     kinds = (tf.TensorSpec((100, SIZE, SIZE, 3), tf.uint8), tf.TensorSpec((100,), tf.int64))
     source = tf.data.Dataset.from_generator(batches, output_signature=kinds).prefetch(2)
-    started = time.perf_counter()
-    learner.fit(source, epochs=1, verbose=0)
-    ours = time.perf_counter() - started
-    theirs = ask("train")["seconds"]
+    _, ours, _ = time_call(learner.fit, source, epochs=1, verbose=0)
+    theirs = peer.ask("train")["seconds"]
     test = np.load(folder / "test.npy")
     embedded = {"tfdml": learner.predict(test, batch_size=100, verbose=0), "PyTorch": np.load(folder / "theirs.npy")}
     rates = [labels.size / duration for duration in (ours, theirs)]
