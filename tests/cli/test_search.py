@@ -1,6 +1,7 @@
 """`tfdml search`: the same neighbors in each kind of gallery, and one clear line for what is wrong."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from pyarrow.parquet import read_table
 from tests.cli.commands import write_embedder, write_noise
 from tfdml.embeddings import read_embeddings
 from tfdml.evaluation import RetrievalResults, calibrate, evaluate_retrieval
-from tfdml.retrieval import nearest_neighbors
+from tfdml.retrieval import connect, nearest_neighbors
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,10 @@ def test_stored_embeddings_and_a_database_find_the_same(commands, folder):
     assert status == 0, errors
     found, _ = nearest(commands, folder, uri, "--k=4")
     np.testing.assert_allclose(found.column("distance"), stored.column("distance"), rtol=1e-6)
+    with connect(uri) as database:
+        database.delete([str(row) for row in range(30)])
+    status, _, errors = commands.run("search", f"--gallery={uri}", f"--queries={folder / 'queries.npz'}")
+    assert (status, "is empty" in errors) == (2, True)
     assert found.table.drop_columns(["distance"]).equals(stored.table.drop_columns(["distance"]))
 
 
@@ -91,6 +96,9 @@ def test_the_same_embeddings_are_searched_as_they_are_evaluated(commands, folder
     assert len(table) == 30 * 29
     first = table[table["relevant"]].groupby("query")["rank"].min()
     assert np.mean(1 / first) == pytest.approx(metrics["mrr"], abs=1e-12)
+    shutil.copy(gallery, folder / "written" / "copy.npz")
+    copy = f"--queries={folder / 'written' / 'copy.npz'}"
+    assert "30 queries find their own image, which counts" in commands.run("search", f"--gallery={gallery}", copy)[1]
 
 
 @pytest.mark.slow

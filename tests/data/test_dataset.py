@@ -31,6 +31,9 @@ def test_arrays_alone_make_a_data_set():
     assert dataset.names == ("0", "1", "2", "3")
     assert set(ImageTable.of([dataset]).roles) == {"test"}
     assert dataset.contiguous().take([2]).class_names == {1: "9"}
+    for rows in ([True, False, True, False], [0.5]):
+        with pytest.raises(UserError, match=r"rows must be integers, .*np\.flatnonzero"):
+            dataset.take(rows)
     view = tfdml.data.EvaluationTransform(resize=8, image_size=8)
     ((images, labels),) = tfdml.data.evaluation_batches(dataset, view, 4)
     np.testing.assert_array_equal(images, PIXELS)
@@ -48,6 +51,8 @@ def test_arrays_alone_make_a_data_set():
         ({"labels": list("aabb")}, "np.unique"),
         ({"labels": np.eye(4)}, "argmax"),
         ({"super_labels": [0]}, r"super_labels of shape \(1,\)"),
+        ({"is_query": ["False", "True", "False", "True"]}, "is_query"),
+        ({"is_query": [np.nan, 1, 0, 0]}, "is_query"),
     ],
 )
 def test_what_makes_no_data_set_is_refused(arguments, message):

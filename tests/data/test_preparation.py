@@ -154,7 +154,7 @@ def _held(data):
 def splits():
     images, names = _held(images_of_kinds(12)), {0: "a/b", 1: "a:b", 2: "Café", 3: "x"}
     labels = np.arange(12) // 3
-    columns = {"super_labels": labels // 2, "groups": np.arange(12) % 5}
+    columns = {"super_labels": labels // 2, "groups": np.arange(12) % 5, "texts": [f"text, {i}" for i in range(12)]}
     train = made(images, labels, names, **columns).take(np.arange(6))
     return {
         "train": train,
@@ -172,8 +172,14 @@ def test_a_copy_keeps_what_is_known_of_the_images(splits, tmp_path):
             assert path.endswith(format_of(data).extensions)
         names = [dataset.class_names[label] for label in dataset.labels.tolist()]
         assert [copy.class_names[label] for label in copy.labels.tolist()] == names
-        for field in ("super_labels", "groups", "is_query"):
+        for field in ("super_labels", "groups", "is_query", "texts"):
             np.testing.assert_array_equal(getattr(copy, field), getattr(dataset, field))
+
+
+def test_classes_that_a_list_would_merge_are_not_copied(tmp_path):
+    dataset = made(_held(images_of_kinds(4)), [0, 0, 1, 1], {0: "bus", 1: " bus"})
+    with pytest.raises(UserError, match="classes of a copy go by name, and some have the same"):
+        prepare({"train": dataset}, tmp_path / "out")
 
 
 def test_images_are_shrunk_as_training_resizes_them(tmp_path):

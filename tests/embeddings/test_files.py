@@ -75,7 +75,7 @@ def refused(look, says):
     assert "\n" not in str(error.value)
 
 
-def test_read_back_as_written(tmp_path):
+def test_read_back_as_written(tmp_path, caplog):
     write(tmp_path / "x", images=table(roles=ROLES))
     stored = read_embeddings(tmp_path / "x")
     np.testing.assert_array_equal(stored.embeddings, EMBEDDINGS)
@@ -99,8 +99,10 @@ def test_read_back_as_written(tmp_path):
     assert whole.schema.field("embedding").type == pa.list_(pa.float32(), 3)
     row = {"id": 3, "path": table().names[3], "label": 1, "class": "class 1", "role": "query"}
     assert whole.slice(3, 1).to_pylist() == [{**row, "embedding": EMBEDDINGS[3].tolist()}]
+    (tmp_path / "x" / "manifest.json").write_text(json.dumps({**manifest, "model": {"fingerprint": "sha256:cc"}}))
     one = read_embeddings(tmp_path / "x" / "part-000001.parquet")
-    assert one.names == table().names[4:8]
+    assert (one.names, one.model) == (table().names[4:8], "sha256:cc")
+    assert "is a part of the embeddings in its folder" in caplog.text
 
 
 @pytest.mark.parametrize("stops", [[0], [3], [1, 1, 0], [2, 0, 1]])
@@ -291,8 +293,12 @@ def test_splits_in_any_order_have_their_rows(data):
             assert part.embeddings[:, 0].tolist() == part.labels.tolist() == rows
             assert part.names == tuple(roles[row] for row in rows)
             queries = [roles[row] == "query" for row in rows]
-            expected = queries if {"query", "gallery"} <= {roles[row] for row in rows} else None
-            assert (None if part.is_query is None else part.is_query.tolist()) == expected
+            if name == "train":
+                assert part.is_query is None
+            elif len({*queries}) == 2:
+                assert part.is_query.tolist() == queries
+            else:
+                refused(lambda part=part: part.is_query, "they must be query and gallery")
         else:
             refused(lambda name=name: stored.split(name), f"no {name} images, only")
 

@@ -140,10 +140,12 @@ def test_open_set_measures_equal_a_walk_through_all_thresholds(ties):
 def test_what_makes_no_sense_is_refused():
     for act, message in (
         (lambda: KNNClassifier([[0.0]], [1]).add([[0.0, 1.0]], [2]), "dimension"),
+        (lambda: KNNClassifier([[0.0]], [1], threshold=np.nan), "threshold"),
+        (lambda: KNNClassifier([[0.0]], [1], distance="dot", weights="distance"), "negative products"),
         (lambda: KNNClassifier([[0.0]], [1]).add([[0.0]], ["b"]), "labels are of type"),
         (lambda: evaluate_classification(KNNClassifier([[0.0]], [1]), [[0.0]], [2]), "no query is of a class"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(ValueError, match=message):
             act()
 
 

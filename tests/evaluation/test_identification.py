@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from tfdml.errors import UserError
 from tfdml.evaluation import calibrate, identification_rates
 
 
@@ -98,9 +97,10 @@ def test_standard_errors_equal_the_sum_over_classes_and_over_those_that_find_one
         (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], fpir=0.01), "needs at least 100 queries of unknown"),
         (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 0], fpir=0.5), "a gallery of at least two classes"),
         (lambda: calibrate([[0.0]] * 4, [0, 0, 1, 1], fpir=0.5), "4 of 4 queries have a copy in another class"),
+        (lambda: identification_rates([[0.0], [1.0]], [1, 2], np.nan), "threshold"),
         (lambda: identification_rates([[0.0]], ["a"], 1.0, gallery=[[1.0]], gallery_labels=[1]), "labels are of type"),
     ],
 )
 def test_what_makes_no_sense_is_refused(act, says):
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(ValueError, match=says):
         act()

@@ -106,6 +106,11 @@ def test_intervals_over_seeds_are_those_of_scipy():
     assert seed_difference([0.5, 0.5], [0.25, 0.25]) == (0.25, 0.25, 0.25, 0.0)
 
 
+def test_an_interval_over_one_class_says_nothing():
+    with pytest.warns(UserWarning, match="there is one alone"):
+        assert confidence_intervals({"m": [1.0, 0.0]}, [3, 3])["m"][1:3] == (0.5, 0.5)
+
+
 ONES = np.ones(4)
 
 

@@ -146,3 +146,5 @@ def test_parts_without_an_image_of_each_class_are_refused():
     points, labels = classes_of_points()
     with pytest.raises(UserError, match=r"41 parts need 41 images of every class; the smallest has 40"):
         part_protocol(points, labels, parts=41)
+    with pytest.raises(ValueError, match="parts"):
+        split_into_parts(labels, 2.5)

@@ -269,10 +269,11 @@ def test_accuracy_by_folds_is_that_of_thresholds_of_the_other_folds():
         (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], far=0.1, precision=0.9), "give one of fpir="),
         (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], far=0.01), "far=0.01 needs at least 100 pairs"),
         (lambda: verify_pairs([0.1, np.nan], [True, False]), "1 of the distances are not finite"),
+        (lambda: accepted_rates([[0.0], [1.0], [2.0]], [0, 0, 1], np.nan), "threshold"),
     ],
 )
 def test_what_makes_no_sense_is_refused(act, says):
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(ValueError, match=says):
         act()
 
 

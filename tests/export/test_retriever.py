@@ -17,7 +17,7 @@ from tfdml.embeddings.model_card import view_of
 from tfdml.errors import UserError
 from tfdml.evaluation import calibrate
 from tfdml.export import Gallery, Retriever, search_graph
-from tfdml.export.retriever import _calibration
+from tfdml.export.retriever import _calibration, joined
 from tfdml.export.saved_model import WARM_UP
 
 
@@ -198,7 +198,7 @@ def test_a_gallery_calibrates_itself_by_classes_that_were_not_trained_on(shop, t
     assert retriever.calibration.threshold == pytest.approx(expected.threshold)
     assert retriever.calibration.rates == expected.rates
     assert str(expected) in printed
-    assert retriever.card["model"] == "f"
+    assert retriever.card["model"] == retriever.gallery().model == "f"
     # All trained on: not asked for, no threshold; asked for, refused. So is a threshold of pairs.
     trained_on = {"trained_on": names.tolist()}
     assert _calibration("auto", gallery, trained_on, printed.append) is None
@@ -224,6 +224,12 @@ def test_galleries_that_cannot_be(shop, tmp_path):
             Gallery(np.array(vectors), tuple(ids), ("",) * len(ids), (metadata,) * len(ids)).columns()
     with pytest.raises(UserError, match="have 7 dimensions, the embedder 8"):
         Retriever.build(shop.embedder, Gallery(np.ones((1, 7)), ("a",), ("",), ({},)), tmp_path)
+    gallery = Gallery(np.eye(2), "ab", ("", "bus"), ({}, {}), "sha256:1")
+    assert (gallery.take([1]).ids, gallery.take([1]).model) == (["b"], "sha256:1")
+    with pytest.raises(UserError, match="are of different models"):
+        joined([gallery], 2, "sha256:2")
+    with pytest.raises(UserError, match="rows must be integers"):
+        gallery.take(np.array([True, False]))
 
 
 def test_classes_go_by_name():

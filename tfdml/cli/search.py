@@ -141,6 +141,9 @@ def _print(results: RetrievalResults) -> None:
         if row["id"] is not None:
             others = [f"{name}={value}" for name, value in row.items() if value and name not in named]
             print(f"  {row['rank']:>4}  {row['distance']:8.4f}  {'  '.join([row['id'], *others])}")
+    itself = (results.column("query") == results.column("id")) & (results.column("distance") == 0)
+    if itself.any():
+        print(f"{itself.sum():,} queries find their own image, which counts")
     if "relevant" in results.table.column_names and results.column("num_relevant").any():
         first = (results.column("rank") == 1) & (results.column("num_relevant") > 0)
         print(f"Recall@1 {100 * results.column('relevant')[first].mean():.2f} %")
@@ -177,6 +180,8 @@ def _in_database(flags: SearchFlags) -> _Answer:
     with connect(flags.gallery) as gallery:
         neighbors = gallery.search(vectors, flags.k, model=model)
         distance, size = gallery.distance, len(gallery)
+    if not size:
+        raise UserError(f"--gallery={gallery.address} is empty: write it with tfdml index")
     columns = {name: column for name, column in neighbors.columns.items() if name in ("class", "role") and column.any()}
     return RetrievalResults.of_arrays(names, neighbors.ids, neighbors.distances, columns), distance, size, None
 
@@ -191,6 +196,8 @@ def _in_embeddings(flags: SearchFlags) -> _Answer:
         return results, flags.distance, len(part), None
     names, vectors, classes, model = _embedded(flags)
     check_same_model(stored.model, model, f"--gallery={flags.gallery} and the queries")
+    if bool(stored.model) != bool(model):
+        print("the models of the gallery and the queries are not compared: one is not known")
     if stored.classes is not None and classes is not None and not np.isin(classes, stored.classes).any():
         print("queries and gallery have no class in common, by name: nothing is counted")
         classes = None

@@ -28,7 +28,7 @@ from tfdml.data.decoding import (
     format_of,
     narrow_fault,
 )
-from tfdml.data.images import ArrayImages, Images, in_threads, join_images, read_header
+from tfdml.data.images import ArrayImages, Images, in_threads, join_images, read_header, row_numbers
 from tfdml.errors import UserError, short_message
 from tfdml.pairwise import image_rows, integer_labels
 
@@ -43,7 +43,7 @@ def _as_texts(values: Any) -> np.ndarray:
 #: What a data set may have of each image besides its class, and how it is read.
 _COLUMNS: dict[str, Callable[[Any], np.ndarray]] = {
     "super_labels": lambda values: integer_labels(values, "super_labels"),
-    "is_query": lambda values: np.asarray(values, np.bool_),
+    "is_query": lambda values: integer_labels(values, "is_query") != 0,
     "groups": lambda values: integer_labels(values, "groups"),
     "label_rows": lambda values: integer_labels(values, "label_rows", rows=True).reshape(len(values), -1),
     "texts": _as_texts,
@@ -284,8 +284,12 @@ class ImageDataset:
         return self._role("gallery", False)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> ImageDataset:
-        """Return the images at `indices`, in that order."""
-        indices = np.asarray(indices, np.int64)
+        """Return the images at `indices`, in that order.
+
+        Raises:
+            UserError: They are no integers, such as a mask.
+        """
+        indices = row_numbers(indices)
         columns = {name: getattr(self, name) for name in ("labels", *_COLUMNS)}
         taken = {name: column[indices] for name, column in columns.items() if column is not None}
         return dataclasses.replace(

@@ -121,6 +121,19 @@ class Images(abc.ABC):
             return None
 
 
+def row_numbers(rows: Any) -> np.ndarray:
+    """Return rows as int64; a mask, which would name rows 0 and 1, is refused.
+
+    Example:
+        >>> row_numbers(range(2))
+        array([0, 1])
+    """
+    array = np.asarray(rows)
+    if array.size and array.dtype.kind not in "iu":
+        raise UserError(f"rows must be integers, not {array.dtype}; those of a mask are np.flatnonzero(mask)")
+    return array.astype(np.int64)
+
+
 def join_images(first: Images, second: Images) -> Images:
     """Return the images of two of one kind, one after the other."""
     assert dataclasses.is_dataclass(first)

@@ -235,7 +235,7 @@ def prepare(
     """Check a data set and write a copy with small images, which `load("list", "OUT/images.csv", split)` reads.
 
     An image whose shorter side is longer than `shrink` becomes a JPEG of quality 95. The others are copied byte for
-    byte. They lie in `OUT/SPLIT/CLASS/`. The list has the classes, splits, roles, super-labels and groups.
+    byte. They lie in `OUT/SPLIT/CLASS/`. The list has the classes, splits, roles, super-labels, groups and texts.
 
     The folder is written atomically: nothing is left of a call that fails.
 
@@ -252,7 +252,7 @@ def prepare(
 
     Raises:
         UserError: Images are bad and `bad_images` is `"error"`, or none is left; the folder holds files or cannot be
-            written; the data set has pairs, label sets or levels.
+            written; the data set has pairs, label sets or levels, or two classes of one name.
 
     Example:
         >>> splits = {split: load("cars196", "data/cars196", split) for split in ("train", "test")}
@@ -270,6 +270,8 @@ def prepare(
     for dataset in splits.values():
         if dataset.pairs is not None or dataset.label_rows is not None:
             raise UserError(f"{dataset.name}: a copy holds one class of each image, no pairs, label sets or levels")
+        if len({name.strip() for name in dataset.class_names.values()}) < len(dataset.class_names):
+            raise UserError(f"{dataset.name}: classes of a copy go by name, and some have the same: rename them")
         if dataset.protocol is not None:
             logging.warning("%s: its benchmark's protocol is not copied; measure with the original", dataset.name)
     try:
@@ -353,6 +355,8 @@ def _write(
         row = {"path": path, "label": dataset.class_names[label], "split": split}
         if dataset.is_query is not None:
             row["role"] = "query" if dataset.is_query[index] else "gallery"
+        if dataset.texts is not None:
+            row["text"] = dataset.texts[index]
         rows.append(row | {name: int(column[index]) for name, column in columns.items() if column is not None})
 
     faults = _examine_all(splits, _converter(shrink or DECODER_LIMIT), max_pixels, progress, write)

@@ -116,9 +116,16 @@ class ImageTable:
 
     @property
     def is_query(self) -> np.ndarray | None:
-        """(N,) bool where queries are searched in a gallery; None for all-to-all."""
-        if self.roles is None or not {"query", "gallery"}.issubset(self.roles.tolist()):
+        """(N,) bool where queries are searched in a gallery; None for all-to-all.
+
+        Raises:
+            UserError: Some test images have no such role, or all have the same.
+        """
+        sides = set() if self.roles is None else {*self.roles.tolist()} - {"train"}
+        if sides <= {"test"}:
             return None
+        if sides != {"query", "gallery"}:
+            raise UserError(f"the roles of test images are {', '.join(sorted(sides))}: they must be query and gallery")
         return self.roles == "query"
 
     def checksum(self) -> str:
@@ -269,7 +276,7 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
             embeddings, columns = _read_parquet(parts)
     if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype.kind not in "fiu":
         raise UserError(f"{path}: embeddings must be numbers (N, d), not {embeddings.dtype} {embeddings.shape}")
-    if manifest and len(embeddings) != manifest["count"]:
+    if len(embeddings) != manifest.get("count", len(embeddings)):
         raise UserError(f"{path}: {MANIFEST} states {manifest['count']} images, the files hold {len(embeddings)}")
     if "label" in columns and columns["label"].dtype.kind not in "US":
         with user_errors(UserError, f"{path}: {REASON}"):
@@ -320,15 +327,14 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
     if not path.is_dir():
         if path.suffix != ".parquet":
             raise UserError(f"there are no embeddings at {path}")
-        return [path], {}
+        if _KEY not in (pq.read_schema(path).metadata or {}) or not (path.parent / MANIFEST).is_file():
+            return [path], {}
+        logging.warning("%s is a part of the embeddings in its folder", path)
+        return [path], {"model": _manifest_of(path.parent)["model"]}
     manifest = {}
     parts = _parquet_files(path)
     if (path / MANIFEST).is_file():
-        objects = dict.fromkeys(("identity", "files"), dict)
-        manifest = files.read_json(path / MANIFEST, {"format": str, "version": int})
-        if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
-            raise UserError(f"{path / MANIFEST} is not of a folder of embeddings of format version {VERSION}")
-        files.fields({"model": {}, **manifest}, {"count": int, "model": dict, **objects}, str(path / MANIFEST))
+        manifest = _manifest_of(path)
         names = [files.confined(path, name, str(path / MANIFEST)) for name in sorted(manifest["files"])]
         parts = [Path(name) for name in names if name.endswith(".parquet")]
     elif any(_KEY in (pq.read_schema(part).metadata or {}) for part in parts):
@@ -336,6 +342,14 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
     if not parts:
         raise UserError(f"{path} holds no finished embeddings: there is no {MANIFEST}, or it lists no Parquet file")
     return parts, manifest
+
+
+def _manifest_of(folder: Path) -> dict[str, Any]:
+    path, objects = folder / MANIFEST, dict.fromkeys(("identity", "files", "model"), dict)
+    manifest = {"model": {}, **files.read_json(path, {"format": str, "version": int})}
+    if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
+        raise UserError(f"{path} is not of a folder of embeddings of format version {VERSION}")
+    return files.fields(manifest, {"count": int, **objects}, str(path))
 
 
 def _parquet_files(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from scipy import sparse
 from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_auc_score
 
-from tfdml.arguments import one_of
+from tfdml.arguments import number, one_of
 from tfdml.errors import REASON, UserError, check_positive, check_share, user_errors
 from tfdml.evaluation.intervals import Interval, rate_interval
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
@@ -176,7 +176,7 @@ def identification_rates(
     """
     check_share(level=level)
     searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, distance)
-    return searches.rates(threshold, level, new_classes=False)
+    return searches.rates(number("threshold", threshold), level, new_classes=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -521,8 +521,10 @@ class KNNClassifier:
         self._calibration = threshold if isinstance(threshold, Calibration) else None
         if isinstance(threshold, Calibration):
             threshold = threshold.threshold
-        self.threshold = None if threshold is None else float(threshold)
+        self.threshold = None if threshold is None else number("threshold", threshold)
         self.distance = one_of("distance", distance, DISTANCES)
+        if self.distance == "dot" and self.weights == "distance":
+            raise UserError("weights='distance' are inverse distances, which negative products are not: take softmax")
         self.embeddings = np.zeros((0, check_embeddings(embeddings).shape[1]), np.float32)
         self.labels = ids_or_names(labels, len(embeddings))[:0]
         self.add(embeddings, labels)

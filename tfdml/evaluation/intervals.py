@@ -1,5 +1,6 @@
 """Confidence intervals of metrics, and of the difference of two models, over classes, queries or seeds."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ def confidence_intervals(
 
     Returns:
         An `Interval` per metric; its standard error is the standard deviation of the resamples' means. With one class
-        (or one query) left every resample is the same and the interval has no width: it then says nothing.
+        (or one query) left every resample is the same and the interval has no width: a warning says so.
 
     Raises:
         UserError: No metric or no query with a value; values or labels that do not go together; an unknown `over`;
@@ -87,6 +88,8 @@ def confidence_intervals(
     values, labels = _answered(per_query, labels)
     groups = np.unique(labels, return_inverse=True)[1] if over == "classes" else np.arange(len(labels))
     sizes = np.bincount(groups).astype(np.float64)
+    if len(sizes) == 1:
+        warnings.warn(f"intervals over {over} say nothing: there is one alone", stacklevel=2)
     sums = np.stack([np.bincount(groups, weights=column) for column in values.T], axis=1)
 
     rng = np.random.default_rng(seed)

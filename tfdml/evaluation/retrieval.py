@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from keras import ops
 
+from tfdml.arguments import integer
 from tfdml.embeddings.files import class_of_each
 from tfdml.errors import UserError, check_choice
 from tfdml.evaluation.clustering import evaluate_clustering
@@ -446,8 +447,7 @@ def split_into_parts(labels: Any, parts: int = 10, seed: int = 0) -> np.ndarray:
         [4, 4, 4]
     """
     labels = check_labels(labels, np.size(labels))
-    if parts < 2:
-        raise UserError(f"`parts` must be at least 2; got {parts}")
+    parts = integer("parts", parts, at_least=2)
     smallest = np.unique(labels, return_counts=True)[1].min(initial=len(labels))
     if smallest < parts:
         advice = "take fewer parts, or bootstrap with confidence_intervals"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
+from tfdml.arguments import number
 from tfdml.errors import UserError, check_choice, check_share
 from tfdml.evaluation.intervals import Interval, rate_interval
 from tfdml.evaluation.relevance import check_labels
@@ -249,7 +250,7 @@ def accepted_rates(
     """
     check_share(level=level)
     pairs = AllPairs(embeddings, labels, distance)
-    return pairs.operating_points([threshold / pairs.scale], level, new_classes=False)[0]
+    return pairs.operating_points([number("threshold", threshold) / pairs.scale], level, new_classes=False)[0]
 
 
 def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:

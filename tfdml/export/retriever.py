@@ -17,9 +17,10 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.images import row_numbers
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
-from tfdml.embeddings.files import ImageTable, class_of_each
-from tfdml.embeddings.model_card import CARD, describe_files, fingerprint, served_version
+from tfdml.embeddings.files import ImageTable, check_same_model, class_of_each
+from tfdml.embeddings.model_card import CARD, card_of, describe_files, fingerprint, served_version
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate
 from tfdml.export import saved_model
@@ -47,6 +48,7 @@ class Gallery:
         ids: N names, each once.
         classes: N names of classes, empty for none.
         metadata: What a search returns with each of the N: mappings that JSON can hold.
+        model: The fingerprint of the model that embedded them; empty where it is not known.
 
     Raises:
         UserError: There is no item, an id is empty or occurs twice, an embedding has no direction, or they differ in
@@ -62,6 +64,7 @@ class Gallery:
     ids: Sequence[str]
     classes: Sequence[str]
     metadata: Sequence[Mapping[str, Any]]
+    model: str = ""
 
     def __post_init__(self):
         if not len(self.ids):
@@ -112,15 +115,17 @@ class Gallery:
         metadata = [
             {"path": name} | ({"class": of} if of else {}) for name, of in zip(table.names, classes, strict=True)
         ]
-        return cls(vectors, table.names, classes, metadata)
+        card = card_of(backend.path)
+        return cls(vectors, table.names, classes, metadata, read_json(card).get("fingerprint", "") if card else "")
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Gallery:
         """Return some of the items, in this order."""
-        columns: Any = ([column[row] for row in rows] for column in (self.ids, self.classes, self.metadata))
-        return Gallery(self.embeddings[np.asarray(rows, np.int64)], *columns)
+        rows = row_numbers(rows)
+        columns: Any = {name: [getattr(self, name)[row] for row in rows] for name in ("ids", "classes", "metadata")}
+        return dataclasses.replace(self, embeddings=self.embeddings[rows], **columns)
 
     def columns(self) -> dict[str, Any]:
         """Return what a retriever's graph holds of the items: `labels` are the numbers of classes, -1 for none.
@@ -239,6 +244,7 @@ class Retriever:
             else:
                 exported, model = newest_version(Path(embedder)), ""
             about = read_json(exported / CARD) if (exported / CARD).is_file() else {}
+            model = model or about.get("fingerprint", "")
             backend = load_exported(exported)
             parts = [items] if isinstance(items, ImageDataset | Gallery) else items
             galleries = [
@@ -246,7 +252,7 @@ class Retriever:
                 for part in parts
             ]
             gallery = joined(
-                galleries, backend.loaded.signatures["embed_each"].structured_outputs["embedding"].shape[1]
+                galleries, backend.loaded.signatures["embed_each"].structured_outputs["embedding"].shape[1], model
             )
             threshold = _calibration(calibration, gallery, about, report)
             columns = gallery.columns()
@@ -261,7 +267,7 @@ class Retriever:
                 card = {
                     "items": len(gallery),
                     "classes": len({*gallery.classes} - {""}),
-                    "model": model or about.get("fingerprint", ""),
+                    "model": model,
                     "embedding_dim": gallery.embeddings.shape[1],
                     "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
                     "max_results": MAX_RESULTS,
@@ -295,7 +301,7 @@ class Retriever:
         """Return the items."""
         columns = {name: column.numpy() for name, column in self._loaded.table.items()}
         ids, classes, texts = ([text.decode() for text in columns[name]] for name in ("ids", "classes", "metadata"))
-        return Gallery(columns["embeddings"], ids, classes, list(map(json.loads, texts)))
+        return Gallery(columns["embeddings"], ids, classes, list(map(json.loads, texts)), self.card["model"])
 
     def embed(self, images: Image | Sequence[Image]) -> np.ndarray:
         """(B, d) embeddings of images: encoded bytes, or paths of files.
@@ -341,9 +347,10 @@ class Retriever:
         return {name: decode(array) if array.dtype == object else array for name, array in arrays.items()}
 
 
-def joined(galleries: Sequence[Gallery], dimension: int) -> Gallery:
-    """Return the items of several galleries, whose embeddings have this dimension."""
+def joined(galleries: Sequence[Gallery], dimension: int, model: str) -> Gallery:
+    """Return the items of several galleries, whose embeddings have this dimension and are of this model."""
     for gallery in galleries:
+        check_same_model(gallery.model, model, "the gallery and the embedder")
         if gallery.embeddings.shape[1] != dimension:
             raise UserError(
                 f"gallery embeddings have {gallery.embeddings.shape[1]} dimensions, the embedder {dimension}"

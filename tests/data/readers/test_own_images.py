@@ -69,6 +69,16 @@ def test_usual_names_of_folders_are_splits(tmp_path, train, test):
     assert names == {"train": {0: "b", 2: "d"}, "test": {1: "c"}, "all": {0: "b", 1: "c", 2: "d"}}
 
 
+def test_splits_in_classes_and_missing_values_in_labels_are_said(tmp_path, caplog):
+    touch(tmp_path, *(f"{name}/{split}/good/1.jpg" for name in ("bottle", "cable") for split in ("train", "Test")))
+    (tmp_path / "list.csv").write_text("path,label\nbottle/train/good/1.jpg,nan\ncable/train/good/1.jpg,x\n")
+    with caplog.at_level("WARNING", logger="absl"):
+        assert len(own_images.read_folder(tmp_path)) == 2
+        own_images.read_list(tmp_path / "list.csv")
+    assert "Test/, train/ in classes are no splits: all are read" in caplog.text
+    assert "'nan' in label is taken for a name" in caplog.text
+
+
 def test_validation_next_to_test_is_left_out_with_its_count(tmp_path, caplog):
     touch(tmp_path, "train/a/1.jpg", "valid/b/1.jpg", "valid/b/2.jpg", "test/c/1.jpg")
     with caplog.at_level("WARNING", logger="absl"):

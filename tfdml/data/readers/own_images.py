@@ -36,6 +36,8 @@ _PARTS = {
 # 007 and 7 are two names, not one number.
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _INT64 = np.iinfo(np.int64)
+# What programs write where a value is missing.
+_MISSING = {"nan", "NaN", "None", "null", "<NA>"}
 
 
 def _part_of(name: str) -> str:
@@ -106,6 +108,8 @@ def _take_splits(root: str, places: list[list[str]]) -> list[str]:
         mixed = f"{', '.join(f'{folder}/' for folder in splits)} next to {others[0]}/"
         advice = "give splits a folder without others, or rename classes that are called like splits"
         raise UserError(f"folder: {root} has {mixed}: they look like splits among classes; {advice}")
+    if not splits and (inner := sorted({place[1] for place in places if len(place) > 2 and _part_of(place[1])})):
+        warn(f"folder: {root}: {', '.join(f'{name}/' for name in inner)} in classes are no splits: all are read.")
     if others:
         for folder in splits:
             warn(f"folder: {root}/{folder} is taken for a class, as it lies among classes and holds images.")
@@ -411,4 +415,7 @@ def class_ids(table: Table, column: str, is_name: bool = False) -> tuple[np.ndar
         fits = lambda cell: len(cell) <= 20 and _INT64.min <= int(cell) <= _INT64.max  # noqa: E731
         table.check_cells(column, fits, "an integer of 64 bits")
         id_of = {cell: int(cell) for cell in unique}
+    if missing := _MISSING.intersection(unique):
+        names = ", ".join(map(quoted, sorted(missing)))
+        warn(f"{table.name}: {table.path}: {names} in {column} is taken for a name, not for a missing value")
     return np.array([id_of[value] for value in values], np.int64), {i: name for name, i in id_of.items()}
