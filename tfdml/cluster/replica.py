@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.saved_model import loader_impl
 
 from tfdml.data.decoding import format_of
 from tfdml.data.images import read_header
@@ -225,8 +224,6 @@ class Replica:
         with user_errors((OSError, tf.errors.OpError, ValueError), f"cannot be loaded: {REASON}", keep="first"):
             # Kept, as its signatures live no longer than it.
             self._model = tf.saved_model.load(folder)
-            self._meta_graph = loader_impl.parse_saved_model(folder).meta_graphs[0]
-            self._meta_graph.ClearField("graph_def")
         self._functions = dict(self._model.signatures)
         self._inputs = {name: call.structured_input_signature[1] for name, call in self._functions.items()}
         self._settings, self._thread = settings, concurrent.futures.ThreadPoolExecutor(1)
@@ -240,18 +237,6 @@ class Replica:
             batch_wait_timeout_s=settings.batch_timeout_ms / 1e3,
             batch_size_fn=lambda calls: sum(min(call.rows, most) for call in calls),
         )(self._together)
-
-    def signatures(self) -> dict[str, Any]:
-        """Return the signatures as `GET .../metadata` shows them."""
-        from google.protobuf import json_format  # comes with TensorFlow
-
-        return {
-            name: json_format.MessageToDict(
-                definition, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-            )
-            for name, definition in self._meta_graph.signature_def.items()
-            if name in self._functions
-        }
 
     async def predict(self, body: bytes) -> tuple[int, bytes]:
         """Return the status and the body of the answer."""

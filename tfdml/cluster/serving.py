@@ -9,7 +9,6 @@ import dataclasses
 import logging as python_logging
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +48,11 @@ class Version:
         model: What requests call the model.
         number: Its number.
         handle: Sends requests to its replicas.
-        signatures: As `Replica.signatures`.
     """
 
     model: str
     number: str
     handle: Any
-    signatures: Mapping[str, Any]
 
 
 def start_version(folder: Path, model: str, settings: ServeSettings) -> Version:
@@ -79,7 +76,7 @@ def start_version(folder: Path, model: str, settings: ServeSettings) -> Version:
     )
     try:
         handle = ray_serve.run(deployment.bind(str(folder), settings), name=model, route_prefix=None)
-        return Version(model, folder.name, handle, handle.signatures.remote().result())
+        return Version(model, folder.name, handle)
     except Exception as error:
         reason = _reason(model) or short_message(error)
         raise UserError(f"version {folder} is not served: {reason}") from error
@@ -150,13 +147,6 @@ class _Model:
         state = {"state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
         return JSONResponse({"model_version_status": [{"version": self._version.number, **state}]})
 
-    async def metadata(self, request: Request) -> Response:
-        """Answer with the signatures of the version."""
-        self._check_version(request)
-        spec = {"name": self._version.model, "signature_name": "", "version": self._version.number}
-        signatures = {"signature_def": {"signature_def": self._version.signatures}}
-        return JSONResponse({"model_spec": spec, "metadata": signatures})
-
     def health(self, _: Request) -> Response:
         """Answer whether the replicas run."""
         application = ray_serve.status().applications.get(self._version.model)
@@ -196,7 +186,6 @@ def application(version: Version, settings: ServeSettings) -> Starlette:
     for place in (path, f"{path}/versions/{{version}}"):
         routes += [
             Route(f"{place}:predict", model.predict, methods=["POST"]),
-            Route(f"{place}/metadata", model.metadata),
             Route(place, model.status),
         ]
     return Starlette(routes=routes, exception_handlers=dict.fromkeys((HTTPException, Exception), _refusal))

@@ -31,7 +31,7 @@ from tfdml.evaluation.relevance import dataset_protocol
 from tfdml.evaluation.verification import accepted_rates, verification
 from tfdml.io.files import as_named, is_remote, write_whole
 from tfdml.report import figures, runs
-from tfdml.report.queries import choose_examples, confusions, most_confused, rank_queries
+from tfdml.report.queries import choose_examples, confusions, rank_queries
 from tfdml.report.runs import Run, read_run
 from tfdml.retrieval.exact import check_embeddings
 
@@ -213,7 +213,8 @@ def _images(run: Run, dataset: ImageDataset, embeddings: np.ndarray, distance: s
             "pictured": pairs[:_PICTURED],
             "names": {**gallery.class_names, **queries.class_names},
         }
-    marked = most_confused(values["pairs"], figures.STYLES)
+    confused = dict.fromkeys(label for pair in values["pairs"] for label in (pair.label, pair.taken_for))
+    marked = list(confused)[: figures.STYLES]
     rows_on_map = figures.rows_on_map(dataset.labels, marked)
     places, labels = figures.lay_out(embeddings[rows_on_map], distance=distance), dataset.labels[rows_on_map]
     names = {label: str(dataset.class_names.get(label, label)) for label in marked if label in labels}

@@ -19,23 +19,19 @@ _SHOWN = 8
 
 @dataclasses.dataclass(frozen=True)
 class RankedQueries:
-    """What N queries find among their `depth` nearest gallery images.
+    """What N queries find among their nearest gallery images.
 
     Args:
-        depth: How many neighbors were looked at.
         matches: (N,) how many gallery images share the query's class, itself not counted.
-        first_hit: (N,) rank, from 1, of the nearest image of the query's class; 0: not among `depth`.
-        rows: (N, k) gallery rows of the 8 nearest images, fewer where the gallery is smaller.
+        hits: (N, depth) whether the nearest images are of the query's class.
+        rows: (N, k) gallery rows of the 8 nearest of them, fewer where the gallery is smaller.
         distances: (N, k) how far they are.
-        hits: (N, k) whether they are of the query's class.
     """
 
-    depth: int
     matches: np.ndarray
-    first_hit: np.ndarray
+    hits: np.ndarray
     rows: np.ndarray
     distances: np.ndarray
-    hits: np.ndarray
 
     @property
     def answerable(self) -> np.ndarray:
@@ -44,17 +40,18 @@ class RankedQueries:
 
     def recall(self) -> np.ndarray:
         """(depth,) Recall@K for K = 1 .. depth; empty where no query is answerable."""
-        ranks = self.first_hit[self.answerable]
-        found = np.bincount(ranks, minlength=self.depth + 1)[1:]
-        return np.cumsum(found) / len(ranks) if len(ranks) else np.zeros(0)
+        hits = np.logical_or.accumulate(self.hits[self.answerable], axis=1)
+        return hits.mean(axis=0) if len(hits) else np.zeros(0)
 
     def neighbors(self, query: int) -> Iterator[tuple[int, float, bool]]:
         """Row, distance, and whether it is of the query's class, of each neighbor that is kept."""
-        return zip(*(values[query].tolist() for values in (self.rows, self.distances, self.hits)), strict=True)
+        hits = self.hits[:, : self.rows.shape[1]]
+        return zip(*(values[query].tolist() for values in (self.rows, self.distances, hits)), strict=True)
 
     def right(self, query: int) -> str:
         """How many of the neighbors that are kept are right, in words."""
-        return f"{int(self.hits[query].sum())} of {len(self.hits[query])} right"
+        shown = self.hits[query, : self.rows.shape[1]]
+        return f"{int(shown.sum())} of {len(shown)} right"
 
 
 def rank_queries(
@@ -85,13 +82,11 @@ def rank_queries(
     depth = min(depth, task.available - task.relevance.most_ignored)
     if depth < 1:
         return None
-    first_hit, shown = np.zeros(len(labels), np.int64), []
-    for block, rows, distances in nearest_left(task, depth, distance):
-        hits = task.relevance.of(block, rows)
-        first_hit[block] = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1, 0)
-        shown.append([values[:, :_SHOWN].copy() for values in (rows, distances, hits)])
-    nearest = (np.concatenate(values) for values in zip(*shown, strict=True))
-    return RankedQueries(depth, task.matches, first_hit, *nearest)
+    parts = [
+        (task.relevance.of(block, rows), rows[:, :_SHOWN].copy(), distances[:, :_SHOWN].copy())
+        for block, rows, distances in nearest_left(task, depth, distance)
+    ]
+    return RankedQueries(task.matches, *map(np.concatenate, zip(*parts, strict=True)))
 
 
 def choose_examples(ranked: RankedQueries, labels: np.ndarray, count: int, seed: int = 0) -> dict[str, list[int]]:
@@ -110,7 +105,8 @@ def choose_examples(ranked: RankedQueries, labels: np.ndarray, count: int, seed:
         Queries by kind: `random`, `worst` and `best`.
     """
     drawn = np.random.default_rng(seed).permutation(np.flatnonzero(ranked.answerable))
-    scores = average_precision_at_r(ranked.hits[drawn], np.minimum(ranked.matches[drawn], ranked.hits.shape[1]))
+    hits = ranked.hits[drawn, : ranked.rows.shape[1]]
+    scores = average_precision_at_r(hits, np.minimum(ranked.matches[drawn], hits.shape[1]))
     worst, best = (drawn[np.argsort(sign * scores, kind="stable")] for sign in (1, -1))
     extremes, chosen = count * 3 // 10, dict[str, list[int]]()
     for kind, order, most in (
@@ -172,7 +168,7 @@ def confusions(ranked: RankedQueries, labels: np.ndarray, targets: np.ndarray) -
         targets: (G,) class ids of the gallery.
     """
     asked = dict(zip(*(a.tolist() for a in np.unique(labels[ranked.answerable], return_counts=True)), strict=True))
-    wrong = np.flatnonzero(ranked.answerable & (ranked.first_hit != 1))
+    wrong = np.flatnonzero(ranked.answerable & ~ranked.hits[:, 0])
     # Nearest first, so that the first of every pair is its example.
     wrong = wrong[np.argsort(ranked.distances[wrong, 0], kind="stable")]
     pairs = np.stack([labels[wrong], targets[ranked.rows[wrong, 0]]])
@@ -182,14 +178,3 @@ def confusions(ranked: RankedQueries, labels: np.ndarray, targets: np.ndarray) -
         row, distance = int(ranked.rows[query, 0]), float(ranked.distances[query, 0])
         result.append(Confusion(a, b, count, asked[a], query, row, distance))
     return sorted(result, key=lambda c: (-c.count, c.queries, c.label, c.taken_for))
-
-
-def most_confused(pairs: Sequence[Confusion], count: int) -> list[int]:
-    """Up to `count` classes that take part in the most frequent confusions, those confused together adjacent."""
-    classes: list[int] = []
-    for pair in pairs:
-        fresh = [label for label in (pair.label, pair.taken_for) if label not in classes]
-        if len(classes) + len(fresh) > count:
-            break
-        classes += fresh
-    return classes
