@@ -15,14 +15,14 @@ from tests.cli.many import run_many
 from tfdml.embeddings.files import read_embeddings
 from tfdml.errors import UserError
 
+SIZES = ["--split=all", "--batch_size=16", "--rows_per_file=64"]
+
 
 @pytest.fixture(scope="module")
 def embedded(finished_run, command, tmp_path_factory):
     """The folder of an uninterrupted pass over both splits in batches of 16."""
     out = tmp_path_factory.mktemp("embeddings") / "whole"
-    done = command(
-        "embed", f"--model={finished_run}", f"--out={out}", "--split=all", "--batch_size=16", "--rows_per_file=64"
-    )
+    done = command("embed", f"--model={finished_run}", f"--out={out}", *SIZES)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "1,280 embeddings of 16 dimensions" in done.stdout
     return out
@@ -49,13 +49,7 @@ def test_what_is_written(embedded, finished_run):
 
 @pytest.mark.slow
 def test_killed_and_run_again_gives_the_same_bytes(embedded, finished_run, tmp_path):
-    flags = [
-        f"--model={finished_run}",
-        f"--out={tmp_path / 'x'}",
-        "--split=all",
-        "--batch_size=16",
-        "--rows_per_file=64",
-    ]
+    flags = [f"--model={finished_run}", f"--out={tmp_path / 'x'}", *SIZES]
     started = subprocess.Popen(
         [sys.executable, str(ROOT / "bin" / "embed"), *flags],
         cwd=ROOT,
@@ -86,8 +80,8 @@ def test_killed_and_run_again_gives_the_same_bytes(embedded, finished_run, tmp_p
 @pytest.mark.slow
 def test_only_the_same_command_goes_on(embedded, finished_run, tmp_path):
     before = content(embedded)
-    same = [f"--model={finished_run}", f"--out={embedded}", "--batch_size=16", "--rows_per_file=64"]
-    finished, images = run_many("embed", tmp_path, [[*same, "--split=all"], [*same, "--split=test"]])
+    same = [f"--model={finished_run}", f"--out={embedded}", *SIZES]
+    finished, images = run_many("embed", tmp_path, [same, [*same, "--split=test"]])
     assert finished[0] == 0
     assert "finished already" in finished[1]
     assert images[0] == 2

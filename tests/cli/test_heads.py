@@ -87,13 +87,11 @@ def test_a_head_embeds_new_vectors_and_is_searched_with(commands, folder):
 def test_vectors_and_images_are_not_taken_for_each_other(commands, folder):
     head, glyphs = f"--model={folder / 'head'}", ["--dataset=glyphs", "--dataset_options=images_per_class=2, size=32"]
     write_embedder(folder / "images.keras")
+    images = [f"--model={folder / 'images.keras'}", f"--features={folder / 'new.npz'}"]
     for flags, says in (
         ([head, *glyphs], "head embeds vectors of 16 dimensions, but glyphs holds images"),
         ([head, f"--features={folder / 'short.npz'}"], "vectors of 16 dimensions, but short holds vectors of 5 dim"),
-        (
-            [f"--model={folder / 'images.keras'}", f"--features={folder / 'new.npz'}"],
-            "images.keras embeds images, but n",
-        ),
+        (images, "images.keras embeds images, but n"),
     ):
         status, _, errors = commands.run("embed", *flags, f"--out={folder / 'refused'}")
         assert (status, says in errors, errors.count("\n")) == (2, True, 1), errors

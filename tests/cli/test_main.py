@@ -53,13 +53,10 @@ def test_a_reader_that_has_had_enough_ends_the_command_without_a_word(words):
     assert (process.returncode, errors) == (0, "")
 
 
-def test_an_unknown_command_is_one_line_with_the_nearest(capsys):
+def test_unknown_commands_and_flags_are_one_line_with_the_nearest_before_tensorflow_loads(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_load_tensorflow", None)
     assert status_of("trian", "--epochs=1") == 2
     assert capsys.readouterr().err == "tfdml: error: there is no command 'trian'; did you mean train?\n"
-
-
-def test_an_unknown_flag_is_one_line_with_the_nearest_before_tensorflow_loads(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "_load_tensorflow", None)
     assert status_of("train", "--data_dir=x", "--epoch=1") == 2
     assert capsys.readouterr().err == "train: error: there is no flag --epoch; did you mean epochs?\n"
 

@@ -31,19 +31,16 @@ TRAIN = [
     "--run_dir=run",
 ]
 MODEL = ["--model={files}/embedder.keras", "--dataset=folder", "--data_dir={photos}"]
-VECTORS = ["--model={files}/vectors.npz"]
-PREPARE = ["--dataset=folder", "--data_dir={photos}", "--check_only"]
-EXPORT = ["--run_dir={files}/no_run", "--out=models"]
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """Photos, and files that commands read."""
     photos, files = tmp_path_factory.mktemp("photos"), tmp_path_factory.mktemp("files")
-    rng = np.random.default_rng(0)
     write_noise(photos, "abcdefgh", 4)
     write_embedder(files / "embedder.keras")
-    np.savez(files / "vectors.npz", embeddings=rng.normal(size=(8, 3)).astype("float32"), labels=np.arange(8) // 2)
+    vectors = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    np.savez(files / "vectors.npz", embeddings=vectors, labels=np.arange(8) // 2)
     return {"photos": photos, "files": files}
 
 
@@ -68,12 +65,6 @@ def _check_one_line(command, status, errors):
     assert "Traceback" not in errors
 
 
-def _flip_a_byte(image):
-    content = bytearray(image.read_bytes())
-    content[45] ^= 0xFF  # within the pixels: the checksum of their chunk is wrong
-    image.write_bytes(content)
-
-
 @pytest.mark.parametrize("fault", ["missing", "a wrong checksum"])
 def test_a_bad_image_is_named_and_can_be_left_out(fault, commands, places, tmp_path):
     photos = tmp_path / "photos"
@@ -82,7 +73,9 @@ def test_a_bad_image_is_named_and_can_be_left_out(fault, commands, places, tmp_p
         (photos / "h" / "3.png").unlink()
         (photos / "h" / "3.png").symlink_to("/no/such.png")
     else:
-        _flip_a_byte(photos / "h" / "3.png")
+        content = bytearray((photos / "h" / "3.png").read_bytes())
+        content[45] ^= 0xFF  # within the pixels: the checksum of their chunk is wrong
+        (photos / "h" / "3.png").write_bytes(content)
     places = {**places, "photos": photos}
     wrong = [("embed", [*MODEL, "--out=out", "--split=all"]), ("evaluate", [*MODEL, "--ks=1"])]
     if fault == "missing":  # what decodes it finds that out, and training reads it when it comes to it
@@ -107,10 +100,10 @@ NASTY = [
 # What else a command is given; with them it writes nothing, or nothing but what is asked for here.
 BASE = {
     "train": [*TRAIN, "--dry_run"],
-    "evaluate": VECTORS,
-    "prepare": PREPARE,
+    "evaluate": ["--model={files}/vectors.npz"],
+    "prepare": ["--dataset=folder", "--data_dir={photos}", "--check_only"],
     "search": ["--gallery={files}/vectors.npz", "--queries={files}/vectors.npz"],
-    "export": EXPORT,
+    "export": ["--run_dir={files}/no_run", "--out=models"],
     # What these read is not there, as they would write a folder, or serve.
     "embed": ["--model={files}/none", "--dataset=folder", "--data_dir={photos}", "--out=out"],
     "index": ["--embeddings={files}/none.npz", "--to=lancedb://{files}/gallery"],

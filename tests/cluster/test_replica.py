@@ -89,19 +89,15 @@ def test_what_is_wrong_with_a_request_is_one_line(request_, says):
 class Untouchable(list):
     """Rows that fail when anything but their number is asked for."""
 
-    def __iter__(self):
-        raise AssertionError("a row was touched")
-
-    __getitem__ = __iter__
+    __iter__ = __getitem__ = None
 
 
-@pytest.mark.parametrize("form", ["instances", "inputs", "named inputs"])
-def test_rows_are_counted_before_any_is_touched(form, monkeypatch):
+def test_rows_are_counted_before_any_is_touched(monkeypatch):
     rows = Untouchable([1] * 5)
-    request = {"inputs": {"image_bytes": rows}} if form == "named inputs" else {form: rows}
-    monkeypatch.setattr("tfdml.cluster.replica.parse_json", lambda body, where: request)
-    with pytest.raises(UserError, match="5 instances; at most 4"):
-        parse_call(b"", SPECS, 4)
+    for request in ({"instances": rows}, {"inputs": rows}, {"inputs": {"image_bytes": rows}}):
+        monkeypatch.setattr("tfdml.cluster.replica.parse_json", lambda body, where, request=request: request)
+        with pytest.raises(UserError, match="5 instances; at most 4"):
+            parse_call(b"", SPECS, 4)
 
 
 def test_pixels_of_a_request_are_counted_by_headers_and_not_decoded():
@@ -151,7 +147,7 @@ def test_calls_of_one_batch_have_the_answers_that_they_have_alone(tmp_path):
         *(("embed_images", {"images": rng.integers(0, 255, (1, side, 40, 3), np.uint8)}) for side in (40, 50, 50)),
         *(
             ("search_each", {"image_bytes": texts(*IMAGES[:2]), "k": np.array(k, np.int32)})
-            for k in ([1, 3], [3, 3], [2, 2], [0, 2], 2, 3)
+            for k in ([1, 3], [3, 3], [0, 2], 2, 3)
         ),
     ]
     calls = [Call(signature, values, by_row=False) for signature, values in inputs]

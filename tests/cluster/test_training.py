@@ -9,7 +9,6 @@ import time
 import numpy as np
 import pytest
 
-from tests.experiments import experiment_of
 from tests.mathematics import assert_close
 from tests.training import runs
 from tests.worker_processes import descendants
@@ -18,13 +17,9 @@ from tfdml.cluster.training import ClusterSettings, train_on_cluster
 from tfdml.errors import UserError
 from tfdml.training import trainer
 
-EXPERIMENT = experiment_of(
-    "--dataset=glyphs --dataset_options=images_per_class=4,size=16 --image_size=16 --resize=16 --flip=false "
-    "--backbone=conv4(width=4) --batch_norm=statistics --embedding_dim=8 --objectives=contrastive "
-    "--classes_per_batch=4 --images_per_class=2 --epochs=1 --steps_per_epoch=4 --checkpoint_steps=1 "
-    "--evaluate_every=0 --optimizer=sgd --learning_rate=0.01 --report=false",
-    run_dir="unused",
-)
+SETTINGS = {"dataset_options": "images_per_class=4, size=16", "batch_norm": "statistics", "optimizer": "sgd"}
+SETTINGS |= {"epochs": 1, "steps_per_epoch": 4, "checkpoint_steps": 1, "evaluate_every": 0}
+EXPERIMENT = runs.experiment("unused", **SETTINGS)
 
 
 def test_a_folder_that_is_taken_is_refused_before_ray_is_started(tmp_path):
@@ -78,9 +73,7 @@ def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_as_one_proces
 
 @pytest.mark.slow
 def test_what_is_wrong_with_the_data_is_the_error_of_the_command(session, tmp_path):
-    wrong = dataclasses.replace(
-        EXPERIMENT, run_dir=str(tmp_path / "run"), dataset="folder", data_dir=str(tmp_path / "no")
-    )
-    wrong = dataclasses.replace(wrong, dataset_options="")
+    changes = {"dataset": "folder", "data_dir": str(tmp_path / "no"), "dataset_options": ""}
+    wrong = dataclasses.replace(EXPERIMENT, run_dir=str(tmp_path / "run"), **changes)
     with pytest.raises(UserError, match="there is no folder"):
         train_on_cluster(wrong, ClusterSettings(workers=1))

@@ -41,8 +41,8 @@ class Page(html.parser.HTMLParser):
             element["text"] += data
 
     def all(self, tag, **attributes):
-        wanted = {key.rstrip("_"): value for key, value in attributes.items()}
-        return [e for e in self.elements if e["tag"] == tag and all(e.get(k) == v for k, v in wanted.items())]
+        attributes = {key.rstrip("_"): value for key, value in attributes.items()}
+        return [e for e in self.elements if e["tag"] == tag and attributes.items() <= e.items()]
 
     def section(self, name):
         (section,) = self.all("section", id=name)

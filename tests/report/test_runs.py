@@ -1,5 +1,6 @@
 """A run read from its folder, and its metrics in print."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -15,19 +16,13 @@ def test_metrics_of_a_run():
     result = {"metrics": {"recall@1": 0.5, "note": "text", "intervals": {"recall@1": [0.5, 0.4, 0.6, 0.05]}}}
     run = Run("r", result, [{"epoch": 0, "test": {"recall@1": 0.25}, "train": {"loss": 1.0}}, {"epoch": 1}])
     assert (run.metrics, run.before, run.intervals) == ({"recall@1": 0.5}, {}, {"recall@1": (0.4, 0.6)})
-    assert run.records("test") == [{"epoch": 0, "recall@1": 0.25}]
+    assert run.histories == {"unseen classes": [{"epoch": 0, "recall@1": 0.25}]}
+    both = dataclasses.replace(run, seeds=[dataclasses.replace(run, name=f"seed {seed}") for seed in range(2)])
+    assert list(both.histories) == ["seed 0", "seed 1"]
     beside = Run("r", {**result, "intervals": {"nmi": (0.1, 0.2)}, "metrics_before": {"nmi": 0, "note": "text"}})
     assert (beside.before, beside.intervals) == ({"nmi": 0}, {"nmi": (0.1, 0.2)})
     for measured in ({"metrics": {"generalization": {"a": 1, "b": "x"}}}, {"metrics": {}, "generalization": {"a": 1}}):
         assert Run("r", measured).generalization == {"a": 1}
-
-
-def test_curves_are_those_of_the_run_or_of_its_seeds():
-    history = [{"epoch": 0, "test": {"recall@1": 0.4}}, {"epoch": 1}, {"epoch": 2, "test": {"recall@1": 0.5}}]
-    curves = Run("r", {"metrics": {}}, history).histories
-    assert curves == {"unseen classes": [{"epoch": 0, "recall@1": 0.4}, {"epoch": 2, "recall@1": 0.5}]}
-    seeds = [Run(f"seed {seed}", {"metrics": {}}, history[:1]) for seed in range(2)]
-    assert list(Run("r", {"metrics": {}}, seeds=seeds).histories) == ["seed 0", "seed 1"]
 
 
 def write_folder(path, **result):

@@ -34,6 +34,11 @@ def make_quick(patch):
     patch.setattr(build, "load_splits", lambda *arguments: runs.SPLITS)
 
 
+def times(folder):
+    """When each file of a folder was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
 def finished(folder, prepare=make_quick, **settings):
     """Train a run to its end where no test has made it quick, and return its folder."""
     with pytest.MonkeyPatch.context() as patch:

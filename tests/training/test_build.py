@@ -8,10 +8,9 @@ import pytest
 
 from tests.models.networks import values
 from tests.training import runs
-from tfdml import losses, objectives
 from tfdml.backbones import resolve
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.images import ArrayImages, VectorImages
+from tfdml.data.images import VectorImages
 from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import ClassBalancedSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -29,42 +28,26 @@ from tfdml.training.workers import Processes
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "says"),
-    [
-        ("backbone", "resnet5", "unknown backbone 'resnet5'; did you mean 'resnet50'?"),
-        ("objectives", "am_softmaxx + jrs", "unknown loss or objective 'am_softmaxx'; did you mean 'am_softmax'?"),
-        ("objectives", "am_softmax(margn=0.1)", "am_softmax: no argument 'margn'; it has"),
-    ],
-)
-def test_what_does_not_exist_is_found_before_the_images_are_read(flag, value, says, tmp_path, monkeypatch):
-    def read(*arguments):
-        raise AssertionError("the images were read")
-
-    monkeypatch.setattr(build, "load_splits", read)
-    with pytest.raises(UserError) as caught:
-        build_components(runs.experiment(tmp_path / "run", **{flag: value}))
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.fixture
-def _noise(monkeypatch):
-    monkeypatch.setattr(build, "load_splits", lambda *arguments: runs.SPLITS)
-
-
-@pytest.mark.usefixtures("_noise")
-@pytest.mark.parametrize(
     ("changes", "says"),
     [
+        ({"backbone": "resnet5"}, "unknown backbone 'resnet5'; did you mean 'resnet50'?"),
+        ({"objectives": "am_softmaxx + jrs"}, "unknown loss or objective 'am_softmaxx'; did you mean 'am_softmax'?"),
+        ({"objectives": "am_softmax(margn=0.1)"}, "am_softmax: no argument 'margn'; it has"),
         ({"moment_embedder": True}, "--moment_embedder needs one horde"),
         ({"objectives": "xbm(loss=contrastive, size=24, start=100)"}, "its memory starts after 100 steps"),
     ],
 )
-def test_parts_that_do_not_go_together_are_refused(changes, says, tmp_path):
+def test_what_does_not_exist_is_found_before_the_images_are_read_and_the_rest_before_training(
+    changes, says, tmp_path, monkeypatch
+):
+    read = []
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: read.append(arguments) or runs.SPLITS)
     with pytest.raises(UserError) as caught:
         build_components(runs.experiment(tmp_path / "run", **changes))
     assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert bool(read) == (not says.startswith(("unknown", "am_softmax")))
+    assert not (tmp_path / "run").exists()
 
 
 TINY = Experiment(
@@ -92,26 +75,19 @@ def moved(learner, steps=1, scale=1.0):
     return {part: after[part][0] - old[0] for part, old in before.items() if old}
 
 
-def test_each_part_has_the_rate_of_its_flag():
+def test_rates_decay_and_clipping_are_those_of_the_flags():
     steps = moved(made(backbone_rate=0.1, projection_rate=0.2, objective_rate=0.3))
     for part, rate in (("backbone", 0.1), ("projection", 0.2), ("objectives", 0.3)):
         np.testing.assert_allclose(steps[part], -rate, rtol=1e-5)
-
-
-def test_a_backbone_rate_of_zero_takes_the_backbone_out_of_training():
-    tiny = made(backbone_rate=0.0)
-    assert tiny.parts()["backbone"] == []
-    assert tiny.embedder.backbone.trainable is False
-    assert len(tiny.parts()["projection"]) == 2
-
-
-def test_decay_and_clipping_are_those_of_the_flags():
     tiny = made(weight_decay=0.25)
     weight = values(tiny.parts()["projection"][:1])[0]
     np.testing.assert_allclose(moved(tiny)["projection"], -0.5 * (1 + 0.25 * weight), rtol=1e-4, atol=1e-6)
     tiny = made(clip_norm=0.5)
     size = sum(int(np.prod(variable.shape)) for variable in tiny.trainable_variables)
     np.testing.assert_allclose(moved(tiny, scale=100.0)["projection"], -0.25 / np.sqrt(size), rtol=1e-3)
+    frozen = made(backbone_rate=0.0)
+    assert frozen.parts()["backbone"] == []
+    assert frozen.embedder.backbone.trainable is False
 
 
 def test_the_seed_decides_the_weights():
@@ -139,21 +115,19 @@ def test_an_embedding_of_no_size_of_its_own_is_the_pooled_features():
         made(pooling="cls")
 
 
-PAIRS = objectives.MetricLoss(losses.ContrastiveLoss(), name="contrastive")
-PROXIES = objectives.ProxyLoss(losses.AMSoftmaxLoss(), 3)
-
-
 @pytest.mark.parametrize(
-    ("term", "flags", "says"),
+    ("flags", "says"),
     [
-        (PAIRS, {"images_per_class": 1}, "--images_per_class=1: contrastive learns from positive pairs"),
-        (PAIRS, {"sampling": "shuffle", "batch_size": 1}, "--batch_size=1: contrastive"),
-        (objectives.RankMI(), {"classes_per_batch": 1}, "--classes_per_batch=1"),
+        ({"images_per_class": 1}, "--images_per_class=1: contrastive learns from positive pairs"),
+        ({"sampling": "shuffle", "batch_size": 1}, "--batch_size=1: contrastive"),
+        ({"classes_per_batch": 1}, "--classes_per_batch=1: contrastive learns from negative pairs"),
     ],
 )
-def test_batches_without_the_pairs_that_a_term_learns_from_are_refused(term, flags, says):
+def test_batches_without_the_pairs_that_a_term_learns_from_are_refused(flags, says):
     with pytest.raises(UserError, match=says):
-        build.check_pairs(DataSettings(**flags), [PROXIES, term])
+        build.check_pairs(
+            DataSettings(**flags), [ProxyLoss(AMSoftmaxLoss(), 3), MetricLoss(ContrastiveLoss(), name="contrastive")]
+        )
 
 
 def exact_backbone():
@@ -212,7 +186,7 @@ def learner(embedding_dim=4, classes=3, objective=None, backbone="conv4"):
     objectives = [objective or ProxyLoss(AMSoftmaxLoss(), classes, name="am_softmax")]
     made = MetricLearner(Embedder(backbone, embedding_dim=embedding_dim, image_size=16), objectives)
     made.build((None, 16, 16, 3))
-    made.compile(optimizer=build_optimizer("adam", made, 1e-3, {}))
+    made.compile(build_optimizer("adam", made, 1e-3, {}))
     return made
 
 
@@ -239,63 +213,47 @@ ALL = {"backbone", "projection", "objective am_softmax"}
 
 
 @pytest.mark.parametrize(
-    ("name", "taken"),
-    [("", ALL), ("checkpoints/step-00000003.npz", ALL), ("embedder.keras", ALL - {"objective am_softmax"})],
+    ("name", "changes", "taken"),
+    [
+        ("", {}, ALL),
+        ("checkpoints/step-00000003.npz", {}, ALL),
+        ("embedder.keras", {}, ALL - {"objective am_softmax"}),
+        ("", {"embedding_dim": 5}, {"backbone"}),
+        ("", {"classes": 4}, {"backbone", "projection"}),
+        ("", {"objective": ContrastiveLoss()}, {"backbone", "projection"}),
+    ],
 )
-def test_a_run_a_checkpoint_or_an_embedder_may_be_named(name, taken, old):
-    new = learner()
+def test_the_parts_of_a_run_that_are_alike_are_taken_over_and_the_others_stay_new(name, changes, taken, old):
+    new = learner(**changes)
     assert same_parts(old[0], new) == set()
     start_from(str(old[1].path / name), new)
     assert same_parts(old[0], new) == taken
     assert int(new.optimizer.iterations) == 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "taken"),
-    [
-        ({"embedding_dim": 5}, {"backbone"}),
-        ({"classes": 4}, {"backbone", "projection"}),
-        ({"objective": ContrastiveLoss()}, {"backbone", "projection"}),
-    ],
-)
-def test_parts_that_differ_stay_new(changes, taken, old):
-    new = learner(**changes)
-    start_from(str(old[1].path), new)
-    assert same_parts(old[0], new) == taken
-
-
-def test_another_backbone_is_refused_and_nothing_changes(old):
+def test_another_backbone_and_what_is_no_run_are_refused_and_nothing_changes(old, tmp_path):
+    (tmp_path / "note.txt").write_text("mine")
+    (tmp_path / "half.npz").write_bytes((old[1].checkpoints / "step-00000003.npz").read_bytes()[:1000])
     new = learner(backbone=resolve("conv4", 16, width=8))
     before = values(new.weights)
-    with pytest.raises(UserError, match="has another backbone than this run"):
-        start_from(str(old[1].path), new)
+    for path, says in (
+        (old[1].path, "has another backbone than this run"),
+        (tmp_path, "holds neither a checkpoint"),
+        (tmp_path / "note.txt", "cannot be loaded"),
+        (tmp_path / "half.npz", "half.npz is damaged"),
+    ):
+        with pytest.raises(UserError, match=says):
+            start_from(str(path), new)
     assert all(map(np.array_equal, before, values(new.weights)))
 
 
-def test_what_is_none_of_those_is_refused(old, tmp_path):
-    (tmp_path / "note.txt").write_text("mine")
-    (tmp_path / "half.npz").write_bytes((old[1].checkpoints / "step-00000003.npz").read_bytes()[:1000])
-    for name, says in (
-        ("", "holds neither a checkpoint"),
-        ("note.txt", "cannot be loaded"),
-        ("nowhere.npz", "damaged"),
-        ("half.npz", "half.npz is damaged"),
-    ):
-        with pytest.raises(UserError, match=says):
-            start_from(str(tmp_path / name), learner())
-
-
-SIZE = 16
-TRANSFORM = EvaluationTransform(resize=SIZE, image_size=SIZE)
-
-
 class ClassMeans(Objective):
-    """Keeps the mean pooled feature of three classes."""
+    """Keeps the mean projection of three classes."""
 
-    calibrates_on = "pooled"
+    calibrates_on = "projection"
 
     def build_from(self, shapes):
-        self.means = self.add_weight(shape=(3, shapes["pooled"][-1]), trainable=False, name="means")
+        self.means = self.add_weight(shape=(3, shapes["projection"][-1]), trainable=False, name="means")
 
     def calibrate(self, features, labels):
         self.means.assign(np.stack([features[labels == c].mean(0) for c in range(3)]))
@@ -304,29 +262,13 @@ class ClassMeans(Objective):
         return 0.0 * pairs["embedding"].anchors[0, 0]
 
 
-def train_split():
-    images = np.random.default_rng(0).integers(0, 256, (14, SIZE, SIZE, 3), dtype=np.uint8)
-    names = tuple(str(i) for i in range(14))
-    return ImageDataset("toy", "train", ArrayImages(images, names), np.arange(14) % 3, {0: "a", 1: "b", 2: "c"})
-
-
-def learner_with(*objectives):
-    learner = MetricLearner(Embedder("conv4", embedding_dim=5, image_size=SIZE), list(objectives))
-    learner.build((None, SIZE, SIZE, 3))
-    return learner
-
-
-def projection_of(learner, train):
-    return np.asarray(learner.embedder.represent(train.images.data, training=False)["projection"])
-
-
 def test_the_projection_is_whitened_by_the_training_images_before_objectives_measure_them():
-    train, objective = train_split(), ClassMeans()
-    objective.calibrates_on = "projection"
-    objective.build_from = lambda _: setattr(objective, "means", objective.add_weight(shape=(3, 5), trainable=False))
-    learner = learner_with(MetricLoss(ContrastiveLoss()), objective)
-    calibrate(learner, train, TRANSFORM, Processes(), {"power": 1.0, "shrinkage": 0.0})
-    found = projection_of(learner, train)
+    train, objective = runs.noise("train", 3, 0), ClassMeans()
+    learner = MetricLearner(Embedder("conv4", embedding_dim=5, image_size=runs.SIZE), [objective])
+    learner.build((None, runs.SIZE, runs.SIZE, 3))
+    view = EvaluationTransform(resize=runs.SIZE, image_size=runs.SIZE)
+    calibrate(learner, train, view, Processes(), {"power": 1.0, "shrinkage": 0.0})
+    found = np.asarray(learner.embedder.represent(train.images.data, training=False)["projection"])
     np.testing.assert_allclose(np.cov(found.T), np.eye(5), atol=1e-2)
     expected = np.stack([found[train.labels == c].mean(0) for c in range(3)])
     np.testing.assert_allclose(np.asarray(objective.means), expected, rtol=1e-3, atol=1e-3)

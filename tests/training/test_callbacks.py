@@ -1,4 +1,4 @@
-"""Signals: at once or at the next check, the second ends the process, and nothing stays behind."""
+"""Signals: at once or at the next check, and nothing stays behind."""
 
 import os
 import signal

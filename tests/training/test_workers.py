@@ -21,20 +21,21 @@ from tfdml.training.workers import (
 ADDRESSES, COUNT, INDEX = (f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"))
 
 
-def refused(monkeypatch, backend, message, environment=()):
-    with monkeypatch.context() as patched:
-        patched.setattr(keras.backend, "backend", lambda: backend)
-        for name, value in dict(environment).items():
-            patched.setenv(name, value)
-        with pytest.raises(UserError, match=message):
-            check_backend()
-
-
-def test_what_means_nothing_on_a_backend_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "environment", "says"),
+    [
+        ("torch", {}, "KERAS_BACKEND=torch: training runs on tensorflow or jax"),
+        ("jax", {"TF_CONFIG": "{}"}, "TF_CONFIG is for TensorFlow"),
+        ("tensorflow", {COUNT: "2"}, "is for JAX"),
+    ],
+)
+def test_what_means_nothing_on_a_backend_is_refused(backend, environment, says, monkeypatch):
     check_backend()
-    refused(monkeypatch, "torch", "KERAS_BACKEND=torch: training runs on tensorflow or jax")
-    refused(monkeypatch, "jax", "TF_CONFIG is for TensorFlow", {"TF_CONFIG": "{}"})
-    refused(monkeypatch, "tensorflow", "is for JAX", {COUNT: "2"})
+    monkeypatch.setattr(keras.backend, "backend", lambda: backend)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=says):
+        check_backend()
 
 
 def test_processes_are_named_by_the_environment(monkeypatch):
@@ -59,7 +60,7 @@ def test_one_process_is_its_own_chief(monkeypatch):
         alone.of_chief(lambda: (_ for _ in ()).throw(UserError("to be mended")))
 
 
-@pytest.mark.parametrize(("total", "count"), [(7, 3), (3, 3), (60502, 4)])
+@pytest.mark.parametrize(("total", "count"), [(7, 3), (3, 3)])
 def test_the_parts_of_the_processes_are_the_whole(total, count):
     rows = np.arange(total)
     parts = [rows[Processes(i, ("host",) * count).part(total)] for i in range(count)]
@@ -116,28 +117,19 @@ def config(cluster, job="worker", index=0):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", (0, ("",))),
         (config({"worker": ["a:1"]}), (0, ("",))),
         (config({"worker": ["a:1", "b:2"]}, index=1), (1, ("a:1", "b:2"))),
         (config({"chief": ["c:3"], "worker": ["a:1"]}), (1, ("c:3", "a:1"))),
         (config({"chief": ["c:3"], "worker": ["a:1"]}, "chief"), (0, ("c:3", "a:1"))),
+        ("{", None),
+        (config({"worker": ["a:1", "b:2"], "ps": ["c:3"]}), None),
     ],
 )
-def test_tf_config_says_who_trains(monkeypatch, text, expected):
+def test_tf_config_says_who_trains_or_is_refused(monkeypatch, text, expected):
     monkeypatch.setenv("TF_CONFIG", text)
-    assert TensorFlowWorkers.from_environment() == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        config({"worker": ["a:1", "b:2"], "ps": ["c:3"]}),
-    ],
-)
-def test_a_wrong_tf_config_is_told(monkeypatch, text):
-    monkeypatch.setenv("TF_CONFIG", text)
+    if expected is not None:
+        assert TensorFlowWorkers.from_environment() == expected
+        return
     with pytest.raises(UserError, match="TF_CONFIG does not say who trains"):
         TensorFlowWorkers.from_environment()
 
