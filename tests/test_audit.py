@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from tfdml.audit import (
-    audit,
-    label_confidences,
-    outlier_factors,
-    read_drops,
-    write_table,
-)
+from tfdml.audit import audit, label_confidences, outlier_factors, read_drops, write_table
 from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.retrieval import nearest_neighbors
@@ -177,11 +171,6 @@ def test_names_survive_a_spreadsheet(tmp_path):
             [["note", "Action", "IMAGE"], *([1, " DROP ", cell] for cell in cells), ["", "keep", "other"], []]
         )
     assert read_drops(path) == tuple(NAMES)
-
-
-def test_files_that_do_not_say_what_to_drop(tmp_path):
-    path = tmp_path / "audit.csv"
     path.write_text("image\na")
-    for name, message in (("audit.csv", "has no column action"), ("none.csv", "is missing")):
-        with pytest.raises(UserError, match=message):
-            read_drops(tmp_path / name)
+    with pytest.raises(UserError, match="has no column action"):
+        read_drops(path)

@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet
 from PIL import Image
 
+from tests.report.pages import check_page
 from tfdml.data.transforms import EvaluationTransform
 
 HOSTILE = "=a<img src=x onerror=alert(1)>.png"
@@ -39,15 +40,12 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
         ("keep", "class", "1.0000"),
         ("drop", "class", "1.0000"),
     ]
-    assert [(row["class"], row["other_class"]) for row in found[:2]] in (
-        [("<b>cat", "dog"), ("dog", "<b>cat")],
-        [("dog", "<b>cat"), ("<b>cat", "dog")],
-    )
+    assert sorted((row["class"], row["other_class"]) for row in found[:2]) == [("<b>cat", "dog"), ("dog", "<b>cat")]
     assert len(rows_of(tmp_path / "out" / "images.csv")) == 6
     page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
+    check_page(page)
     assert "<img src=x" not in page
     assert "<b>cat" not in page
-    assert "&lt;b&gt;cat" in page
     assert "1 images to drop, 0 to check" in page
     assert "=a&lt;img src=x onerror=alert(1)&gt;.png" in page
     assert page.count("data:image/jpeg") >= 4

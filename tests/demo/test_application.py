@@ -91,19 +91,15 @@ def test_a_click_searches_by_an_image_without_itself(client, demo):
 )
 def test_what_is_no_image_is_refused(client, body, status, says):
     answer = client.post("/", content=body)
-    assert answer.status_code == status
-    assert says in results(answer)
-    assert "<svg" not in answer.text
+    assert (answer.status_code, says in results(answer), "<svg" in answer.text) == (status, True, False)
 
 
-@pytest.mark.parametrize("number", ["-1", "x", "1.5", "99", "²", "9" * 5000])
+@pytest.mark.parametrize("number", ["-1", "x", "1.5", "201", "²", "9" * 5000])
 def test_numbers_that_are_none_are_refused(client, number):
     for name in ("k", "first", "row"):
-        if (name, number) != ("k", "99"):
-            answer = client.get("/", params={name: number})
-            assert (answer.status_code, "must be an integer from" in answer.text) == (400, True), name
-    assert client.get(f"/image/{number or 'none'}").status_code == 404
-    assert client.get("/?k=201").status_code == client.get("/?k=0").status_code == 400
+        answer = client.get("/", params={name: number})
+        assert (answer.status_code, "must be an integer from" in answer.text) == (400, True), name
+    assert client.get(f"/image/{number}").status_code == 404
 
 
 def test_a_failure_shows_no_trace(demo):

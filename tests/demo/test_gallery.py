@@ -72,7 +72,7 @@ def test_a_folder_is_embedded_and_what_is_left_out_is_counted(tmp_path, capsys):
         open_gallery(str(tmp_path), Colors())
 
 
-def test_stored_embeddings_have_their_paths_and_classes(tmp_path):
+def test_stored_embeddings_have_their_paths_classes_and_model(tmp_path):
     columns = {"path": ["a", "b"], "label": [3, 4], "class": ["bus", "coupe"], "tags": [[1], [2]]}
     pq.write_table(pa.table({**columns, "embedding": [[1.0, 0.0], [0.0, 1.0]]}), tmp_path / "x.parquet")
     gallery = open_gallery(str(tmp_path / "x.parquet"), Colors())
@@ -80,9 +80,6 @@ def test_stored_embeddings_have_their_paths_and_classes(tmp_path):
     np.savez(tmp_path / "x.npz", embeddings=np.eye(2), labels=np.array(["bus", "coupe"]))
     gallery = open_gallery(str(tmp_path / "x.npz"), Colors())
     assert (list(gallery.names), gallery.classes) == (["0", "1"], ["bus", "coupe"])
-
-
-def test_stored_embeddings_of_another_model_are_refused(tmp_path):
     images = ImageTable(("a.jpg",), [0], ["test"])
     write_folder(tmp_path / "x", {}, images, np.ones((1, 2)), {"model": {"fingerprint": "sha256:1"}})
     assert len(open_gallery(str(tmp_path / "x"), Colors())) == 1

@@ -19,12 +19,8 @@ from tfdml.training.optimizers import build_optimizer
 STEPS = 10
 
 
-def _horde(loss, **options):
-    return objectives.HighOrderMomentLoss(loss(), orders=3, dim=16, embedding_dim=4, **options)
-
-
-def _binomial():
-    return losses.BinomialDevianceLoss()
+def _horde(**options):
+    return objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), orders=3, dim=16, embedding_dim=4, **options)
 
 
 def _heads():
@@ -39,27 +35,21 @@ def _n_pair():
     return objectives.MetricLoss(losses.NPairLoss(), "projection")
 
 
-def _triplet():
-    return losses.TripletLoss(1.5)
+def _density():
+    return objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5], weight=10.0)
 
 
 LEARNERS = {
     "am_softmax": lambda: (tiny_embedder(batch_norm="train"), [_am_softmax()]),
-    "jrd": lambda: (
-        tiny_embedder(batch_norm="train"),
-        [_am_softmax(), objectives.JointRepresentationSimilarity()],
-    ),
-    "binomial": lambda: (tiny_embedder(), [_binomial()]),
-    "horde": lambda: (tiny_embedder(), [_binomial(), _horde(losses.BinomialDevianceLoss)]),
+    "jrd": lambda: (tiny_embedder(batch_norm="train"), [_am_softmax(), objectives.JointRepresentationSimilarity()]),
+    "binomial": lambda: (tiny_embedder(), [losses.BinomialDevianceLoss()]),
+    "horde": lambda: (tiny_embedder(), [losses.BinomialDevianceLoss(), _horde()]),
     "abe": lambda: (tiny_ensemble(), _heads()),
-    "horde on abe": lambda: (tiny_ensemble(), [*_heads(), _horde(losses.BinomialDevianceLoss, reduce_to=8)]),
+    "horde on abe": lambda: (tiny_ensemble(), [*_heads(), _horde(reduce_to=8)]),
     "n_pair": lambda: (tiny_embedder(), [_n_pair()]),
     "ecaml": lambda: (tiny_embedder(), [_n_pair(), objectives.EnergyConfusion(weight=0.3)]),
-    "triplet": lambda: (tiny_embedder(), [_triplet()]),
-    "dml_da": lambda: (
-        tiny_embedder(),
-        [_triplet(), objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5], weight=10.0)],
-    ),
+    "triplet": lambda: (tiny_embedder(), [losses.TripletLoss(1.5)]),
+    "dml_da": lambda: (tiny_embedder(), [losses.TripletLoss(1.5), _density()]),
     # All negatives: what is drawn comes from each backend's own generator.
     "rank_mi": lambda: (tiny_embedder(), [objectives.RankMI(0.5, hidden=8, depth=1, negatives="all")]),
 }

@@ -1,7 +1,5 @@
 """Whole training runs: Recall@1 on classes never seen must rise."""
 
-import json
-
 import pytest
 
 from tfdml.training import Experiment, train
@@ -11,7 +9,6 @@ from tfdml.training import Experiment, train
 def test_on_glyphs(tmp_path):
     experiment = Experiment(
         run_dir=str(tmp_path / "run"),
-        dataset="glyphs",
         dataset_options="images_per_class=10, size=32",
         image_size=28,
         resize=32,
@@ -30,7 +27,6 @@ def test_on_glyphs(tmp_path):
         cache="true",
     )
     result = train(experiment).result
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["metrics"] == result["metrics"]
     assert result["metrics"]["recall@1"] > result["metrics_before"]["recall@1"] + 0.2
 
 
