@@ -11,63 +11,10 @@ from hypothesis import strategies as st
 
 from tests.mathematics import (
     assert_close,
-    degenerate_batches,
-    finite_differences,
     random_batch,
-    value_and_gradients,
 )
 
 quick = settings(max_examples=10, deadline=None, derandomize=True)
-
-
-def check_formula(function, reference):
-    for seed, (size, classes, dim) in enumerate([(2, 2, 3), (8, 3, 5), (13, 2, 2), (15, 6, 16), (9, 9, 4), (6, 1, 4)]):
-        labels, x = random_batch(seed, size, classes, dim)
-        assert_close(function(labels, x), reference(labels, x), floor=1e-6)
-    labels, x = random_batch(5, 10, 3, 6, unit=False)
-    assert_close(function(labels, x), reference(labels, x))
-
-
-def check_gradient(function, reference, mode, frozen=None):
-    """Against central differences of the reference, or of `frozen`, where the objective stops some of its gradient."""
-    labels, x = random_batch(11, 7, 3, 4)
-    (expected,) = finite_differences(lambda e: (frozen or reference)(labels, e), x)
-    assert np.any(expected)
-    value, (gradient,) = value_and_gradients(lambda e: function(labels, e), x, mode=mode)
-    # The floor is for values next to 0, such as a logarithm's next to 1.
-    assert_close(value, reference(labels, x), floor=1e-6)
-    assert_close(gradient, expected)
-
-
-def check_degenerate(function, reference, mode, floor=2e-6):
-    """The formula's value, and a finite gradient, on every degenerate batch; eagerly in half precision too."""
-
-    def run(labels, x, dtype="float32"):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            value = function(labels, tf.cast(x, dtype))
-        return value, tape.gradient(value, x, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-
-    run = run if mode == "eager" else tf.function(run, jit_compile=mode == "xla", autograph=False)
-    for name, (labels, x) in degenerate_batches().items():
-        labels = labels % 3
-        value, gradient = run(tf.constant(labels, tf.int64), tf.constant(x))
-        assert_close(value, reference(labels, x), floor=floor)
-        assert np.all(np.isfinite(gradient)), name
-        for dtype in ("bfloat16", "float16") if mode == "eager" else ():
-            value, gradient = run(tf.constant(labels, tf.int64), tf.constant(x), dtype)
-            assert value.dtype == tf.float32
-            assert np.isfinite(value), name
-            assert np.all(np.isfinite(gradient)), name
-
-
-def check_nothing_to_learn(function, *batches):
-    """Value and gradient are exactly 0 on the named degenerate batches."""
-    for batch in batches:
-        labels, x = degenerate_batches()[batch]
-        value, (gradient,) = value_and_gradients(lambda e, y=labels % 3: function(y, e), x)
-        assert value == 0.0, batch
-        np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
 
 
 def check_symmetries(function, rotations=True, relabeling=True):

@@ -4,14 +4,16 @@ import math
 
 import numpy as np
 
-from tests.losses.references import draw_probabilities, negatives, positives, soft_triple
+from tests.losses.references import cross_entropy, draw_probabilities, negatives, positives, soft_triple
 from tests.references import (
+    contrastive,
     cosine,
     distance,
     dot,
     mean,
     negative_pairs,
     norm,
+    softplus,
     squared_distance,
     total,
 )
@@ -141,3 +143,65 @@ def regularized_soft_triple(labels, x, centers, tau=0.2, **arguments):
         gaps += [math.sqrt(2 - 2 * dot(unit[s], unit[t])) for s in range(per_class) for t in range(s + 1, per_class)]
     regularizer = tau * total(gaps) / (count * per_class * (per_class - 1)) if per_class > 1 else 0.0
     return soft_triple(labels, similarities, **arguments) + regularizer
+
+
+def cosines(x, proxies):
+    x, proxies = (np.asarray(a, np.float64) for a in (x, proxies))
+    norms = [np.maximum(np.linalg.norm(a, axis=1, keepdims=True), 1e-300) for a in (x, proxies)]
+    return (x / norms[0]) @ (proxies / norms[1]).T
+
+
+def curricular(labels, x, proxies, t=0.0, scale=64.0, margin=0.5):
+    """Huang et al. 2020."""
+    values = []
+    for label, row in zip(labels, cosines(x, proxies), strict=True):
+        own = float(row[int(label)])
+        shifted = math.cos(math.acos(max(-1.0, min(1.0, own))) + margin)
+        logits = [scale * (c * (t + c) if c > shifted else c) for c in map(float, row)]
+        beyond = own <= math.cos(math.pi - margin)
+        logits[int(label)] = scale * (own - margin * math.sin(margin) if beyond else shifted)
+        values.append(cross_entropy(label, logits))
+    return mean(values)
+
+
+def sphere_face2(labels, x, proxies, bias, scale=40.0, margin=0.4, balance=0.7, adjustment=3.0, at=None):
+    """Wen et al. 2022; `at`, an x and proxies, is where g is taken: what it adds to the cosine is then a constant."""
+    values, found = [], cosines(x, proxies)
+    fixed = found if at is None else cosines(*at)
+    for label, row, fixed_row in zip(labels, found, fixed, strict=True):
+        value = 0.0
+        for j, (c, there) in enumerate(zip(map(float, row), map(float, fixed_row), strict=True)):
+            g = c + (2 * ((there + 1) / 2) ** adjustment - 1 - there)
+            if j == int(label):
+                value += balance / scale * softplus(-(scale * (g - margin) + bias))
+            else:
+                value += (1 - balance) / scale * softplus(scale * (g + margin) + bias)
+        values.append(value)
+    return mean(values)
+
+
+def instance(labels, x, head, bias=None):
+    logits = np.asarray(x, np.float64) @ np.asarray(head, np.float64).T + (0 if bias is None else bias)
+    return mean([cross_entropy(label, [float(v) for v in row]) for label, row in zip(labels, logits, strict=True)])
+
+
+def divergence(x, margin=0.5, pairs="all", average="active"):
+    """Kim et al. 2018, sec. 3.3, on cosines: over heads p != q in either order, and images (i, j) or (i, i)."""
+    images, heads = x.shape[:2]
+    values = [
+        max(cosine(x[i, p], x[j, q]) - margin, 0.0)
+        for i in range(images)
+        for j in range(images)
+        if pairs == "all" or i == j
+        for p in range(heads)
+        for q in range(heads)
+        if p != q
+    ]
+    if average == "active":
+        values = [value for value in values if value > 0]
+    return mean(values)
+
+
+def mean_of_heads(labels, x, **options):
+    """The mean over heads of the contrastive loss."""
+    return mean([contrastive(labels, x[:, head], **options) for head in range(x.shape[1])])

@@ -2,18 +2,14 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.mathematics import (
-    DEGENERATE,
-    MODES,
     assert_close,
-    degenerate_batches,
-    finite_differences,
     random_batch,
     value_and_gradients,
 )
 from tests.objectives.checks import check_config
+from tests.objectives.references_views import sigmoid_across, softmax_across
 from tests.played_replicas import sum_and_gradient
 from tfdml import losses, mining, replicas
 from tfdml.objectives import AcrossViews, SigmoidAcrossViews, SoftmaxAcrossViews
@@ -21,48 +17,6 @@ from tfdml.objectives.terms import build_objectives
 from tfdml.pairs import Pairs, Scope
 
 VIEWS = ("embedding", "text_embedding")
-
-
-def unit(x):
-    length = np.linalg.norm(x, axis=1, keepdims=True)
-    return np.divide(x, length, out=np.zeros_like(x), where=length > 1e-8)
-
-
-def logits(x, y, log_scale, bias=0.0):
-    return np.exp(log_scale) * unit(np.float64(x)) @ unit(np.float64(y)).T + bias
-
-
-def positives(labels, shared):
-    same = np.equal.outer(labels, labels) if np.ndim(labels) == 1 else np.any(labels[:, None] == labels[None], axis=2)
-    own = np.eye(len(labels), dtype=bool)
-    return (own, own | ~same) if shared == "left_out" else (same | own, np.ones_like(own))
-
-
-def softmax_across(labels, x, y, log_scale, shared="positive"):
-    """The mean of both directions of cross-entropy, its target spread evenly over the positives."""
-
-    def one_direction(values):
-        total = 0.0
-        for row, target, counted in zip(values, *positives(labels, shared), strict=True):
-            top = row[counted].max()
-            log_total = top + np.log(np.exp(row[counted] - top).sum())
-            total += np.mean([log_total - value for value in row[target]])
-        return total / len(values)
-
-    values = logits(x, y, log_scale)
-    return (one_direction(values) + one_direction(values.T)) / 2
-
-
-def sigmoid_across(labels, x, y, log_scale, bias, shared="positive"):
-    """The sum over all pairs of the negative log-likelihood of a sigmoid, over the number of items."""
-    total = 0.0
-    for row, target, counted in zip(logits(x, y, log_scale, bias), *positives(labels, shared), strict=True):
-        total += sum(
-            np.logaddexp(0, -z if is_one else z)
-            for z, is_one, counts in zip(row, target, counted, strict=True)
-            if counts
-        )
-    return total / len(x)
 
 
 def two_views(seed=0, size=8, classes=3, dim=5):
@@ -81,57 +35,11 @@ def term_of(objective):
     return lambda labels, x, y: objective(dict(zip(VIEWS, (x, y), strict=True)), labels)
 
 
-CASES = {
-    f"{cls.__name__} {shared}": (cls(shared=shared), reference, shared)
-    for cls, reference in ((SoftmaxAcrossViews, softmax_across), (SigmoidAcrossViews, sigmoid_across))
-    for shared in ("positive", "left_out")
-}
-every_case = pytest.mark.parametrize(("objective", "reference", "shared"), CASES.values(), ids=CASES)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@every_case
-def test_values_and_gradients_are_those_of_the_definitions(objective, reference, shared, mode):
-    built(objective)
-    constants = [float(weight) for weight in objective.weights]
-    for labels in (np.arange(8), two_views()[0]):
-        _, x, y = two_views()
-        value, gradients = value_and_gradients(
-            lambda a, b, labels=labels: term_of(objective)(labels, a, b), x, y, mode=mode, weights=objective.weights
-        )
-        assert_close(value, reference(labels, x, y, *constants, shared=shared))
-        expected = finite_differences(
-            lambda a, b, *numbers, labels=labels: reference(labels, a, b, *map(float, numbers), shared=shared),
-            x,
-            y,
-            *constants,
-        )
-        assert all(np.any(gradient) for gradient in expected)
-        for actual, gradient in zip(gradients, expected, strict=True):
-            assert_close(actual, gradient, 3e-5)
-
-
 def test_published_starting_points():
     softmax, sigmoid = built(SoftmaxAcrossViews()), built(SigmoidAcrossViews())
     assert_close(softmax.log_scale, np.log(1 / 0.07))
     assert_close(sigmoid.log_scale, np.log(10))
     assert_close(sigmoid.offset, -10)
-
-
-@pytest.mark.parametrize("name", DEGENERATE)
-@every_case
-def test_degenerate_batches_are_finite_in_each_precision(objective, reference, shared, name):
-    objective = type(objective)(shared=shared)
-    built(objective, 4)
-    labels, x = degenerate_batches()[name]
-    y = x[::-1].copy()
-    expected = reference(labels, x, y, *[float(weight) for weight in objective.weights], shared=shared)
-    for dtype in ("float32", "bfloat16", "float16"):
-        value, gradients = value_and_gradients(
-            lambda a, b, dtype=dtype: term_of(objective)(labels, tf.cast(a, dtype), tf.cast(b, dtype)), x, y
-        )
-        assert_close(value, expected, 1e-5 if dtype == "float32" else 0.05, floor=2e-5 if dtype == "float32" else 0.05)
-        assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
 
 
 def test_items_of_one_label_or_text_are_never_negatives():
@@ -176,10 +84,9 @@ def test_any_pair_loss_compares_the_views(loss):
     "make",
     [
         lambda: SoftmaxAcrossViews(dims=[2, 5], dim_weights=[0.5, 1.0]),
-        SigmoidAcrossViews,
         lambda: AcrossViews(losses.TripletLoss(0.3)),
     ],
-    ids=["softmax", "sigmoid", "triplets"],
+    ids=["prefixes", "triplets"],
 )
 def test_on_replicas_it_is_that_of_the_global_batch(make):
     labels, x, y = two_views(size=9)

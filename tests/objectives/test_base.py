@@ -5,21 +5,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import references
 from tests.mathematics import (
-    DEGENERATE,
     assert_close,
-    degenerate_batches,
-    finite_differences,
     public_classes,
     random_batch,
-    value_and_gradients,
 )
 from tests.models.networks import images, tiny_embedder
-from tests.played_replicas import play, sum_and_gradient
-from tfdml import losses, models, objectives, replicas
-from tfdml.objectives import Matryoshka, MatryoshkaProxyLoss, MetricLoss, ProxyLoss
-from tfdml.pairs import Scope, pairs_by_name
+from tfdml import losses, models, objectives
+from tfdml.objectives import MatryoshkaProxyLoss, MetricLoss, ProxyLoss
 
 MAKE = {
     "AcrossViews": lambda: objectives.AcrossViews(losses.RankedListLoss()),
@@ -64,65 +57,8 @@ def test_a_nan_is_not_hidden(name):
     assert np.isnan(value_of(objective, inputs, labels))
 
 
-PAIR_LOSSES = {
-    "contrastive": (
-        losses.ContrastiveLoss(1.3, "euclidean"),
-        lambda y, x: references.contrastive(y, x, 1.3, "euclidean"),
-    ),
-    "contrastive sum": (
-        losses.ContrastiveLoss(reduction="sum"),
-        lambda y, x: references.contrastive(y, x, reduction="sum"),
-    ),
-    "binomial": (losses.BinomialDevianceLoss(), references.binomial),
-}
-every_pair_loss = pytest.mark.parametrize(("loss", "reference"), PAIR_LOSSES.values(), ids=PAIR_LOSSES)
-
-
-def proxy_loss(**options):
-    objective = ProxyLoss(losses.AMSoftmaxLoss(), num_classes=3, **options)
-    objective.build_from({"embedding": (None, 4)})
-    return objective
-
-
 def proxies_of(objective):
     return keras.ops.convert_to_numpy(objective.class_proxies.proxies)
-
-
-@every_pair_loss
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-def test_metric_loss_is_the_loss_on_its_representation(loss, reference, mode):
-    labels, x = random_batch(2, 8, 3, 5)
-    other = random_batch(3, 8, 3, 6)[1]
-    objective = MetricLoss(loss, representation="pooled")
-    value, gradients = value_and_gradients(
-        lambda pooled, embedding: objective({"pooled": pooled, "embedding": embedding}, labels), x, other, mode=mode
-    )
-    assert_close(value, reference(labels, x))
-    assert_close(gradients[0], finite_differences(lambda e: reference(labels, e), x)[0])
-    np.testing.assert_array_equal(gradients[1], 0)
-
-
-def matryoshka(dims, dim_weights=None, loss=None):
-    return Matryoshka(loss or losses.BinomialDevianceLoss(), dims, dim_weights)
-
-
-def sum_over_prefixes(labels, x, dims, factors):
-    units = {dim: x[:, :dim] / np.linalg.norm(x[:, :dim], axis=1, keepdims=True) for dim in dims}
-    return sum(f * references.binomial(labels, units[dim]) for dim, f in zip(dims, factors, strict=True))
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-@pytest.mark.parametrize(("dims", "factors"), [((2, 3, 5), None), ((1, 5), (0.5, 2.0))])
-def test_matryoshka_is_the_sum_over_prefixes(dims, factors, mode):
-    labels, x = random_batch(2, 8, 3, 5)
-    objective = matryoshka(dims, factors)
-
-    def reference(e):
-        return sum_over_prefixes(labels, e, dims, factors or (1.0,) * len(dims))
-
-    value, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, labels), x, mode=mode)
-    assert_close(value, reference(x))
-    assert_close(gradient, finite_differences(reference, x)[0])
 
 
 @pytest.mark.parametrize("loss", [losses.AMSoftmaxLoss(), losses.SoftTripleLoss(), losses.ProxyAnchorLoss()])
@@ -144,19 +80,6 @@ def test_matryoshka_of_proxies_is_the_sum_over_prefixes_of_both(loss, factors):
         MatryoshkaProxyLoss(loss, 3, [2, 6])({"embedding": x}, labels)
 
 
-def test_matryoshka_on_replicas_is_that_of_the_global_batch():
-    labels, x = random_batch(2, 9, 3, 5)
-    objective = matryoshka([2, 5], loss=losses.MultiSimilarityLoss())
-    alone = sum_and_gradient(lambda y, e: objective.term({"embedding": e}, y).value, (labels, x), [9])
-
-    def of_replica(y, e):
-        named = {"embedding": replicas.gather(e)}
-        return objective.compute_pairs(pairs_by_name(named, replicas.gather(y), None, Scope.of_replica(e.shape[0])))
-
-    for one, other in zip(sum_and_gradient(of_replica, (labels, x), [4, 5]), alone, strict=True):
-        assert_close(one, other)
-
-
 def test_any_keras_loss_works_image_by_image():
     x = random_batch(2, 8, 3, 3)[1]
     objective = MetricLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True), representation="class")
@@ -165,69 +88,6 @@ def test_any_keras_loss_works_image_by_image():
     labels = np.arange(8) % 3
     expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, x)
     assert_close(objective({"class": x}, labels), expected)
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_proxy_loss_equals_the_paper(mode, reduction):
-    labels, x = random_batch(5, 7, 3, 4, unit=False)
-    loss = losses.AMSoftmaxLoss(reduction="sum" if reduction == "sum" else "sum_over_batch_size")
-    objective = ProxyLoss(loss, num_classes=3)
-    objective.build_from({"embedding": (None, 4)})
-
-    def reference(embeddings, proxies):
-        return references.am_softmax(labels, references.class_similarities(embeddings, proxies), reduction=reduction)
-
-    weights = [objective.class_proxies.proxies]
-    value, gradients = value_and_gradients(lambda e: objective({"embedding": e}, labels), x, mode=mode, weights=weights)
-    assert_close(value, reference(x, proxies_of(objective)))
-    for actual, expected in zip(gradients, finite_differences(reference, x, proxies_of(objective)), strict=True):
-        assert_close(actual, expected)
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("reduction", "share"), [("mean", 0.3), ("sum", 0.3), ("mean", 0.1), ("mean", 0.85)])
-def test_the_images_of_the_highest_values_do_not_count(mode, reduction, share):
-    labels, x = random_batch(5, 7, 3, 4, unit=False)
-    loss = losses.AMSoftmaxLoss(reduction="sum" if reduction == "sum" else "sum_over_batch_size")
-    objective = ProxyLoss(loss, num_classes=3, drop_highest=share)
-    objective.build_from({"embedding": (None, 4)})
-    of_images = {"y": labels, "proxies": proxies_of(objective)}
-
-    def reference(embeddings):
-        cosines = references.class_similarities(embeddings, of_images["proxies"])
-        found = sorted(references.am_softmax([y], [row]) for y, row in zip(of_images["y"], cosines, strict=True))
-        left = found[: 7 - int(share * 7)]
-        return sum(left) if reduction == "sum" else sum(left) / len(left)
-
-    value, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, labels), x, mode=mode)
-    assert_close(value, reference(x))
-    assert_close(gradient, finite_differences(reference, x)[0])
-    assert np.sum(~np.any(gradient, axis=1)) == int(share * 7)
-
-
-def test_replicas_drop_the_highest_of_the_global_batch():
-    labels, x = random_batch(5, 9, 3, 4, unit=False)
-    objective = proxy_loss(drop_highest=0.4)
-    whole = np.asarray(objective.compute(objective.represent({"embedding": x}), tf.constant(labels)))
-    assert np.sum(whole == 0) == 3
-
-    def own(own_labels, own):
-        return objective.compute(objective.represent({"embedding": own}), tf.constant(own_labels)).numpy()
-
-    parts = play(own, (labels[:2], x[:2]), (labels[2:], x[2:]))
-    assert_close(np.concatenate(parts), whole)
-
-
-@pytest.mark.parametrize("batch", DEGENERATE)
-def test_proxy_loss_of_a_degenerate_batch_is_finite(batch):
-    labels, x = degenerate_batches()[batch]
-    labels = labels % 3
-    objective = proxy_loss()
-    value, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, labels), x)
-    assert_close(value, references.am_softmax(labels, references.class_similarities(x, proxies_of(objective))))
-    assert np.all(np.isfinite(gradient))
-    np.testing.assert_array_equal(gradient[np.all(x == 0, axis=1)], 0)
 
 
 ADVICE = r"labels must be classes 0 \.\. 2.*ProxyLoss\(loss, num_classes\).*RetrievalEvaluation"

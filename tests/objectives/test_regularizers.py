@@ -1,136 +1,37 @@
 """Density adaptivity, energy confusion, entropy, orthogonality, intra-class."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import references as plain_references
-from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
+from tests.mathematics import assert_close, random_batch
 from tests.models.networks import colored_batch, images, tiny_embedder, values
 from tests.objectives import references_classes as references
+from tests.objectives.cases import CASES, DENSITIES, FORMS, TARGETS, built, density
 from tests.objectives.checks import (
-    check_degenerate,
-    check_formula,
-    check_gradient,
     check_labels,
-    check_nothing_to_learn,
     check_symmetries,
 )
 from tfdml import losses, models
 from tfdml.objectives import (
     DensityAdaptivity,
     EnergyConfusion,
-    EntropySpread,
-    GlobalOrthogonal,
-    IntraClassPenalty,
     MetricLoss,
 )
 from tfdml.objectives.regularizers import class_densities
 from tfdml.pairs import pairs_by_name
 
-REFERENCE = [4.0, 1.0, 0.25, 9.0, 2.0, 0.0, 1.5, 3.0, 7.0]
-TARGETS = [0.5, 0.2, 0.9, 0.4, 0.7, 0.3, 0.6, 0.1, 0.8]
-CASES = {
-    "soft": {},
-    "soft sum": {"reduction": "sum"},
-    "soft, eta 1": {"eta": 1.0},
-    "soft, eta 0": {"eta": 0.0},
-    "hard": {"constraint": "hard"},
-    "none": {"constraint": None},
-    "none sum": {"constraint": None, "reduction": "sum"},
-}
-every_case = pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
-
-
-def make(reference=REFERENCE, targets=TARGETS, **arguments):
-    """An objective with these targets, or (hard) with the first of them as their mean."""
-    objective = DensityAdaptivity(len(TARGETS), reference_density=reference, **arguments)
-    objective.build({})
-    objective.target_density.assign(targets[0] if objective.constraint == "hard" else targets)
-    return objective
-
-
-def on_embedding(**arguments):
-    return of(make(**arguments))
-
-
-def of(objective):
-    """The objective as a function of labels and embeddings."""
-    return lambda labels, x: objective({"embedding": x}, labels)
-
-
-def reference(labels, x, targets=None, given=REFERENCE, **arguments):
-    if targets is None:
-        targets = TARGETS[0] if arguments.get("constraint") == "hard" else TARGETS
-    return references.density_adaptivity(labels, x, targets, given, **arguments)
-
-
-# What every regularizer does
-
-
-def density_case(arguments):
-    return make(**arguments), functools.partial(reference, **arguments)
-
-
-def energy_case(form, **arguments):
-    return EnergyConfusion(form, **arguments), functools.partial(references.energy_confusion, form=form, **arguments)
-
-
-def entropy_case(function, form="pairs", **arguments):
-    return EntropySpread(form, **arguments), functools.partial(function, **arguments)
-
-
-def penalty_case(reduction):
-    of_reduction = functools.partial(plain_references.intra_class_penalty, reduction=reduction)
-    return IntraClassPenalty(reduction=reduction), of_reduction
-
-
-FORMS = ("log", "plain", "log_of_mean")
-#: Each objective and its reference; of a DensityAdaptivity the gradient, also of its targets, has a test of its own.
-ALL = {
-    **{f"density {name}": density_case(arguments) for name, arguments in CASES.items()},
-    **{f"energy {form} {r}": energy_case(form, reduction=r) for form in FORMS for r in ("mean", "sum")},
-    "energy with an offset": energy_case("log_of_mean", offset=2.0),
-    "pairs": entropy_case(references.entropy_of_pairs),
-    "pairs sum": entropy_case(references.entropy_of_pairs, reduction="sum"),
-    "pairs at 2.5": entropy_case(references.entropy_of_pairs, threshold=2.5),
-    "nearest": entropy_case(references.nearest_entropy, "nearest"),
-    "nearest sum": entropy_case(references.nearest_entropy, "nearest", reduction="sum"),
-    "orthogonal": (GlobalOrthogonal(), references.global_orthogonal),
-    "penalty mean": penalty_case("mean"),
-    "penalty sum": penalty_case("sum"),
-}
-WITHOUT_WEIGHTS = {name: case for name, case in ALL.items() if not name.startswith("density")}
-DEFAULTS = ("density soft", *(f"energy {form} mean" for form in FORMS), "pairs", "nearest", "orthogonal", "penalty sum")
-every_default = pytest.mark.parametrize("name", DEFAULTS)
-every_mode = pytest.mark.parametrize("mode", ["eager", "xla"])
-
-
-@pytest.mark.parametrize(("objective", "reference"), ALL.values(), ids=ALL)
-def test_equals_the_formula(objective, reference):
-    check_formula(of(objective), reference)
-
-
-@pytest.mark.parametrize(("objective", "reference"), WITHOUT_WEIGHTS.values(), ids=WITHOUT_WEIGHTS)
-@every_mode
-def test_gradient_equals_finite_differences(objective, reference, mode):
-    check_gradient(of(objective), reference, mode)
+ENERGIES = [f"energy {form} mean" for form in FORMS]
 
 
 @pytest.mark.one_quick_case
-@pytest.mark.parametrize("name", [name for name in ALL if "sum" not in name and "eta" not in name] + ["penalty sum"])
-@every_mode
-def test_degenerate_batches(name, mode):
-    objective, reference = ALL[name]
-    check_degenerate(of(objective), reference, mode)
-
-
-@pytest.mark.one_quick_case
-@every_default
+@pytest.mark.parametrize("name", ["density soft", *ENERGIES, "pairs mean", "nearest mean", "orthogonal", "penalty sum"])
 def test_symmetries_and_labels(name):
-    function = of(ALL[name][0])
+    objective = CASES[name].objective
+
+    def function(labels, x):
+        return objective(dict.fromkeys(objective.reads, x), labels)
+
     check_symmetries(function, relabeling=not name.startswith("density"))
     check_labels(function)
     if not name.startswith("density"):
@@ -138,41 +39,9 @@ def test_symmetries_and_labels(name):
         np.testing.assert_array_equal(function(labels + 2**53, x), function(labels, x))
 
 
-@pytest.mark.parametrize(
-    ("names", "batches"),
-    [
-        ([f"energy {form} mean" for form in FORMS], ("no negative", "one image")),
-        (["orthogonal"], ("no negative", "one image")),
-        (["pairs", "nearest"], ("one image",)),
-        (["penalty mean", "penalty sum"], ("one image", "two images of two classes")),
-    ],
-)
-def test_batches_that_teach_nothing(names, batches):
-    for name in names:
-        check_nothing_to_learn(of(ALL[name][0]), *batches)
-
-
-# Density adaptivity
-
-
-@every_case
-@pytest.mark.parametrize("mode", ["eager", "xla"])
-def test_gradients_of_embeddings_and_targets_equal_finite_differences(arguments, mode):
-    labels, x = random_batch(11, 8, 4, 4)
-    objective = make(**arguments)
-    weights = [objective.target_density]
-    value, gradients = value_and_gradients(lambda e: objective({"embedding": e}, labels), x, mode=mode, weights=weights)
-    start = np.asarray(objective.target_density)
-    assert_close(value, reference(labels, x, start, **arguments))
-    expected = finite_differences(lambda e, t: reference(labels, e, t, **arguments), x, start)
-    for actual, wanted in zip(gradients, expected, strict=True):
-        assert np.any(wanted)
-        assert_close(actual, wanted)
-
-
 def test_the_hard_constraint_holds_exactly():
-    objective = make(constraint="hard", eta=0.5)
-    targets, given = values([objective.targets()])[0], np.array(REFERENCE)
+    objective = density(constraint="hard", eta=0.5).objective
+    targets, given = values([objective.targets()])[0], np.array(DENSITIES)
     known = given > 0
     assert_close(targets[known] / targets[0], np.sqrt(given[known] / given[0]), 1e-6)
     assert_close(targets[known].mean(), TARGETS[0], 1e-6)
@@ -181,11 +50,12 @@ def test_the_hard_constraint_holds_exactly():
 
 def test_a_normalized_reference_has_no_scale():
     labels, x = random_batch(3, 10, 4, 5)
-    given = np.array(REFERENCE)
+    given = np.array(DENSITIES)
     scaled = given / given[given > 0].mean()
     for factor in (1.0, 1000.0):
-        value = on_embedding(reference=given * factor, normalize_reference=True)(labels, x)
-        assert_close(value, reference(labels, x, given=scaled))
+        objective = DensityAdaptivity(len(given), reference_density=given * factor, normalize_reference=True)
+        built(objective, target_density=TARGETS)
+        assert_close(objective({"embedding": x}, labels), references.density_adaptivity(labels, x, TARGETS, scaled))
 
 
 @pytest.mark.parametrize("label", [-1, 9, 2**40])
@@ -193,7 +63,7 @@ def test_a_normalized_reference_has_no_scale():
 def test_a_label_without_a_target_is_not_a_number(label, constraint):
     labels, x = random_batch(3, 6, 3, 4)
     labels[2] = label
-    assert np.isnan(on_embedding(constraint=constraint)(labels, x))
+    assert np.isnan(density(constraint=constraint).objective({"embedding": x}, labels))
 
 
 @pytest.mark.parametrize("labels", [np.arange(3).repeat(4), np.array([0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 4])])
@@ -210,7 +80,7 @@ def test_reference_densities_are_those_of_the_classes(labels):
 
 @pytest.mark.parametrize("constraint", ["soft", "hard", None])
 def test_observes_the_mean_density_and_target_of_the_classes_of_a_batch(constraint):
-    objective = make(constraint=constraint)
+    objective = density(constraint=constraint).objective
     labels, x = random_batch(4, 13, 4, 5)
     observed = objective.observe(pairs_by_name({"embedding": x}, labels))
     present = references.classes_of(labels)

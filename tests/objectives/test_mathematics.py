@@ -1,0 +1,159 @@
+"""The mathematics of every objective: its formula, its gradient, degenerate batches, half precision, replicas."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.mathematics import (
+    assert_close,
+    degenerate_batches,
+    finite_differences,
+    public_classes,
+    random_batch,
+    value_and_gradients,
+)
+from tests.models.networks import values
+from tests.objectives.cases import CASES, DIM, FIRST, PATHS, by_mode
+from tests.objectives.checks import check_config
+from tests.played_replicas import sum_and_gradient
+from tfdml import objectives, replicas
+from tfdml.pairs import Scope
+
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def read(case, x):
+    """The arrays that an objective reads, by name."""
+    return {name: np.ascontiguousarray(array) for name, array in case.inputs(x).items()}
+
+
+def value_of(case, labels, arrays):
+    return case.objective(dict(zip(case.inputs(np.zeros((1, DIM), "float32")), arrays, strict=True)), labels)
+
+
+def expected(case, labels, x):
+    return case.reference(labels, *read(case, np.float64(x)).values(), *values(case.weights))
+
+
+def test_no_objective_is_left_out():
+    seen = {type(case.objective).__name__ for case in CASES.values()}
+    # In test_memory.py, test_across_views.py and test_base.py.
+    others = {"CrossBatchMemory", "Prism", "AcrossViews", "MatryoshkaProxyLoss"}
+    assert public_classes(objectives).keys() - seen == others
+
+
+@every_case
+def test_equals_the_formula(case):
+    for seed, (size, classes) in enumerate([(2, 2), (8, 3), (12, 2), (13, 6), (9, 9), (6, 1), (10, 3)]):
+        labels, x = random_batch(seed, size, classes, DIM, unit=seed < 6)
+        value = value_of(case, labels, read(case, x).values())
+        # The floor is for values next to 0, such as a logarithm's next to 1.
+        assert_close(value, expected(case, labels, x), floor=1e-6)
+    for dtype in ("bfloat16", "float16"):
+        half = [tf.cast(array, dtype) for array in read(case, x).values()]
+        value = value_of(case, labels, half)
+        assert value.dtype == tf.float32
+        np.testing.assert_array_equal(value, value_of(case, labels, [tf.cast(array, "float32") for array in half]))
+
+
+@by_mode(quick=PATHS, compiled=PATHS)
+def test_gradient_equals_finite_differences(case, mode):
+    labels, x = random_batch(11, 7, 3, DIM, unit=case.unit)
+    arrays, weights = list(read(case, x).values()), values(case.weights)
+    constants = case.frozen(labels, *arrays, *weights) if case.frozen else {}
+    slopes = finite_differences(lambda *a: case.reference(labels, *a, **constants), *arrays, *weights)
+    value, gradients = value_and_gradients(
+        lambda *a: value_of(case, labels, a), *arrays, mode=mode, weights=case.weights
+    )
+    assert_close(value, expected(case, labels, x), floor=1e-6)
+    assert all(np.any(slope) for slope in slopes[: len(arrays)])
+    largest = max(np.abs(slope).max() for slope in slopes)
+    for gradient, slope in zip(gradients, slopes, strict=True):
+        # By a weight, the gradient of a mean of as many pulls as pushes may vanish.
+        assert_close(gradient, slope, case.relative, floor=1e-6 * largest)
+
+
+# A third of them by XLA: each compiles three times, and the operations are those of the gradients above.
+@by_mode(quick=FIRST, compiled=FIRST[::3])
+def test_degenerate_batches_have_the_formula_s_value_and_a_finite_gradient(case, mode):
+    def run(labels, *arrays):
+        with tf.GradientTape() as tape:
+            tape.watch(arrays)
+            value = value_of(case, labels, arrays)
+        sources = [*arrays, *(weight.value for weight in case.weights)]
+        return value, tape.gradient(value, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    run = run if mode == "eager" else tf.function(run, jit_compile=True, autograph=False)
+    for name, (labels, x) in degenerate_batches(DIM).items():
+        value, gradients = run(tf.constant(labels, tf.int64), *map(tf.constant, read(case, x).values()))
+        assert_close(value, expected(case, labels, x), floor=case.floor)
+        assert all(np.all(np.isfinite(gradient)) for gradient in gradients), name
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("name", PATHS)
+def test_degenerate_batches_in_half_precision_are_finite(name):
+    case = CASES[name]
+    for labels, x in degenerate_batches(DIM).values():
+        arrays = list(read(case, x).values())
+        _, exact = value_and_gradients(lambda *a, y=labels: value_of(case, y, a), *arrays)
+        for dtype in ("bfloat16", "float16"):
+            value, gradients = value_and_gradients(
+                lambda *a, y=labels, d=dtype: value_of(case, y, [tf.cast(one, d) for one in a]), *arrays
+            )
+            assert np.isfinite(value)
+            for gradient, slope in zip(gradients, exact, strict=True):
+                # A gradient beyond 65,504 is one that float16 cannot hold: what loss scaling is for.
+                assert np.all(np.isfinite(gradient) | (np.abs(slope) > 60_000))
+
+
+@by_mode(quick=FIRST)
+def test_replicas_make_the_value_and_the_gradient_of_one_device(case, mode):
+    labels, x = random_batch(4, 10, 4, DIM, unit=case.unit)
+    arrays = read(case, x)
+    flat = np.concatenate([array.reshape(10, -1) for array in arrays.values()], axis=1)
+    ends = np.cumsum([array[0].size for array in arrays.values()])
+
+    def share(own_labels, own):
+        own = own if case.objective.per_image else replicas.gather(own)
+        labels = own_labels if case.objective.per_image else replicas.gather(own_labels)
+        parts = tf.split(own, np.diff([0, *ends]), axis=1)
+        named = {
+            name: tf.reshape(part, (-1, *array.shape[1:]))
+            for (name, array), part in zip(arrays.items(), parts, strict=True)
+        }
+        available = {**named, **case.objective.represent(named)}
+        return case.objective.term(available, labels, Scope.of_replica(len(own_labels))).share
+
+    one, several = (sum_and_gradient(share, (labels, flat), sizes) for sizes in ([10], [6, 4]))
+    assert np.any(one[1])
+    assert_close(several[0], one[0])
+    assert_close(several[1], one[1], 2e-5, floor=1e-6)
+
+
+@every_case
+def test_a_configuration_restores_the_objective(case):
+    check_config(case.objective)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "batches"),
+    [
+        ("energy", ("no negative", "one image")),
+        ("orthogonal", ("no negative", "one image")),
+        ("pairs mean", ("one image",)),
+        ("nearest", ("one image",)),
+        ("penalty", ("one image", "two images of two classes")),
+        ("similarity", ("no negative", "one image")),
+        ("mutual", ("one image",)),
+    ],
+)
+def test_batches_that_teach_nothing(prefix, batches):
+    for case in (case for name, case in CASES.items() if name.startswith(prefix)):
+        for name in batches:
+            labels, x = degenerate_batches(DIM)[name]
+            arrays = read(case, x).values()
+            value, gradients = value_and_gradients(lambda *a, y=labels, c=case: value_of(c, y, a), *arrays)
+            offset = getattr(case.objective, "offset", 0.0)
+            assert value == 0.0 or offset, name
+            assert not any(np.any(gradient) for gradient in gradients), name
