@@ -19,9 +19,8 @@ DIMENSIONS = 16  # as the embedding of `finished_run` has
 def vectors(classes, seed):
     """Ten noisy vectors of each class."""
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(classes, DIMENSIONS)).astype("f").repeat(10, 0) + rng.normal(
-        size=(10 * classes, DIMENSIONS)
-    )
+    centers = rng.normal(size=(classes, DIMENSIONS)).repeat(10, axis=0)
+    return centers + rng.normal(size=centers.shape)
 
 
 @pytest.fixture(scope="module")

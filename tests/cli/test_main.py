@@ -21,16 +21,15 @@ def status_of(*words):
     return end.value.code
 
 
-@pytest.mark.parametrize("words", [["--help"], ["configs", "sop"], ["--version"]])
-def test_help_and_configs_do_not_load_tensorflow(words):
+def test_help_and_configs_do_not_load_tensorflow():
     done = fresh(
         "import sys, tfdml.cli\n"
-        f"try: tfdml.cli.main({words})\n"
-        "except SystemExit as end: assert not end.code\n"
+        "for words in (['--help'], ['configs', 'sop'], ['--version']):\n"
+        "    try: tfdml.cli.main(words)\n"
+        "    except SystemExit as end: assert not end.code\n"
         "print('LOADED', sorted({'tensorflow', 'keras', 'numpy', 'absl'} & set(sys.modules)))\n"
     )
     assert done.stdout.endswith("LOADED []\n"), done.stderr
-    assert len(done.stdout) > 12
 
 
 def test_help_has_a_line_for_each_command(capsys):

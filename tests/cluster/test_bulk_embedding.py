@@ -160,8 +160,9 @@ def test_a_part_or_a_set_of_bad_images_alone(models, photos, tmp_path):
         run(models, tmp_path, tmp_path / "out")
 
 
-def test_a_worker_that_does_not_see_the_folder_says_so(models, tmp_path):
-    worker = PartEmbedder(str(models.litert), 0, EmbeddingFolder(tmp_path / "unseen", {}))
+def test_a_worker_truncates_and_says_that_it_does_not_see_the_folder(models, tmp_path):
+    worker = PartEmbedder(str(models.litert), 2, EmbeddingFolder(tmp_path / "unseen", {}))
+    assert worker.backend.embed(models_on_disk.pictures(), 4).shape[1] == 2
     with pytest.raises(UserError, match="does not see it; name a folder that every machine"):
         worker.embed(None)
 

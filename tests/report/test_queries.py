@@ -6,12 +6,7 @@ from sklearn.metrics import confusion_matrix
 
 from tests.report.pages import embedded
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.report.queries import (
-    choose_examples,
-    confusions,
-    rank_queries,
-    spread_over_classes,
-)
+from tfdml.report.queries import choose_examples, confusions, rank_queries, spread_over_classes
 
 
 def slow(queries, labels, gallery=None, gallery_labels=None):

@@ -3,12 +3,8 @@
     python -m tests.training.kill_driver '[{"flags": [...], "kill": ["after", "flags.txt", 1]}, ...]'
 
 Each is forked from one process that has TensorFlow loaded and the images drawn, but not begun to compute. Prints what
-became of each: its exit status, or the number of the signal that ended it, negative.
-
-A run that has begun is resumed.
+became of each: its exit status, or the number of the signal that ended it, negative. A run that has begun is resumed.
 """
-
-from __future__ import annotations
 
 import fnmatch
 import functools

@@ -280,17 +280,14 @@ def test_given_pairs_of_stored_vectors_go_by_their_names(tmp_path):
     assert dataset_protocol(np.zeros((6, 1)), test)["relevance"].matches.tolist() == [1, 0, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "says"),
-    [
+def test_stored_vectors_that_train_no_head_are_refused(tmp_path):
+    for changes, options, says in (
         ({"labels": None}, "", "has no labels: put the class of each vector there"),
         ({"embeddings": np.full((12, 3), np.nan)}, "", "12 vectors are not finite, the first in row 0"),
         ({}, "size=32", "--dataset_options=size=32, of --features: .* argument 'size'"),
-    ],
-)
-def test_stored_vectors_that_train_no_head_are_refused(changes, options, says, tmp_path):
-    with pytest.raises(UserError, match=says):
-        load_splits(DataSettings(features=stored(tmp_path, **changes), dataset_options=options), seed=0)
+    ):
+        with pytest.raises(UserError, match=says):
+            load_splits(DataSettings(features=stored(tmp_path, **changes), dataset_options=options), seed=0)
 
 
 def test_pairs_and_label_rows_decide_what_belongs_together():

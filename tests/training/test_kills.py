@@ -2,13 +2,13 @@
 
 import json
 
-import keras
 import numpy as np
 import pytest
 
 import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli.conftest import TINY
 from tests.processes import run_python
+from tests.training.runs import embedder, records
 
 # The last epoch counts; with all but a report.
 LAST = [
@@ -69,24 +69,18 @@ def runs(tmp_path_factory):
     return place
 
 
-def weights(path):
-    return [keras.ops.convert_to_numpy(v) for v in keras.saving.load_model(path, compile=False).weights]
-
-
-def figures(folder):
+def measured(folder):
     """What a run measured, without what depends on the clock."""
     result = json.loads((folder / "result.json").read_text())
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clock = ("seconds", "train_seconds", "images_per_second")
-    return [{key: value for key, value in figures.items() if key not in clock} for figures in (result, *records)]
+    return [{name: result[name] for name in result if "second" not in name}, *records(folder)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_killed_at_every_moment_ends_as_the_uninterrupted_one(name, runs):
     uninterrupted, continued = runs / name, runs / f"{name} killed"
-    assert figures(continued) == figures(uninterrupted)
-    for old, new in zip(weights(uninterrupted / "embedder.keras"), weights(continued / "embedder.keras"), strict=True):
+    assert measured(continued) == measured(uninterrupted)
+    for old, new in zip(embedder(uninterrupted), embedder(continued), strict=True):
         np.testing.assert_array_equal(old, new)
     names = [sorted(path.relative_to(run).as_posix() for path in run.rglob("*")) for run in (uninterrupted, continued)]
     for name in names[0]:

@@ -14,13 +14,7 @@ from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import DensityAdaptivity, ProxyLoss
 from tfdml.training import optimizers
-from tfdml.training.optimizers import (
-    OPTIMIZERS,
-    averaged,
-    build_optimizer,
-    rate_schedule,
-    step_schedule,
-)
+from tfdml.training.optimizers import OPTIMIZERS, averaged, build_optimizer, rate_schedule, step_schedule
 
 
 def make_embedder():
@@ -51,12 +45,7 @@ def test_decoupled_decay_goes_at_the_rate_of_the_part():
         np.testing.assert_allclose(moved[part], -rate * 0.5 * weights[part], rtol=1e-5, atol=1e-7)
 
 
-ALL_SETTINGS = {
-    "learning_rates": {"projection": 0.02, "objectives": 0.05},
-    "weight_decay": 0.01,
-    "clip_norm": 0.5,
-    "ema": 0.9,
-}
+ALL_SETTINGS = {"learning_rates": {"projection": 0.02}, "weight_decay": 0.01, "clip_norm": 0.5, "ema": 0.9}
 
 
 def trained_on(learner, steps):
@@ -93,10 +82,8 @@ def test_every_optimizer_is_restored_from_its_config(name):
 
 
 def test_a_learner_is_loaded_with_its_optimizer_and_continues(tmp_path):
-    learner = make_learner()
-    learner.compile(
-        build_optimizer("adam", learner, rate_schedule("cosine", 0.01, 20, 2), **ALL_SETTINGS), run_eagerly=True
-    )
+    learner, rate = make_learner(), rate_schedule("cosine", 0.01, 20, 2)
+    learner.compile(build_optimizer("adam", learner, rate, **ALL_SETTINGS), run_eagerly=True)
     trained_on(learner, range(3))
     learner.save(tmp_path / "learner.keras")
     loaded = keras.saving.load_model(tmp_path / "learner.keras")
@@ -106,29 +93,21 @@ def test_a_learner_is_loaded_with_its_optimizer_and_continues(tmp_path):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-LABELS = np.arange(6) % 3
-
-
-def made(terms):
-    keras.utils.set_random_seed(1)
-    learner = MetricLearner(tiny_embedder(), terms)
-    learner.build((None, 12, 12, 3))
-    learner.compile(build_optimizer("sgd", learner, 0.05, {}, ema=0.9))
-    return learner
-
-
 def weights(learner):
     return values(learner.trainable_variables)
 
 
 def test_averages_follow_the_formula_and_go_after_the_block():
-    learner = made(ContrastiveLoss(1.3, "euclidean"))
+    keras.utils.set_random_seed(1)
+    learner = MetricLearner(tiny_embedder(), ContrastiveLoss(1.3, "euclidean"))
+    learner.build((None, 12, 12, 3))
+    learner.compile(build_optimizer("sgd", learner, 0.05, {}, ema=0.9))
     x, start = images(1, 6, "uint8"), weights(learner)
     with averaged(learner):  # before the first step nothing changes
         assert all(map(np.array_equal, weights(learner), start))
     expected = None
     for step in range(14):
-        learner.train_on_batch(x, LABELS)
+        learner.train_on_batch(x, np.arange(6) % 3)
         kept = 0.0 if step == 0 else min(0.9, (1 + step) / (10 + step))
         now = [value.astype(np.float64) for value in weights(learner)]
         old = now if expected is None else expected

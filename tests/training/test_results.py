@@ -11,12 +11,7 @@ from tests.training import runs
 from tests.training.runs import noise
 from tfdml.errors import UserError
 from tfdml.training.images import Splits, check_measurable
-from tfdml.training.results import (
-    Evaluator,
-    saturation_warnings,
-    selected_epoch,
-    selection_warnings,
-)
+from tfdml.training.results import Evaluator, saturation_warnings, selected_epoch, selection_warnings
 from tfdml.training.workers import Processes
 
 
@@ -89,3 +84,5 @@ def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):
     monkeypatch.setattr(Processes, "gather", lambda self, rows: expected)
     assert set(workers[0].each_epoch(learner, 0)) == {"test"}
     assert workers[1].each_epoch(learner, 0) == {}
+    workers[0].settings = runs.experiment("runs/any", ks="1", epochs=5, evaluate_every=2)
+    assert [bool(workers[0].each_epoch(learner, epoch)) for epoch in range(6)] == [True, False, True, False, True, True]

@@ -325,6 +325,10 @@ def test_a_diverged_run_tells_how_to_start_again_and_that_works(uninterrupted, t
         np.testing.assert_array_equal(old[name], new[name])
 
 
+def test_a_search_for_neighbors_every_few_epochs_makes_no_epoch_more(tmp_path):
+    assert train(tmp_path / "run", sampling="neighbors(every=2)", epochs=1)["steps"] == STEPS
+
+
 NEIGHBORS = {"sampling": "neighbors(anchor_classes=1)", "checkpoint_steps": 1}
 
 
