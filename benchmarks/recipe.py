@@ -1,151 +1,261 @@
-"""What each of the five methods adds to the recipe `finetune`: `study_plan.md` is the plan.
+"""What each of the five methods adds to the recipes `finetune` and `scratch`: `study_plan.md` is the plan.
 
-    python -m benchmarks.recipe --features=features --sets=sets --weights=MNV2_035.weights.h5    stores maps
+    python -m benchmarks.recipe --features=features --sets=sets --weights=MNV2_035.weights.h5    stores maps and images
     python -m benchmarks.recipe --features=features --results=recipe.json --part=trials          chooses the weights
+    python -m benchmarks.recipe --features=features --results=recipe.json --part=length          where a base overfits
     python -m benchmarks.recipe --features=features --results=recipe.json --part=finals          paired seeds
     python -m benchmarks.recipe --results=recipe.json --json=docs/numbers/recipe.json            the tables so far
 
 --sets is that of `benchmarks.defaults`. Each run adds its entry to --results when it ends. The same command resumes.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
+from collections.abc import Callable
 
 import keras
 import numpy as np
 
 import tfdml
 from benchmarks.study import (
+    METRIC_COLUMNS,
     METRICS,
     MapEmbedder,
     Row,
+    load,
     load_maps,
     missing,
     paired,
     part_of_set,
     print_entry,
-    store_maps,
+    quadrants_of,
+    store,
     with_interval,
     write_results,
 )
+from tfdml.data import EvaluationTransform, TrainTransform
 from tfdml.evaluation import student_interval
+from tfdml.training import Experiment
+from tfdml.training.build import make_learner
 from tfdml.training.optimizers import build_optimizer, rate_schedule
 from tools.numbers import Results, command_line
 
-SETS = ("cars196", "grocery", "clothing", "emoji", "icons")
-# The trials are on these.
-TRIED = ("cars196", "clothing", "icons")
-STEPS = 480
-# After these steps a trial is measured.
-CHECKPOINTS = [120, 240, 360, STEPS]
-# Of the adapter and the projection.
-RATES = (1e-4, 3e-4, 1e-3)
-TERMS = {
-    "JRD": ("jrs", "jrs", (0.3, 1, 3, 10)),
-    "HORDE": ("horde(loss=contrastive, orders=3, dim=128)", "horde", (0.1, 0.5, 2.5)),
-    "ECAML": ("ecaml", "ecaml", (0.003, 0.03, 0.3)),
-    "DML-DA": ("density(normalize_reference=true)", "density", (0.1, 0.5, 2.5, 0.02)),
-    "RankMI": ("rank_mi(hidden=64)", "rank_mi", (0.1, 0.5, 2.5)),
+VIEW = TrainTransform(resize=24, image_size=20)
+# The weights of the trials: those of `finetune`, and what `scratch` has in place of them.
+WEIGHTS = {
+    "JRD": (0.3, 1, 3, 10),
+    "HORDE": (0.1, 0.5, 2.5),
+    "ECAML": (0.003, 0.03, 0.3),
+    "DML-DA": (0.1, 0.5, 2.5, 0.02),
+    "RankMI": (0.1, 0.5, 2.5),
 }
-SEEDS = range(100, 103)
+SCRATCH_WEIGHTS = WEIGHTS | {"JRD": (0.3, 1, 3), "DML-DA": (0.1, 0.5, 2.5)}
+TERMS = {
+    "HORDE": ("horde(loss=contrastive, orders=3, dim=128)", "horde"),
+    "ECAML": ("ecaml", "ecaml"),
+    "DML-DA": ("density(normalize_reference=true)", "density"),
+    "RankMI": ("rank_mi(hidden=64)", "rank_mi"),
+}
 
 
-def rows():
-    """Return the rows: the recipe's loss as `default`, and each method added to it."""
-    added = {name: Row(f"am_softmax + {{weight}} * {text}", {}, "default", of) for name, (text, of, _) in TERMS.items()}
-    return {"default": Row("am_softmax", {})} | added
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What is trained of a recipe.
+
+    Args:
+        loss: Its loss.
+        jrs: The regularizer of JRD.
+        sets: The data sets, and of how many classes one is taken.
+        tried: Those of the trials.
+        rates: Of the base in the trials.
+        weights: Of each method in the trials.
+        steps: Updates.
+        learner: Returns the learner of maps, a row, parameters and a seed.
+        load: Returns the data of a file.
+        view: How a step sees images.
+    """
+
+    loss: str
+    jrs: str
+    sets: dict[str, int]
+    tried: tuple[str, ...]
+    rates: tuple[float, ...]
+    weights: dict[str, tuple[float, ...]]
+    steps: int
+    learner: Callable
+    load: Callable
+    view: TrainTransform | None = None
+
+    def rows(self):
+        """Return the rows: the loss as `default`, and each method added to it."""
+        terms = {"JRD": (self.jrs, "jrs"), **TERMS}
+        added = {
+            name: Row(f"{self.loss} + {{weight}} * {text}", {}, "default", of) for name, (text, of) in terms.items()
+        }
+        return {"default": Row(self.loss, {})} | added
 
 
-def store(arguments):
-    """Write `<features>/recipe_<data set>.npz`, the maps of MobileNetV2 alpha 0.35."""
-    for dataset in SETS:
-        kind = dataset if dataset == "cars196" else "folder"
-        splits = functools.partial(part_of_set, kind, arguments.sets / dataset)
-        path = arguments.features / f"recipe_{dataset}.npz"
-        store_maps(path, "mobilenetv2(alpha=0.35)", 96, arguments.weights, splits)
-
-
-def learner_of(maps, row, parameters, seed):
-    """Return a compiled learner with the first weights of a seed, the head and the rates of the recipe."""
+def head_of_maps(maps, row, parameters, seed):
+    """Return a compiled learner with the first weights of a seed, the head and the rates of `finetune`."""
     keras.utils.set_random_seed(seed)
     embedder = MapEmbedder(128)
     embedder.whiten(maps[0][:: -(-len(maps[0]) // 4096)].mean((1, 2)), power=0.5, shrinkage=0.1)
     objectives = row.objectives.format(**parameters)
     learner = tfdml.models.MetricLearner(embedder, objectives, num_classes=maps[1].max() + 1)
-    schedule = rate_schedule("cosine", parameters["rate"], STEPS)
+    schedule = rate_schedule("cosine", parameters["rate"], RECIPES["finetune"].steps)
     learner.compile(build_optimizer("adam", learner, schedule, {"objectives": 1e-2}))
     return learner
 
 
-def chosen(results, name, key):
+def network_from_scratch(maps, row, parameters, seed):
+    """Return the compiled learner of `scratch`, a whole network."""
+    steps = parameters.get("steps", RECIPES["scratch"].steps)
+    network = {"backbone": "conv4(width=32)", "image_size": VIEW.image_size, "resize": VIEW.resize}
+    terms, rate = row.objectives.format(**parameters), parameters["rate"]
+    experiment = Experiment.of_recipe(
+        "scratch", run_dir="none", seed=seed, objectives=terms, epochs=1, learning_rate=rate, **network
+    )
+    return make_learner(experiment, EvaluationTransform(VIEW.resize, VIEW.image_size), maps[1].max() + 1, steps)
+
+
+def load_images(path, held_out):
+    """Return what `load` does, the measured images cropped at their centers."""
+    train, labels, measured, its_labels = load(path, held_out)
+    edge = (VIEW.resize - VIEW.image_size) // 2
+    return train, labels, measured[:, edge:-edge, edge:-edge], its_labels
+
+
+RECIPES = {
+    "finetune": Recipe(
+        "am_softmax",
+        "jrs",
+        dict.fromkeys(("cars196", "grocery", "clothing", "emoji", "icons"), 1),
+        ("cars196", "clothing", "icons"),
+        (1e-4, 3e-4, 1e-3),
+        WEIGHTS,
+        480,
+        head_of_maps,
+        load_maps,
+    ),
+    "scratch": Recipe(
+        "contrastive",
+        "jrs(levels=[pooled, embedding])",
+        {"glyphs": 1, "omniglot": 4},
+        ("glyphs", "omniglot"),
+        (3e-4, 1e-3, 3e-3),
+        SCRATCH_WEIGHTS,
+        1200,
+        network_from_scratch,
+        load_images,
+        VIEW,
+    ),
+}
+
+
+def store_sets(arguments):
+    """Write the maps of MobileNetV2 alpha 0.35 as `<features>/recipe_<data set>.npz`, and the images of characters."""
+    for name, recipe in RECIPES.items():
+        for dataset, every in recipe.sets.items():
+            kind = "folder" if name == "finetune" and dataset != "cars196" else dataset
+            splits = functools.partial(part_of_set, kind, arguments.sets / dataset, every=every)
+            view = (EvaluationTransform(VIEW.resize, VIEW.resize),)
+            if not recipe.view:
+                view = quadrants_of("mobilenetv2(alpha=0.35)", 96, arguments.weights)
+            store(arguments.features / f"recipe_{dataset}.npz", splits, *view)
+
+
+def chosen(results, recipe, name, key):
     """Return the value of a parameter with the best MAP@R on held-out classes, on average over the data sets."""
     scores = {}
-    for dataset in TRIED:
+    for dataset in recipe.tried:
         for entry in results["trials"].get(dataset, {}).get(name, ()):
             scores.setdefault(entry["parameters"][key], []).append(list(entry["course"].values())[-1]["map@r"])
     most = max(map(len, scores.values()))
     return max((value for value in scores if len(scores[value]) == most), key=lambda value: np.mean(scores[value]))
 
 
-def parameters_of(results, name, part):
+def parameters_of(results, recipe, name, part):
     """Return the parameters of the runs of a row in a part."""
     if name == "default" and part == "trials":
-        return [{"rate": rate} for rate in RATES]
-    rate = {"rate": chosen(results, "default", "rate")}
+        return [{"rate": rate} for rate in recipe.rates]
+    rate = {"rate": chosen(results, recipe, "default", "rate")}
+    if part == "length":
+        return [{**rate, "steps": 2 * recipe.steps}]
     if name == "default":
         return [rate]
-    weights = TERMS[name][2] if part == "trials" else [chosen(results, name, "weight")]
-    return [{**rate, "weight": weight} for weight in weights]
+    if part == "trials":
+        # Half as long as the final runs, for want of time.
+        length = {"steps": recipe.steps // 2} if recipe.view else {}
+        return [{**rate, "weight": weight, **length} for weight in recipe.weights[name]]
+    return [{**rate, "weight": chosen(results, recipe, name, "weight")}]
 
 
 def run(arguments, results):
     """Train what is missing of a part, row after row of all data sets."""
-    part = arguments.part
-    # The recipe keeps the last update.
-    checkpoints, seeds = (CHECKPOINTS, [0]) if part == "trials" else ([STEPS], SEEDS)
-    for name, row in rows().items():
-        if arguments.rows and name not in arguments.rows:
+    part, recipe = arguments.part, RECIPES[arguments.recipe]
+    seeds = range(100, 100 + arguments.seeds) if part == "finals" else [0]
+    for name, row in recipe.rows().items():
+        if name not in (arguments.rows or recipe.rows()) or (part == "length" and row.base):
             continue
-        for dataset in TRIED if part == "trials" else SETS:
-            maps = load_maps(arguments.features / f"recipe_{dataset}.npz", part == "trials")
+        for dataset in arguments.only or (recipe.sets if part == "finals" else recipe.tried):
+            maps = recipe.load(arguments.features / f"recipe_{dataset}.npz", part != "finals")
             entries = results.setdefault(part, {}).setdefault(dataset, {}).setdefault(name, [])
-            options = {"first": learner_of, "batch": (min(20, maps[1].max() + 1), 5)}
-            parameters = parameters_of(results, name, part)
+            options = {"first": recipe.learner, "batch": (min(20, maps[1].max() + 1), 5), "view": recipe.view}
+            parameters = parameters_of(results, recipe, name, part)
+            steps = parameters[0].get("steps", recipe.steps)
+            # A recipe keeps the last update.
+            checkpoints = [steps] if part == "finals" else range(steps // 4, steps + 1, steps // 4)
             for entry in missing(entries, maps, row, parameters, seeds, checkpoints, **options):
                 write_results(results, arguments.results)
                 print_entry(dataset, name, entry)
 
 
 def tables(results, add_table):
-    """Write the trials, and gains by data set, their means, and on how many the interval lies above and below 0."""
-    trials, finals = results.get("trials", {}), results.get("finals", {})
-    add = add_table("trials", "method, rate or weight", *(f"MAP@R, {dataset}" for dataset in TRIED), "mean")
-    for name in rows():
+    """Write the tables of each recipe."""
+    for recipe in RECIPES:
+        trial_table(results["trials"], recipe, add_table)
+        gain_table(results.get("finals", {}), recipe, add_table)
+    add = add_table("length", "data set, updates of the base in all", *METRIC_COLUMNS, "by quarters")
+    for part, dataset in ((part, dataset) for part in ("trials", "length") for dataset in RECIPES["scratch"].sets):
+        for entry in results.get(part, {}).get(dataset, {}).get("default", ()):
+            (*_, (steps, last)), rate = entry["course"].items(), entry["parameters"]["rate"]
+            course = " ".join(f"{100 * at['recall@1']:.1f}" for at in entry["course"].values())
+            add(f"{dataset}, {steps}, rate {rate:g}", *(f"{100 * last[metric]:.1f}" for metric in METRICS), course)
+
+
+def trial_table(trials, recipe, add_table):
+    """Write the MAP@R of the trials on held-out classes, and its mean over the data sets."""
+    tried = RECIPES[recipe].tried
+    key = "trials" if recipe == "finetune" else f"trials, {recipe}"
+    add = add_table(key, "method, rate or weight", *(f"MAP@R, {dataset}" for dataset in tried), "mean")
+    for name in RECIPES[recipe].rows():
         values = {}
-        for entry in (entry for dataset in TRIED for entry in trials.get(dataset, {}).get(name, ())):
+        for entry in (entry for dataset in tried for entry in trials.get(dataset, {}).get(name, ())):
             value = entry["parameters"].get("weight", entry["parameters"]["rate"])
             values.setdefault(value, []).append(100 * list(entry["course"].values())[-1]["map@r"])
-        for value in sorted(value for value in values if len(values[value]) == len(TRIED)):
-            add(
-                f"{name}, {value:g}",
-                *(f"{precision:.1f}" for precision in values[value]),
-                f"{np.mean(values[value]):.2f}",
-            )
-    sets = [dataset for dataset in SETS if dataset in finals]
-    add = add_table("finetune", "method", "weight", *sets, "mean gain", "in MAP@R", "better", "worse")
-    for name, row in rows().items():
+        for value in sorted(value for value in values if len(values[value]) == len(tried)):
+            precisions = (f"{precision:.1f}" for precision in values[value])
+            add(f"{name}, {value:g}", *precisions, f"{np.mean(values[value]):.2f}")
+
+
+def gain_table(finals, recipe, add_table):
+    """Write the gains by data set, their means, and on how many data sets the interval lies above and below 0."""
+    sets = [dataset for dataset in RECIPES[recipe].sets if dataset in finals]
+    add = add_table(recipe, "method", "weight", *sets, "mean gain", "in MAP@R", "better", "worse", "seeds")
+    for name, row in RECIPES[recipe].rows().items():
         runs = [[finals[dataset].get(of, []) for of in (name, "default")] for dataset in sets]
         recalls, precisions = ([paired(*sides, metric, True) for sides in runs] for metric in METRICS)
         if not row.base:
-            add(name, "", *(f"{own.mean():.1f}" for own, _ in recalls), *[""] * 4)
+            add(name, "", *(f"{own.mean():.1f}" for own, _ in recalls), *[""] * 5)
         elif all(len(own) > 1 for own, _ in recalls):
             weight = runs[0][0][0]["parameters"]["weight"]
             gains = [own - base for own, base in recalls]
             means = [with_interval([np.mean(own - base) for own, base in of]) for of in (recalls, precisions)]
             intervals = [student_interval(gain) for gain in gains]
             counts = sum(of.low > 0 for of in intervals), sum(of.high < 0 for of in intervals)
-            add(name, f"{weight:g}", *map(with_interval, gains), *means, *counts)
+            add(name, f"{weight:g}", *map(with_interval, gains), *means, *counts, len(gains[0]))
 
 
 def main():
@@ -155,11 +265,14 @@ def main():
     parser.add_argument("--features", type=pathlib.Path, help="the folder of the stored maps")
     parser.add_argument("--sets", type=pathlib.Path, help="the folder of the data sets: stores their maps")
     parser.add_argument("--weights", type=pathlib.Path, help="of MobileNetV2 alpha 0.35")
-    parser.add_argument("--part", choices=("trials", "finals"))
-    parser.add_argument("--rows", nargs="*", choices=rows(), default=[], help="by default all")
+    parser.add_argument("--recipe", choices=RECIPES, default="finetune")
+    parser.add_argument("--part", choices=("trials", "length", "finals"))
+    parser.add_argument("--seeds", type=int, default=3, help="of the finals")
+    parser.add_argument("--only", nargs="*", default=[], help="data sets; by default all")
+    parser.add_argument("--rows", nargs="*", choices=["default", *WEIGHTS], default=[], help="by default all")
     arguments = parser.parse_args()
     if arguments.sets:
-        return store(arguments)
+        return store_sets(arguments)
     results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
     if arguments.part:
         run(arguments, results)

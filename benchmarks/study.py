@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
+from tfdml.data import EvaluationTransform
 from tfdml.data.sampling import ClassBalancedSampler
 from tfdml.evaluation import retrieval_per_query, student_interval
 from tfdml.io.files import write_whole
@@ -129,32 +130,45 @@ def trials(name, entries):
     return [best(first)["parameters"] | own for own in draws(name)]
 
 
-def store_maps(path, backbone, size, weights, splits):
-    """Write the last maps of a network as means of their four overlapping quadrants, unless they are there.
+def quadrants_of(backbone, size, weights):
+    """Return the view of a network, and the function from pixels to means of the four overlapping quadrants of a map.
 
     Args:
-        path: The file.
         backbone: The name of the network.
         size: Of its images.
         weights: The file of its weights.
-        splits: Returns the images of `train` and of `test`.
     """
-    if path.exists():
-        return
-    backbone, stored = tfdml.backbones.resolve(backbone, size, str(weights)), {}
+    backbone = tfdml.backbones.resolve(backbone, size, str(weights))
     embedder = tfdml.models.Embedder(backbone, embedding_dim=0, image_size=size)
     inputs = keras.Input((size, size, 3))
     network = keras.Model(inputs, embedder.represent(inputs)["feature_map"])
     half = -(-network.output_shape[1] // 2)
+
+    def quadrants(pixels):
+        whole = np.asarray(network(pixels, training=False))
+        rows = np.stack([whole[:, :half].mean(1), whole[:, -half:].mean(1)], 1)
+        return np.stack([rows[:, :, :half].mean(2), rows[:, :, -half:].mean(2)], 2).astype("float16")
+
+    return EvaluationTransform.of(embedder), quadrants
+
+
+def store(path, splits, view, array_of=np.asarray):
+    """Write the arrays and labels of `train` and of `test`, unless they are there.
+
+    Args:
+        path: The file.
+        splits: Returns the images of a split.
+        view: How they are seen.
+        array_of: From pixels to what is written.
+    """
+    if path.exists():
+        return
+    stored = {}
     for split in ("train", "test"):
         images = splits(split)
-        batches = tfdml.data.evaluation_batches(images, tfdml.data.EvaluationTransform.of(embedder), 50)
-        maps = []
-        for pixels, _ in batches:
-            whole = np.asarray(network(pixels, training=False))
-            rows = np.stack([whole[:, :half].mean(1), whole[:, -half:].mean(1)], 1)
-            maps.append(np.stack([rows[:, :, :half].mean(2), rows[:, :, -half:].mean(2)], 2).astype("float16"))
-        stored |= {split: np.concatenate(maps), f"{split}_labels": images.labels}
+        batches = tfdml.data.evaluation_batches(images, view, 50)
+        stored |= {split: np.concatenate([array_of(pixels) for pixels, _ in batches])}
+        stored |= {f"{split}_labels": images.labels}
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **stored)
 
@@ -165,22 +179,26 @@ def part_of_set(name, place, split, every=1):
     return images.select_classes(images.classes[::every])
 
 
-def load_maps(path, held_out):
-    """Return the maps and labels that are trained on, and those that are measured.
+def load(path, held_out):
+    """Return the arrays and labels that are trained on, and those that are measured.
 
     Args:
-        path: Of the stored maps.
+        path: The file of `store`.
         held_out: Whether every fourth training class is measured in place of the unseen ones, and not trained on.
     """
     with np.load(path) as stored:
         parts = {name: stored[name] for name in stored.files}
-    train, labels = parts["train"].astype("float32"), np.unique(parts["train_labels"], return_inverse=True)[1]
-    measured, its_labels = parts["test"].astype("float32"), parts["test_labels"]
-    if held_out:
-        apart = labels % 4 == 3
-        measured, its_labels = train[apart], labels[apart]
-        train, labels = train[~apart], np.unique(labels[~apart], return_inverse=True)[1]
-    # A sixth of the arithmetic.
+    train, labels = parts["train"], np.unique(parts["train_labels"], return_inverse=True)[1]
+    if not held_out:
+        return train, labels, parts["test"], parts["test_labels"]
+    apart = labels % 4 == 3
+    return train[~apart], np.unique(labels[~apart], return_inverse=True)[1], train[apart], labels[apart]
+
+
+def load_maps(path, held_out):
+    """Return what `load` does, of maps, in their principal components: a sixth of the arithmetic."""
+    train, labels, measured, its_labels = load(path, held_out)
+    train, measured = train.astype("float32"), measured.astype("float32")
     rows = train.reshape(-1, train.shape[-1])
     mean = rows.mean(0)
     axes = np.linalg.eigh((rows - mean).T @ (rows - mean))[1][:, : -CHANNELS - 1 : -1]
@@ -214,13 +232,15 @@ def learner_of(maps, row, parameters, seed):
 
 
 def calibrated(learner, maps):
-    """Return a learner that has measured the densities of the training classes."""
-    train, labels = maps[:2]
+    """Return a learner that has measured the densities of the training classes, on the centers of images."""
+    train, labels, size = *maps[:2], maps[2].shape[1]
+    edge = (train.shape[1] - size) // 2
+    train = train[:, edge : edge + size, edge : edge + size]
     learner.calibrate((train[rows : rows + 500], labels[rows : rows + 500]) for rows in range(0, len(train), 500))
     return learner
 
 
-def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 5)):
+def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 5), view=None):
     """Train a head with each of the parameters and seeds; yield both, and its metrics and logs after some updates.
 
     Args:
@@ -231,6 +251,7 @@ def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 
         checkpoints: After how many updates it is measured, ascending; the last is the length.
         first: Returns the learner of maps, a row, parameters and a seed.
         batch: The classes of a batch, and the images of each.
+        view: A `TrainTransform`, by which each step sees images; None for maps.
     """
     keras.backend.clear_session()
     train, labels, measured, its_labels = maps
@@ -245,8 +266,10 @@ def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 
 
     @tf.function(autograph=False)
     def updates(batches):
-        def update(rows):
-            logs = learner.train_step((tf.gather(x, rows), tf.gather(y, rows)))
+        def update(batch):
+            rows, draws = batch
+            images = tf.gather(x, rows)
+            logs = learner.train_step((view.batch(images, draws) if view else images, tf.gather(y, rows)))
             return tf.stack([tf.cast(logs[key], "float32") for key in keys])
 
         return tf.map_fn(update, batches, fn_output_signature=tf.float32)[-1]
@@ -263,9 +286,11 @@ def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 
         course, done = {}, 0
         for until in checkpoints:
             learner.reset_metrics()
-            batches = np.stack([sampler.batch(step) for step in range(done, until)])
-            for part in np.split(batches, range(125, len(batches), 125)):
-                logs = dict(zip(keys, updates(tf.constant(part)).numpy(), strict=True))
+            for start in range(done, until, 125):
+                steps = range(start, min(start + 125, until))
+                rows = np.stack([sampler.batch(step) for step in steps])
+                draws = [view.draw(seed, step, rows.shape[1]) if view else () for step in steps]
+                logs = dict(zip(keys, updates((rows, np.array(draws, "float32"))).numpy(), strict=True))
             done = until
             vectors = learner.embedder.predict(measured, batch_size=2000, verbose=0)
             # A run that diverges has nothing.
@@ -486,7 +511,7 @@ def main():
     if arguments.data:
         for name, (size, every) in SETS.items():
             splits = functools.partial(part_of_set, name, arguments.data / name, every=every)
-            store_maps(arguments.features / f"{name}.npz", "mobilenetv2", size, arguments.weights, splits)
+            store(arguments.features / f"{name}.npz", splits, *quadrants_of("mobilenetv2", size, arguments.weights))
         return
     results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
     if arguments.repeat:
