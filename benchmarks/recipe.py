@@ -26,14 +26,12 @@ from benchmarks.study import (
     Row,
     load,
     load_maps,
-    missing,
     paired,
     part_of_set,
-    print_entry,
     quadrants_of,
     store,
+    train_missing,
     with_interval,
-    write_results,
 )
 from tfdml.data import EvaluationTransform, TrainTransform
 from tfdml.evaluation import student_interval
@@ -43,20 +41,13 @@ from tfdml.training.optimizers import build_optimizer, rate_schedule
 from tools.numbers import Results, command_line
 
 VIEW = TrainTransform(resize=24, image_size=20)
-# The weights of the trials: those of `finetune`, and what `scratch` has in place of them.
-WEIGHTS = {
-    "JRD": (0.3, 1, 3, 10),
-    "HORDE": (0.1, 0.5, 2.5),
-    "ECAML": (0.003, 0.03, 0.3),
-    "DML-DA": (0.1, 0.5, 2.5, 0.02),
-    "RankMI": (0.1, 0.5, 2.5),
-}
-SCRATCH_WEIGHTS = WEIGHTS | {"JRD": (0.3, 1, 3), "DML-DA": (0.1, 0.5, 2.5)}
+# Of each method: its term, and the weights of the trials.
 TERMS = {
-    "HORDE": ("horde(loss=contrastive, orders=3, dim=128)", "horde"),
-    "ECAML": ("ecaml", "ecaml"),
-    "DML-DA": ("density(normalize_reference=true)", "density"),
-    "RankMI": ("rank_mi(hidden=64)", "rank_mi"),
+    "JRD": ("jrs", (0.3, 1, 3, 10)),
+    "HORDE": ("horde(loss=contrastive, orders=3, dim=128)", (0.1, 0.5, 2.5)),
+    "ECAML": ("ecaml", (0.003, 0.03, 0.3)),
+    "DML-DA": ("density(normalize_reference=true)", (0.1, 0.5, 2.5, 0.02)),
+    "RankMI": ("rank_mi(hidden=64)", (0.1, 0.5, 2.5)),
 }
 
 
@@ -66,33 +57,29 @@ class Recipe:
 
     Args:
         loss: Its loss.
-        jrs: The regularizer of JRD.
+        terms: The methods.
         sets: The data sets, and of how many classes one is taken.
         tried: Those of the trials.
         rates: Of the base in the trials.
-        weights: Of each method in the trials.
         steps: Updates.
         learner: Returns the learner of maps, a row, parameters and a seed.
-        load: Returns the data of a file.
-        view: How a step sees images.
+        view: How a step sees images; None for maps.
     """
 
     loss: str
-    jrs: str
+    terms: dict[str, tuple]
     sets: dict[str, int]
     tried: tuple[str, ...]
     rates: tuple[float, ...]
-    weights: dict[str, tuple[float, ...]]
     steps: int
     learner: Callable
-    load: Callable
     view: TrainTransform | None = None
 
     def rows(self):
         """Return the rows: the loss as `default`, and each method added to it."""
-        terms = {"JRD": (self.jrs, "jrs"), **TERMS}
         added = {
-            name: Row(f"{self.loss} + {{weight}} * {text}", {}, "default", of) for name, (text, of) in terms.items()
+            name: Row(f"{self.loss} + {{weight}} * {term}", {}, "default", term.partition("(")[0])
+            for name, (term, _) in self.terms.items()
         }
         return {"default": Row(self.loss, {})} | added
 
@@ -120,36 +107,26 @@ def network_from_scratch(maps, row, parameters, seed):
     return make_learner(experiment, EvaluationTransform(VIEW.resize, VIEW.image_size), maps[1].max() + 1, steps)
 
 
-def load_images(path, held_out):
-    """Return what `load` does, the measured images cropped at their centers."""
-    train, labels, measured, its_labels = load(path, held_out)
-    edge = (VIEW.resize - VIEW.image_size) // 2
-    return train, labels, measured[:, edge:-edge, edge:-edge], its_labels
-
-
 RECIPES = {
     "finetune": Recipe(
-        "am_softmax",
-        "jrs",
-        dict.fromkeys(("cars196", "grocery", "clothing", "emoji", "icons"), 1),
-        ("cars196", "clothing", "icons"),
-        (1e-4, 3e-4, 1e-3),
-        WEIGHTS,
-        480,
-        head_of_maps,
-        load_maps,
+        loss="am_softmax",
+        terms=TERMS,
+        sets=dict.fromkeys(("cars196", "grocery", "clothing", "emoji", "icons"), 1),
+        tried=("cars196", "clothing", "icons"),
+        rates=(1e-4, 3e-4, 1e-3),
+        steps=480,
+        learner=head_of_maps,
     ),
     "scratch": Recipe(
-        "contrastive",
-        "jrs(levels=[pooled, embedding])",
-        {"glyphs": 1, "omniglot": 4},
-        ("glyphs", "omniglot"),
-        (3e-4, 1e-3, 3e-3),
-        SCRATCH_WEIGHTS,
-        1200,
-        network_from_scratch,
-        load_images,
-        VIEW,
+        loss="contrastive",
+        terms=TERMS
+        | {"JRD": ("jrs(levels=[pooled, embedding])", (0.3, 1, 3)), "DML-DA": (TERMS["DML-DA"][0], (0.1, 0.5, 2.5))},
+        sets={"glyphs": 1, "omniglot": 4},
+        tried=("glyphs", "omniglot"),
+        rates=(3e-4, 1e-3, 3e-3),
+        steps=1200,
+        learner=network_from_scratch,
+        view=VIEW,
     ),
 }
 
@@ -157,13 +134,22 @@ RECIPES = {
 def store_sets(arguments):
     """Write the maps of MobileNetV2 alpha 0.35 as `<features>/recipe_<data set>.npz`, and the images of characters."""
     for name, recipe in RECIPES.items():
+        view = (EvaluationTransform(VIEW.resize, VIEW.resize),)
+        if not recipe.view:
+            view = quadrants_of("mobilenetv2(alpha=0.35)", 96, arguments.weights)
         for dataset, every in recipe.sets.items():
             kind = "folder" if name == "finetune" and dataset != "cars196" else dataset
             splits = functools.partial(part_of_set, kind, arguments.sets / dataset, every=every)
-            view = (EvaluationTransform(VIEW.resize, VIEW.resize),)
-            if not recipe.view:
-                view = quadrants_of("mobilenetv2(alpha=0.35)", 96, arguments.weights)
             store(arguments.features / f"recipe_{dataset}.npz", splits, *view)
+
+
+def load_data(path, recipe, held_out):
+    """Return what `load_maps` does; or what `load` does, with the centers of the measured images."""
+    if not recipe.view:
+        return load_maps(path, held_out)
+    train, labels, measured, its_labels = load(path, held_out)
+    edge = (VIEW.resize - VIEW.image_size) // 2
+    return train, labels, measured[:, edge:-edge, edge:-edge], its_labels
 
 
 def chosen(results, recipe, name, key):
@@ -188,7 +174,7 @@ def parameters_of(results, recipe, name, part):
     if part == "trials":
         # Half as long as the final runs, for want of time.
         length = {"steps": recipe.steps // 2} if recipe.view else {}
-        return [{**rate, "weight": weight, **length} for weight in recipe.weights[name]]
+        return [{**rate, "weight": weight, **length} for weight in recipe.terms[name][1]]
     return [{**rate, "weight": chosen(results, recipe, name, "weight")}]
 
 
@@ -200,16 +186,14 @@ def run(arguments, results):
         if name not in (arguments.rows or recipe.rows()) or (part == "length" and row.base):
             continue
         for dataset in arguments.only or (recipe.sets if part == "finals" else recipe.tried):
-            maps = recipe.load(arguments.features / f"recipe_{dataset}.npz", part != "finals")
-            entries = results.setdefault(part, {}).setdefault(dataset, {}).setdefault(name, [])
-            options = {"first": recipe.learner, "batch": (min(20, maps[1].max() + 1), 5), "view": recipe.view}
+            maps = load_data(arguments.features / f"recipe_{dataset}.npz", recipe, part != "finals")
             parameters = parameters_of(results, recipe, name, part)
             steps = parameters[0].get("steps", recipe.steps)
             # A recipe keeps the last update.
             checkpoints = [steps] if part == "finals" else range(steps // 4, steps + 1, steps // 4)
-            for entry in missing(entries, maps, row, parameters, seeds, checkpoints, **options):
-                write_results(results, arguments.results)
-                print_entry(dataset, name, entry)
+            options = {"first": recipe.learner, "batch": (min(20, maps[1].max() + 1), 5), "view": recipe.view}
+            runs = row, parameters, seeds, checkpoints
+            train_missing(results, arguments.results, (part, dataset, name), maps, *runs, **options)
 
 
 def tables(results, add_table):
@@ -243,6 +227,8 @@ def trial_table(trials, recipe, add_table):
 def gain_table(finals, recipe, add_table):
     """Write the gains by data set, their means, and on how many data sets the interval lies above and below 0."""
     sets = [dataset for dataset in RECIPES[recipe].sets if dataset in finals]
+    if not sets:
+        return
     add = add_table(recipe, "method", "weight", *sets, "mean gain", "in MAP@R", "better", "worse", "seeds")
     for name, row in RECIPES[recipe].rows().items():
         runs = [[finals[dataset].get(of, []) for of in (name, "default")] for dataset in sets]
@@ -269,7 +255,7 @@ def main():
     parser.add_argument("--part", choices=("trials", "length", "finals"))
     parser.add_argument("--seeds", type=int, default=3, help="of the finals")
     parser.add_argument("--only", nargs="*", default=[], help="data sets; by default all")
-    parser.add_argument("--rows", nargs="*", choices=["default", *WEIGHTS], default=[], help="by default all")
+    parser.add_argument("--rows", nargs="*", choices=["default", *TERMS], default=[], help="by default all")
     arguments = parser.parse_args()
     if arguments.sets:
         return store_sets(arguments)

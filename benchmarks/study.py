@@ -4,10 +4,9 @@
     python -m benchmarks.study --features=features --results=study.json --part=trials           chooses the parameters
     python -m benchmarks.study --features=features --results=study.json --part=finals           ten paired seeds
     python -m benchmarks.study --features=features --results=study.json --part=checks           the checks of causes
-    python -m benchmarks.study --features=features --results=study.json --repeat=rates          trains its runs again
     python -m benchmarks.study --results=study.json --json=docs/numbers/study.json              the tables so far
 
-`curves`, `rates` and `offsets` are earlier runs, on held-out classes: --repeat prints each next to what is recorded.
+`curves`, `rates` and `offsets` of benchmarks/results/study.json are earlier runs, on held-out classes.
 Each run adds its entry to --results when it ends. The same command resumes: it skips the runs that are there.
 `points`, `interval` and `write_results` are also those of `benchmarks.defaults`.
 """
@@ -89,18 +88,8 @@ ROWS = {
 }
 
 
-# Rows of the checks alone.
-CHECKED = {
-    "ECAML, offset": Row(
-        f"{CONTRASTIVE} + {{weight}} * ecaml(form=log_of_mean, representation=projection, offset={{offset}})",
-        {},
-        "contrastive",
-        "ecaml",
-    ),
-    "margin, learned": Row("learned_margin(alpha={alpha}, beta={beta})", BOUNDARY),
-}
-
-
+# Of the checks alone.
+CHECKED = {"margin, learned": Row("learned_margin(alpha={alpha}, beta={beta})", BOUNDARY)}
 # What a check is compared with in the final runs.
 PAIRS = {"AMSoftmax": "JRD", "RankMI": "margin", "margin, learned": "contrastive"}
 
@@ -121,8 +110,6 @@ def draws(name, block=0):
 
 def trials(name, entries):
     """Return the parameters of each trial: a method's are the best of its base's first trials, and draws of its own."""
-    if name in CHECKED:
-        return draws(name)
     base = ROWS[name].base
     if not ROWS[name].term:
         return draws(name) + (draws(name, 1) if any(row.term and row.base == name for row in ROWS.values()) else [])
@@ -224,10 +211,7 @@ def learner_of(maps, row, parameters, seed):
     keras.utils.set_random_seed(seed)
     objectives = row.objectives.format(**parameters)
     learner = tfdml.models.MetricLearner(MapEmbedder(), objectives, num_classes=maps[1].max() + 1)
-    # The runs of `rates` and `curves` have rates of their own; `factor` is that of the objectives.
-    rate = parameters.get("rate", RATE)
-    rates = {"objectives": rate * parameters["factor"] if "factor" in parameters else OBJECTIVE_RATE}
-    learner.compile(build_optimizer("adam", learner, rate, rates, weight_decay=1e-4))
+    learner.compile(build_optimizer("adam", learner, RATE, {"objectives": OBJECTIVE_RATE}, weight_decay=1e-4))
     return learner
 
 
@@ -309,32 +293,31 @@ def best(entries):
 
 def run(arguments, results):
     """Train what is missing of a part, data set after data set."""
+    part = arguments.part
     for dataset in arguments.only or SETS:
-        maps = load_maps(arguments.features / f"{dataset}.npz", held_out=arguments.part == "trials")
-        of_set = results.setdefault(arguments.part, {}).setdefault(dataset, {})
-        for name, row in ROWS.items():
-            entries = of_set.setdefault(name, [])
-            if arguments.part == "trials":
-                wanted, seeds, checkpoints = trials(name, of_set), [0], CHECKPOINTS
+        maps = load_maps(arguments.features / f"{dataset}.npz", held_out=part == "trials")
+        for name in ROWS:
+            if part == "trials":
+                runs = trials(name, results.get(part, {}).get(dataset, {})), [0], CHECKPOINTS
             else:
                 chosen = best(results["trials"][dataset][name])
                 early = max(chosen["course"], key=lambda until: chosen["course"][until]["map@r"])
-                wanted, seeds = [chosen["parameters"]], SEEDS
-                checkpoints = sorted({int(early), CHECKPOINTS[-1]})
-            for entry in missing(entries, maps, row, wanted, seeds, checkpoints):
-                write_results(results, arguments.results)
-                print_entry(dataset, name, entry)
+                runs = [chosen["parameters"]], SEEDS, sorted({int(early), CHECKPOINTS[-1]})
+            train_missing(results, arguments.results, (part, dataset, name), maps, ROWS[name], *runs)
 
 
-def missing(entries, maps, row, wanted, seeds, checkpoints, **options):
-    """Train the runs that are not among the entries, and yield each when it has joined them.
+def train_missing(results, path, place, maps, row, wanted, seeds, checkpoints, **options):
+    """Train the runs that are not among the results, print each, and write it when it has joined them.
 
     Args:
-        entries: The runs so far.
+        results: The runs so far.
+        path: The file of the results.
+        place: The part, the data set and the name of the row.
         wanted: The parameters, each with all seeds.
         maps, row, seeds, checkpoints: As of `courses`.
         **options: The others of `courses`.
     """
+    entries = results.setdefault(place[0], {}).setdefault(place[1], {}).setdefault(place[2], [])
     groups = {}
     for parameters in wanted:
         same = "weight" if row.term else ""
@@ -347,60 +330,31 @@ def missing(entries, maps, row, wanted, seeds, checkpoints, **options):
         for parameters, seed, course in courses(maps, row, left, seeds_left, checkpoints, **options) if left else ():
             seconds, start = round(time.process_time() - start, 1), time.process_time()
             entries.append({"parameters": parameters, "seed": seed, "course": course, "cpu_seconds": seconds})
-            yield entries[-1]
-
-
-def print_entry(dataset, name, entry):
-    """Print the metrics of a run."""
-    metrics = " ".join(f"{at['recall@1']:.3f}/{at['map@r']:.3f}" for at in entry["course"].values())
-    print(f"{dataset} {name} {entry['parameters']} seed {entry['seed']}: {metrics}", flush=True)
+            write_results(results, path)
+            metrics = " ".join(f"{at['recall@1']:.3f}/{at['map@r']:.3f}" for at in course.values())
+            print(*place[1:], parameters, f"seed {seed}: {metrics}", flush=True)
 
 
 def check(arguments, results):
     """Train what is missing of the checks of causes: those that the plan names."""
-    entries = results.setdefault("checks", {})
     chosen = {
         dataset: {name: best(of)["parameters"] for name, of in by_row.items()}
         for dataset, by_row in results["trials"].items()
     }
-    jrd = {key: chosen["cars196"]["JRD"][key] for key in ("scale", "margin")}
-    near = {
-        dataset: [{**chosen[dataset]["margin"], "negatives": negatives} for negatives in ("all", "distance_weighted")]
-        for dataset in ("glyphs", "omniglot")
-    }
-    runs = [("cars196", "AMSoftmax", [jrd])]
-    tried = results["trials"]["cars196"].setdefault("margin, learned", [])
+    learned, path = "margin, learned", arguments.results
     maps = load_maps(arguments.features / "cars196.npz", held_out=True)
-    row = CHECKED["margin, learned"]
-    for entry in missing(tried, maps, row, trials("margin, learned", {}), [0], CHECKPOINTS):
-        write_results(results, arguments.results)
-        print_entry("cars196", "margin, learned", entry)
-    runs.append(("cars196", "margin, learned", [best(tried)["parameters"]]))
-    runs += [(dataset, "RankMI", near[dataset]) for dataset in near]
+    place = "trials", "cars196", learned
+    train_missing(results, path, place, maps, CHECKED[learned], draws(learned), [0], CHECKPOINTS)
+    runs = [
+        ("cars196", "AMSoftmax", [{key: chosen["cars196"]["JRD"][key] for key in ("scale", "margin")}]),
+        ("cars196", learned, [best(results["trials"]["cars196"][learned])["parameters"]]),
+    ]
+    for dataset in ("glyphs", "omniglot"):
+        near = [{**chosen[dataset]["margin"], "negatives": negatives} for negatives in ("all", "distance_weighted")]
+        runs.append((dataset, "RankMI", near))
     for dataset, name, wanted in runs:
-        maps = load_maps(arguments.features / f"{dataset}.npz", held_out=False)
-        of_row = entries.setdefault(dataset, {}).setdefault(name, [])
-        for entry in missing(of_row, maps, (ROWS | CHECKED)[name], wanted, SEEDS[:3], CHECKPOINTS[-1:]):
-            write_results(results, arguments.results)
-            print_entry(dataset, name, entry)
-
-
-def repeat(arguments, results):
-    """Train the runs of a part again, and print what is recorded of each."""
-    for dataset, by_row in results[arguments.repeat].items():
-        if arguments.only and dataset not in arguments.only:
-            continue
-        maps = load_maps(arguments.features / f"{dataset}.npz", held_out=arguments.repeat != "finals")
-        for name, entry in ((name, entry) for name, entries in by_row.items() for entry in entries):
-            if arguments.rows and name not in arguments.rows:
-                continue
-            recorded, parameters, seed = entry["course"], entry["parameters"], entry["seed"]
-            row, checkpoints = (ROWS | CHECKED)[name], [int(until) for until in recorded]
-            course = next(courses(maps, row, [parameters], [seed], checkpoints))[2]
-            print(f"{dataset} {name} {parameters} seed {seed}")
-            for until, metrics in course.items():
-                both = (f"{metric} {metrics[metric]} ({recorded[until][metric]})" for metric in METRICS)
-                print(f"  {until} updates: {', '.join(both)}", flush=True)
+        maps, row = load_maps(arguments.features / f"{dataset}.npz", held_out=False), (ROWS | CHECKED)[name]
+        train_missing(results, path, ("checks", dataset, name), maps, row, wanted, SEEDS[:3], CHECKPOINTS[-1:])
 
 
 def paired(entries, base, metric, last):
@@ -504,9 +458,7 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, help="the folder of the data sets: stores their maps")
     parser.add_argument("--weights", default="", help="of MobileNetV2 1.0")
     parser.add_argument("--part", choices=("trials", "finals", "checks"))
-    parser.add_argument("--repeat", default="", help="a part of --results")
     parser.add_argument("--only", nargs="*", choices=SETS, default=[], help="data sets")
-    parser.add_argument("--rows", nargs="*", default=[], help="of --repeat; by default all")
     arguments = parser.parse_args()
     if arguments.data:
         for name, (size, every) in SETS.items():
@@ -514,8 +466,6 @@ def main():
             store(arguments.features / f"{name}.npz", splits, *quadrants_of("mobilenetv2", size, arguments.weights))
         return
     results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-    if arguments.repeat:
-        return repeat(arguments, results)
     if arguments.part == "checks":
         check(arguments, results)
     elif arguments.part:
