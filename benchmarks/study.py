@@ -389,15 +389,15 @@ def interval(values):
 
 def tables(results, add_table):
     """Write the tables of gains and of the best trials."""
-    add = add_table("gains", "method, data set", "base", *COLUMNS, "seeds")
+    add = add_table("gains", "method, data set", "base", *COLUMNS)
     finals = results.get("finals", {})
     for name, dataset in ((name, dataset) for name, row in ROWS.items() if row.base for dataset in finals):
         base = ROWS[name].base
         sides = [finals[dataset].get(side, []) for side in (name, base)]
         pairs = [paired(*sides, metric, last) for last in (True, False) for metric in METRICS]
-        if seeds := len(pairs[0][0]):
+        if len(pairs[0][0]):
             means = (f"{side.mean():.1f}" for side in pairs[0])
-            add(f"{name}, {dataset}", base, *means, *(with_interval(own - other) for own, other in pairs[:3]), seeds)
+            add(f"{name}, {dataset}", base, *means, *(with_interval(own - other) for own, other in pairs[:3]))
     columns = [(part, dataset) for part in ("trials", "rates") for dataset in results.get(part, ())]
     add = add_table("trials", "best MAP@R of the trials", *(f"{part}, {dataset}" for part, dataset in columns))
     for name in ROWS:
