@@ -41,7 +41,7 @@ RATE, OBJECTIVE_RATE = 2e-3, 1e-2
 CHECKPOINTS = (125, 250, 500, 1000)
 SEEDS = range(100, 110)
 METRIC_COLUMNS = ("Recall@1", "MAP@R")
-COLUMNS = ("Recall@1", "of the base", "gain", "gain in MAP@R", "gain at the chosen update")
+COLUMNS = ("Recall@1", "gain", "gain in MAP@R", "gain at the chosen update")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -396,8 +396,8 @@ def tables(results, add_table):
         sides = [finals[dataset].get(side, []) for side in (name, base)]
         pairs = [paired(*sides, metric, last) for last in (True, False) for metric in METRICS]
         if len(pairs[0][0]):
-            means = (f"{side.mean():.1f}" for side in pairs[0])
-            add(f"{name}, {dataset}", base, *means, *(with_interval(own - other) for own, other in pairs[:3]))
+            own = pairs[0][0].mean()
+            add(f"{name}, {dataset}", base, f"{own:.1f}", *(with_interval(own - other) for own, other in pairs[:3]))
     columns = [(part, dataset) for part in ("trials", "rates") for dataset in results.get(part, ())]
     add = add_table("trials", "best MAP@R of the trials", *(f"{part}, {dataset}" for part, dataset in columns))
     for name in ROWS:
