@@ -175,26 +175,6 @@ def test_every_place_and_orientation(files):
             assert EncodedImages((data,), ("x",)).size(0) == seen.shape[:2], where
 
 
-def test_an_exported_model_has_no_python_in_it():
-    names = {node.op for node in exported.get_concrete_function().graph.as_graph_def().node}
-    library = exported.get_concrete_function().graph.as_graph_def().library.function
-    assert not {"PyFunc", "EagerPyFunc", "PyFuncStateless"} & (
-        names | {node.op for f in library for node in f.node_def}
-    )
-
-
-@pytest.mark.parametrize("bits", [2, 8])
-@pytest.mark.parametrize("length", [0, 70_000, 300_000])
-def test_a_palette_is_transparent_behind_a_profile_of_any_size(length, bits):
-    palette = Image.fromarray(PIXELS[..., 0] & np.uint8(2**bits - 1), "P")
-    palette.putpalette(bytes(np.random.default_rng(2).integers(0, 256, 3 << bits, np.uint8)))
-    profile = np.random.default_rng(1).bytes(length)
-    data = encoded(palette, "PNG", bits=bits, transparency=bytes([200, 50, 0]), icc_profile=profile)
-    rgba = Image.open(io.BytesIO(data)).convert("RGBA")
-    expected = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    np.testing.assert_array_equal(decode(data), expected)
-
-
 DAMAGED = {
     "EXIF cut off": JPEG[:20] + exif_segment(tiff(6))[:20],
     "a segment that ends behind the file": JPEG[:20] + b"\xff\xe1\xff\xffExif\0\0" + JPEG[20:],

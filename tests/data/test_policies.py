@@ -5,12 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.data.preparations import assert_same
 from tests.data.test_transforms import picture
 from tfdml.data import policies
-from tfdml.data.dataset import ImageDataset
-from tfdml.data.images import ArrayImages
-from tfdml.data.pipeline import class_balanced
 from tfdml.data.policies import Policy, Step
 from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError
@@ -43,6 +39,7 @@ def test_a_step_may_be_any_keras_layer_by_its_import_path():
     text = "keras.layers.RandomRotation(factor=0.1) + 0.5 * keras.layers.Dropout(rate=0.2)"
     policy = Policy.of(text)
     assert str(policy) == text
+    assert TrainTransform(resize=8, image_size=8, policy=text).policy == policy
     images = [policy(IMAGE, key).numpy() for key in keys(8)]
     np.testing.assert_array_equal(images, [policy(IMAGE, key).numpy() for key in reversed(keys(8))][::-1])
     assert len({image.tobytes() for image in images}) == 8
@@ -105,22 +102,6 @@ def test_the_steps_of_a_policy_draw_independently():
     assert np.mean(np.array(gray) == np.array(coarse)) == pytest.approx(0.5, abs=0.12)
 
 
-def dataset():
-    images = ArrayImages(np.stack([picture(30, 34, seed) for seed in range(24)]), ("",) * 24)
-    return ImageDataset("made", "train", images, np.arange(24) // 4, dict.fromkeys(range(6), ""))
-
-
-@pytest.mark.slow
-def test_a_resumed_run_gets_the_bits_of_an_uninterrupted_one():
-    transform, data = TrainTransform("random_crop", resize=24, image_size=20, policy=QUICK), dataset()
-    uninterrupted = list(class_balanced(data, 3, 2, transform, seed=1, num_steps=6).as_numpy_iterator())
-    plain = next(class_balanced(data, 3, 2, TrainTransform("random_crop", 24, 20), seed=1).as_numpy_iterator())[0]
-    assert_same(uninterrupted[4:], class_balanced(data, 3, 2, transform, seed=1, first_step=4, num_steps=2))
-    assert uninterrupted[0][0].shape == plain.shape
-    assert uninterrupted[0][0].dtype == np.uint8
-    assert not np.array_equal(uninterrupted[0][0], plain)
-
-
 @pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop", "multi_resolution"])
 def test_a_policy_leaves_the_crops_where_they_are_and_draws_by_itself(kind):
     plain, varied = (TrainTransform(kind, resize=24, image_size=20, policy=policy) for policy in (None, QUICK))
@@ -147,7 +128,7 @@ def test_a_half_precision_policy_of_the_process_changes_no_bit():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Step("rainbow"), "unknown `policy` 'rainbow'; one of blur, color_jitter"),
+        (lambda: TrainTransform(policy="rainbow"), "unknown `policy` 'rainbow'; one of blur, color_jitter"),
         (lambda: Step("blur", rate=1.5), "share of the images, 0 to 1, not 1.5"),
         (lambda: Policy((Step("erasing", {"size": 3}),)), "erasing does not take"),
         (lambda: Policy((Step("keras.ops.add"),)), "keras.ops.add is no Keras layer"),
@@ -156,10 +137,3 @@ def test_a_half_precision_policy_of_the_process_changes_no_bit():
 def test_wrong_policies_are_refused_before_the_first_batch(make, message):
     with pytest.raises(UserError, match=message):
         make()
-
-
-def test_a_transform_takes_the_sum_that_the_command_takes():
-    text = "rand_augment(factor=0.4) + 0.2 * grayscale"
-    assert TrainTransform(resize=8, image_size=8, policy=text).policy == Policy.of(text)
-    with pytest.raises(UserError, match="rainbow"):
-        TrainTransform(resize=8, image_size=8, policy="rainbow")

@@ -4,10 +4,8 @@ import itertools
 import math
 from collections import Counter
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -288,6 +286,9 @@ KINDS = np.repeat([0, 1, 2], 15)
         (lambda: HierarchicalSampler(LABELS, np.arange(45), 4, 2), r"15 classes lie in more than one super-class"),
         (lambda: ShuffleSampler(10, 11), "`batch_size=11`, but the data has 10 images"),
         (lambda: PairSampler(np.zeros((25, 2)), 52), "`batch_size=52` must be a multiple of 2, up to 50"),
+        (lambda: Share(ShuffleSampler(100, 10), 0, 3), "10 images cannot be shared out evenly over 3 workers"),
+        (lambda: check_divides(10, 4, "replicas"), r"4 replicas: make `batch_size` "),
+        (lambda: Share(ShuffleSampler(100, 10), 2, 2), "worker 2 of 2: workers are numbered from 0 to 1"),
     ],
 )
 def test_settings_that_no_batch_can_have_are_refused(make, message):
@@ -324,49 +325,6 @@ def test_shares_put_together_are_the_batch(count, each, step):
     shares = [Share(sampler, index, count) for index in range(count)]
     assert {(part.batch_size, part.steps_per_epoch) for part in shares} == {(each, sampler.steps_per_epoch)}
     np.testing.assert_array_equal(np.concatenate([part.batch(step) for part in shares]), sampler.batch(step))
-
-
-def test_a_batch_that_does_not_divide_is_refused():
-    with pytest.raises(UserError, match="a batch of 10 images cannot be shared out evenly over 3 workers"):
-        Share(ShuffleSampler(100, 10), 0, 3)
-    with pytest.raises(UserError, match=r"4 replicas: make `batch_size` \(or `classes_per_batch` times `im"):
-        check_divides(10, 4, "replicas")
-    with pytest.raises(UserError, match="worker 2 of 2: workers are numbered from 0 to 1"):
-        Share(ShuffleSampler(100, 10), 2, 2)
-
-
-class Steps:
-    """Step i has image i alone."""
-
-    batch_size, steps_per_epoch = 1, 3
-
-    def batch(self, step):
-        return np.array([step])
-
-
-class Seen(keras.Model):
-    """Keeps the images that it is trained on."""
-
-    def __init__(self):
-        super().__init__()
-        self.images = []
-
-    def train_step(self, data):
-        self.images.append(int(data[0][0, 0]))
-        return {"loss": keras.ops.zeros(())}
-
-
-def test_fit_gets_the_next_batches_of_arrays_in_each_epoch_and_in_order():
-    model = Seen()
-    model.compile("sgd", run_eagerly=True)
-    batches = ArrayBatches(np.arange(30.0)[:, None], np.arange(30), Steps())
-    model.fit(batches, epochs=3, verbose=0, shuffle=False)
-    assert model.images == list(range(model.images[0], model.images[0] + 9))
-    keras.utils.set_random_seed(0)
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="batches of a sampler have an order: give fit `shuffle=Fa"
-    ):
-        model.fit(batches, epochs=9, verbose=0)
 
 
 def test_array_batches_are_those_of_the_sampler():

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.export import models_on_disk
 from tfdml.data import EvaluationTransform, evaluation_batches
 from tfdml.data.transforms import resize_to_side
-from tfdml.embeddings.backends import ViewFile, embed_views, load_backend, load_embedder, views_of
+from tfdml.embeddings.backends import embed_views, load_backend, load_embedder, views_of
 from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError
 from tfdml.evaluation import embed
@@ -105,16 +105,6 @@ def test_a_file_without_a_card_or_with_that_of_another_model_is_refused(models, 
         (tmp_path / "model_card.json").write_text(json.dumps(card))
         with pytest.raises(UserError, match=says):
             load_backend(lone)
-
-
-@pytest.mark.slow
-def test_a_tflite_file_of_one_image_at_a_time(models, sources, tmp_path):
-    path = tmp_path / "one.tflite"
-    path.write_bytes(models_on_disk.tflite(models.embedder, batch=1))
-    dataset = models_on_disk.pictures()
-    (tmp_path / "model_card.json").write_text(json.dumps({"view": models_on_disk.VIEW}))
-    vectors = ViewFile(path).embed(dataset, 4)
-    np.testing.assert_allclose(vectors, sources["litert"].embed(dataset, 4), atol=TOLERANCE)
 
 
 def test_the_newest_version_below_a_folder(models, tmp_path):

@@ -34,30 +34,19 @@ def exported(tmp_path_factory):
     return embedder, path
 
 
-@pytest.fixture(scope="module")
-def expected(exported):
-    view = EvaluationTransform(**models_on_disk.VIEW)
-    embedder = exported[0]
-    return embed(lambda images: embedder(images, training=False), evaluation_batches(DATASET, view, 11))
-
-
 @pytest.mark.slow
-def test_the_embedders_own_vectors_from_any_batch_on(exported, expected):
+def test_the_embedders_own_vectors_from_any_batch_on_and_one_at_a_time(exported, tmp_path):
+    embedder, view = exported[0], EvaluationTransform(**models_on_disk.VIEW)
+    expected = embed(lambda images: embedder(images, training=False), evaluation_batches(DATASET, view, 11))
     backend = load_backend(exported[1], threads=1)
     assert (backend.kind, backend.view) == ("onnx", models_on_disk.VIEW)
-    assert backend.checksum().startswith("sha256:")
     batches = list(backend.stream(DATASET, 4))
     np.testing.assert_allclose(np.concatenate(batches), expected, atol=1e-5)
-    np.testing.assert_array_equal(
-        np.concatenate(list(backend.stream(DATASET.take(range(4, len(DATASET))), 4, 4))), np.concatenate(batches[1:])
-    )
+    rest = list(backend.stream(DATASET.take(range(4, len(DATASET))), 4, 4))
+    np.testing.assert_array_equal(np.concatenate(rest), np.concatenate(batches[1:]))
     rows, vectors = zip(*backend.stream_readable(models_on_disk.pictures(broken=[6]), 4), strict=True)
     assert np.concatenate(rows).tolist() == [i for i in range(11) if i != 6]
     np.testing.assert_allclose(np.concatenate(vectors), np.delete(expected, 6, axis=0), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_file_of_one_image_at_a_time_and_without_a_card(exported, expected, tmp_path):
     model = onnx.load(exported[1])
     for value in (model.graph.input[0], model.graph.output[0]):
         value.type.tensor_type.shape.dim[0].dim_value = 1
@@ -65,8 +54,7 @@ def test_a_file_of_one_image_at_a_time_and_without_a_card(exported, expected, tm
     with pytest.raises(UserError, match="copy that of its export"):
         load_backend(tmp_path / "one.onnx")
     (tmp_path / "model_card.json").write_text(json.dumps({"view": models_on_disk.VIEW}))
-    vectors = ViewFile(tmp_path / "one.onnx").embed(DATASET, 4)
-    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    np.testing.assert_allclose(ViewFile(tmp_path / "one.onnx").embed(DATASET, 4), expected, atol=1e-5)
 
 
 def test_what_is_no_such_model_is_told_in_one_line(exported, tmp_path, monkeypatch):

@@ -38,31 +38,18 @@ def test_keras_model_in_order_whatever_the_batches(size):
     np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
-def test_tf_dataset_of_images_and_labels():
-    tf = pytest.importorskip("tensorflow")
-    net, data = model(), images(10)
-    dataset = tf.data.Dataset.from_tensor_slices((data, np.arange(10))).batch(4)
-    result = embed(net, dataset)
-    np.testing.assert_allclose(result, keras.ops.convert_to_numpy(net(data, training=False)), atol=1e-5)
-
-
 def test_one_shape_for_every_batch():
     """A smaller last batch would be traced again; it is filled up and cut."""
     shapes = []
 
     def embedder(x):
         shapes.append(x.shape)
-        return np.asarray(x, np.float64).reshape(len(x), -1)
+        return {"pooled": x, "embedding": np.asarray(x, np.float64).reshape(len(x), -1)}
 
     data = images(10)
     result = embed(embedder, batches(data, 4))
     assert shapes == [(4, 8, 8, 3)] * 3
     np.testing.assert_array_equal(result, data.reshape(10, -1).astype(np.float32))
-
-
-def test_a_dict_output_is_read_by_its_key():
-    result = embed(lambda x: {"pooled": x, "embedding": x[:, 0, 0]}, [images(3)])
-    np.testing.assert_array_equal(result, images(3)[:, 0, 0].astype(np.float32))
 
 
 @pytest.mark.parametrize(

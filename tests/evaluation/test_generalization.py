@@ -66,6 +66,22 @@ def test_errors_are_those_of_nearest_neighbor_classifiers(labeled, monkeypatch):
     assert (figures["held_out_seen"], figures["held_out_unseen"]) == ((~splits[0][:56]).sum(), (~splits[0][56:]).sum())
 
 
+def test_all_that_applies_is_there_under_its_name_and_no_more():
+    train, test = groups(0, 10, 9, 0.7, dim=4), groups(1, 10, 9, 0.7, dim=4)
+    expected = evaluate_divergence(*train, *test, seed=3, repeats=4)
+    for side, (embeddings, labels) in (("seen", train), ("unseen", test)):
+        measures = evaluate_retrieval(embeddings, labels, ks=(1,), metrics=("recall",))
+        expected[f"{side}_recall@1"] = measures["recall@1"]
+    measured = evaluate_generalization(*test, *train, seed=3, repeats=4)
+    assert measured == expected == json.loads(json.dumps(measured, allow_nan=False))
+    assert set(evaluate_generalization(np.eye(4), [0, 1, 2, 3], *train)) == {"seen_recall@1"}
+    assert evaluate_generalization(np.eye(4), [0, 0, 0, 0]) == {}
+    with pytest.raises(UserError, match="unseen classes: none has two images"):
+        evaluate_divergence(*train, np.eye(4), [0, 1, 2, 3])
+    with pytest.raises(UserError, match="labeled must be"):
+        evaluate_divergence(*train, *test, labeled=1.0)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 12), min_size=1, max_size=8), labeled=st.floats(0.01, 0.99), seed=st.integers(0, 99)
@@ -91,41 +107,3 @@ def test_ends_of_the_scales():
     chance = evaluate_divergence(noise, labels, rng.normal(size=(500, 3)), labels[:500])
     assert chance["h_divergence"] == pytest.approx(0.5, abs=0.03)
     assert chance["lambda"] > 1.8
-
-
-def test_divergence_refuses_bad_input():
-    arguments = {"seen": [[0.0], [1.0]], "seen_labels": [0, 0], "unseen": [[5.0], [6.0]], "unseen_labels": [0, 0]}
-    for change, message in (
-        ({"unseen_labels": [0, 1]}, "unseen classes: none has two images"),
-        ({"seen": [[0.0], [np.nan]]}, "seen_embeddings: 1 of 2 rows hold NaN"),
-        ({"labeled": 1.0}, "labeled must be"),
-    ):
-        with pytest.raises(UserError, match=message):
-            evaluate_divergence(**(arguments | change))
-
-
-@pytest.fixture(scope="module")
-def sides():
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(10), 9)
-    return [(rng.normal(size=(10, 4))[labels] + 0.7 * rng.normal(size=(90, 4)), labels + first) for first in (0, 10)]
-
-
-def test_all_that_applies_is_there_under_its_name(sides):
-    train, test = sides
-    figures = evaluate_generalization(*test, *train, seed=3, repeats=4)
-    expected = evaluate_divergence(*train, *test, seed=3, repeats=4)
-    for side, (embeddings, labels) in (("seen", train), ("unseen", test)):
-        measures = evaluate_retrieval(embeddings, labels, ks=(1,), metrics=("recall",))
-        expected[f"{side}_recall@1"] = measures["recall@1"]
-    assert figures == expected
-    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
-
-
-def test_what_the_classes_do_not_allow_is_left_out(sides):
-    train, _ = sides
-    alone = evaluate_generalization(np.eye(4), [0, 1, 2, 3], *train)
-    assert not [name for name in alone if name.startswith("unseen_")]
-    assert "lambda" not in alone
-    assert "seen_recall@1" in alone
-    assert evaluate_generalization(np.eye(4), [0, 0, 0, 0]) == {}

@@ -62,6 +62,20 @@ def coverage(over, class_effect, trials=200):
     return inside / trials
 
 
+def test_what_has_no_interval_is_refused_and_one_over_one_class_says_so():
+    ones, labels = np.ones(4), [0, 0, 1, 1]
+    for values, message in (
+        ({"m": ones[:3]}, r"m has values of shape \(3,\)"),
+        ({"m": ones, "n": [1, 1, np.nan, 1]}, "differ in which queries"),
+    ):
+        with pytest.raises(UserError, match=message):
+            confidence_intervals(values, labels)
+    with pytest.raises(UserError, match="on the same queries"):
+        paired_differences({"a": ones}, {"a": np.ones(3)}, labels)
+    with pytest.warns(UserWarning, match="there is one alone"):
+        assert confidence_intervals({"m": [1.0, 0.0]}, [3, 3])["m"][1:3] == (0.5, 0.5)
+
+
 @pytest.mark.slow
 def test_intervals_cover_the_truth_as_often_as_they_claim():
     # 200 trials leave a standard error of 1.5 points; 40 classes cost the percentile bootstrap about two.
@@ -104,24 +118,3 @@ def test_intervals_over_seeds_are_those_of_scipy():
     one = student_interval(first, level=0.9)
     np.testing.assert_allclose(one[1:3], stats.t.interval(0.9, 2, np.mean(first), stats.sem(first)), rtol=1e-10)
     assert seed_difference([0.5, 0.5], [0.25, 0.25]) == (0.25, 0.25, 0.25, 0.0)
-
-
-def test_an_interval_over_one_class_says_nothing():
-    with pytest.warns(UserWarning, match="there is one alone"):
-        assert confidence_intervals({"m": [1.0, 0.0]}, [3, 3])["m"][1:3] == (0.5, 0.5)
-
-
-ONES = np.ones(4)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: confidence_intervals({"m": ONES[:3]}, [0, 0, 1, 1]), r"m has values of shape \(3,\)"),
-        (lambda: confidence_intervals({"m": ONES, "n": [1, 1, np.nan, 1]}, [0, 0, 1, 1]), "differ in which queries"),
-        (lambda: paired_differences({"a": ONES}, {"a": np.ones(3)}, [0, 0, 1, 1]), "on the same queries"),
-    ],
-)
-def test_what_has_no_interval_is_refused(call, message):
-    with pytest.raises(UserError, match=message):
-        call()

@@ -118,15 +118,10 @@ def test_parts_are_disjoint_even_and_hold_every_class(parts, more, seed):
         assert shares.max() - shares.min() <= 1
 
 
-def classes_of_points():
+def test_mean_and_student_interval_of_parts_measured_each_by_itself():
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.repeat(np.arange(6), 40))
-    return rng.normal(size=(6, 4))[labels] + 0.9 * rng.normal(size=(240, 4)), labels
-
-
-def test_mean_and_student_interval_of_parts_measured_each_by_itself():
-    points, labels = classes_of_points()
-    metrics = ("recall", "map@r", "nmi")
+    points, metrics = rng.normal(size=(6, 4))[labels] + 0.9 * rng.normal(size=(240, 4)), ("recall", "map@r", "nmi")
     means = part_protocol(points, labels, parts=5, ks=(1, 2), metrics=metrics, seed=4)
     part = split_into_parts(labels, 5, seed=4)
     measured = [
@@ -140,11 +135,6 @@ def test_mean_and_student_interval_of_parts_measured_each_by_itself():
         assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
         assert interval.standard_error == pytest.approx(stats.sem(values))
         assert 0 < interval.standard_error < 0.1
-
-
-def test_parts_without_an_image_of_each_class_are_refused():
-    points, labels = classes_of_points()
-    with pytest.raises(UserError, match=r"41 parts need 41 images of every class; the smallest has 40"):
-        part_protocol(points, labels, parts=41)
-    with pytest.raises(ValueError, match="parts"):
-        split_into_parts(labels, 2.5)
+    for parts, message in ((41, "41 parts need 41 images of every class; the smallest has 40"), (2.5, "parts")):
+        with pytest.raises(ValueError, match=message):
+            part_protocol(points, labels, parts=parts)

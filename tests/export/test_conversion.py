@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.export.networks import small_dataset, small_embedder
 from tests.models.ensembles import tiny_ensemble
-from tests.models.networks import images
+from tests.models.networks import images as uint8_images
 from tfdml.data import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
@@ -73,13 +73,19 @@ def test_int8_is_integers_up_to_the_projection_with_pixels_as_they_are(embedder,
     assert floats - {"DELEGATE"} == {"DEQUANTIZE", "SUB", "L2_NORMALIZATION"}
 
 
-def test_int8_refuses_normalizations_over_channels(views):
+def test_what_cannot_be_converted_says_so(embedder, views):
     inputs = keras.Input((32, 32, 3))
     x = keras.layers.LayerNormalization()(keras.layers.Conv2D(8, 4, strides=4)(inputs))
-    embedder = Embedder(keras.Model(inputs, x), embedding_dim=8, image_size=32)
-    embedder.build((None, 32, 32, 3))
-    with pytest.raises(UserError, match=r"no network that normalizes over channels.*export litert_dynamic_range"):
-        convert_litert(embedder, "int8", views)
+    normalizing = Embedder(keras.Model(inputs, x), embedding_dim=8, image_size=32)
+    normalizing.build((None, 32, 32, 3))
+    for network, images, message in (
+        (embedder, None, "representative images"),
+        (MomentEmbedder(embedder, MomentEmbeddings(orders=2, dim=8)), views, "int8 takes no moments"),
+        (TruncatedEmbedder(embedder, 3), views, "int8 takes no moments"),
+        (normalizing, views, r"no network that normalizes over channels.*export litert_dynamic_range"),
+    ):
+        with pytest.raises(UserError, match=message):
+            convert_litert(network, "int8", images)
 
 
 def test_the_last_step_of_int8_is_the_formula_in_float32(embedder, views):
@@ -96,7 +102,7 @@ def test_the_last_step_of_int8_is_the_formula_in_float32(embedder, views):
 
 
 def test_an_ensemble_is_converted():
-    ensemble, pixels = tiny_ensemble(), images(dtype="uint8")
+    ensemble, pixels = tiny_ensemble(), uint8_images(dtype="uint8")
     expected = keras.ops.convert_to_numpy(ensemble(pixels))
     found = runner(convert_litert(ensemble))[1](images=pixels)["embedding"]
     assert min(cosines(expected, found)) >= NEAREST["float32"]
@@ -117,14 +123,6 @@ def test_an_embedder_with_all_moments_is_converted_without_its_loop(precision, v
     assert min(cosines(expected, found)) >= NEAREST[precision]
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
     assert not {detail["op_name"] for detail in made._get_ops_details()} & {"WHILE", "IF"}
-
-
-def test_what_cannot_be_converted_says_so(embedder, views):
-    with pytest.raises(UserError, match="representative images"):
-        convert_litert(embedder, "int8")
-    for other in (MomentEmbedder(embedder, MomentEmbeddings(orders=2, dim=8)), TruncatedEmbedder(embedder, 3)):
-        with pytest.raises(UserError, match="int8 takes no moments"):
-            convert_litert(other, "int8", views)
 
 
 def test_an_embedder_of_mixed_precision_is_exported_in_float32(views):

@@ -2,15 +2,16 @@
 
 import dataclasses
 import json
-import os
 import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.export.conftest import SEARCHED
-from tests.export.networks import picture, small_dataset, small_embedder
+from tests.export.networks import picture, small_embedder
 from tfdml.data import EncodedImages, ImageDataset, load
 from tfdml.embeddings.backends import SavedModelEmbedder
 from tfdml.embeddings.model_card import view_of
@@ -19,6 +20,7 @@ from tfdml.evaluation import calibrate
 from tfdml.export import Gallery, Retriever, search_graph
 from tfdml.export.retriever import _calibration, joined
 from tfdml.export.saved_model import WARM_UP
+from tfdml.export.search_graph import nearest
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +211,73 @@ def test_a_gallery_calibrates_itself_by_classes_that_were_not_trained_on(shop, t
         _calibration(dataclasses.replace(SEARCHED, kind="far"), gallery, {}, printed.append)
 
 
+# The search in the graph
+
+
+def units(rng, count, dimensions):
+    vectors = rng.normal(size=(count, dimensions))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def corners(rng, count):
+    """Vectors of length 1 in whose products float32 makes no error, and which are often equally near."""
+    return rng.choice([-0.5, 0.5], size=(count, 4)).astype(np.float32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    batch=st.integers(0, 4),
+    count=st.integers(1, 40),
+    k=st.integers(0, 50),
+)
+def test_ties_are_in_the_order_of_rows(seed, batch, count, k):
+    rng = np.random.default_rng(seed)
+    queries, gallery = corners(rng, batch), corners(rng, count)
+    rows, squares = nearest(tf.constant(queries), tf.constant(gallery), tf.constant(k))
+    expected_rows, expected_distances = by_hand(queries, gallery, k)
+    assert rows.shape == (batch, min(k, count))
+    np.testing.assert_array_equal(rows, expected_rows)
+    np.testing.assert_array_equal(np.sqrt(np.float64(squares)), expected_distances)
+
+
+def test_equally_near_rows_are_in_order_also_where_their_products_are_not():
+    """Lengths differ, as much as rounding lets them differ, so that the later row has the larger product."""
+    gallery = np.array([[0.5, 0.25], [0.75, 0.5], [0.75, -0.5], [0.5, -0.25], [-1.0, 0.0]], np.float32)
+    for k in (1, 2, 3, 4, 5):
+        rows, squares = nearest(tf.constant([[1.0, 0.0]]), tf.constant(gallery), tf.constant(k))
+        assert rows.numpy().tolist() == [[0, 1, 2, 3, 4][:k]]
+        assert squares.numpy().tolist() == [[0.3125, 0.3125, 0.3125, 0.3125, 4.0][:k]]
+
+
+@pytest.mark.parametrize("k", [1, 7, 300])
+def test_distances_are_exact(k):
+    rng = np.random.default_rng(k)
+    gallery = units(rng, 257, 16)
+    # Neighbors so near that a product of float32 would lose their distance.
+    queries = units(rng, 5, 16)
+    gallery[100] = queries[2]
+    gallery[200] = queries[2] + np.float32(3e-5) * units(rng, 1, 16)[0]
+    rows, squares = nearest(tf.constant(queries), tf.constant(gallery), tf.constant(k))
+    expected_rows, expected_distances = by_hand(queries, gallery, k)
+    np.testing.assert_allclose(squares, expected_distances**2, rtol=2e-6, atol=1e-12)
+    np.testing.assert_array_equal(rows, expected_rows)
+    assert squares[2, 0] == 0
+
+
+def test_neighbors_of_a_crowd_are_those_of_float64():
+    """More images within the rounding of the product than there are spare candidates."""
+    rng = np.random.default_rng(0)
+    gallery = np.array([1, 0, 0, 0]) + 1e-5 * rng.normal(size=(300, 4))
+    gallery = (gallery / np.linalg.norm(gallery, axis=1, keepdims=True)).astype(np.float32)
+    rows, squares = nearest(tf.constant(gallery[:20]), tf.constant(gallery), tf.constant(5))
+    exact = gallery.astype(np.float64)
+    expected = np.sort(np.square(exact[:20, None] - exact).sum(axis=2), axis=1)[:, :5]
+    np.testing.assert_allclose(squares, expected, rtol=2e-7)
+    chosen = np.square(exact[:20, None] - exact[rows.numpy()]).sum(axis=2)
+    np.testing.assert_allclose(chosen, expected, rtol=1e-12)
+
+
 # Galleries
 
 
@@ -240,44 +309,22 @@ def test_classes_go_by_name():
     assert columns["labels"].tolist() == [1, 3, 2, 1, -1, 0]
 
 
-@pytest.fixture
-def photos(tmp_path, shop):
-    names = ["van/1.jpg", "coupe/b/2.PNG", "coupe/a.jpg", "van/loose.jpg", ".hidden/3.jpg", "van/.4.jpg"]
-    for name, image in zip(names, shop.images, strict=False):
-        path = tmp_path / "photos" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image)
-    (tmp_path / "photos" / "van" / "notes.txt").write_text("x")
-    return tmp_path / "photos"
-
-
-def test_images_of_a_folder_have_their_classes(photos, retriever):
+def test_images_of_a_folder_have_their_classes_and_bad_ones_are_left_out_only_when_asked(shop, tmp_path, retriever):
+    photos, lines = tmp_path / "photos", []
+    for name, image in zip(("van/1.jpg", "coupe/b/2.PNG", "van/.4.jpg"), shop.images, strict=False):
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        (photos / name).write_bytes(image)
     (photos / "van" / "gone.jpg").symlink_to("nowhere.jpg")
-    backend, lines = SavedModelEmbedder(retriever.path), []
-    options = {"skip_bad": True, "report": lines.append}
-    gallery = Gallery.of_images(backend, load("folder", photos, "all"), photos, **options)
-    assert gallery.ids == ("coupe/a.jpg", "coupe/b/2.PNG", "van/1.jpg", "van/loose.jpg")
-    assert gallery.metadata[1] == {"path": "coupe/b/2.PNG", "class": "coupe"}
+    backend, dataset = SavedModelEmbedder(retriever.path), load("folder", photos, "all")
+    gallery = Gallery.of_images(backend, dataset, photos, skip_bad=True, report=lines.append)
+    assert gallery.ids == ("coupe/b/2.PNG", "van/1.jpg")
+    assert gallery.metadata[0] == {"path": "coupe/b/2.PNG", "class": "coupe"}
     assert lines == [f"bad image {photos}/van/gone.jpg: missing"]
+    with pytest.raises(UserError, match=r"1 of 3 gallery images cannot be embedded, the first is .*gone\.jpg: missing"):
+        Gallery.of_images(backend, dataset, photos)
     alone = photos / "coupe" / "b"
     gallery = Gallery.of_images(backend, load("folder", alone, "all"), alone)
     assert (gallery.ids, gallery.classes, gallery.metadata) == (("2.PNG",), [""], [{"path": "2.PNG"}])
-
-
-@pytest.mark.slow
-def test_a_data_set_is_a_gallery_of_which_bad_images_are_left_out_only_when_asked(shop, tmp_path):
-    dataset = small_dataset("test", classes=2, per_class=2)
-    images = EncodedImages((*dataset.images.data[:3], b"no"), dataset.images.names)
-    dataset = dataclasses.replace(dataset, images=images)
-    lines = []
-    built = Retriever.build(shop.embedder, dataset, tmp_path / "skipped", skip_bad=True, report=lines.append)
-    assert tuple(built.gallery().ids) == images.names[:3]
-    assert list(built.gallery().classes) == ["100", "100", "101"]
-    assert built.gallery().metadata[0] == {"class": "100", "path": images.names[0]}
-    assert "fpir=0.01 needs at least 100 queries of unknown classes, not 3" in lines[1]
-    message = r"1 of 4 gallery images cannot be embedded, the first is 101_1\.jpg: not a JPEG"
-    with pytest.raises(UserError, match=message):
-        Retriever.build(shop.embedder, dataset, tmp_path / "refused")
 
 
 # Damage
@@ -288,32 +335,27 @@ def edited(path, **values):
     path.write_text(json.dumps({key: value for key, value in content.items() if value != "gone"}))
 
 
-def test_what_is_no_retriever_and_a_malformed_card_are_refused(shop, tmp_path):
+def test_what_is_no_retriever_or_damaged_is_refused(shop, tmp_path):
     for path, message in ((shop.embedder, r"retriever\.json"), (tmp_path, "no exported version")):
         with pytest.raises(UserError, match=message):
             Retriever.load(path)
-    for values, message in (
-        ({"files": "gone"}, "key files must be"),
-        ({"items": "12"}, "must be int"),
-        ({"calibration": {"threshold": 0.1}}, "the calibration cannot be used: a calibration has the values"),
-        ({"calibration": {**SEARCHED.to_dict(), "distance": "dot"}}, "of distance='dot', the search of 'euclidean'"),
-        ({"files": {"../../etc/passwd": {"sha256": ""}}}, "names a file outside its folder"),
-    ):
+
+    def loaded(model=None, **values):
         shutil.copytree(shop.retriever / "1", tmp_path / "1", dirs_exist_ok=True)
         edited(tmp_path / "1" / "retriever.json", **values)
+        if model is not None:
+            (tmp_path / "1" / "saved_model.pb").write_bytes(model)
+        return Retriever.load(tmp_path)
+
+    flipped = bytearray((shop.retriever / "1" / "saved_model.pb").read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    for model, values, message in (
+        (None, {"files": "gone"}, "key files must be"),
+        (None, {"calibration": {"threshold": 0.1}}, "the calibration cannot be used: a calibration has the values"),
+        (None, {"calibration": {**SEARCHED.to_dict(), "distance": "dot"}}, "of distance='dot', the search of 'euclid"),
+        (None, {"files": {"../../etc/passwd": {"sha256": ""}}}, "names a file outside its folder"),
+        (flipped, {}, r"is damaged: its SHA-256 is not that in .*retriever\.json"),
+        (b"another model", {"files": {}}, "cannot be loaded as a retriever: "),
+    ):
         with pytest.raises(UserError, match=message):
-            Retriever.load(tmp_path)
-
-
-def test_damaged_files_and_another_model_are_refused(shop, tmp_path):
-    for name in ("saved_model.pb", os.path.join("variables", "variables.data-00000-of-00001")):
-        shutil.copytree(shop.retriever / "1", tmp_path / "1", dirs_exist_ok=True)
-        data = bytearray((tmp_path / "1" / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (tmp_path / "1" / name).write_bytes(data)
-        with pytest.raises(UserError, match=r"is damaged: its SHA-256 is not that in .*retriever\.json"):
-            Retriever.load(tmp_path)
-    edited(tmp_path / "1" / "retriever.json", files={})
-    (tmp_path / "1" / "saved_model.pb").write_bytes(b"another model")
-    with pytest.raises(UserError, match="cannot be loaded as a retriever: "):
-        Retriever.load(tmp_path)
+            loaded(model, **values)

@@ -98,12 +98,18 @@ def test_versions_count_up_and_old_ones_stay(tmp_path):
     assert version_numbers(versions / "nowhere") == []
 
 
-def test_a_failure_leaves_no_version(tmp_path):
+def test_a_failure_leaves_no_version_and_what_was_killed_is_removed_by_the_next(tmp_path):
     with pytest.raises(ZeroDivisionError), new_version(tmp_path / "a" / "b") as (hidden, _):
         (hidden / "half").write_text(str(1 // 0))
     assert not list((tmp_path / "a" / "b").iterdir())
-    with pytest.raises(UserError, match=r"cannot be written.*full"), new_version(tmp_path):
+    with pytest.raises(UserError, match=r"cannot be written.*full"), new_version(tmp_path / "c"):
         raise OSError(28, "the disk is full")
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    for process in (killed.pid, os.getppid()):
+        (tmp_path / "c" / f".partial-{process}-x").mkdir()
+    write(tmp_path / "c", "new")
+    assert sorted(entry.name for entry in (tmp_path / "c").iterdir()) == [f".partial-{os.getppid()}-x", "1"]
 
 
 def test_exporters_at_once_get_numbers_of_their_own(tmp_path):
@@ -112,12 +118,3 @@ def test_exporters_at_once_get_numbers_of_their_own(tmp_path):
     assert sorted(int(path.name) for path in paths) == list(range(1, 25))
     assert [(path / "below" / "file").read_text() for path in paths] == [str(number) for number in range(24)]
     assert len(list(tmp_path.iterdir())) == 24
-
-
-def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path):
-    killed = subprocess.Popen([sys.executable, "-c", ""])
-    killed.wait()
-    (tmp_path / f".partial-{killed.pid}-x" / "variables").mkdir(parents=True)
-    (tmp_path / f".partial-{os.getppid()}-x").mkdir()
-    write(tmp_path, "new")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == [f".partial-{os.getppid()}-x", "1"]

@@ -11,7 +11,7 @@ from tests import references
 from tests.far_vectors import NAMES, far_vectors
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.retrieval import exact, nearest_neighbors, neighbor_blocks
+from tfdml.retrieval import confusable_classes, exact, nearest_neighbors, neighbor_blocks
 from tfdml.retrieval.exact import DISTANCES, check_embeddings, is_memory_mapped
 
 
@@ -95,29 +95,6 @@ def test_equally_near_rows_of_unequal_scores_follow_gallery_order(tmp_path):
         assert indices.tolist() == [list(range(36))]
 
 
-@pytest.mark.parametrize(("distance", "budget"), [("euclidean", 1), ("cosine", 50_000), ("dot", 50_000)])
-def test_blocks_do_not_change_the_result(distance, budget):
-    points = np.random.default_rng(3).normal(size=(200, 5)).astype(np.float32)
-    whole = nearest_neighbors(points, k=5, distance=distance)
-    blocked = nearest_neighbors(points, k=5, distance=distance, memory_budget=budget)
-    np.testing.assert_array_equal(whole[0], blocked[0])
-    np.testing.assert_allclose(whole[1], blocked[1], rtol=1e-6)
-    sizes = [b.stop - b.start for b, _, _ in neighbor_blocks(points, k=5, memory_budget=budget)]
-    assert sum(sizes) == 200
-    assert len(sizes) > 1
-    assert (max(sizes) == 1) == (budget == 1)
-
-
-@pytest.mark.parametrize("offset", [1e3, -1e4])
-def test_a_common_offset_does_not_hide_small_distances(offset):
-    """The expansion |q|^2 - 2qg + |g|^2 in float32 would lose distances of 0.01 next to norms of 1e4."""
-    steps = np.arange(40) * 2.0**-6
-    points = np.stack([np.full(40, offset), offset + steps], axis=1).astype(np.float32)
-    indices, distances = nearest_neighbors(points[:1], points, k=39, own_rows=[0])
-    assert indices[0].tolist() == list(range(1, 40))
-    np.testing.assert_allclose(distances[0], steps[1:], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("scale", "distance"), [(1e-25, "euclidean"), (1e-25, "cosine"), (1e30, "euclidean"), (1e18, "cosine")]
 )
@@ -195,20 +172,6 @@ def test_the_same_bits_as_in_memory(distance, budget, tmp_path):
         np.testing.assert_array_equal(result[1], expected[1])
 
 
-def test_all_metrics_are_those_of_the_search_in_memory(tmp_path):
-    rng = np.random.default_rng(1)
-    labels = rng.integers(0, 12, size=150)
-    points = (rng.normal(size=(12, 5))[labels] + 0.5 * rng.normal(size=(150, 5))).astype(np.float32)
-    disk = mapped(points, tmp_path)
-    # Means are added up block by block, so that their last digit may differ; counts are equal.
-    same = pytest.approx(evaluate_retrieval(points, labels), rel=1e-14)
-    assert evaluate_retrieval(disk, labels, memory_budget=2000) == same
-    queries = (disk[:40], labels[:40], disk[40:], labels[40:])
-    in_memory = (points[:40], labels[:40], points[40:], labels[40:])
-    same = pytest.approx(evaluate_retrieval(*in_memory), rel=1e-14)
-    assert evaluate_retrieval(*queries, memory_budget=2000) == same
-
-
 @pytest.mark.slow
 def test_memory_stays_within_the_budget(tmp_path):
     """Neither the gallery nor a transformed copy of it is ever held whole."""
@@ -250,3 +213,67 @@ def test_one_far_image_leaves_the_recall_of_the_others():
     points = np.repeat(10.0 * np.arange(10), 2)[:, None] + np.tile([0.0, 0.1], 10)[:, None]
     measured = evaluate_retrieval(np.append(points, [[1e6]], axis=0), np.append(np.arange(20) // 2, 99), ks=(1,))
     assert measured["recall@1"] == 1.0
+
+
+# The classes that are confused, against a search in float64 that compares every pair by itself.
+
+
+def slowly(embeddings, labels, most, neighbors, skip_top=0, relative_margin=None):
+    """Every image by itself, in float64."""
+    x = np.asarray(embeddings, np.float64)
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    classes = sorted(set(labels))
+    votes = {one: dict.fromkeys(classes, 0) for one in classes}
+    for i, label in enumerate(labels):
+        cosines = {j: float(x[i] @ x[j]) for j in range(len(x)) if j != i}
+        own = [cosines[j] for j in cosines if labels[j] == label]
+        others = sorted((j for j in cosines if labels[j] != label), key=lambda j: -cosines[j])
+        for j in others[skip_top : skip_top + neighbors]:
+            mean = np.mean(own) if own else 0.0
+            if relative_margin is None or not own or cosines[j] <= mean - relative_margin * abs(mean):
+                votes[label][labels[j]] += 1
+    table = np.full((len(classes), most), -1)
+    for row, one in enumerate(classes):
+        listed = [c for c in sorted(classes, key=lambda c: (-votes[one][c], c)) if votes[one][c]][:most]
+        table[row, : len(listed)] = [classes.index(c) for c in listed]
+    return table
+
+
+@pytest.mark.parametrize("filters", [{}, {"skip_top": 2}, {"relative_margin": 0.05}, {"relative_margin": 0.0}])
+def test_classes_follow_from_a_search_of_every_pair(filters):
+    rng = np.random.default_rng(0)
+    # Classes of 1 to 6 images, in no order, that overlap.
+    labels = rng.permutation(np.repeat([3, 5, 8, 13, 21, 34, 55], [1, 2, 3, 4, 5, 6, 6]))
+    x = rng.normal(size=(7, 4))[np.searchsorted([3, 5, 8, 13, 21, 34, 55], labels)] + rng.normal(size=(len(labels), 4))
+    for most, neighbors in ((2, 3), (6, 50)):
+        expected = slowly(x, labels.tolist(), most, neighbors, **filters)
+        np.testing.assert_array_equal(
+            confusable_classes(x, labels, most=most, neighbors=neighbors, **filters), expected
+        )
+
+
+def test_filters_leave_out_images_under_a_wrong_label():
+    """Two images of class 0 are labeled 2: without the filters, 2 would be what 0 is most confused with."""
+    angles = np.deg2rad([0, 1, 2, 3, 0.5, 1.5, 90, 91, 20, 21, 22])
+    labels = np.array([0, 0, 0, 0, 2, 2, 2, 2, 1, 1, 1])
+    x = np.stack([np.cos(angles), np.sin(angles)], 1)
+    assert confusable_classes(x, labels, most=1, neighbors=2)[0, 0] == 2
+    assert confusable_classes(x, labels, most=1, neighbors=2, skip_top=2)[0, 0] == 1
+    assert confusable_classes(x, labels, most=1, neighbors=5, relative_margin=0.01)[0, 0] == 1
+
+
+def test_degenerate_training_sets():
+    x = np.random.default_rng(1).normal(size=(4, 3))
+    assert confusable_classes(x, [7, 7, 7, 7], most=2).tolist() == [[-1, -1]]
+    assert confusable_classes(x, [7, 7, 9, 9], most=2).tolist() == [[1, -1], [0, -1]]
+    assert confusable_classes(x[:1], [7]).max() == -1
+    # All classes of a single image, and all images at one point.
+    others = [[c for c in range(4) if c != row] for row in range(4)]
+    assert np.sort(confusable_classes(x, range(4), most=3), axis=1).tolist() == others
+    assert confusable_classes(np.ones((4, 3)), [0, 0, 1, 1], most=1).ravel().tolist() == [1, 0]
+    assert confusable_classes(x, range(4), skip_top=50).max() == -1
+    for wrong in ({"most": 0}, {"neighbors": 0}, {"skip_top": -1}, {"relative_margin": 1.0}):
+        with pytest.raises(UserError, match="must be at least 1"):
+            confusable_classes(x, range(4), **wrong)
+    with pytest.raises(UserError, match="4 embeddings, but 3 labels"):
+        confusable_classes(x, [1, 2, 3])

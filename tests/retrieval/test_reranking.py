@@ -160,12 +160,3 @@ def test_whitening_equals_the_eigendecomposition(power, shrinkage, dim):
         fit_whitening(made(5), 5)
     with pytest.raises(UserError, match="embeddings have 5 dimensions, the whitening 6"):
         fit_whitening(made(), 2)(np.ones((2, 5)))
-
-
-@pytest.mark.parametrize("k1", [1, 3, 5, 20])
-def test_half_of_k1_is_rounded_as_in_the_authors_code(k1):
-    points = made(60, seed=6)
-    codes = encode(references.unit(points).astype(np.float32), k1, 1).codes.toarray()
-    for row, vector in enumerate(references.reciprocal_vectors(points, k1, 1)):
-        assert set(np.flatnonzero(codes[row])) == set(vector)
-        np.testing.assert_allclose(codes[row, list(vector)], list(vector.values()), atol=1e-6)

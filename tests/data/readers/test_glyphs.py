@@ -44,6 +44,7 @@ def test_the_split_read(test_split):
     _, characters = glyphs.split_characters().values()
     assert test_split.images.data.shape == (107 * 20, 64, 64, 3)
     assert test_split.images.data.dtype == np.uint8
+    assert len({image.tobytes() for image in test_split.select_classes([250]).images.data}) == 20
     np.testing.assert_array_equal(test_split.classes, np.arange(213, 320))
     assert np.bincount(test_split.labels)[213:].tolist() == [20] * 107
     assert "".join(test_split.class_names.values()) == characters
@@ -64,12 +65,6 @@ def test_an_image_depends_on_seed_character_and_instance_alone(test_split):
     assert (glyphs.draw(character, 12) != drawn).any()
 
 
-def test_images_of_a_class_all_differ(test_split):
-    for label in (213, 250, 319):
-        images = test_split.select_classes([label]).images.data
-        assert len({image.tobytes() for image in images}) == 20
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     character=st.sampled_from(glyphs.CHARACTERS),
@@ -84,6 +79,17 @@ def test_any_size_and_seed_can_be_drawn(character, instance, size, seed):
     assert image.std() > 5
 
 
+def test_options_characters_and_fonts_that_are_none_are_named(tmp_path, monkeypatch):
+    for option in ({"images_per_class": 0}, {"size": 15}, {"seed": -1}):
+        with pytest.raises(UserError, match=next(iter(option))):
+            glyphs.read(**option)
+    with pytest.raises(UserError, match="no face has the character"):
+        glyphs.draw("漢", 0)
+    monkeypatch.setattr("matplotlib.get_data_path", lambda: str(tmp_path))
+    with pytest.raises(UserError, match=r"DejaVuSans\.ttf is missing: pip install matplotlib"):
+        glyphs.font_path("DejaVuSans")
+
+
 def test_raw_pixels_are_a_poor_embedding_but_better_than_chance(test_split):
     gray = test_split.images.data.astype(np.float32).mean(-1)
     pixels = gray.reshape(-1, 16, 4, 16, 4).mean((2, 4)).reshape(len(gray), -1)
@@ -93,23 +99,6 @@ def test_raw_pixels_are_a_poor_embedding_but_better_than_chance(test_split):
     labels = test_split.labels
     recall = (labels[distances.argmin(1)] == labels).mean()
     assert 0.05 < recall < 0.25
-
-
-@pytest.mark.parametrize("option", [{"images_per_class": 0}, {"size": 15}, {"seed": -1}])
-def test_options_out_of_range_are_named(option):
-    with pytest.raises(UserError, match=next(iter(option))):
-        glyphs.read(**option)
-
-
-def test_a_character_that_no_face_has():
-    with pytest.raises(UserError, match="no face has the character"):
-        glyphs.draw("漢", 0)
-
-
-def test_missing_fonts_say_where_they_should_be(tmp_path, monkeypatch):
-    monkeypatch.setattr("matplotlib.get_data_path", lambda: str(tmp_path))
-    with pytest.raises(UserError, match=r"DejaVuSans\.ttf is missing: pip install matplotlib"):
-        glyphs.font_path("DejaVuSans")
 
 
 def test_words_of_test_names_were_seen_in_other_names():
