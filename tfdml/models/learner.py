@@ -115,9 +115,9 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         return shapes or (None, *self.embedder.view_shape)
 
     @property
-    def drawn_weights(self) -> list:
-        """The weights of objectives of which each step uses rows that are drawn."""
-        return [weight for objective in self.objectives for weight in objective.drawn_weights]
+    def drawn_weights(self) -> set[int]:
+        """The ids of the weights of objectives of which each step uses rows that are drawn."""
+        return {id(weight) for objective in self.objectives for weight in objective.drawn_weights}
 
     @property
     def embedder_weights(self) -> list:
@@ -207,7 +207,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             loss = self.optimizer.scale_loss(loss)
         trained = self.trainable_variables
         gradients = chunks.gradients(tape, loss, trained) if chunks else tape.gradient(loss, trained)
-        drawn = set(map(id, self.drawn_weights))
+        drawn = self.drawn_weights
         # Keras 3.15 squares the parts of a row that a batch uses several times one by one: their sum is the gradient.
         gradients = [
             gradient if gradient is None or id(variable) in drawn else tf.convert_to_tensor(gradient)

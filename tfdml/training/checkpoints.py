@@ -4,16 +4,18 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import os
 import platform
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl import logging
 from keras import ops
 
@@ -26,6 +28,8 @@ from tfdml.training.workers import Processes, assign_here
 from tfdml.version import __version__, installed
 
 _STATE, _SELECTED = _NOT_CHANGED = ("state", "selected")
+# Values of a larger variable that are read at once.
+_BLOCK = 2**22
 # Characters of a message about the shapes of a checkpoint.
 _LONGEST = 200
 # Groups of arrays that are no part's weights.
@@ -70,7 +74,7 @@ def embedder_parts(embedder: Embedder) -> dict[str, list]:
 def first_not_finite(learner: MetricLearner) -> str | None:
     """Return the part of a learner whose weights have become NaN or infinite; None if all are finite."""
     for part, weights in parts(learner).items():
-        if not all(np.isfinite(ops.convert_to_numpy(weight)).all() for weight in weights):
+        if not all(np.isfinite(_view(weight)).all() for weight in weights):
             return part
     return None
 
@@ -107,9 +111,8 @@ def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int =
     about = {"step": state.step, "records": state.records, "neighbors": state.neighbors}
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
-        # One after another: proxies of millions of classes and their moments are not in memory twice.
         for name, variable in variables(learner).items():
-            _write_array(file, name, np.asarray(ops.convert_to_numpy(variable)))
+            _write_array(file, name, _view(variable))
         for i, weight in enumerate(state.selected):
             _write_array(file, f"{_SELECTED}/{i:05d}", weight)
         _write_array(file, _STATE, np.frombuffer(json.dumps(about).encode(), np.uint8))
@@ -121,6 +124,45 @@ def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int =
 def _write_array(file: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
     with file.open(f"{name}.npy", "w", force_zip64=True) as member:
         np.lib.format.write_array(member, array)
+
+
+def _in_place(variable: Any) -> bool:
+    """Whether a variable is read and changed where it is: proxies of a million classes are not in memory twice."""
+    value = variable.value
+    return isinstance(value, tf.Variable) and not isinstance(value, tf.distribute.DistributedValues)
+
+
+def _view(variable: Any) -> np.ndarray:
+    """Return what a variable holds, not to be changed."""
+    if not _in_place(variable):
+        return np.asarray(ops.convert_to_numpy(variable))
+    # Once rows of it were changed, TensorFlow reads a copy.
+    tf.raw_ops.DisableCopyOnRead(resource=variable.value.handle)
+    return np.asarray(memoryview(variable.value.read_value()))
+
+
+def _load(variable: Any, member: IO[bytes]) -> None:
+    """Assign a variable the array of a file."""
+    if math.prod(variable.shape) <= _BLOCK or not _in_place(variable):
+        assign_here(variable, np.lib.format.read_array(member))
+        return
+    np.lib.format.read_magic(member)
+    (total, *others), _, dtype = np.lib.format.read_array_header_1_0(member)
+    row = math.prod(others)
+    count = max(1, _BLOCK // row)
+    for first in range(0, total, count):
+        rows = np.frombuffer(member.read(count * row * dtype.itemsize), dtype).reshape(-1, *others)
+        variable.value.scatter_update(tf.IndexedSlices(rows, tf.range(first, first + len(rows))))
+    tf.raw_ops.DisableCopyOnRead(resource=variable.value.handle)
+
+
+def _shape(member: IO[bytes]) -> tuple[int, ...]:
+    """Return the shape of the array of a file; reads all of it, as only its end shows damage."""
+    np.lib.format.read_magic(member)
+    shape, *_ = np.lib.format.read_array_header_1_0(member)
+    while member.read(_BLOCK):
+        pass
+    return shape
 
 
 def save_model(path: Path, model: keras.Model) -> None:
@@ -143,23 +185,20 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def read(
-    path: Path, data: bytes | None = None, of: Callable[[np.ndarray], Any] = lambda array: array
-) -> tuple[dict[str, Any], TrainingState]:
+def read(path: Path, of: Callable[[IO[bytes]], Any] = np.lib.format.read_array) -> tuple[dict[str, Any], TrainingState]:
     """Return the arrays and the state of a checkpoint.
 
     Args:
         path: Where it lies.
-        data: What it holds, where it lies on another host.
-        of: What to return of each array that a step changes, such as its shape.
+        of: What to return of the file of each array that a step changes, such as its shape.
 
     Raises:
         ValueError: It is damaged; the message says how.
     """
     try:
-        with np.load(path if data is None else io.BytesIO(data)) as file:
+        with np.load(path) as file:
             state, names = _state_of(file), (name for name in file.files if not name.startswith(_NOT_CHANGED))
-            arrays = {name: of(file[name]) for name in names}
+            arrays = {name: of(file.zip.open(f"{name}.npy")) for name in names}
     except Exception as error:  # damaged bytes raise a dozen types
         raise ValueError(f"{path.name} is damaged ({short_message(error, 'first', named=True)})") from error
     return arrays, state
@@ -189,7 +228,7 @@ def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | 
     with np.load(path if data is None else io.BytesIO(data)) as file:
         # All together: what each replica has of a metric adds up to what was saved.
         for name, variable in variables(learner).items():
-            assign_here(variable, file[name])
+            _load(variable, file.zip.open(f"{name}.npy"))
         return _state_of(file)
 
 
@@ -198,7 +237,7 @@ def _newest(folder: Path, learner: MetricLearner) -> str:
     reasons = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            _check_fits(path, read(path, of=np.shape)[0], learner)
+            _check_fits(path, read(path, of=_shape)[0], learner)
         except ValueError as error:
             logging.warning("%s; trying the one before", error)
             reasons.append(str(error))

@@ -46,6 +46,7 @@ class GradientSampler:
         self._learner = learner
         self._variables = [list(learner.trainable_variables), list(learner.non_trainable_variables)]
         place = {id(variable): index for index, variable in enumerate(self._variables[0])}
+        self._drawn = {place[weight] for weight in learner.drawn_weights}
         #: The places of each part's variables.
         self._parts = {part: [place[id(v)] for v in members] for part, members in learner.parts().items() if members}
         self._measure: Callable = self._grams if learner.run_eagerly else _compiled(self._grams)
@@ -77,7 +78,8 @@ class GradientSampler:
 
     def _grams(self, trained, others, images, labels):
         """Return the weighted terms (T,), the embeddings, and by part the (T, T) products of the terms' gradients."""
-        terms, embeddings, gradients = _gradients(lambda own: self._terms(own, others, images, labels), trained)
+        function = lambda own: self._terms(own, others, images, labels)  # noqa: E731
+        terms, embeddings, gradients = _gradients(function, trained, self._drawn)
 
         def product(a, b, places):
             return sum(ops.sum(ops.cast(a[i], "float32") * ops.cast(b[i], "float32")) for i in places)
@@ -101,8 +103,11 @@ class GradientSampler:
         return ops.stack(terms), ops.cast(representations["embedding"], "float32")
 
 
-def _gradients(function: Callable[[Any], Any], x: list) -> tuple[Any, Any, list[list]]:
-    """Return the values (T,) of a function at x, what it returns besides, and the gradient of each value."""
+def _gradients(function: Callable[[Any], Any], x: list, drawn: set[int]) -> tuple[Any, Any, list[list]]:
+    """Return the values (T,) of a function at x, what it returns besides, and the gradient of each value.
+
+    On TensorFlow a gradient is that of the rows alone at the places in `drawn`, and a scalar 0 where there is none.
+    """
     if keras.backend.backend() == "jax":
         import jax
 
@@ -113,9 +118,14 @@ def _gradients(function: Callable[[Any], Any], x: list) -> tuple[Any, Any, list[
         tape.watch(x)
         values, others = function(x)
         each = tf.unstack(values)
-    gradients = [tape.gradient(value, x, unconnected_gradients=tf.UnconnectedGradients.ZERO) for value in each]
-    # A gradient of gathered rows lists the rows.
-    return values, others, [[tf.convert_to_tensor(gradient) for gradient in of_term] for of_term in gradients]
+    gradients = [
+        [
+            tf.convert_to_tensor(0.0 if own is None else own.values if place in drawn else own)
+            for place, own in enumerate(tape.gradient(value, x))
+        ]
+        for value in each
+    ]
+    return values, others, gradients
 
 
 def _compiled(function: Callable) -> Callable:
