@@ -172,6 +172,8 @@ def main(path):
         add(f"{name} on devices", lambda name=name: proxies_step(name), shared)
     with shared.scope(), pytest.raises(UserError, match="4 devices cannot share 1,001 classes equally; leave out 1"):
         models.MetricLearner(tiny_embedder(), jrd(1001)).build((None, SIZE, SIZE, 3))
+    with shared.scope(), pytest.raises(UserError, match="`steps_per_execution=2` works on one device"):
+        models.MetricLearner(tiny_embedder(), jrd()).compile("sgd", steps_per_execution=2)
     for chunk, size in ((0, 32), (8, 32), (8, 64)):
         arrays[f"memory|{chunk}|{size}"] = np.array(bytes_of_a_step(chunk, size))
     np.savez(path, **arrays)

@@ -10,6 +10,7 @@ from tests.losses.references import unit
 from tests.mathematics import assert_close, finite_differences, public_classes, random_batch, value_and_gradients
 from tests.models.networks import images, tiny_embedder, values
 from tfdml import losses, objectives
+from tfdml.errors import UserError
 from tfdml.layers.vectors import draw_classes
 from tfdml.models import MetricLearner
 from tfdml.objectives.base import CLASS_COLUMNS
@@ -216,13 +217,22 @@ def test_a_saved_learner_draws_what_the_uninterrupted_one_draws(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+def test_what_has_weights_for_each_class_cannot_be_built_on_similarities():
+    with pytest.raises(UserError, match="instance cannot be built on the representation 'class'"):
+        make(0.4, terms=[objectives.InstanceLoss(CLASSES, representation="class")])
+
+
 def test_a_gradient_cache_and_half_precision_make_the_plain_step():
     terms = [objectives.JointRepresentationSimilarity()]
     plain = make(0.4, terms=terms, run_eagerly=True)
     weights = values(plain.trainable_variables)
     expected = train(plain, range(2))
     terms = [objectives.JointRepresentationSimilarity()]
-    cached = train(make(0.4, terms=terms, weights=weights, gradient_cache=3, run_eagerly=True), range(2))
+    learner = make(0.4, terms=terms, weights=weights, gradient_cache=3, run_eagerly=True)
+    cached = train(learner, [0])
+    table = cached[-1]
+    cached = train(learner, [1])
+    assert np.any(cached[-1] != table, axis=1).sum() == 12
     for one, other in zip(expected, cached, strict=True):
         assert_close(one, other, floor=1e-5)
     learner = make(0.4)

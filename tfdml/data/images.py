@@ -509,8 +509,9 @@ def images_checksum(images: Images) -> str:
     if images.decoded:
         digest.update(images.pixels().tobytes())
     else:
-        for sample in in_threads(lambda index: _sample(images, index), range(len(images))):
-            digest.update(hashlib.sha256(sample).digest())
+        # Within the threads, whose results wait in memory.
+        for part in in_threads(lambda index: hashlib.sha256(_sample(images, index)).digest(), range(len(images))):
+            digest.update(part)
     return f"sha256:{digest.hexdigest()}"
 
 

@@ -13,7 +13,7 @@ from keras import ops
 
 from tfdml import pairwise, replicas, workarounds
 from tfdml.arguments import integer
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.losses.classification import refuse_unknown_classes
 from tfdml.models.embedder import Embedder, build_once, check_images, first_batch, untrained_batch_norm
 from tfdml.models.inference import never_ends, represent_batches
@@ -155,7 +155,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         build_once(self.embedder, input_shape)
         for objective in self.objectives:
             if not objective.built:
-                with keras.name_scope(objective.name):
+                unknown = f"{objective.name} cannot be built on the representation {REASON}"
+                with keras.name_scope(objective.name), user_errors(KeyError, unknown):
                     objective.build_from(shapes)
                 objective.built = True
 
@@ -170,8 +171,9 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         if any(options.get(name) is not None for name in ("metrics", "weighted_metrics")):
             raise ValueError("compile() takes no metrics: give fit the callback tfdml.callbacks.RetrievalEvaluation")
         strategy = getattr(self, "distribute_strategy", None)
-        if (together := options.get("steps_per_execution", 1)) > 1 and strategy and strategy.num_replicas_in_sync > 1:
-            # Keras 3.15 does not find the replicas' results in its loop.
+        devices = strategy.num_replicas_in_sync if strategy else replicas.data_devices()
+        if (together := options.get("steps_per_execution", 1)) > 1 and devices > 1:
+            # Keras 3.15 does not find the replicas' results in its loop, and devices of JAX wait for each other.
             raise UserError(f"`steps_per_execution={together}` works on one device, and there are several")
         super().compile(optimizer=optimizer, **options)
 
