@@ -81,7 +81,6 @@ def main() -> None:
     parser.add_argument("--data_dir", default="")
     parser.add_argument("--weights", default="imagenet")
     parser.add_argument("--steps", type=int, default=0, help="in place of the usual; no result is then written")
-    parser.add_argument("--models", default="", help="folder for both towers")
     parser.add_argument("--preset", default="", help="of KerasHub: embeds the names of the cars, in place of bytes")
     arguments = parser.parse_args()
     start = time.time()
@@ -110,11 +109,6 @@ def main() -> None:
     if not arguments.steps:
         path = RESULTS / f"texts_{arguments.name}{'_preset' * bool(arguments.preset)}.json"
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if arguments.models:
-        folder = pathlib.Path(arguments.models)
-        folder.mkdir(parents=True, exist_ok=True)
-        image.save(folder / "embedder.keras")
-        text.save(folder / "text_embedder.keras")
 
 
 if __name__ == "__main__":

@@ -102,16 +102,3 @@ def test_a_training_command_is_planned(words, run, trees, tmp_path):
     assert status == 0, errors
     assert "--objectives=" in output
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        pytest.param(name, *case.values, id=case.id)
-        for name in ("prepare", "export", "embed", "index")
-        for case in lines_of(name)
-        if "s3://" not in str(case.values)
-    ],
-)
-def test_the_flags_of_a_command_go_together(name, words):
-    commands.load(name).parse(words)

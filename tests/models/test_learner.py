@@ -455,13 +455,12 @@ def step(model, sizes):
     return total.numpy(), gradients, np.average(reported[-len(sizes) :], axis=0, weights=sizes)
 
 
-# A loss over the pairs of all replicas, and one whose images each replica averages by itself.
-QUICK = ("pairs", "joint")
+# A loss over the pairs of all replicas, one whose images each replica averages by itself, work on each image before
+# they are gathered, and a whole batch. tests/objectives plays the replicas of every objective.
+SLOW = ("moments", "moments of classes", "rank mi")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in TERMS]
-)
+@pytest.mark.parametrize("name", ["pairs", "joint", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_the_gradient_is_that_of_one_device(name):
     model = learner(TERMS[name]())
     value, expected, terms = step(model, [12])
