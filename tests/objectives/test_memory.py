@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
+from tests.mathematics import assert_close, finite_differences, public_classes, random_batch, value_and_gradients
 from tests.models.networks import SIZE, colored_batch, config_of, tiny_embedder, values
-from tests.objectives.memories import REFUSED, all_losses, check_replicas, unit
 from tests.objectives.references_memory import (
     PrismReference,
     binomial_sum,
@@ -16,13 +15,43 @@ from tests.objectives.references_memory import (
     reference,
     triplet,
 )
-from tests.played_replicas import play
+from tests.played_replicas import play, sum_and_gradient
 from tfdml import losses, mining, replicas
 from tfdml.models import MetricLearner
 from tfdml.objectives import CrossBatchMemory, Prism
-from tfdml.pairs import Pairs, pairs_by_name
+from tfdml.pairs import Pairs, Scope, pairs_by_name
 from tfdml.training import checkpoints
 from tfdml.training.checkpoints import TrainingState
+
+
+def all_losses():
+    return {name: cls() for name, cls in public_classes(losses).items() if issubclass(cls, losses.PairLoss)}
+
+
+REFUSED = {"LiftedStructureLoss", "AngularLoss", "QuadrupletLoss", "VICRegLoss"}
+
+
+def unit(x):
+    x = np.asarray(x, np.float64)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def check_replicas(objective, labels, x, sizes):
+    """Replicas of these sizes make the value and the gradient of one device."""
+
+    def share(own_labels, own):
+        every, all_labels = {"embedding": replicas.gather(own)}, replicas.gather(own_labels)
+        whole = objective.whole_batch
+        pairs = pairs_by_name(
+            every, all_labels, objective.positives, Scope() if whole else Scope.of_replica(own.shape[0])
+        )
+        return objective.compute_pairs(pairs) / (replicas.count() if whole else 1)
+
+    expected = sum_and_gradient(share, (labels, x), [sum(sizes)])
+    actual = sum_and_gradient(share, (labels, x), sizes)
+    assert_close(actual[0], expected[0])
+    assert_close(actual[1], expected[1])
+
 
 PAIRS = {
     "contrastive": (lambda: losses.ContrastiveLoss(1.0, "euclidean"), contrastive),
