@@ -389,7 +389,7 @@ def interval(values):
 
 def tables(results, add_table):
     """Write the tables of gains and of the best trials."""
-    add = add_table("gains", "method, data set", "base", *COLUMNS)
+    add = add_table("gains", "method, data set", *COLUMNS)
     finals = results.get("finals", {})
     for name, dataset in ((name, dataset) for name, row in ROWS.items() if row.base for dataset in finals):
         base = ROWS[name].base
@@ -397,7 +397,7 @@ def tables(results, add_table):
         pairs = [paired(*sides, metric, last) for last in (True, False) for metric in METRICS]
         if len(pairs[0][0]):
             own = pairs[0][0].mean()
-            add(f"{name}, {dataset}", base, f"{own:.1f}", *(with_interval(own - other) for own, other in pairs[:3]))
+            add(f"{name}, {dataset}", f"{own:.1f}", *(with_interval(own - other) for own, other in pairs[:3]))
     columns = [(part, dataset) for part in ("trials", "rates") for dataset in results.get(part, ())]
     add = add_table("trials", "best MAP@R of the trials", *(f"{part}, {dataset}" for part, dataset in columns))
     for name in ROWS:
