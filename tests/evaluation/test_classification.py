@@ -228,6 +228,12 @@ def test_the_interval_holds_the_rate_of_other_unknown_classes():
     assert min(held.values()) >= 88, held
 
 
+def test_a_distance_at_the_threshold_is_accepted():
+    x, labels = [[0.0], [1.0], [5.0], [7.0]], [0, 0, 1, 1]
+    fpirs = [identification_rates(x, labels, threshold)["fpir"].mean for threshold in (3.9, 4.0, 5.0, 6.0)]
+    assert fpirs == [0, 0.5, 0.75, 1]
+
+
 def test_standard_errors_equal_the_sum_over_classes_and_over_those_that_find_one_another():
     x, labels = images(5, 14, 6, dim=4)
     threshold = calibrate(x, labels, fpir=0.3).threshold
