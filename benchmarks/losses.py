@@ -7,9 +7,10 @@
 
 Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's loss is the equal
 of theirs in `benchmarks.pml_losses`, on TensorFlow, in a graph as `model.fit` runs it. A line states the median of the
-rounds and the most memory that a process has taken for it (none with --device=cuda), graph and smaller batches
-included, and ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes more than --limit seconds
-or --memory GiB is stopped, and its cell shows that. A second table has the least and the largest share at each batch.
+rounds, each of which is the median of passes that follow one another for 0.3 s; and the most memory that a process has
+taken for it (none with --device=cuda), graph and smaller batches included; and ours divided by theirs: below 1 ours is
+quicker, or smaller. A side that takes more than --limit seconds or --memory GiB is stopped, and its cell shows that. A
+second table has the least and the largest share at each batch.
 """
 
 import json
@@ -49,6 +50,7 @@ class Side:
             self.process = subprocess.Popen(
                 self.command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
             )
+            self.process.stdout.readline()  # when it has imported everything
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         started, why = time.perf_counter(), ""

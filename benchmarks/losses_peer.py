@@ -10,6 +10,7 @@ when all was imported.
 import json
 import pathlib
 import re
+import statistics
 import sys
 import time
 
@@ -36,6 +37,7 @@ def serve(prepare, threads):
     prepared, began = {}, status("VmRSS")
     # Of one thread the processor's time, which other work on the machine hardly changes.
     clock = time.process_time if threads == 1 else time.perf_counter
+    print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -43,9 +45,13 @@ def serve(prepare, threads):
                 prepared.clear()
                 prepared[line] = prepare(request)
                 prepared[line]()  # the first pass compiles
-            started = clock()
-            value = prepared[line]()
-            answer = {"seconds": clock() - started, "mib": status("VmHWM") - began, "value": value}
+            # As in training, many passes follow one another.
+            times = []
+            while sum(times) < 0.3:
+                started = clock()
+                value = prepared[line]()
+                times.append(clock() - started)
+            answer = {"seconds": statistics.median(times), "mib": status("VmHWM") - began, "value": value}
         except Exception as error:  # what a library cannot do is a part of the comparison
             answer = {"error": f"{type(error).__name__}: {error}"[:200]}
         print(json.dumps(answer), flush=True)
