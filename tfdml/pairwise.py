@@ -4,6 +4,7 @@ Everything is computed in float32 whatever the dtype policy, on GPUs too, costs 
 finite values and gradients for duplicates, zero vectors and empty masks.
 """
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -240,10 +241,29 @@ def l2_normalize(x, axis=-1):
     return x * ops.where(nonzero, ops.rsqrt(ops.where(nonzero, squared, 1.0)), 0.0)
 
 
+def custom_gradient(function: Callable) -> Callable:
+    """Return `keras.ops.custom_gradient` of a function whose gradient takes what comes from above alone.
+
+    On PyTorch Keras gives it the arguments, too.
+    """
+
+    @ops.custom_gradient
+    def with_gradient(*args):
+        value, grad = function(*args)
+        return value, lambda *args, upstream=None: grad(args[0] if upstream is None else upstream)
+
+    # TensorFlow takes copies alone where a variable is given.
+    return functools.wraps(function)(lambda *args: with_gradient(*map(ops.copy, args)))
+
+
+@custom_gradient
 def safe_sqrt(x):
     """Compute the square root of x >= 0, with gradient 0 at 0; NaN stays NaN."""
-    zero = x <= 0
-    return ops.where(zero, 0.0, ops.sqrt(ops.where(zero, 1.0, x)))
+
+    def grad(upstream):
+        return ops.divide_no_nan(0.5 * upstream, safe_sqrt(x))
+
+    return ops.sqrt(ops.maximum(x, 0.0)), grad
 
 
 def matmul(x, y):
@@ -258,7 +278,7 @@ def matmul(x, y):
         with jax.default_matmul_precision("highest"):
             return ops.matmul(x, y)
     if keras.backend.backend() == "tensorflow" and _tensorflow_rounds_factors():
-        return _matmul_in_parts(ops.copy(x), ops.copy(y))
+        return _matmul_in_parts(x, y)
     return ops.matmul(x, y)
 
 
@@ -269,7 +289,7 @@ def _tensorflow_rounds_factors() -> bool:
     return allowed and bool(tf.config.list_physical_devices("GPU"))
 
 
-@ops.custom_gradient
+@custom_gradient
 def _matmul_in_parts(x, y):
     """Compute x @ y from factors of 10 bits; the product of the last bits of both is below float32's rounding.
 
@@ -299,19 +319,31 @@ def _transposed(x):
 def dot_products(x, y=None):
     """Compute the matrix of x_i . y_j: (B, D), (B', D) -> (B, B'); `y` defaults to `x`."""
     x = ops.cast(x, "float32")
-    return _gram(ops.copy(x)) if y is None else matmul(x, ops.transpose(ops.cast(y, "float32")))
+    return _gram(x) if y is None else matmul(x, ops.transpose(ops.cast(y, "float32")))
 
 
-@ops.custom_gradient
+@custom_gradient
 def _gram(x):
     """Compute x @ x^T, whose gradient (G + G^T) x is one product where that of two matrices is two."""
 
-    def grad(*args, upstream=None):
-        if upstream is None:
-            (upstream,) = args
+    def grad(upstream):
         return matmul(upstream + ops.transpose(upstream), x)
 
     return matmul(x, ops.transpose(x)), grad
+
+
+@custom_gradient
+def _squared_by_product(x):
+    """Compute the matrix of |x_i - x_j|^2 by one product, and its gradient by one more."""
+
+    def grad(upstream):
+        both = upstream + ops.transpose(upstream)
+        return 2.0 * (ops.sum(both, axis=1, keepdims=True) * x - matmul(both, x))
+
+    doubled = dot_products(x, 2.0 * x)
+    # Norms from the same product, so that they round alike.
+    norms = 0.5 * ops.diagonal(doubled)
+    return norms[:, None] + norms[None, :] - doubled, grad
 
 
 def squared_distances(x, y=None, itself=None):
@@ -329,27 +361,21 @@ def squared_distances(x, y=None, itself=None):
         itself: (B, B') booleans, the pairs of an image with itself, which are at 0. Without `y` it is the diagonal.
     """
     x = ops.cast(x, "float32")
-    y = None if y is None else ops.cast(y, "float32")
-    center = ops.stop_gradient(ops.mean(x if y is None else y, axis=0, keepdims=True))
-    left = x - center
+    others = x if y is None else ops.cast(y, "float32")
+    center = ops.stop_gradient(ops.mean(others, axis=0, keepdims=True))
+    left, right = x - center, others - center
+    sums = ops.sum(ops.square(left), axis=1)[:, None] + ops.sum(ops.square(right), axis=1)[None, :]
     if y is None:
-        products = dot_products(left)
-        # Norms from the same product, so that they round alike.
-        norms = ops.diagonal(products)
-        sums = norms[:, None] + norms[None, :]
-        itself = identity_mask(ops.shape(x)[0])
+        squared, itself = _squared_by_product(left), identity_mask(ops.shape(x)[0])
     else:
-        right = y - center
-        products = dot_products(left, right)
-        sums = ops.sum(ops.square(left), axis=1)[:, None] + ops.sum(ops.square(right), axis=1)[None, :]
-    squared = sums - 2.0 * products
+        squared = sums - 2.0 * dot_products(left, right)
     # Not less or equal, so that sums beyond float32 count as close too.
     close = ops.logical_not(squared > _OF_PRODUCTS * sums)
     if itself is not None:
         close = ops.logical_and(close, ops.logical_not(itself))
 
     def with_differences():
-        exact = _by_differences(x, x if y is None else y, ops.square, lambda difference: 2.0 * difference)
+        exact = _by_differences(x, others, ops.square, lambda difference: 2.0 * difference)
         return ops.where(close, exact, squared)
 
     squared = ops.cond(ops.any(close), with_differences, lambda: squared)
@@ -368,15 +394,13 @@ def _by_differences(x, y, function, slope):
     Computed anchor by anchor in both directions, so that memory stays O(B^2 + B D) and not O(B^2 D).
     """
 
-    @ops.custom_gradient
+    @custom_gradient
     def compute(x, y):
         # Cut off from any tape: an eager one would keep the B^2 D differences although grad() never asks for them.
         x, y = ops.stop_gradient(x), ops.stop_gradient(y)
         value = ops.map(lambda row: ops.sum(function(row[None, :] - y), axis=1), x)
 
-        def grad(*args, upstream=None):
-            if upstream is None:
-                (upstream,) = args
+        def grad(upstream):
             grad_x = ops.map(lambda r: matmul(r[1][None, :], slope(r[0][None, :] - y))[0], (x, upstream))
             grad_y = ops.map(lambda r: matmul(r[1][None, :], slope(r[0][None, :] - x))[0], (y, ops.transpose(upstream)))
             return grad_x, grad_y
@@ -446,8 +470,10 @@ def index_of_largest(values):
         >>> np.array(index_of_largest(keras.ops.array([[1.0, 3.0, 3.0]]))).tolist()
         [1]
     """
-    # Behind a column that is never chosen, as no backend has an argmax of no columns.
-    return ops.argmax(ops.pad(values, ((0, 0), (0, 1)), constant_values=float("-inf")), axis=1)
+    if not values.shape[1]:
+        # Behind a column that is never chosen, as no backend has an argmax of no columns.
+        values = ops.pad(values, ((0, 0), (0, 1)), constant_values=float("-inf"))
+    return ops.argmax(values, axis=1)
 
 
 def masked_logsumexp(values, mask, axis):

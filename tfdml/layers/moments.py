@@ -21,7 +21,7 @@ def scan(body: Callable[[Any, Any], tuple[Any, tuple]], carry, length: int, shap
 
     TensorFlow's graph executor works ahead of `keras.ops.while_loop` by up to ten steps, which costs ten times the
     memory of one; here each step waits for the one before. There is no gradient through the loop: give one by
-    `keras.ops.custom_gradient`.
+    `tfdml.pairwise.custom_gradient`.
 
     Args:
         body: From (carry, i), i an integer tensor, to the next carry and a tuple of float32 outputs.
@@ -79,9 +79,9 @@ def average_products(features, projections, lengths, trained=True, in_blocks=Tru
     if not in_blocks:
         return products.forward(features, blocks)
     if trained:
-        averages = ops.custom_gradient(products.averages)(features, *blocks)
+        averages = pairwise.custom_gradient(products.averages)(features, *blocks)
     else:
-        averages = ops.custom_gradient(lambda x: products.averages(x, *blocks, trained=False))(features)
+        averages = pairwise.custom_gradient(lambda x: products.averages(x, *blocks, trained=False))(features)
     return averages if count * size == dim else averages[:, :, :dim]
 
 
@@ -93,7 +93,7 @@ def _in_blocks(matrix, count, size):
 
 
 class _Products:
-    """The blocks of `average_products`, one after another, with the gradient that `keras.ops.custom_gradient` takes."""
+    """The blocks of `average_products`, one after another, with the gradient that `pairwise.custom_gradient` takes."""
 
     def __init__(self, lengths, count, size):
         self.lengths = tuple(lengths)
@@ -104,8 +104,7 @@ class _Products:
         # Cut off from any tape, which would keep every block's products although gradient() never asks for them.
         features, blocks = ops.stop_gradient(features), tuple(map(ops.stop_gradient, blocks))
 
-        def gradient(*args, upstream=None):
-            upstream = args[0] if upstream is None else upstream
+        def gradient(upstream):
             return self.backward(features, blocks, upstream, trained)
 
         return self.forward(features, blocks), gradient

@@ -77,9 +77,11 @@ class CosineProxies(SavedByArguments, keras.layers.Layer):
             proxies: Those of some classes, as `of_classes` returns them; None for all.
         """
         proxies = self.proxies if proxies is None else proxies
-        unit = pairwise.l2_normalize(proxies[..., :dim])
-        size = unit.shape[-1]
-        cosines = pairwise.dot_products(pairwise.l2_normalize(embeddings[:, :dim]), ops.reshape(unit, (-1, size)))
+        if dim is not None:
+            embeddings, proxies = embeddings[:, :dim], proxies[..., :dim]
+        unit = pairwise.l2_normalize(proxies)
+        rows = ops.reshape(unit, (-1, unit.shape[-1]))
+        cosines = pairwise.dot_products(pairwise.l2_normalize(embeddings), rows)
         if self.proxies_per_class == 1:
             return cosines
         return ops.reshape(cosines, (-1, ops.shape(unit)[0], self.proxies_per_class))

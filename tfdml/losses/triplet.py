@@ -30,7 +30,7 @@ def compare_with_positives(values, positives, weights, function, slope):
         array([[0., 5., 0.]], dtype=float32)
     """
 
-    @ops.custom_gradient
+    @pairwise.custom_gradient
     def compared(values, marks, weights):
         # Cut off from any tape: an eager one would keep every turn's matrices although grad() never asks for them.
         values, marks, weights = (ops.stop_gradient(x) for x in (values, marks, weights))
@@ -43,10 +43,7 @@ def compare_with_positives(values, positives, weights, function, slope):
             terms = weights * function(values - at(chosen, values))
             return total + ops.where(chosen, ops.sum(terms, axis=1, keepdims=True), 0.0)
 
-        def grad(*args, upstream=None):
-            if upstream is None:
-                (upstream,) = args
-
+        def grad(upstream):
             def add_slopes(total, chosen):
                 slopes = at(chosen, upstream) * weights * slope(values - at(chosen, values))
                 return total + slopes - ops.where(chosen, ops.sum(slopes, axis=1, keepdims=True), 0.0)
