@@ -5,7 +5,7 @@
     python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5 --epochs=0     the step alone
     ... --compile                                      PyTorch's network by torch.compile (needs a C++ compiler)
     python -m benchmarks.training --classes 10000 100000 1000000 --rounds=9     a step by the number of classes, ours
-    python -m benchmarks.training --classes 1000000 --rows=10000000     the start of a run
+    python -m benchmarks.training --classes 1000000 --rows=1000000     the start of a run
 
 MobileNetV2 alpha 0.35 at 96 px with frozen BatchNorm, 128-d, the contrastive loss (its sum over the pairs) on 10
 classes of 10 images, Adam, the rate a tenth of itself after two thirds: `configs/small/cars_contrastive.flags`. Both
