@@ -12,6 +12,7 @@ from tensorflow.lite.tools import flatbuffer_utils
 
 from tfdml.backbones import TokenBackbone
 from tfdml.embeddings.backends import litert_interpreter
+from tfdml.embeddings.compute import slices
 from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.export.saved_model import frozen_module, quiet, view_spec
 from tfdml.models import AnyEmbedder, AttentionEnsemble, Embedder, Head, MomentEmbedder, TruncatedEmbedder
@@ -125,8 +126,7 @@ def _mean_error(file: bytes, module: tf.Module, views: np.ndarray) -> np.ndarray
     """Return the mean error of a quantized network over views, (d,)."""
     run = litert_interpreter()(model_content=file, num_threads=os.cpu_count()).get_signature_runner()
     total: Any = 0.0
-    for first in range(0, len(views), _BATCH_SIZE):
-        batch = views[first : first + _BATCH_SIZE]
+    for batch in slices(views, _BATCH_SIZE):
         exact = module.embed(tf.cast(batch, tf.float32))["embedding"].numpy()
         total += (run(images=batch)["embedding"] - exact).sum(axis=0, dtype=np.float64)
     return (total / len(views)).astype(np.float32)

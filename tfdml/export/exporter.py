@@ -19,6 +19,7 @@ from tfdml.data.images import VectorImages
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import SavedModelEmbedder, encoded_image, load_embedder, open_file
+from tfdml.embeddings.compute import slices
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, target_of
@@ -167,16 +168,12 @@ def exported_vectors(name: str, path: Path, inputs: Any) -> np.ndarray:
             loaded = tf.saved_model.load(str(path))
             run = loaded.signatures["serving_default"]
             (key,) = run.structured_input_signature[1]
-            parts = [run(**{key: tf.constant(part)})["embedding"].numpy() for part in _batches(inputs)]
+            parts = [run(**{key: tf.constant(part)})["embedding"].numpy() for part in slices(inputs, _BATCH_SIZE)]
         else:
             with user_errors(UserError, message):
                 run, _, _ = open_file(path)
-            parts = [run(part) for part in _batches(inputs)]
+            parts = [run(part) for part in slices(inputs, _BATCH_SIZE)]
     return np.concatenate(parts)
-
-
-def _batches(inputs: Any) -> list[Any]:
-    return [inputs[first : first + _BATCH_SIZE] for first in range(0, len(inputs), _BATCH_SIZE)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,7 +287,7 @@ def export_model(
         views = evaluation_views(embedder, test)
         with tf.device("/CPU:0"):
             call = tf.function(lambda images: embedder(images, training=False), autograph=False)
-            expected = embed(call, _batches(views))
+            expected = embed(call, slices(views, _BATCH_SIZE))
         calibration, calibrated_on = _calibration(options.calibrate, expected, test, train, report)
         artifacts, refused = {}, []
         for name, file in files.items():
@@ -330,7 +327,7 @@ def _compare_texts(text_embedder: TextEmbedder, folder: Path, test: ImageDataset
     texts = ViewItems.of(test).texts
     with tf.device("/CPU:0"):
         expected, backend = text_embedder.embed_texts(texts), SavedModelEmbedder(folder)
-        vectors = np.concatenate([backend.embed_texts(part) for part in _batches(texts)])
+        vectors = np.concatenate([backend.embed_texts(part) for part in slices(texts, _BATCH_SIZE)])
     return compare_vectors(
         expected, vectors, ImageDataset("texts", "test", VectorImages(expected), np.arange(len(texts)))
     )
