@@ -67,6 +67,12 @@ def test_a_negative_at_the_positive_s_distance_is_not_beyond_it(mode):
     assert run(distances, [0, 0, 1, 1, 1], mode)[0, 1] == 4
 
 
+def test_a_positive_at_the_negative_s_distance_is_not_within_it():
+    distances = np.tile([0.0, 0.2, 0.5, 0.5, 0.8], (5, 1))
+    kept = masks(BatchEasyHardMiner("semi_hard", "hard")(pairs_at(distances, [0, 0, 0, 1, 1])))
+    assert [np.flatnonzero(mask[0]).tolist() for mask in kept] == [[1], [3]]
+
+
 def expected_masks(similarities, labels, epsilon):
     size = len(labels)
     masks = np.zeros((2, size, size), bool)
