@@ -195,6 +195,22 @@ def as_labels(labels, rows=False):
     return ops.convert_to_tensor(labels)
 
 
+def check_counts(what, labels, vectors) -> None:
+    """Refuse labels of another number than there are images, where both are known: one label alone would be of all.
+
+    Args:
+        what: What computes with them, to begin the message.
+        labels: Tensor (B, ...).
+        vectors: Tensor (B, ...).
+
+    Raises:
+        UserError: Their first dimensions differ.
+    """
+    counts = labels.shape[0], vectors.shape[0]
+    if None not in counts and counts[0] != counts[1]:
+        raise UserError(f"{what} needs a label for each image: got {counts[0]:,} labels for {counts[1]:,} images")
+
+
 def nan_if_no_label(labels):
     """Return NaN where a label of `as_labels` was not a whole number, and 0 elsewhere; a scalar.
 

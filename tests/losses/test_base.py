@@ -25,6 +25,7 @@ from tests.mathematics import (
 )
 from tests.models.networks import colored_batch, tiny_embedder
 from tfdml import losses, models, objectives
+from tfdml.errors import UserError
 from tfdml.losses.base import PairLoss
 from tfdml.mining import AngularMiner, EasyPositiveMiner, GivenPairs, Jaccard, SameLabel, shares_a_label
 from tfdml.pairs import Pairs
@@ -148,6 +149,13 @@ def test_large_ids_do_not_collide_on_their_way_through_fit(name, base, source):
 def test_something_other_than_embeddings_is_refused(name, shape):
     with pytest.raises(ValueError, match="expected embeddings"):
         MAKE[name]()([0, 0, 1, 1], np.zeros(shape, "float32"))
+
+
+@every_loss
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_label_too_few_is_refused(make, count):
+    with pytest.raises(UserError, match=f"got {count} labels for 4 images"):
+        make()([0, 0, 1][:count], np.eye(4, dtype="float32"))
 
 
 @pytest.mark.one_quick_case

@@ -320,6 +320,21 @@ def test_fit_warns_once_of_images_in_the_unit_range(form):
     assert not warned(lambda: made.predict(UNIT, verbose=0))
 
 
+@pytest.mark.parametrize("odd", [2 * UNIT - 1, (UNIT - 0.45) / 0.225, 65280 * UNIT, np.full_like(UNIT, np.nan)])
+def test_pixels_of_another_range_are_warned_of(odd):
+    assert len(warned(lambda: small_learner().predict(odd, verbose=0))) == 1
+
+
+def test_usual_pixels_are_not_warned_of():
+    for usual in (255 * UNIT, 0 * UNIT, 300 * UNIT - 20):
+        assert not warned(lambda images=usual: small_learner().predict(images, verbose=0))
+
+
+def test_labels_that_all_differ_are_warned_of():
+    with pytest.warns(UserWarning, match="no two images have the same label"):
+        small_learner().fit(255 * UNIT, np.arange(12), verbose=0)
+
+
 @pytest.mark.parametrize("form", ["arrays", "tensors", "tf.data"])
 def test_fit_refuses_labels_that_are_no_class_ids(form):
     for labels, message in ((LABELS + 0.5, "0.5 is not a whole number"), (np.eye(4)[LABELS], "argmax")):

@@ -110,7 +110,7 @@ def search(values: Flags) -> None:
         with user_errors(UserError, f"--max_distance={flags.max_distance}: {REASON}"):
             print(limit.for_searches(distance, size))
         limit = limit.threshold
-    print(f"{distance} distances" + (f", at most {limit:.6g}" if limit < np.inf else ""))
+    print(f"{distance} distances" + (f", at most {limit:.9g}" if limit < np.inf else ""))
     results = results.within(limit)
     _print(results)
     if flags.out:

@@ -230,7 +230,7 @@ class Calibration:
         where = "in a gallery of" if self.kind == "fpir" else "measured on"
         size = f"{self.num_images:,} images of {self.num_classes:,} classes"
         return (
-            f"{self.target}: {self.distance} distance at most {self.threshold:.6g}; {where} {size}; {', '.join(rates)}"
+            f"{self.target}: {self.distance} distance at most {self.threshold:.9g}; {where} {size}; {', '.join(rates)}"
         )
 
     def same(self, distances: Any) -> np.ndarray:

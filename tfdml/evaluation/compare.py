@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfdml.data.images import VectorImages, images_checksum
 from tfdml.embeddings.files import ImageTable
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation.intervals import Interval, paired_differences, seed_difference
@@ -30,7 +31,8 @@ class QueryValues:
     Args:
         ids: (N,) uint64, which image each query is: the first eight bytes of the SHA-256 of its name.
         labels: (N,) int64 class ids of the queries.
-        images: Checksum of the names, labels, roles and groups of all test images, so also of what is searched.
+        images: Checksums of the names, labels, roles and groups of all test images, so also of what is searched, and of
+            the images themselves, unless they are stored vectors.
         values: Metric name to (N,) values; NaN where a query has nothing to find.
 
     Raises:
@@ -66,7 +68,10 @@ class QueryValues:
         queries, _ = dataset_roles(dataset)
         names = (table.names[i].encode("utf-8", "surrogateescape") for i in queries)
         ids = np.array([int.from_bytes(hashlib.sha256(name).digest()[:8], "little") for name in names], np.uint64)
-        return cls(ids, dataset.labels[queries], table.checksum(), {name: np.asarray(v) for name, v in values.items()})
+        checksum = table.checksum()
+        if not isinstance(dataset.images, VectorImages):
+            checksum += f" {images_checksum(dataset.images)}"
+        return cls(ids, dataset.labels[queries], checksum, {name: np.asarray(v) for name, v in values.items()})
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> QueryValues:
@@ -100,7 +105,7 @@ class QueryValues:
         comparisons = {
             "other queries, or in another order": np.array_equal(self.ids, other.ids),
             "the same queries with other classes": np.array_equal(self.labels, other.labels),
-            "the same queries, searched among other images": self.images == other.images,
+            "queries of the same names, of other images or searched among others": self.images == other.images,
         }
         return next((difference for difference, same in comparisons.items() if not same), "")
 

@@ -131,7 +131,7 @@ def _as_numpy(x: Any) -> Any:
 
 
 def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
-    """Refuse images of a shape that an embedder does not take, and warn once of pixels in 0..1.
+    """Refuse images of a shape that an embedder does not take, and warn once of pixels of another range.
 
     Args:
         embedder: Anything; what is no `Embedder` takes all images.
@@ -153,13 +153,14 @@ def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
         raise UserError(f"images must have shape ({expected_shape}), not {tuple(shape)}{advice}")
     if not embedder.warns_of_small_pixels or hasattr(images, "is_compatible_with"):
         return
-    largest = float(np.max(_as_numpy(images[:_COUNT]), initial=0))
-    # Black images say nothing.
-    if 0 < largest <= 1:
+    pixels = _as_numpy(images[:_COUNT])
+    least, largest = (float(of(pixels, initial=0)) for of in (np.min, np.max))
+    # Black images say nothing, and filters may overshoot; images of mean 0 go below it, and NaN is between no bounds.
+    if not (least == largest == 0 or (10 if least < 0 else 1) < largest <= 512):
         embedder.warns_of_small_pixels = False
         warnings.warn(
-            f"the largest pixel of the first images is {largest:g}: an Embedder takes pixels of 0 to 255 and scales "
-            "them itself; multiply images in 0..1 by 255",
+            f"the pixels of the first images are {least:g} to {largest:g}: an Embedder takes pixels of 0 to 255 and "
+            "scales them itself; multiply images in 0..1 by 255",
             stacklevel=stacklevel,
         )
 
@@ -168,7 +169,7 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
     """Images of pixels 0-255 to L2-normalized embeddings.
 
     The embedder scales pixels itself, so feed it what an image file holds: 0 to 255 of any dtype. `fit` and `predict`
-    warn of images in 0..1, unless `scaling` is `"none"` or a mapping.
+    warn of another range, unless `scaling` is `"none"` or a mapping.
 
     images (B, H, W, 3) -> scaling -> backbone -> feature map (B, h, w, c) -> pooling -> pooled (B, D)
       -> dense -> projection (B, d) -> L2 -> embedding (B, d) float32

@@ -338,7 +338,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             objective.calibrate(features[str(objective.calibrates_on)], labels)
 
     def fit(self, x=None, y=None, *args, **kwargs):
-        """As in Keras; warns of objectives that are not calibrated, BatchNorm that is not trained, and images in 0..1.
+        """As in Keras; warns of objectives that are not calibrated, BatchNorm that is not trained, and odd pixels.
 
         Raises:
             UserError: Labels are no integers; batches never end and there is no `steps_per_epoch`; or it is no multiple
@@ -367,6 +367,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             raise UserError(f"`steps_per_epoch={steps_per_epoch}` is no multiple of `steps_per_execution={together}`")
         if options["y"] is not None and options["y"].ndim == 1:
             pairwise.require_classes(options["y"], "training")
+            if not (isinstance(x, dict) or self._with_classes or len(np.unique(options["y"])) < len(options["y"])):
+                warnings.warn("no two images have the same label, so that no image has a positive", stacklevel=2)
         for objective in self.objectives:
             if not objective.calibrated:
                 warnings.warn(

@@ -207,6 +207,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
         if self.per_image and "class" in self.reads:
             labels = representations.get(CLASS_COLUMNS, labels)
         labels = self.as_labels(labels)
+        pairwise.check_counts(self.name, labels, next(iter(selected.values())))
         if training:
             self.update(selected, labels)
         term = self._term_of_images if self.per_image else self._term_of_pairs

@@ -6,6 +6,7 @@ import functools
 import io
 import pathlib
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,9 @@ def draw(plot: Callable[[Figure], None], label: str, size: tuple[int, int] = _SI
 
     stream = io.StringIO()
     style = pathlib.Path(__file__).with_name("templates") / "figures.mplstyle"
-    with matplotlib.rc_context({"svg.hashsalt": label}, style):
+    with matplotlib.rc_context({"svg.hashsalt": label}, style), warnings.catch_warnings():
+        # The browser has fonts for what ours does not show.
+        warnings.filterwarnings("ignore", "Glyph .* missing")
         figure = Figure((size[0] / 72, size[1] / 72), layout="constrained")
         plot(figure)
         figure.savefig(stream, format="svg", transparent=True)

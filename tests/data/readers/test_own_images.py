@@ -296,7 +296,9 @@ def test_roles_alone_are_splits(write, caplog):
     assert _names(catalog.load("list", path, "gallery")) == ["b.jpg", "c.jpg"]
     with pytest.raises(UserError, match=r"list\.csv has no row of the train split"):
         own_images.read_list(path)
-    train, test = _both(write("path,label,role\na.jpg,1,Train\nf.jpg,1,\nb.jpg,2,query\nc.jpg,2,gallery\n"))
+    with caplog.at_level("WARNING", logger="absl"):
+        train, test = _both(write("path,label,role\na.jpg,1,Train\nf.jpg,1,\nb.jpg,2,query\nc.jpg,2,gallery\n"))
+    assert "1 images without a role are for training" in caplog.text
     assert (_names(train), train.is_query, test.is_query.tolist()) == (["a.jpg", "f.jpg"], None, [True, False])
 
 
@@ -405,6 +407,21 @@ def test_a_faulty_list_names_file_and_line(write, text, message):
         own_images.read_list(path)
     assert str(path) in str(raised.value) or "images are missing" in message
     assert len(str(raised.value).splitlines()) == 1
+
+
+def test_an_image_is_the_same_by_a_relative_and_an_absolute_path(write, monkeypatch):
+    path = write("path,label\na.jpg,1\nb.jpg,2\n")
+    path.write_text(f"{path.read_text()}{path.with_name('a.jpg')},3\n")
+    monkeypatch.chdir(path.parent)
+    with pytest.raises(UserError, match=r"line 2 and line 4: .* has two values of label"):
+        own_images.read_list(path.name)
+
+
+def test_folders_within_a_class_are_counted(tmp_path, caplog):
+    touch(tmp_path, "a/1.jpg", "b/left/1.jpg", "b/right/1.jpg", "b/right/2.jpg")
+    with caplog.at_level("WARNING", logger="absl"):
+        assert own_images.read_folder(tmp_path, "all").labels.tolist() == [0, 1, 1, 1]
+    assert "images of 2 folders within class folders, as b/left/, are of these classes" in caplog.text
 
 
 def test_a_missing_file_and_a_folder_instead_are_named(tmp_path):

@@ -89,6 +89,10 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
     if parts := _take_splits(root, places):
         table.columns["split"] = parts
     table.columns["label"] = [place[0] if len(place) > 1 else "" for place in places]
+    if inner := sorted({"/".join(place[:-1]) for place in places if len(place) > 2}):
+        warn(
+            f"folder: {root}: images of {len(inner)} folders within class folders, as {inner[0]}/, are of these classes"
+        )
     tables.check_composed(table, "path")
     tables.check_composed(table, "label")
     table = _with_parts(_with_classes(table), split)
@@ -356,6 +360,8 @@ def _with_parts(table: Table, split: str = "") -> Table:
     splits, roles = table.columns.pop("split", None), table.columns.pop("role", None)
     if split == "all" or (splits is None and not any(roles or ())):
         return table
+    if splits is None and roles and {"", "train"} <= {*roles}:
+        warn(f"{table.name}: {table.path}: {roles.count('')} images without a role are for training")
     parts = []
     for row in range(len(table)):
         part, role = splits[row] if splits else "", roles[row] if roles else ""
@@ -381,9 +387,9 @@ def _without_duplicates(table: Table) -> Table:
     """
     first_row: dict[str, int] = {}
     distinct: dict[tuple[str, str], int] = {}
-    texts = table.columns.get("text", [""] * len(table))
+    texts, folder = table.columns.get("text", [""] * len(table)), os.getcwd()
     for row, path in enumerate(table.columns["path"]):
-        image = composed(os.path.normpath(path))
+        image = composed(os.path.normpath(path if is_remote(path) else os.path.join(folder, path)))
         first = first_row.setdefault(image, row)
         distinct.setdefault((image, texts[row]), row)
         for column, values in table.columns.items():
