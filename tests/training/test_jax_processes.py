@@ -66,12 +66,20 @@ RUN = [
     "--checkpoint_steps=3",
     "--noreport",
 ]
+# With classes that are drawn, in chunks, several steps an execution.
+TOGETHER = [
+    *(flag for flag in RUN if not flag.startswith(("--objectives", "--steps_per_epoch"))),
+    "--objectives=am_softmax(sample=0.3) + jrs",
+    "--gradient_cache=5",
+    "--steps_per_epoch=6",
+    "--steps_per_execution=2",
+]
 KILLED = """
 import os, signal, sys
 replace = os.replace
 def kill_after(source, target):
     replace(source, target)
-    if str(target).endswith("step-00000003.npz"):
+    if str(target).endswith(("step-00000003.npz", "step-00000004.npz")):
         os.kill(os.getpid(), signal.SIGKILL)
 os.replace = kill_after
 from tfdml.cli import train
@@ -88,6 +96,10 @@ def folders(tmp_path_factory):
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     train = ("bin/train",)
     finished(start(*train, *RUN, f"--run_dir={folder / 'whole'}", environment=environment))
+    finished(start(*train, *TOGETHER, f"--run_dir={folder / 'drawn whole'}", environment=environment))
+    drawn = f"--run_dir={folder / 'drawn resumed'}"
+    assert start("-c", KILLED, *TOGETHER, drawn, environment=environment).wait(400) == -signal.SIGKILL
+    finished(start(*train, "--resume", drawn, environment=environment))
     killed = start("-c", KILLED, *RUN, f"--run_dir={folder / 'resumed'}", environment=environment)
     out = killed.communicate(timeout=400)[0]
     assert killed.returncode == -signal.SIGKILL, out[-3000:]
@@ -101,12 +113,14 @@ def folders(tmp_path_factory):
 
 
 def last(folder):
-    with np.load(folder / "checkpoints" / "step-00000005.npz") as file:
+    *_, path = sorted((folder / "checkpoints").iterdir())
+    with np.load(path) as file:
         return {name: file[name] for name in file.files if name != "state"}
 
 
-def test_a_killed_run_ends_bit_for_bit_as_an_uninterrupted_one(folders):
-    expected, found = last(folders / "whole"), last(folders / "resumed")
+@pytest.mark.parametrize("name", ["", "drawn "])
+def test_a_killed_run_ends_bit_for_bit_as_an_uninterrupted_one(name, folders):
+    expected, found = last(folders / f"{name}whole"), last(folders / f"{name}resumed")
     assert set(found) == set(expected)
     for name, value in expected.items():
         assert np.array_equal(found[name], value), name
