@@ -69,7 +69,7 @@ def test_a_threshold_of_a_file_is_of_the_distance_and_the_size_of_its_gallery(co
     some, said = nearest(commands, folder, folder / "gallery.npz", "--k=4", f"--max_distance={path}")
     near = whole.column("distance") <= calibration.threshold
     assert [name for name in some.column("id") if name is not None] == whole.column("id")[near].tolist()
-    assert f"{calibration}\neuclidean distances, at most {calibration.threshold:.6g}\n" in said
+    assert f"{calibration}\neuclidean distances, at most {calibration.threshold:.9g}\n" in said
     assert "is of a gallery of" not in caplog.text
     arguments = [f"--gallery={folder / 'gallery.npz'}", f"--queries={folder / 'queries.npz'}", f"--max_distance={path}"]
     errors = commands.run("search", *arguments, "--distance=cosine")[2]
