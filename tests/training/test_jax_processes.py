@@ -74,6 +74,14 @@ TOGETHER = [
     "--steps_per_epoch=6",
     "--steps_per_execution=2",
 ]
+# With proxies that three devices share.
+SHARED = [
+    *(flag for flag in RUN if not flag.startswith("--objectives")),
+    "--objectives=am_softmax + jrs",
+    "--classes_per_batch=9",
+    "--logical_devices=3",
+    "--shard_classes",
+]
 KILLED = """
 import os, signal, sys
 replace = os.replace
@@ -95,16 +103,15 @@ def folders(tmp_path_factory):
     environment = {**JAX, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     train = ("bin/train",)
-    finished(start(*train, *RUN, f"--run_dir={folder / 'whole'}", environment=environment))
-    finished(start(*train, *TOGETHER, f"--run_dir={folder / 'drawn whole'}", environment=environment))
-    drawn = f"--run_dir={folder / 'drawn resumed'}"
-    assert start("-c", KILLED, *TOGETHER, drawn, environment=environment).wait(400) == -signal.SIGKILL
-    finished(start(*train, "--resume", drawn, environment=environment))
-    killed = start("-c", KILLED, *RUN, f"--run_dir={folder / 'resumed'}", environment=environment)
-    out = killed.communicate(timeout=400)[0]
-    assert killed.returncode == -signal.SIGKILL, out[-3000:]
-    shutil.copytree(folder / "resumed", folder / "together")
-    finished(start(*train, "--resume", f"--run_dir={folder / 'resumed'}", environment=environment))
+    for name, flags in (("", RUN), ("drawn ", TOGETHER), ("shared ", SHARED)):
+        finished(start(*train, *flags, f"--run_dir={folder / f'{name}whole'}", environment=environment))
+        resumed = folder / f"{name}resumed"
+        killed = start("-c", KILLED, *flags, f"--run_dir={resumed}", environment=environment)
+        out = killed.communicate(timeout=400)[0]
+        assert killed.returncode == -signal.SIGKILL, out[-3000:]
+        if not name:
+            shutil.copytree(resumed, folder / "together")
+        finished(start(*train, "--resume", f"--run_dir={resumed}", environment=environment))
     port = 20000 + os.getpid() % 20000
     cluster = {"KERAS_DISTRIBUTION_JOB_ADDRESSES": f"localhost:{port}", "KERAS_DISTRIBUTION_NUM_PROCESSES": "2"}
     resume = (*train, "--resume", f"--run_dir={folder / 'together'}")
@@ -118,7 +125,7 @@ def last(folder):
         return {name: file[name] for name in file.files if name != "state"}
 
 
-@pytest.mark.parametrize("name", ["", "drawn "])
+@pytest.mark.parametrize("name", ["", "drawn ", "shared "])
 def test_a_killed_run_ends_bit_for_bit_as_an_uninterrupted_one(name, folders):
     expected, found = last(folders / f"{name}whole"), last(folders / f"{name}resumed")
     assert set(found) == set(expected)
