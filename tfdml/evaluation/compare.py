@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdml.data.images import VectorImages, images_checksum
 from tfdml.embeddings.files import ImageTable
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation.intervals import Interval, paired_differences, seed_difference
@@ -64,6 +63,8 @@ class QueryValues:
             values: As `retrieval_per_query` returns them.
             directory: Where the data set lies: names count from there.
         """
+        from tfdml.data.images import VectorImages, images_checksum  # needs TensorFlow, which measuring alone does not
+
         table = ImageTable.of([dataset], directory)
         queries, _ = dataset_roles(dataset)
         names = (table.names[i].encode("utf-8", "surrogateescape") for i in queries)
