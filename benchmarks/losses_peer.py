@@ -53,7 +53,8 @@ def serve(prepare, threads):
                 times.append(clock() - started)
             answer = {"seconds": statistics.median(times), "mib": status("VmHWM") - began, "value": value}
         except Exception as error:  # what a library cannot do is a part of the comparison
-            answer = {"error": f"{type(error).__name__}: {error}"[:200]}
+            no_memory = "allocate memory" in str(error)
+            answer = {"error": "no memory" if no_memory else f"{type(error).__name__}: {error}"[:200]}
         print(json.dumps(answer), flush=True)
 
 
