@@ -379,7 +379,8 @@ def squared_distances(x, y=None, itself=None):
     x = ops.cast(x, "float32")
     others = x if y is None else ops.cast(y, "float32")
     center = ops.stop_gradient(ops.mean(others, axis=0, keepdims=True))
-    left, right = x - center, others - center
+    left = x - center
+    right = left if y is None else others - center
     sums = ops.sum(ops.square(left), axis=1)[:, None] + ops.sum(ops.square(right), axis=1)[None, :]
     if y is None:
         squared, itself = _squared_by_product(left), identity_mask(ops.shape(x)[0])

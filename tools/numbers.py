@@ -3,7 +3,7 @@
     python -m benchmarks.losses --json=docs/numbers/losses.json    measure again
     python -m tools.numbers                                        write the pages of results
 
-`commit` is there where a command is gone: the last that has it.
+Where a command no longer exists, `commit` names the last commit that has it.
 
 A page of results is `benchmarks/pages/NAME.md` with each `{{NAME/KEY}}` replaced. A key leads through objects by name,
 and through a table by the first cell of a row and the name of a column: `training/table/MAP@R/tfdml`.

@@ -80,7 +80,7 @@ class Chunks:
         direct, upstream = tape.gradient(loss, [variables, self.representations])
         upstream = {name: value for name, value in upstream.items() if value is not None}
         # What objectives draw they read after the representations.
-        drawn = self.learner.drawn_weights
+        drawn = self.learner.drawn_weight_ids
         others = [variable for variable in variables if id(variable) not in drawn]
         through = dict(zip(map(id, others), self._through(upstream, others), strict=True))
         return [_sum(own, through.get(id(variable))) for own, variable in zip(direct, variables, strict=True)]

@@ -115,7 +115,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         return shapes or (None, *self.embedder.view_shape)
 
     @property
-    def drawn_weights(self) -> set[int]:
+    def drawn_weight_ids(self) -> set[int]:
         """The ids of the weights of objectives of which each step uses rows that are drawn."""
         return {id(weight) for objective in self.objectives for weight in objective.drawn_weights}
 
@@ -209,7 +209,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             loss = self.optimizer.scale_loss(loss)
         trained = self.trainable_variables
         gradients = chunks.gradients(tape, loss, trained) if chunks else tape.gradient(loss, trained)
-        drawn = self.drawn_weights
+        drawn = self.drawn_weight_ids
         # Keras 3.15 squares the parts of a row that a batch uses several times one by one: their sum is the gradient.
         gradients = [
             gradient if gradient is None or id(variable) in drawn else tf.convert_to_tensor(gradient)

@@ -38,6 +38,11 @@ class RankedQueries:
         """(N,) bool: queries with an image of their class to find."""
         return self.matches > 0
 
+    @property
+    def shown_hits(self) -> np.ndarray:
+        """(N, k) whether the neighbors that are kept are of the query's class."""
+        return self.hits[:, : self.rows.shape[1]]
+
     def recall(self) -> np.ndarray:
         """(depth,) Recall@K for K = 1 .. depth; empty where no query is answerable."""
         hits = np.logical_or.accumulate(self.hits[self.answerable], axis=1)
@@ -45,12 +50,11 @@ class RankedQueries:
 
     def neighbors(self, query: int) -> Iterator[tuple[int, float, bool]]:
         """Row, distance, and whether it is of the query's class, of each neighbor that is kept."""
-        hits = self.hits[:, : self.rows.shape[1]]
-        return zip(*(values[query].tolist() for values in (self.rows, self.distances, hits)), strict=True)
+        return zip(*(values[query].tolist() for values in (self.rows, self.distances, self.shown_hits)), strict=True)
 
     def right(self, query: int) -> str:
         """How many of the neighbors that are kept are right, in words."""
-        shown = self.hits[query, : self.rows.shape[1]]
+        shown = self.shown_hits[query]
         return f"{int(shown.sum())} of {len(shown)} right"
 
 
@@ -105,7 +109,7 @@ def choose_examples(ranked: RankedQueries, labels: np.ndarray, count: int, seed:
         Queries by kind: `random`, `worst` and `best`.
     """
     drawn = np.random.default_rng(seed).permutation(np.flatnonzero(ranked.answerable))
-    hits = ranked.hits[drawn, : ranked.rows.shape[1]]
+    hits = ranked.shown_hits[drawn]
     scores = average_precision_at_r(hits, np.minimum(ranked.matches[drawn], hits.shape[1]))
     worst, best = (drawn[np.argsort(sign * scores, kind="stable")] for sign in (1, -1))
     extremes, chosen = count * 3 // 10, dict[str, list[int]]()

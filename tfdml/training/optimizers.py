@@ -427,7 +427,7 @@ def build_optimizer(
     factors = _factors(learning_rate, learning_rates or {}, (*PARTS, *parts))
     by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
     variables = learner.trainable_variables
-    drawn = learner.drawn_weights
+    drawn = learner.drawn_weight_ids
     options = {"momentum": momentum} if name.endswith("sgd") else {}
     options |= {"epsilon": epsilon} if epsilon is not None and not name.endswith(("sgd", "lion")) else {}
     # The projection to embeddings is a matrix like any other.

@@ -46,7 +46,7 @@ class GradientSampler:
         self._learner = learner
         self._variables = [list(learner.trainable_variables), list(learner.non_trainable_variables)]
         place = {id(variable): index for index, variable in enumerate(self._variables[0])}
-        self._drawn = {place[weight] for weight in learner.drawn_weights}
+        self._drawn = {place[weight] for weight in learner.drawn_weight_ids}
         #: The places of each part's variables.
         self._parts = {part: [place[id(v)] for v in members] for part, members in learner.parts().items() if members}
         self._measure: Callable = self._grams if learner.run_eagerly else _compiled(self._grams)
@@ -78,8 +78,9 @@ class GradientSampler:
 
     def _grams(self, trained, others, images, labels):
         """Return the weighted terms (T,), the embeddings, and by part the (T, T) products of the terms' gradients."""
-        function = lambda own: self._terms(own, others, images, labels)  # noqa: E731
-        terms, embeddings, gradients = _gradients(function, trained, self._drawn)
+        terms, embeddings, gradients = _gradients(
+            lambda own: self._terms(own, others, images, labels), trained, self._drawn
+        )
 
         def product(a, b, places):
             return sum(ops.sum(ops.cast(a[i], "float32") * ops.cast(b[i], "float32")) for i in places)
