@@ -22,7 +22,6 @@ PAGES = {
         "losses/shares/128/most",
         "evaluation/exact/`recall` at 1, 2, 4, 8/seconds",
         "first_result/steps/together/seconds",
-        "verification/table/Cars-196, classes 99 to 196/FAR in its interval",
     ],
     "export/README.md": [
         "serving/load",
@@ -70,9 +69,6 @@ PAGES = {
     "docs/two_hosts.md": [
         "two_processes/table/one process/Recall@1",
         "two_processes/table/two processes/Recall@1",
-    ],
-    "docs/verification.md": [
-        "verification/table",
     ],
 }
 

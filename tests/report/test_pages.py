@@ -229,13 +229,13 @@ def test_a_threshold_of_held_out_classes_on_the_test_images():
 
 def test_without_held_out_classes_half_of_them_calibrate():
     embeddings, labels = embedded(classes=8)
-    values = thresholds(embeddings, made(labels), "euclidean", target={"precision": 0.5})
+    values = thresholds(embeddings, made(labels), "euclidean", target={"far": 0.05})
     half = np.isin(labels, drawn_classes(labels)[::2])
-    calibration = calibrate(embeddings[half], labels[half], precision=0.5, distance="euclidean")
+    calibration = calibrate(embeddings[half], labels[half], far=0.05, distance="euclidean")
     rates = accepted_rates(embeddings[~half], labels[~half], calibration.threshold, distance="euclidean")
     assert values["halved"]
     assert values["threshold"] == calibration.threshold
-    assert values["rates"]["precision"] == rates.precision
+    assert values["rates"]["far"] == rates.far
     # Too few pairs show no rate, and then the threshold is where both errors are equal.
     few, few_labels = embedded(classes=3, per_class=3)
     values = thresholds(few, made(few_labels), "cosine")

@@ -22,8 +22,7 @@ minp, mrr, ndcg and h_ap, which search once more; see docs/evaluation.md. The
 default is recall, precision@1, map@r, r_precision, nmi, ami and f1; for benchmarks see docs/protocols.md.
 
 --task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
-With --target=far=0.001, or precision=0.99, it also chooses the threshold for pairs of images; --json keeps it. --report
-has the ROC curve.
+With --target=far=0.001 it also chooses the threshold for pairs of images; --json keeps it. --report has the ROC curve.
 --task=classification votes by the nearest images of a gallery: every second image of each class, without the last half
 of the classes, whose images are to be found unknown. With --target=fpir=0.01 it also chooses the threshold for searches
 of all stored images, or of the split: at most 1 % of the queries of unknown classes are accepted.
@@ -89,7 +88,7 @@ class EvaluateFlags(DataFlags):
         distance: What near means.
         intervals: 95 % intervals, by bootstrap over classes or queries.
         task: What the embeddings are for.
-        target: Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 with
+        target: Choose a threshold: far=0.001 with --task=verification, fpir=0.01 with
             classification.
         neighbors: How many images vote.
         templates: Texts with {} in the place of a class's name, for a model of images and texts.
@@ -198,6 +197,8 @@ class _Split:
             for flag in ("generalization", "report"):
                 if getattr(flags, flag):
                     raise UserError(f"--{flag} measures images alone, and {flags.model} is a model of images and texts")
+            if flags.task == "verification":
+                raise UserError(f"--task=verification compares images alone, and {flags.model} also embeds texts")
 
     @functools.cached_property
     def source(self) -> EmbeddingBackend:
@@ -337,10 +338,6 @@ def classes_trained_on(train: ImageDataset, name: str, model: str) -> ImageDatas
 def _verification(split: _Split) -> _Measures:
     distance = split.flags.distance
     searched: dict[str, Any] = {"embeddings": split.embeddings, "labels": split.images.labels}
-    if split.items:
-        labels = np.concatenate(split.items.connected())
-        searched = {"embeddings": np.concatenate([split.embeddings, split.texts]), "labels": labels}
-        searched["views"] = np.arange(len(labels)) < len(split.images)
     measured = evaluation.verification(**searched, distance=distance)
     print(f"  pairs: {measured.num_same:,} of one class, {measured.num_different:,} of different classes; {distance}")
     print(f"  {'auc':<24}{measured.auc:9.6f}")

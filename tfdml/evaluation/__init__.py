@@ -3,7 +3,6 @@
 from tfdml.embeddings.compute import embed as embed
 from tfdml.embeddings.files import read_embeddings as read_embeddings
 from tfdml.evaluation.classification import Calibration as Calibration
-from tfdml.evaluation.classification import CentroidClassifier as CentroidClassifier
 from tfdml.evaluation.classification import KNNClassifier as KNNClassifier
 from tfdml.evaluation.classification import calibrate as calibrate
 from tfdml.evaluation.classification import evaluate_classification as evaluate_classification

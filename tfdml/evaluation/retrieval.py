@@ -34,7 +34,7 @@ from tfdml.evaluation.relevance import (
     joined_labels,
     retrieval_task,
 )
-from tfdml.evaluation.verification import measures_of_pairs
+from tfdml.evaluation.verification import evaluate_pairs
 from tfdml.io.files import atomic_write
 from tfdml.pairwise import DISTANCES, require_classes
 from tfdml.retrieval import exact
@@ -420,10 +420,10 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
             arguments["relevance"] = Relevance.levels(*sides)
     result = evaluate_retrieval(**arguments, **options)
     if pairs is not None:
-        measures = measures_of_pairs(embeddings, pairs, options.get("distance", "euclidean"))
-        if not measures:
-            warnings.warn(f"{dataset.name}: {len(pairs.rows)} given pairs are too few to be measured", stacklevel=2)
-        result |= measures
+        try:
+            result |= evaluate_pairs(embeddings, pairs, options.get("distance", "euclidean"))
+        except UserError as error:
+            warnings.warn(f"{dataset.name}: {error}", stacklevel=2)
     return result
 
 

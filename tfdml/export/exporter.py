@@ -189,7 +189,7 @@ class ExportOptions:
         min_cosine: Smallest cosine to the Keras embedder, in place of each format's own.
         max_recall_drop: Largest loss of Recall@1, as a fraction, in place of each format's own.
         calibrate: How the threshold on the distance is chosen. For searches of a gallery fpir=0.01: the share of the
-            queries of unknown classes that is accepted. For pairs of images far=0.001 or precision=0.99. On the images
+            queries of unknown classes that is accepted. For pairs of images far=0.001. On the images
             of the comparison, or on those of a retriever's gallery. Or a JSON file of `tfdml evaluate` with a target;
             none; auto: for a retriever fpir=0.01, else far=0.001, where the images can show it.
 
