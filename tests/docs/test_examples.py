@@ -10,7 +10,6 @@ from tests.docs import examples, files, stand_ins
 SLOW = {
     "tfdml.backbones.cutting",
     "tfdml.backbones.hub",
-    "tfdml.backbones.lora",
     "tfdml.backbones.networks",
     "tfdml.backbones.resolver",
     "tfdml.cluster.bulk_embedding",

@@ -38,7 +38,6 @@ def report(tmp_path_factory):
         [*history, {"epoch": 3, "test": {"loss": 1.0}}, {"epoch": 4}],
         flags={"note": EVIL, "rates": {"backbone": 1e-4}, EVIL: 1},
         environment={"tensorflow": "2.21.0"},
-        watch={"alarms": [{"line": f"step 3 {EVIL}"}], "samples": []},
     )
     path = tmp_path_factory.mktemp("run") / "report" / "index.html"
     write_report(path, run, dataset, embeddings, interval_name="90% " + EVIL)
@@ -101,11 +100,10 @@ def test_every_section_can_be_reached(report):
     page = report["page"]
     listed = [e["href"][1:] for e in page.all("a")]
     # The first is the link that skips to the results.
-    curves = ("recall", "training", "objectives", "watched")
+    curves = ("recall", "training", "objectives")
     images = ("retrieval", "map-of-images", "same-or-different", "confusions")
     assert listed == ["results", "results", *curves, *images, "settings"]
     assert all(e.get("aria-label") and e["tabindex"] == "0" for e in page.all("div", role="region"))
-    assert f"step 3 {EVIL}" in page.section("watched")
 
 
 def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):

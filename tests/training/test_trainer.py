@@ -148,7 +148,6 @@ KINDS = {
         "selection": "validation",
         "holdout_classes": 0.3,
         "selection_metric": "auc",
-        "watch_every": 2,
     },
 }
 

@@ -34,7 +34,6 @@ def training_batches(
     num_steps: int | None = None,
     cache: bool | Source = False,
     cache_limit_mb: float = CACHE_LIMIT_MB,
-    every: int = 1,
 ) -> tf.data.Dataset:
     """Return the batches of training steps `first_step`, `first_step + 1` and so on.
 
@@ -53,7 +52,6 @@ def training_batches(
             `"random_resized_crop"` at its original size). The batches stay the same bit by bit. Or what
             `decoded_source` returned, for several streams.
         cache_limit_mb: Most memory that the cache may take, in MiB.
-        every: Make the batch of every so-manieth step alone, `first_step`, `first_step + every` and so on.
 
     Returns:
         A dataset of images (B, S, S, 3) uint8, or of `VectorImages` of vectors (B, D) float32, and the data set's
@@ -61,7 +59,7 @@ def training_batches(
         (B, L). With `tokens`, in the place of images a dict of `image` and `text`.
 
     Raises:
-        UserError: A number is negative, or `every` less than 1; the sampler is made for more images; the cache would
+        UserError: A number is negative; the sampler is made for more images; the cache would
             exceed its limit, or meets an image that cannot be decoded.
 
     Example:
@@ -70,7 +68,6 @@ def training_batches(
         >>> batches = training_batches(dataset, sampler, transform, seed=0, first_step=1000)
     """
     check_not_negative(seed=seed, first_step=first_step, num_steps=num_steps or 0)
-    check_positive(every=every)
     require_images(sampler, len(dataset))
     if isinstance(cache, Source):
         source = cache
@@ -86,8 +83,8 @@ def training_batches(
             return labels, *columns
         return labels, transform.draw(seed, step, part.whole.batch_size)[part.rows], *columns
 
-    last = np.iinfo(np.int64).max if num_steps is None else first_step + num_steps * every
-    steps = tf.data.Dataset.range(first_step, last, every)
+    last = np.iinfo(np.int64).max if num_steps is None else first_step + num_steps
+    steps = tf.data.Dataset.range(first_step, last)
     at_once = source.size is not None and transform.works_on_batches
     batches = _batches(steps, rows_of, source, transform, at_once, batch_size)
     if dataset.tokens is not None:

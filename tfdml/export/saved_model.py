@@ -21,7 +21,6 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml import workarounds
-from tfdml.backbones.lora import plain_weights
 from tfdml.data.decoding import (
     FOREIGN,
     FORMATS,
@@ -182,7 +181,7 @@ def in_float32(embedder: AnyEmbedder) -> AnyEmbedder:
         return embedder
     result = keras.saving.deserialize_keras_object(plain)
     result.build((None, *embedder.view_shape))
-    result.set_weights(plain_weights(embedder))
+    result.set_weights(embedder.get_weights())
     return result
 
 

@@ -39,7 +39,6 @@ class Run:
         environment: What `environment.json` holds; empty where there is no such file.
         path: Its folder; None: it has none.
         seeds: Of what was trained with several seeds or folds, the run of each; its metrics are then their means.
-        watch: What `watch.json` holds, alarms and sampled batches; empty where there is no such file.
 
     Example:
         >>> run = Run("cars", {"metrics": {"recall@1": 0.5}, "metrics_before": {"recall@1": 0.25}})
@@ -54,7 +53,6 @@ class Run:
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     path: Path | None = None
     seeds: Sequence[Run] = ()
-    watch: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -109,9 +107,7 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
     if not (path / "result.json").is_file():
         raise UserError(f"{path} is not the folder of a finished run: there is no result.json in it")
     result = read_json(path / "result.json", {"metrics": dict}, "was it written by another program?")
-    environment, watch = (
-        read_json(file) if (file := path / name).is_file() else {} for name in ("environment.json", "watch.json")
-    )
+    environment = path / "environment.json"
     lines = _text(path / "metrics.jsonl").splitlines()
     folders = [fields(row, {"run": str}, f"{path}/result.json: runs")["run"] for row in result.get("runs", [])]
     return Run(
@@ -119,8 +115,7 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
         result=result,
         history=[parse_json(line, f"{path}/metrics.jsonl") for line in lines if line.strip()],
         flags=parse_flags(_text(path / "flags.txt")),
-        environment=environment,
-        watch=watch,
+        environment=read_json(environment) if environment.is_file() else {},
         path=path,
         seeds=[read_run(path / os.path.basename(folder), folder.replace("_", " ")) for folder in folders],
     )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,13 +25,12 @@ import tensorflow as tf
 from absl import logging
 from keras import ops
 
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import flat, write_lines
 from tfdml.training import checkpoints
 from tfdml.training.build import Components
 from tfdml.training.optimizers import averaged
 from tfdml.training.results import Evaluator, selected_epoch
-from tfdml.training.watching import Watcher
 from tfdml.training.workers import Processes
 
 # Windows has no SIGHUP.
@@ -155,7 +156,6 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.steps_per_execution = parts.learner.steps_per_execution
         self._parts, self._evaluator, self._interruption, self._saved = parts, evaluator, interruption, saved
         self._processes, self._experiment = parts.processes, parts.experiment
-        self.watcher = Watcher(parts)
         self.records: list[dict[str, Any]] = []
         self.step = 0
         #: The classes that are drawn together until the next search: see `NeighborSampler.update`.
@@ -176,7 +176,6 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.neighbors, self.selected = state.neighbors, state.selected
         if self._processes.is_chief:
             write_lines(self.folder.metrics, self.records)
-            self.watcher.resume(self.step)
         if self.step % self.steps_per_epoch:
             # fit() resets metrics at the start of an epoch; in the middle of one they must go on.
             self._metric_state = [keras.ops.convert_to_numpy(v) for v in self.model.metrics_variables]
@@ -220,12 +219,6 @@ class TrainingMonitor(keras.callbacks.Callback):
             self._metric_state = None
         self._epoch_started = time.perf_counter()
         self._steps_here = 0
-
-    def on_train_batch_begin(self, batch, logs=None):
-        """Look at the batch, when it is time."""
-        if self._processes.is_chief and self.watcher.is_due(self.step):
-            _ = self.model  # on JAX variables are with the learner only once a callback has asked for it
-            self.watcher.look(self.step, self._writer)
 
     def on_train_batch_end(self, batch, logs=None):
         """Count the steps; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
@@ -349,3 +342,24 @@ class TrainingMonitor(keras.callbacks.Callback):
     def _how_to_start_again(self) -> str:
         last = checkpoints.list_checkpoints(self.folder.checkpoints)[-1:]
         return "".join(f", in a new run from its last weights: --start_from={path} --run_dir=NEW" for path in last)
+
+
+def logger_of(path: str) -> list[keras.callbacks.Callback]:
+    """Return the Keras callback that logs a run, as a list of it; empty without a path.
+
+    Args:
+        path: What makes it, by its import path, such as `my_logging.start`; modules of the working folder are found.
+
+    Raises:
+        UserError: It cannot be imported or called, or makes something else.
+    """
+    if not path:
+        return []
+    module, _, name = path.rpartition(".")
+    sys.path.append(os.getcwd())
+    # Whatever the module of a user, or a server that is not there, raises.
+    with user_errors(Exception, f"--log_to={path}: {REASON}", named=True):
+        callback = getattr(importlib.import_module(module), name)()
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise UserError(f"--log_to={path} makes a {type(callback).__name__}, not a keras.callbacks.Callback")
+    return [callback]

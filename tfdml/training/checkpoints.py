@@ -280,7 +280,6 @@ def _check_fits(path: Path, shapes: dict[str, tuple], learner: MetricLearner) ->
 # Of a resumed run: where the folder lies, and where the images, which are compared by their checksums.
 MAY_DIFFER = ("run_dir", "data_dir", "features")
 # What changes nothing of the training.
-_WATCHING = ("watch_every", "log_to")
 _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")
 
 
@@ -289,7 +288,7 @@ class RunFolder:
 
         flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  checkpoints/  embedder.keras
          tensorboard/  report/index.html
-        and, where they apply, moments.keras  text_embedder.keras  watch.json
+        and, where they apply, moments.keras  text_embedder.keras
 
     Args:
         path: The folder, a local one.
@@ -309,7 +308,6 @@ class RunFolder:
         self.moments = self.path / "moments.keras"
         self.text_embedder = self.path / "text_embedder.keras"
         self.tensorboard = self.path / "tensorboard"
-        self.watch = self.path / "watch.json"
         self.report = self.path / "report" / "index.html"
 
     def save_embedders(self, learner: MetricLearner) -> None:
@@ -372,7 +370,7 @@ class RunFolder:
     def check_same(self, asked: Experiment) -> None:
         """Raise a `UserError` where the run that is here was started with other settings than `asked`."""
         for name, old, new in self.load_experiment().differences_to(asked):
-            if name not in (*MAY_DIFFER, *_WATCHING):
+            if name not in (*MAY_DIFFER, "log_to"):
                 end = "; to end it early, add --finish" if name in ("epochs", "steps_per_epoch") else ""
                 raise UserError(f"--resume: the run was started with --{name}={old}, not {new}; leave it out{end}")
 

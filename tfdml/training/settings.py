@@ -381,7 +381,6 @@ class ModelSettings(Settings):
             trained query; or cls, a transformer's class token.
         dropout: Share of the pooled features that is left out before the projection, in training.
         batch_norm: BatchNorm of the backbone: frozen; statistics (frozen statistics, trained gamma and beta); train.
-        lora_rank: Freeze the backbone but for changes of this rank to its attention layers (LoRA); 0: all of it trains.
         mixed_precision: Dtype policy of the network.
         start_from: Start from the weights of an old run, matched by part: a run folder (its newest checkpoint), a
             checkpoint, or a .keras file.
@@ -401,7 +400,6 @@ class ModelSettings(Settings):
     pooling: str = choice("avg", choices=tuple(POOLINGS), effect=_IMAGES)
     dropout: float = choice(0.0, check=fraction)
     batch_norm: str = choice("frozen", choices=BATCH_NORM_MODES, effect=_IMAGES)
-    lora_rank: int = choice(0, check=not_negative, effect=_IMAGES)
     mixed_precision: str = choice("float32", choices=("float32", "mixed_bfloat16", "mixed_float16"))
     start_from: str = ""
 
@@ -613,8 +611,6 @@ class RunSettings(Settings):
         shard_classes: Divide the proxies of classes, and their optimizer state, among the devices: for very many
             classes. On JAX.
         checkpoint_steps: Checkpoint every this many steps, besides each epoch.
-        watch_every: Look at a batch every this many steps: gradients by part and term, how far embeddings spread,
-            alarms; 0: never.
         log_to: Log each epoch by a Keras callback too: the import path of what makes it, such as my_logging.start.
         imports: Modules of your own, with commas, that register losses, data sets and the like: see `tfdml.register`.
 
@@ -634,7 +630,6 @@ class RunSettings(Settings):
     logical_devices: int = choice(0, check=not_negative)
     shard_classes: bool = False
     checkpoint_steps: int = choice(0, check=not_negative)
-    watch_every: int = choice(100, check=not_negative)
     log_to: str = ""
     imports: str = ""
 

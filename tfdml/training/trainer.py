@@ -26,7 +26,7 @@ from tfdml.models.embedder import untrained_batch_norm
 from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints, workers
 from tfdml.training.build import build_components, calibrate, check_start, start_from, whitening
-from tfdml.training.callbacks import Interrupted, Interruption, TrainingMonitor
+from tfdml.training.callbacks import Interrupted, Interruption, TrainingMonitor, logger_of
 from tfdml.training.checkpoints import MAY_DIFFER, RunFolder
 from tfdml.training.optimizers import averaged
 from tfdml.training.results import (
@@ -38,7 +38,6 @@ from tfdml.training.results import (
     write_results,
 )
 from tfdml.training.settings import MOST_CLASSES, Experiment
-from tfdml.training.watching import logger_of
 from tfdml.version import __version__, installed
 
 
@@ -339,7 +338,6 @@ class Trainer:
 
             self.monitor.neighbors = self.processes.of_chief(search)
         sampler.update(np.array(self.monitor.neighbors), first_step)
-        self.monitor.watcher.forget_batches()
 
     def finish(self) -> TrainingRun | None:
         """Write the results, and return the run; None in a process that has nothing to do with them."""
