@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.data import load
+from tfdml.data.dataset import find_faults
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.images import FileImages
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
@@ -84,9 +85,8 @@ class Gallery:
 
         path = self._path(self.names[row])
         images = FileImages((path,))
-        size = images.size(0)
-        if size is None or size[0] * size[1] > SERVING_LIMIT:
-            raise UserError(f"{path} is missing, no image, or of more than {SERVING_LIMIT:,} pixels")
+        if faults := find_faults(images, decode=False, max_pixels=SERVING_LIMIT):
+            raise UserError(str(faults[0]))
         picture = Image.fromarray(images.picture(0))
         picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         return tf.io.encode_jpeg(np.asarray(picture), quality=85).numpy()

@@ -139,7 +139,8 @@ class EmbeddingBackend(abc.ABC):
 
     def _check_input(self, dataset: ImageDataset) -> None:
         """Refuse images where the model embeds vectors, vectors where it embeds images, and those of another size."""
-        size = dataset.images.lookup().dimension
+        source = dataset.images.lookup()
+        size = 0 if source.read else source.specs[0].shape[0]
         if size != self.dimension:
             takes, holds = (f"vectors of {d} dimensions" if d else "images" for d in (self.dimension, size))
             advice = "a head takes `features`, and behind its embedder (`stack`) images"
