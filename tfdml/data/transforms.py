@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -171,7 +170,7 @@ class EvaluationTransform:
         views = resized[..., top : top + self.image_size, left : left + self.image_size, :]
         return tf.ensure_shape(views, (*resized.shape[:-3], self.image_size, self.image_size, 3))
 
-    def place(self, size: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def place(self, size: list) -> list:
         """Return the top and left edge of the crop in a resized image of this height and width."""
         return [(edge - self.image_size) // 2 for edge in size]
 

@@ -238,7 +238,7 @@ class ViewTransform(EvaluationTransform):
     left: int = 1
     mirrored: bool = False
 
-    def place(self, size: tuple) -> list:
+    def place(self, size: list) -> list:
         """Return the top and left edge of the crop in a resized image of this height and width."""
         return [
             (edge - self.image_size) * halves // 2 for edge, halves in zip(size, (self.top, self.left), strict=True)
