@@ -131,12 +131,12 @@ def rank_mi_statistics(labels, x):
 @functools.cache
 def horde(mode):
     """HORDE on two positions of two channels, in blocks of 150 moments."""
-    objective = objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 4, 300, 3, mode, seed=1)
+    objective = objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 4, 300, 3, mode)
     objective.build({"feature_map": (None, 2, 2)})
     generator = np.random.default_rng(1)
     for weight in objective.moments.weights:
         values = generator.normal(size=weight.shape)
-        weight.assign(np.sign(values) if weight.dtype == "int8" else values)
+        weight.assign(np.sign(values) if mode == "random" and not weight.trainable else values)
     return objective
 
 

@@ -67,7 +67,7 @@ def test_images_of_a_run_are_told_from_others():
 
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize(
-    "objectives", ["rank_mi", "triplet(mining=distance_weighted) + horde(loss=am_softmax, orders=3, dim=16)"]
+    "objectives", ["rank_mi", "triplet(mining=distance_weighted) + horde(loss=contrastive, orders=3, dim=16)"]
 )
 def test_objectives_are_tried_without_a_trace(objectives):
     settings = experiment(objectives=objectives)
