@@ -285,7 +285,7 @@ KINDS = np.repeat([0, 1, 2], 15)
         (lambda: HierarchicalSampler(LABELS, KINDS, 4, 2, 3), "`classes_per_batch=4` is no multiple of `super_cla"),
         (lambda: HierarchicalSampler(LABELS, np.arange(45), 4, 2), r"15 classes lie in more than one super-class"),
         (lambda: ShuffleSampler(10, 11), "`batch_size=11`, but the data has 10 images"),
-        (lambda: PairSampler(np.zeros((25, 2)), 52), "`batch_size=52` must be a multiple of 2, up to 50"),
+        (lambda: PairSampler(np.zeros((25, 2), int), 52), "`batch_size=52` must be a multiple of 2, up to 50"),
         (lambda: Share(ShuffleSampler(100, 10), 0, 3), "10 images cannot be shared out evenly over 3 workers"),
         (lambda: check_divides(10, 4, "replicas"), r"4 replicas: make `batch_size` "),
         (lambda: Share(ShuffleSampler(100, 10), 2, 2), "worker 2 of 2: workers are numbered from 0 to 1"),
@@ -414,13 +414,10 @@ def test_samplers_take_and_refuse_labels_as_losses_do(make):
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([[0, 1], [0, -1]], r"pairs: row 1 is \[0, -1\]: give whole numbers from 0 on"),
-        ([[0, 4.7], [0, 1]], r"pairs: row 0 is \[0.0, 4.7\]"),
-        ([[0, np.nan], [0, 1]], r"pairs: row 0 is \[0.0, nan\]"),
-        ([[0, 1, 2, 3]], r"pairs must be \(G, 2\) pairs or \(G, 3\) triplets of rows of images, not int64 of shape"),
-        ([[0, 1], [2]], r"pairs must be \(G, 2\) pairs or"),
-        ([["a", "b"]], "pairs must be .* not <U1"),
-        (np.zeros((0, 2)), "up to 0, as there are 0 pairs"),
+        ([[0, 1], [0, -1]], r"pairs: row 1 is \[0, -1\], but"),
+        ([[0, 4.7], [0, 1]], r"pairs must be integers .* not float64"),
+        ([[0, 1, 2, 3]], r"pairs must be integers \(G, 2\) or \(G, 3\), .* not int64 of shape"),
+        (np.zeros((0, 2), int), "up to 0, as there are 0 pairs"),
     ],
 )
 def test_given_pairs_that_are_no_rows_are_refused(pairs, message):
@@ -440,7 +437,7 @@ def test_given_pairs_beyond_the_images_are_refused():
             ArrayBatches(x, y, whole)
         with pytest.raises(UserError, match=beyond):
             training_batches(ImageDataset(images=x, labels=y), whole, TrainTransform("none", 4, 4))
-    with pytest.raises(UserError, match=r"images: pairs: row 1 is \[2, 3\]: give whole numbers from 0 to 2"):
+    with pytest.raises(UserError, match=r"images: pairs: row 1 is \[2, 3\], but the images have the rows 0 to 2"):
         ImageDataset(images=x, labels=y, pairs=PairList([[0, 1], [2, 3]], [1, 0]))
     for similarities in (None, [1], [1, np.nan]):
         with pytest.raises(UserError, match="similar"):
