@@ -134,7 +134,7 @@ def batches_of(**settings):
         ({"sampling": "whole_classes"}, lambda d: sampling.WholeClassSampler(d.labels, 8, 7)),
         (
             {"sampling": "hierarchical(short_classes=drop)", "classes_per_batch": 3},
-            lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 3, 2, 1, 7, "proportional", "drop"),
+            lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 3, 2, 1, 7, "drop"),
         ),
     ],
 )

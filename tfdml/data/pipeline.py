@@ -18,7 +18,7 @@ from absl import logging
 from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.decoding import decode_image
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
-from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share, require_images
+from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError, check_not_negative, check_positive
 from tfdml.io.files import free_memory
@@ -60,7 +60,7 @@ def training_batches(
         (B, L). With `tokens`, in the place of images a dict of `image` and `text`.
 
     Raises:
-        UserError: A number is negative; the sampler is made for more images; the cache would
+        UserError: A number is negative; the cache would
             exceed its limit, or meets an image that cannot be decoded.
 
     Example:
@@ -69,7 +69,6 @@ def training_batches(
         >>> batches = training_batches(dataset, sampler, transform, seed=0, first_step=1000)
     """
     check_not_negative(seed=seed, first_step=first_step, num_steps=num_steps or 0)
-    require_images(sampler, len(dataset))
     if isinstance(cache, Source):
         source = cache
     else:
