@@ -63,7 +63,7 @@ class AuditFlags(DataFlags):
         resize: Without --model: as in tfdml train; 0: as --image_size.
         resize_mode: Without --model: as in tfdml train.
         pad_color: Without --model: as in tfdml train.
-        min_correlation: Of the pixels of duplicates, after alignment.
+        min_correlation: Of the details of duplicates, as pictures of 40 x 40 pixels.
         max_distance: Without images: largest cosine distance of duplicates.
         out: Folder to write: new or empty.
     """
