@@ -90,7 +90,7 @@ def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count
     pictures = np.empty((count, _SIDE, _SIDE, 3), np.uint8)
 
     def look(row: int) -> None:
-        pictures[row] = Image.fromarray(picture(row)).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+        pictures[row] = np.asarray(Image.fromarray(picture(row)).resize((_SIDE, _SIDE), Image.Resampling.BOX))
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(look, range(count)))
