@@ -59,5 +59,5 @@ def test_the_folder_of_several_seeds_is_no_model(tmp_path):
     (tmp_path / "two" / "seed_3").mkdir(parents=True)
     for path in ("flags.txt", "seed_3/embedder.keras"):
         (tmp_path / "two" / path).write_text("--dataset=glyphs")
-    status, _, errors = commands.run("embed", f"--model={tmp_path / 'two'}", f"--out={tmp_path / 'e'}", "--unfinished")
+    status, _, errors = commands.run("embed", f"--model={tmp_path / 'two'}", f"--out={tmp_path / 'e'}")
     assert (status, f"name the run of one seed, such as {tmp_path / 'two' / 'seed_3'}" in errors) == (2, True), errors

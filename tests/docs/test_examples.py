@@ -13,7 +13,7 @@ SLOW = {
     "tfdml.backbones.networks",
     "tfdml.backbones.resolver",
     "tfdml.cluster.bulk_embedding",
-    "tfdml.cluster.ray_session",
+    "tfdml.cluster",
     "tfdml.cluster.training",
     "tfdml.data.pipeline",
     "tfdml.data.policies",

@@ -23,17 +23,6 @@ PAGES = {
         "evaluation/exact/`recall` at 1, 2, 4, 8/seconds",
         "first_result/steps/together/seconds",
     ],
-    "export/README.md": [
-        "serving/load",
-        "serving_soak/requests",
-        "serving_soak/wrong answers",
-        "serving_soak/failed requests",
-        "serving_soak/median, ms",
-        "serving_soak/99th percentile, ms",
-        "serving_soak/longest, ms",
-        "serving_soak/memory",
-        "serving_load/table",
-    ],
     "docs/audit.md": [
         "audit/labels",
         "audit/identical",

@@ -14,8 +14,8 @@ from tests.data.trees import pictures
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
 from tests.training.stopping import Killed, assert_alike, finished, make_quick, signal_at, times, train_until
-from tfdml.cli.model_flags import check_ended
 from tfdml.data import NeighborSampler, PairList
+from tfdml.embeddings.backends import epochs_missing
 from tfdml.errors import UserError
 from tfdml.evaluation.views import ViewItems
 from tfdml.retrieval import confusable_classes
@@ -256,8 +256,7 @@ def test_several_steps_an_execution_train_and_resume_as_single_steps(tmp_path, m
 def test_a_run_that_is_finished_early_keeps_its_results(step, tmp_path, monkeypatch):
     folder, settings = tmp_path / "run", {"selection": "validation", "holdout_classes": 0.25}
     train_until(f"step-{step:08d}.npz", folder, checkpoint_steps=1, **settings)
-    with pytest.raises(UserError, match="has not ended: it has trained"):
-        check_ended(str(folder), unfinished=False)
+    assert epochs_missing(folder)
     with pytest.raises(UserError, match="--finish"):
         train(folder, resume=True, checkpoint_steps=1, epochs=1, **settings)
     monkeypatch.setattr(keras.Model, "fit", None)
@@ -265,7 +264,7 @@ def test_a_run_that_is_finished_early_keeps_its_results(step, tmp_path, monkeypa
     assert result["steps"] == step
     assert f"ended after {step} of {EPOCHS * STEPS} steps" in result["selection"]
     assert [record["step"] for record in runs.records(folder)] == sorted({0, STEPS, step})
-    check_ended(str(folder), unfinished=False)
+    assert not epochs_missing(folder)
     assert train(folder, resume=True, checkpoint_steps=1, **settings) == json.loads(
         (folder / "result.json").read_bytes()
     )

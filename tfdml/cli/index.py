@@ -51,9 +51,8 @@ def index(values: Flags) -> None:
         stored = read_embeddings(os.path.expanduser(flags.embeddings))
         if not stored.model:
             print(f"{flags.embeddings} states no model: it is not compared with that of the gallery")
-        with Progress() as line:
-            options = flags.prefix, flags.truncate_dim, flags.replace
-            counts = index_embeddings(gallery, stored, *options, progress=line.images)
+        options = flags.prefix, flags.truncate_dim, flags.replace
+        counts = index_embeddings(gallery, stored, *options, progress=Progress().images)
         total, dimension = len(stored), flags.truncate_dim or stored.embeddings.shape[1]
         changes = f"{counts.added:,} added, {counts.replaced:,} replaced, {counts.present:,} there already"
         print(f"{total:,} embeddings of {dimension} dimensions in {gallery.address}, {gallery.distance}: {changes}")
@@ -62,4 +61,4 @@ def index(values: Flags) -> None:
         print("searched by an approximate index" if gallery.address.effort else "searched exactly")
 
 
-COMMAND = Command("index", index, Flags(IndexFlags), __doc__, flag_of={"uri": "to"})
+COMMAND = Command("index", index, Flags(IndexFlags), __doc__, {"uri": "to"})

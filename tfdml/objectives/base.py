@@ -191,7 +191,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
         """Compute the unweighted value, a scalar."""
         available = {**representations, **self.represent(representations, training=training)}
         available.update(self.represent_labeled(available, labels, training=training))
-        return self.term(available, labels, training=training).value
+        return self.term(available, labels, training=training).value + pairwise.nan_if_no_label(labels)
 
     def term(self, representations, labels, scope: Scope = Scope(), training=False) -> Term:
         """Evaluate a batch; in training, also update what the objective keeps of the batches.
