@@ -146,10 +146,6 @@ def test_classes_of_two_folders_go_by_name_in_one_gallery(commands, two_shops):
     index = ["index", f"--to={uri}"]
     assert commands.run(*index, f"--embeddings={two_shops}/one.embeddings")[0] == 0
     # `b/0.png` of the second shop is another image than that of the first.
-    status, _, errors = commands.run(*index, f"--embeddings={two_shops}/two.embeddings")
-    assert status == 2
-    assert "3 ids of" in errors
-    assert "b/0.png: set --replace to replace these rows, or another --prefix" in errors
     status, text, _ = commands.run(*index, f"--embeddings={two_shops}/two.embeddings", "--prefix=two/")
     assert (status, "6 added, 0 replaced" in text) == (0, True)
     with connect(uri) as gallery:
