@@ -145,19 +145,6 @@ def horde_on_pairs_of_positions(mode):
     return lambda y, x: objective({"feature_map": keras.ops.reshape(x, (-1, 2, 2))}, y)
 
 
-def fit_sampled():
-    """Which proxies a step with drawn classes changes."""
-    from tests.models.networks import images, tiny_embedder, values
-
-    proxies = objectives.ProxyLoss(losses.AMSoftmaxLoss(), 30, sample=0.4)
-    learner = models.MetricLearner(tiny_embedder(), [proxies, objectives.JointRepresentationSimilarity()])
-    learner.build((None, 12, 12, 3))
-    learner.compile("sgd")
-    (before,) = values(proxies.drawn_weights)
-    learner.fit(images(0), np.array([4, 9, 4, 0, 9, 29, 4, 0]), batch_size=8, verbose=0)
-    return np.any(values(proxies.drawn_weights)[0] != before, axis=1)
-
-
 def fit_together():
     """The weights after three steps, one and then two an execution."""
     from tests.models.networks import colored_batch, tiny_embedder, values
@@ -223,7 +210,6 @@ def main(source, target):
     arrays["far|loss"] = np.asarray(losses.ContrastiveLoss()(FAR_LABELS, given["embedding"]))
     far = objectives.JointRepresentationSimilarity("embedding")({"embedding": given["embedding"]}, FAR_LABELS)
     arrays["far|jrs"] = np.asarray(far)
-    arrays["fit sampled"] = fit_sampled()
     arrays["fit together"] = fit_together()
     arrays["lost"] = lost_by_a_failing_step()
     loss = rank_mi_statistics(given["labels"], given["embedding"])

@@ -90,11 +90,6 @@ def test_what_a_recipe_sets_in_vain_is_left_out():
     assert "schedule" not in with_recipe("finetune", {"drop_epochs": "8"})
 
 
-def test_an_execution_has_the_most_steps_that_divide_an_epoch():
-    for asked, expected in ((16, 12), (5, 4), (1, 1)):
-        assert OptimizationSettings(steps_per_execution=asked).execution_steps(12) == expected
-
-
 def test_few_images_make_longer_epochs():
     settings = OptimizationSettings(epochs=12, min_steps=481)
     assert (settings.epoch_steps(11), settings.epoch_steps(200)) == (41, 200)

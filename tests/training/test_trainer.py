@@ -122,11 +122,10 @@ KINDS = {
         "schedule": "cosine",
         "warm_up_epochs": 0.5,
         "clip_norm": 1.0,
-        "ema": 0.9,
         "selection": "validation",
         "holdout_classes": 0.2,
         # Whose statistics network and its optimizer are resumed, too, and the draws of half of the classes.
-        "objectives": "contrastive + rank_mi(hidden=8, depth=1) + am_softmax(sample=0.5)",
+        "objectives": "contrastive + rank_mi(hidden=8, depth=1) + am_softmax",
         "classes_per_batch": 2,
     },
     "no labels": {
@@ -214,41 +213,6 @@ def test_a_run_of_any_kind_goes_on_where_it_was_killed(kind, tmp_path, monkeypat
         assert values[result["epoch"]] == max(values[1:])
         with pytest.raises(UserError, match="--selection_metric=triplet_accuracy: the images have no pairs for it"):
             train(tmp_path / "other", **settings | {"selection_metric": "triplet_accuracy"})
-
-
-@pytest.mark.slow
-def test_several_steps_an_execution_train_and_resume_as_single_steps(tmp_path, monkeypatch, caplog):
-    steps = EPOCHS * STEPS
-    settings = {"epochs": 1, "steps_per_epoch": steps, "checkpoint_steps": steps // 2, "watch_every": 1}
-    settings |= {"schedule": "cosine", "ema": 0.9, "dropout": 0.2, "objectives": "am_softmax + jrs"}
-    single, together, folder = tmp_path / "single", tmp_path / "together", tmp_path / "run"
-    train(single, **settings)
-    settings["steps_per_execution"] = steps - 1
-    caplog.set_level("WARNING")
-    train(together, **settings)
-    assert f"3 steps an execution, not --steps_per_execution={steps - 1}: epochs have {steps}" in caplog.text
-    assert_alike(together, single)
-    assert [sample["step"] for sample in json.loads((together / "watch.json").read_text())["samples"]] == [3]
-    settings["steps_per_execution"] = 2
-    ended = callbacks.TrainingMonitor.on_train_batch_end
-
-    def die(self, batch, logs=None):
-        if self.step == 4:  # of the last execution nothing is kept
-            raise Killed
-        ended(self, batch, logs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(callbacks.TrainingMonitor, "on_train_batch_end", die)
-        with pytest.raises(Killed):
-            train(folder, **settings)
-    train(folder, resume=True, **settings)
-    assert_alike(folder, single)
-    with monkeypatch.context() as patch:
-        signal_at(patch, 3)
-        with pytest.raises(Interrupted, match="the checkpoint of step 4 is saved"):
-            train(tmp_path / "stopped", **settings)
-    with pytest.raises(UserError, match="the run diverged at step 2: "):
-        train(tmp_path / "diverged", **settings | {"learning_rate": 1e30, "optimizer": "sgd", "schedule": "step"})
 
 
 @pytest.mark.slow

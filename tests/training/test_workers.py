@@ -128,9 +128,7 @@ def test_tf_config_says_who_trains_or_is_refused(monkeypatch, text, expected):
         TensorFlowWorkers.from_environment()
 
 
-def test_classes_are_shared_on_jax_and_workers_do_not_split_their_cpu(monkeypatch, tmp_path):
-    with pytest.raises(UserError, match="--shard_classes works in one process on JAX"):
-        runs.train(tmp_path / "run", shard_classes=True)
+def test_workers_do_not_split_their_cpu(monkeypatch, tmp_path):
     monkeypatch.setattr(trainer.workers, "join", lambda devices: TensorFlowWorkers(0, ("a:1", "b:2")))
     monkeypatch.setattr(TensorFlowWorkers, "bytes_of_chief", lambda self, read: read())
     with pytest.raises(UserError, match="--logical_devices=2 is of one process"):

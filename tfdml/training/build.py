@@ -183,14 +183,12 @@ def make_learner(
         weight_decay=experiment.weight_decay,
         epsilon=None if experiment.epsilon == -1 else experiment.epsilon,
         clip_norm=experiment.clip_norm,
-        ema=experiment.ema,
     )
     # Across replicas XLA fails to place the variables.
     several = tf.distribute.get_strategy().num_replicas_in_sync > 1
     learner.compile(
         optimizer=optimizer,
         jit_compile=False if several else "auto",
-        steps_per_execution=experiment.execution_steps(steps_per_epoch),
     )
     return learner
 
@@ -229,7 +227,6 @@ def _try_objectives(learner: MetricLearner, labels: np.ndarray) -> None:
     with keras.StatelessScope():
         for objective in learner.objectives:
             representations.update(objective.represent(representations, training=True))
-            representations.update(objective.represent_labeled(representations, labels, training=True))
             objective.term(representations, labels)
 
 
@@ -290,7 +287,7 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     backbones.check(call.name, experiment.weights, **call.arguments)
     check_objectives(experiment.objectives)
     train_view, evaluation_view = make_transforms(experiment)
-    strategy = workers.make_strategy(experiment.logical_devices, processes, experiment.shard_classes)
+    strategy = workers.make_strategy(experiment.logical_devices, processes)
 
     splits = load_splits(experiment, experiment.seed)
     if experiment.selection == "validation" and splits.validation is not None and splits.validation.num_classes < 2:

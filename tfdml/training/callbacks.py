@@ -1,7 +1,6 @@
 """What happens around the steps of `fit`: evaluation, records, checkpoints, the halt of a run, and signals to it.
 
-A signal asks a run to stop: it stops at the end of an execution, of one step or several, with a checkpoint; a second
-one ends it at once.
+A signal asks a run to stop: it stops at the end of the step, with a checkpoint; a second one ends it at once.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import flat, write_lines
 from tfdml.training import checkpoints
 from tfdml.training.build import Components
-from tfdml.training.optimizers import averaged
 from tfdml.training.results import Evaluator, selected_epoch
 from tfdml.training.workers import Processes
 
@@ -140,7 +138,7 @@ class TrainingMonitor(keras.callbacks.Callback):
     Args:
         parts: The objects of the run. Its chief alone writes, and a signal to one process is one to all.
         evaluator: Measures the embedder before training and after epochs.
-        interruption: Asked after each execution whether the run is to stop; within `fit` it should be deferred.
+        interruption: Asked after each step whether the run is to stop; within `fit` it should be deferred.
         saved: Called after every checkpoint, in each process.
     """
 
@@ -153,7 +151,6 @@ class TrainingMonitor(keras.callbacks.Callback):
     ):
         super().__init__()
         self.folder, self.steps_per_epoch = parts.folder, parts.steps_per_epoch
-        self.steps_per_execution = parts.learner.steps_per_execution
         self._parts, self._evaluator, self._interruption, self._saved = parts, evaluator, interruption, saved
         self._processes, self._experiment = parts.processes, parts.experiment
         self.records: list[dict[str, Any]] = []
@@ -222,16 +219,15 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Count the steps; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
-        before = self.step
-        self.step += self.steps_per_execution
-        self._steps_here += self.steps_per_execution
-        if self._steps_here == self.steps_per_execution:
+        self.step += 1
+        self._steps_here += 1
+        if self._steps_here == 1:
             self._compiled = time.perf_counter()
             self._next_line = self._next_line or self._compiled + _FIRST_LINE
         self._check_finite(logs or {})
         self._interruption.agree(self._processes)
         every = self._experiment.checkpoint_steps
-        due = every and self.step % self.steps_per_epoch and self.step // every > before // every
+        due = every and self.step % self.steps_per_epoch and self.step % every == 0
         if due or self._interruption.received is not None:
             self.checkpoint()
         self._interruption.check()
@@ -255,13 +251,11 @@ class TrainingMonitor(keras.callbacks.Callback):
             record["images_per_second"] = images / (now - self._compiled)
         record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         self.checkpoint()  # a run that is killed while it measures closes this epoch when it is resumed
-        with averaged(self.model):
-            record.update(self._evaluator.each_epoch(self.model, epoch + 1))
+        record.update(self._evaluator.each_epoch(self.model, epoch + 1))
         self._record(record)
         if self._experiment.log_to:  # the line of the epoch would repeat every term
             shared.update(flat(record))
-        with averaged(self.model):
-            self._keep_embedder()
+        self._keep_embedder()
         self.checkpoint()
         self._closings.append(time.perf_counter() - now)
         self._stop_if_asked()
@@ -275,8 +269,8 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     @property
     def _steps_timed(self) -> int:
-        """The steps of this epoch without the first execution, which compiles."""
-        return max(self._steps_here - self.steps_per_execution, 0)
+        """The steps of this epoch without the first, which compiles."""
+        return max(self._steps_here - 1, 0)
 
     def checkpoint(self) -> None:
         """Write a checkpoint of this moment.

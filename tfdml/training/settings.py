@@ -431,25 +431,21 @@ class OptimizationSettings(Settings):
         epochs: Number of epochs.
         steps_per_epoch: Steps per epoch; 0: one pass over the training images.
         min_steps: Least steps of the run: where one pass over few images an epoch is less, epochs are longer.
-        optimizer: Optimizer. pytorch_adam and the like follow PyTorch's formulas, the others those of Keras, TensorFlow
-            and Caffe. They differ in where epsilon is added (adam, adamw), and in momentum when the rate drops (sgd).
+        optimizer: Optimizer. pytorch_adam and pytorch_adamw follow PyTorch's formulas, the others those of Keras. They
+            differ in where epsilon is added.
         learning_rate: Base learning rate.
         backbone_rate: Learning rate of the backbone; -1: the base rate, 0: it does not train.
         projection_rate: Learning rate of the projection; -1: the base rate.
         objective_rate: Learning rate of the objectives' own weights; -1: the base rate.
-        schedule: How the rates fall: in steps, by --drop_epochs, or along half a cosine or a line to 0 at the end.
-        warm_up_epochs: Epochs, or a part of one, in which the rates rise evenly.
+        schedule: How the rates fall: in steps, by --drop_epochs, or along half a cosine to 0 at the end.
+        warm_up_epochs: Epochs, or a part of one, in which the rates of a cosine rise evenly.
         drop_epochs: Epochs after which every rate drops, e.g. '8' or '20,40'.
         drop_factor: What each drop multiplies the rates by.
-        weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw, lion and muon.
-        epsilon: Adam's, RMSprop's and Muon's epsilon; -1: the default of 1e-7, of pytorch_adam and pytorch_adamw 1e-8.
+        weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw.
+        epsilon: Adam's epsilon; -1: the default of 1e-7, of pytorch_adam and pytorch_adamw 1e-8.
         clip_norm: Largest norm of the gradient; 0: no clipping.
-        ema: Which share of its old value the running average of each weight keeps in a step, e.g. 0.999: the averages
-            are evaluated and kept. 0: none.
         gradient_cache: Keep the activations of this many images of the batch (of each device) at a time: batches beyond
             the memory, for one more pass forward; 0: of all at once.
-        steps_per_execution: Run this many steps between two returns to Python, for the same result; of an epoch that is
-            no multiple of it, the most below it that divides the epoch. Alarms, checkpoints and signals wait for them.
 
     Raises:
         UserError: A value is out of range, or text cannot be read.
@@ -469,19 +465,17 @@ class OptimizationSettings(Settings):
     projection_rate: float = choice(-1.0, check=_rate)
     objective_rate: float = choice(-1.0, check=_rate)
     schedule: str = choice("step", choices=SCHEDULES)
-    warm_up_epochs: float = choice(0.0, check=not_negative)
+    warm_up_epochs: float = choice(0.0, check=not_negative, effect=needs("schedule", "cosine"))
     drop_epochs: str = choice("", effect=_DROPS_IN_TIME)
     drop_factor: float = choice(0.1, check=positive, effect=both(needs("schedule", "step"), needs("drop_epochs")))
     weight_decay: float = choice(0.0, check=not_negative)
     epsilon: float = choice(
         -1.0,
         check=lambda value: value == -1 or value > 0,
-        effect=needs("optimizer", *(name for name in OPTIMIZERS if name not in ("sgd", "pytorch_sgd", "lion"))),
+        effect=needs("optimizer", *(name for name in OPTIMIZERS if name != "sgd")),
     )
     clip_norm: float = choice(0.0, check=not_negative)
-    ema: float = choice(0.0, check=fraction)
     gradient_cache: int = choice(0, check=not_negative)
-    steps_per_execution: int = choice(1, check=positive)
 
     def __post_init__(self):
         super().__post_init__()
@@ -501,17 +495,6 @@ class OptimizationSettings(Settings):
             40
         """
         return self.steps_per_epoch or max(one_pass, -(-self.min_steps // max(self.epochs, 1)))
-
-    def execution_steps(self, steps_per_epoch: int) -> int:
-        """Return the steps between two returns to Python: the most that divide an epoch.
-
-        Example:
-            >>> OptimizationSettings(steps_per_execution=16).execution_steps(12)
-            12
-        """
-        # An execution that went beyond the end of an epoch would train steps that nobody asked for.
-        most = min(self.steps_per_execution, steps_per_epoch)
-        return next(steps for steps in range(most, 0, -1) if steps_per_epoch % steps == 0)
 
     def drop_steps(self, steps_per_epoch: int) -> list[int]:
         """Return the steps at which the rates drop."""
@@ -608,8 +591,6 @@ class RunSettings(Settings):
         deterministic: On a CPU, run one operation at a time (each on all cores), so that the same run gives the same
             bits. Without it training is up to a fifth faster. On JAX a CPU gives the same bits either way.
         logical_devices: Split the CPU into this many logical devices and train on all; 0: the GPUs there are.
-        shard_classes: Divide the proxies of classes, and their optimizer state, among the devices: for very many
-            classes. On JAX.
         checkpoint_steps: Checkpoint every this many steps, besides each epoch.
         log_to: Log each epoch by a Keras callback too: the import path of what makes it, such as my_logging.start.
         imports: Modules of your own, with commas, that register losses, data sets and the like: see `tfdml.register`.
@@ -628,7 +609,6 @@ class RunSettings(Settings):
     folds: int = choice(0, check=lambda value: value == 0 or value >= 2)
     deterministic: bool = True
     logical_devices: int = choice(0, check=not_negative)
-    shard_classes: bool = False
     checkpoint_steps: int = choice(0, check=not_negative)
     log_to: str = ""
     imports: str = ""

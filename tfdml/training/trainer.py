@@ -28,7 +28,6 @@ from tfdml.training import checkpoints, workers
 from tfdml.training.build import build_components, calibrate, check_start, start_from, whitening
 from tfdml.training.callbacks import Interrupted, Interruption, TrainingMonitor, logger_of
 from tfdml.training.checkpoints import MAY_DIFFER, RunFolder
-from tfdml.training.optimizers import averaged
 from tfdml.training.results import (
     Evaluator,
     TrainingRun,
@@ -232,9 +231,6 @@ class Trainer:
         for warning in selection_warnings(experiment.selection, self.splits.validation):
             logging.warning("%s", warning)
         logging.info("%s", parts.cache.reason)
-        if (together := self.learner.steps_per_execution) < experiment.steps_per_execution:
-            asked = f"--steps_per_execution={experiment.steps_per_execution}"
-            logging.warning("%d steps an execution, not %s: epochs have %d", together, asked, parts.steps_per_epoch)
         self.evaluator = Evaluator(experiment, self.splits, parts.cache.kept, processes)
         self.monitor = TrainingMonitor(parts, self.evaluator, interruption, saved)
 
@@ -346,7 +342,7 @@ class Trainer:
             return None
         self.evaluator.processes = left
         seconds = time.perf_counter() - self.started
-        with self._naming_bad_images(), averaged(self.learner):
+        with self._naming_bad_images():
             planned = self.experiment.epochs * self.parts.steps_per_epoch
             run = write_results(self.learner, self.evaluator, self.monitor.state(), seconds, planned)
         # The others wait for the chief. It needs none of them any more.
