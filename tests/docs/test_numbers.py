@@ -45,10 +45,6 @@ PAGES = {
         "first_result/installed/all/MB",
         "first_result/installed/tensorflow/MB",
     ],
-    "docs/large_batches.md": [
-        "classes/steps",
-        "sampled/sampled",
-    ],
     "docs/labels.md": [
         "label_noise/table",
     ],

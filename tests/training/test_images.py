@@ -167,28 +167,6 @@ def test_a_batch_has_20_classes_or_all_where_there_are_fewer(classes, expected):
     assert (len(batch), len(set(labels[batch]))) == (2 * expected, expected)
 
 
-def test_splits_without_labels_have_each_image_twice_where_nothing_else_is_the_same(tmp_path):
-    pictures(tmp_path, [f"train/{number:02}.jpg" for number in range(20)])
-    pictures(tmp_path, [f"test/{kind}/{number}.jpg" for kind in "ab" for number in range(3)])
-    settings = DataSettings(
-        dataset="folder", data_dir=str(tmp_path), sampling="two_views", batch_size=8, holdout_classes=0.25
-    )
-    splits = load_splits(settings, seed=3)
-    assert (len(splits.train), splits.train.num_classes, len(splits.test)) == (15, 15, 6)
-    assert splits.two_views == ("validation",)
-    assert splits.validation.names[::2] == splits.validation.names[1::2]
-    assert (splits.validation.labels[::2] == splits.validation.labels[1::2]).all()
-    assert (len(splits.validation), splits.validation.num_classes) == (10, 5)
-    assert not set(splits.validation.names) & set(splits.train.names)
-    assert make_sampler(settings, splits.train, seed=3).steps_per_epoch == 3
-    flat = dataclasses.replace(settings, data_dir=str(tmp_path / "train"), dataset_options="test_fraction=0.2")
-    assert load_splits(flat, seed=3).two_views == ("validation", "test")
-    # With labels, each image of a class of its own cannot be measured.
-    with_labels = load_splits(dataclasses.replace(flat, sampling="class_balanced"), seed=3)
-    with pytest.raises(UserError, match="no query shares its class with another image"):
-        memory.check_measurable(with_labels, (1,))
-
-
 def with_texts(tmp_path, *rows, columns="path,split,text"):
     """The settings of a run on a list with texts."""
     pictures(tmp_path, [f"{name}.jpg" for name in "abcde"])

@@ -41,7 +41,7 @@ def test_an_experiment_has_the_settings_of_the_stages_and_its_flag_file_makes_it
         (DataSettings, {"sampling": "neighbors(often=2)"}, "there is no option 'often', only every, anchor_classes"),
         (DataSettings, {"augmentation": "random_resized_crop(min_scale=0)"}, "min_scale must be above 0 and at most 1"),
         (DataSettings, {"holdout_sampling": "random(part=-1)"}, "--holdout_sampling: part must be"),
-        (OptimizationSettings, {"optimizer": "adamm"}, "--optimizer=adamm: must be one of adam, adamw, sgd, rmsprop"),
+        (OptimizationSettings, {"optimizer": "adamm"}, "--optimizer=adamm: must be one of adam, adamw, sgd, pytorch"),
         (OptimizationSettings, {"epochs": 4, "warm_up_epochs": 4.0}, "--warm_up_epochs=4 leaves none of --epochs=4"),
         (EvaluationSettings, {"ks": "2", "selection": "test", "selection_metric": "recall@1"}, "add 1 to --ks=2"),
         (EvaluationSettings, {"selection_metric": "map@q"}, "--selection_metric=map@q: unknown metric 'map@q'"),

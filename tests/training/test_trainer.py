@@ -19,7 +19,7 @@ from tfdml.embeddings.backends import epochs_missing
 from tfdml.errors import UserError
 from tfdml.evaluation.views import ViewItems
 from tfdml.retrieval import confusable_classes
-from tfdml.training import RunFolder, build, callbacks, checkpoints, trainer
+from tfdml.training import build, callbacks, checkpoints
 from tfdml.training.callbacks import SIGNALS, Interrupted
 from tfdml.training.images import load_splits
 from tfdml.training.results import Evaluator
@@ -128,16 +128,6 @@ KINDS = {
         "objectives": "contrastive + rank_mi(hidden=8, depth=1) + am_softmax",
         "classes_per_batch": 2,
     },
-    "no labels": {
-        "dataset": "folder",
-        "dataset_options": "test_fraction=0.2",
-        "holdout_classes": 0.25,
-        "augmentation": "random_resized_crop",
-        "sampling": "two_views",
-        "batch_size": 8,
-        "objectives": "nt_xent + vicreg",
-        "selection": "validation",
-    },
     "head": {"head": "whitened", "holdout_classes": 0.3, "selection": "validation", "ks": "1,2"},
     "pairs": {
         "sampling": "pairs",
@@ -215,25 +205,6 @@ def test_a_run_of_any_kind_goes_on_where_it_was_killed(kind, tmp_path, monkeypat
             train(tmp_path / "other", **settings | {"selection_metric": "triplet_accuracy"})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [STEPS, STEPS + 1])
-def test_a_run_that_is_finished_early_keeps_its_results(step, tmp_path, monkeypatch):
-    folder, settings = tmp_path / "run", {"selection": "validation", "holdout_classes": 0.25}
-    train_until(f"step-{step:08d}.npz", folder, checkpoint_steps=1, **settings)
-    assert epochs_missing(folder)
-    with pytest.raises(UserError, match="--finish"):
-        train(folder, resume=True, checkpoint_steps=1, epochs=1, **settings)
-    monkeypatch.setattr(keras.Model, "fit", None)
-    result = train(folder, resume=True, finish=True, checkpoint_steps=1, **settings)
-    assert result["steps"] == step
-    assert f"ended after {step} of {EPOCHS * STEPS} steps" in result["selection"]
-    assert [record["step"] for record in runs.records(folder)] == sorted({0, STEPS, step})
-    assert not epochs_missing(folder)
-    assert train(folder, resume=True, checkpoint_steps=1, **settings) == json.loads(
-        (folder / "result.json").read_bytes()
-    )
-
-
 def test_a_run_says_how_far_it_is_and_what_it_does(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(callbacks, "_FIRST_LINE", 0)
     monkeypatch.setattr(callbacks, "_NEXT_LINE", 0)
@@ -244,24 +215,6 @@ def test_a_run_says_how_far_it_is_and_what_it_does(tmp_path, monkeypatch, caplog
     )
     assert lines == [("2", "1"), ("3", "1"), ("5", "2"), ("6", "2")]
     assert "images of unseen classes" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_final_model_has_the_steps_of_the_selected_epoch_and_all_classes(tmp_path, monkeypatch):
-    measured = train(tmp_path / "measured", selection="validation", holdout_classes=0.25)
-    settings = RunFolder(tmp_path / "measured").final_settings()
-    assert (settings["epochs"], settings["steps_per_epoch"]) == (measured["epoch"], STEPS)
-    final = trainer.Experiment(**{**settings, "run_dir": str(tmp_path / "final")})
-    splits = dataclasses.replace(
-        runs.SPLITS, train=runs.SPLITS.train.join(runs.SPLITS.test).contiguous(), test=None, validation=None
-    )
-    monkeypatch.setattr(build, "load_splits", lambda *arguments: splits)
-    result = trainer.train(final).result
-    assert (result["metrics"], result["steps"]) == ({}, measured["epoch"] * STEPS)
-    assert f"all {splits.train.num_classes} classes" in result["protocol"]
-    assert str(tmp_path / "measured") in result["protocol"]
-    with pytest.raises(UserError, match="has not ended"):
-        RunFolder(tmp_path / "no").final_settings()
 
 
 def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path):

@@ -278,7 +278,7 @@ def classes_trained_on(train: ImageDataset, name: str, model: str) -> ImageDatas
     if not (Path(model) / "flags.txt").is_file():
         return train
     experiment = RunFolder(model).load_experiment()
-    if experiment.data_name != name or experiment.sampling_call().name == "two_views":
+    if experiment.data_name != name:
         return train
     return split_training_classes(train, *experiment.held_out(experiment.seed))[0]
 

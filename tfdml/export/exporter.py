@@ -449,7 +449,7 @@ def export_run(
     """
     embedder, experiment = load_run(run_dir, moments, data_dir, stack_on)
     splits = load_splits(experiment, experiment.seed)
-    train, test = splits.train, splits.test or splits.train
+    train, test = splits.train, splits.test
     about = _about(stack_on or run_dir, experiment, moments)
     parts = {"train": train, "test": splits.test}
     about["data"] |= {name: {"images": len(of), "classes": of.num_classes} for name, of in parts.items() if of}

@@ -30,9 +30,8 @@ class Run:
         name: What a report calls it.
         result: What `result.json` holds: `metrics` as `evaluate_retrieval` gives them, fractions, with `intervals` of
             `confidence_intervals` among them or next to them; if measured, `metrics_before` the training,
-            `metrics_moments` of a `MomentEmbedder`, `metrics_orders` by order of HORDE's moments; among the metrics
-            or next to them `generalization` as `evaluate_generalization` gives it; `dataset`, `protocol` and
-            `selection` in words.
+            `metrics_moments` of a `MomentEmbedder`; among the metrics or next to them `generalization` as
+            `evaluate_generalization` gives it; `dataset`, `protocol` and `selection` in words.
         history: One mapping per epoch, what `metrics.jsonl` holds: `epoch`, metrics of unseen classes as `test`, and
             what `fit` reports as `train`; empty where there is no such file.
         flags: Its flags by name; empty where there is no `flags.txt`.
@@ -211,16 +210,6 @@ def metric_interval(key: str, ends: tuple[float, float] | None) -> str:
         '55.1 – 59.7'
     """
     return "–" if ends is None else " – ".join(metric_value(key, end) for end in ends)
-
-
-def order_name(order: str) -> str:
-    """Return what to call one of HORDE's orders of moments in print.
-
-    Example:
-        >>> order_name("1"), order_name("3"), order_name("all")
-        ('1, the embedding', 'order 3', 'all, side by side')
-    """
-    return {"1": "1, the embedding", "all": "all, side by side"}.get(order, f"order {order}")
 
 
 def setting_text(value: Any) -> str:

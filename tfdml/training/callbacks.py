@@ -181,18 +181,14 @@ class TrainingMonitor(keras.callbacks.Callback):
         """Return what a run that continues from here needs besides the model."""
         return checkpoints.TrainingState(self.step, self.records, self.neighbors, self.selected)
 
-    def close_epoch(self, within: bool = False) -> None:
-        """Measure and record an epoch whose last step was made before the run was stopped, if there is one.
-
-        Args:
-            within: Also one within which the run was stopped.
-        """
+    def close_epoch(self) -> None:
+        """Measure and record an epoch whose last step was made before the run was stopped, if there is one."""
         begun = bool(self.records) and self.step > self.records[-1]["step"]
-        if not begun or (self.step % self.steps_per_epoch and not within):
+        if not begun or self.step % self.steps_per_epoch:
             return
         self._epoch_started = time.perf_counter()
         self.on_train_begin()
-        self.on_epoch_end((self.step - 1) // self.steps_per_epoch, self.model.get_metrics_result())
+        self.on_epoch_end(self.step // self.steps_per_epoch - 1, self.model.get_metrics_result())
         self.on_train_end()
 
     # Keras's hooks

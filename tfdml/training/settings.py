@@ -159,7 +159,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "neighbors": {"every": 1, "anchor_classes": 4, "skip_top": 0, "relative_margin": None, "short_classes": "repeat"},
     "whole_classes": {},
     "shuffle": {},
-    "two_views": {},
     "pairs": {},
     "texts": {},
 }
@@ -251,10 +250,7 @@ class DataSettings(Settings):
         dataset_options: Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.
         bad_images: What to do with files that are no readable images; skip decodes every image first.
         drop: A CSV file of tfdml audit, maybe edited: training images whose action is drop are left out.
-        final_of: Train the final model of this run: with its settings, and as many steps as it had until its selected
-            epoch, on all classes, of which none is left to measure it on.
-        holdout_classes: Share of the training classes that is held out, as validation classes; for two_views, of the
-            images.
+        holdout_classes: Share of the training classes that is held out, as validation classes.
         holdout_sampling: How --holdout_classes are drawn: all alike (random), or one of each of as many groups of
             classes of about the same size (stratified). --folds sets part=N of either: which of the disjoint parts of
             the training classes is held out, from 1 on (part=0: any classes).
@@ -273,11 +269,10 @@ class DataSettings(Settings):
         sampling: What a batch is: P classes x K images; the same from hierarchical(super_classes=1,
             weights=proportional), or of classes that the embedder confuses: neighbors(every=1, anchor_classes=4,
             skip_top=0, relative_margin=none), each with short_classes=repeat or drop, for those of fewer than K images;
-            whole_classes; a plain shuffle; two_views of each image, without labels; given pairs; or texts, all
-            different.
+            whole_classes; a plain shuffle; given pairs; or texts, all different.
         classes_per_batch: P; 0: 20, or all where there are fewer.
         images_per_class: K, the images of each class in a batch.
-        batch_size: Images per batch, over all replicas, without P and K; for two_views, the views: two of each image.
+        batch_size: Images per batch, over all replicas, without P and K.
 
     Raises:
         UserError: A value is out of range, or two do not go together.
@@ -294,7 +289,6 @@ class DataSettings(Settings):
     dataset_options: str = ""
     bad_images: str = choice("error", choices=("error", "skip"), effect=_IMAGES)
     drop: str = ""
-    final_of: str = ""
     holdout_classes: float = choice(0.0, check=fraction)
     holdout_sampling: str = choice("random", effect=_HELD_OUT)
     cache: str = choice("auto", choices=("auto", "true", "false"), effect=_IMAGES)
@@ -312,17 +306,15 @@ class DataSettings(Settings):
     sampling: str = "class_balanced"
     classes_per_batch: int = choice(0, check=not_negative, effect=_BY_CLASS)
     images_per_class: int = choice(5, check=positive, effect=_BY_CLASS)
-    batch_size: int = choice(
-        100, check=positive, effect=_samples("shuffle", "whole_classes", "two_views", "pairs", "texts")
-    )
+    batch_size: int = choice(100, check=positive, effect=_samples("shuffle", "whole_classes", "pairs", "texts"))
 
     def __post_init__(self):
         super().__post_init__()
         if self.resize < self.image_size and self.augmentation_call().name in ("random_crop", "none"):
             raise UserError(f"--resize={self.resize} is smaller than --image_size={self.image_size}")
         as_color(self.pad_color)
-        if self.features and (self.policy.strip() or self.sampling_call().name == "two_views"):
-            raise UserError("--policy and --sampling=two_views change images, and --features are vectors")
+        if self.features and self.policy.strip():
+            raise UserError("--policy changes images, and --features are vectors")
         self.data_options(), self.augmentation_call(), self.sampling_call(), self.held_out(0)
         if self.text_backbone and bool(self.features) != (self.text_call().name == "vectors"):
             raise UserError(f"--text_backbone={self.text_backbone}: stored vectors of texts go with --features alone")
