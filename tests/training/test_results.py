@@ -1,6 +1,5 @@
 """Which epoch is selected, what is kept for it, and what is measured by whom."""
 
-import dataclasses
 import types
 
 import keras
@@ -9,8 +8,7 @@ import pytest
 
 from tests.training import runs
 from tests.training.runs import noise
-from tfdml.errors import UserError
-from tfdml.training.images import Splits, check_measurable
+from tfdml.training.images import Splits
 from tfdml.training.results import Evaluator, selected_epoch
 from tfdml.training.workers import Processes
 
@@ -45,14 +43,6 @@ def test_of_equal_epochs_the_last_is_selected_once_the_rate_has_decayed(rates, e
     # An epoch that was not measured is never equal to the best.
     del records[4]["validation"]["map@r"]
     assert selected_epoch(records, "validation") == min(expected, 3)
-
-
-def test_queries_are_counted_against_their_gallery():
-    split = dataclasses.replace(noise("test", 2, 0), is_query=np.arange(8) % 4 > 0)
-    splits = Splits(noise("train", 2, 0), None, split)
-    check_measurable(splits, (1, 2))
-    with pytest.raises(UserError, match="compared with 2"):
-        check_measurable(splits, (4,))
 
 
 def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):

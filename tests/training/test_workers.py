@@ -98,9 +98,9 @@ def test_workers_of_other_settings_or_versions_are_refused(monkeypatch, tmp_path
             trainer._check_alike(runs.experiment(tmp_path / "other", **changes), other)
 
     compare()
-    with pytest.raises(UserError, match=r"--seed=7 on worker 1 and 0 on worker 0: use the same"):
+    with pytest.raises(UserError, match="the same flags and versions: seed was 0 and is now 7"):
         compare(seed=7)
-    with pytest.raises(UserError, match=r"tfdml 0\.0 on worker 1 and .* on worker 0: install the same version"):
+    with pytest.raises(UserError, match="the same flags and versions: tfdml was"):
         compare(__version__="0.0")
 
 

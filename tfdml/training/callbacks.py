@@ -28,7 +28,7 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import flat, write_lines
 from tfdml.training import checkpoints
 from tfdml.training.build import Components
-from tfdml.training.results import Evaluator, selected_epoch
+from tfdml.training.results import Evaluator, check_selection, selected_epoch
 from tfdml.training.workers import Processes
 
 # Windows has no SIGHUP.
@@ -200,6 +200,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         if not self.records:
             now = time.perf_counter()
             self._record({"epoch": 0, "step": 0, **self._evaluator.each_epoch(self.model, 0)})
+            selection, metric = self._experiment.selection, self._experiment.selection_metric
+            self._processes.of_chief(lambda: check_selection(self.records[0], selection, metric))
             self.checkpoint()
             self._closings.append(time.perf_counter() - now)
             self._stop_if_asked()

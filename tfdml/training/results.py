@@ -15,6 +15,7 @@ from absl import logging
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, own_threads
 from tfdml.embeddings.compute import slices
+from tfdml.errors import UserError
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, embed, evaluate_dataset, student_interval
 from tfdml.evaluation.metrics import ks_within
 from tfdml.evaluation.relevance import images_to_search
@@ -61,6 +62,21 @@ def selected_epoch(records: Records, selection: str, metric: str = "map@r") -> i
         if value > best or (value == best >= 0 and rate < highest_rate):
             best, chosen = value, record["epoch"]
     return chosen
+
+
+def check_selection(record: Mapping[str, Any], selection: str, metric: str) -> None:
+    """Refuse a selection by a metric that its split does not have.
+
+    Args:
+        record: What was measured before training.
+        selection: As in `selected_epoch`.
+        metric: As in `selected_epoch`.
+
+    Raises:
+        UserError: The metric was not measured.
+    """
+    if selection != "last" and _value(record[selection], metric, -1.0) < 0:
+        raise UserError(f"--selection_metric={metric}: the {selection} images have {', '.join(record[selection])}")
 
 
 def _value(metrics: Mapping[str, Any], metric: str, default: float) -> float:

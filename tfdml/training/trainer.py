@@ -208,8 +208,7 @@ class Trainer:
         self.experiment, self.processes, self.interruption = experiment, processes, interruption
         self.parts = parts = build_components(experiment, processes)
         self.learner, self.splits, self.folder = parts.learner, parts.splits, parts.folder
-        logging.info("%s", parts.cache.reason)
-        self.evaluator = Evaluator(experiment, self.splits, parts.cache.kept, processes)
+        self.evaluator = Evaluator(experiment, self.splits, parts.keeps_images, processes)
         self.monitor = TrainingMonitor(parts, self.evaluator, interruption, saved)
 
     def load_initial_weights(self) -> None:
@@ -249,7 +248,7 @@ class Trainer:
         with self._naming_bad_images(), self.interruption.deferred():
             monitor.close_epoch()
             left = monitor.step < self.experiment.epochs * steps
-            images = decoded_source(self.splits.train, view, CACHE_LIMIT_MB) if parts.cache.kept and left else False
+            images = decoded_source(self.splits.train, view, CACHE_LIMIT_MB) if parts.keeps_images and left else False
             share = Share(parts.sampler, self.processes.index, self.processes.count)
             for first, last in self._spans():
                 if isinstance(parts.sampler, NeighborSampler) and first < last:
