@@ -15,7 +15,6 @@ from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
 from tests.training.stopping import Killed, assert_alike, finished, make_quick, signal_at, times, train_until
 from tfdml.data import NeighborSampler, PairList
-from tfdml.embeddings.backends import epochs_missing
 from tfdml.errors import UserError
 from tfdml.evaluation.views import ViewItems
 from tfdml.retrieval import confusable_classes
