@@ -112,12 +112,6 @@ LEARNERS = {
             objectives.HighOrderMomentLoss(losses.ContrastiveLoss(1.3, "euclidean"), 4, 300, reduce_to=4, weight=0.5),
         ]
     ),
-    "horde random": lambda: learner(
-        [objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 3, 8, mode="random")]
-    ),
-    "horde classes": lambda: learner(
-        [objectives.HighOrderMomentLoss(losses.AMSoftmaxLoss(), 3, 8, mode="independent", num_classes=3, weight=0.1)]
-    ),
     "energy": lambda: learner(
         [
             losses.ContrastiveLoss(1.3, "euclidean"),

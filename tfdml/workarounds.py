@@ -131,39 +131,6 @@ class SeveralWorkersModel(keras.Model):
         return tree.map_structure(lambda value: ops.reshape(value, (-1,)), metrics) if _several(self) else metrics
 
 
-def multi_worker_strategy() -> Any:
-    """Make a `tf.distribute.MultiWorkerMirroredStrategy` by TF_CONFIG, before TensorFlow does anything else.
-
-    TensorFlow 2.21: the first values of a variable are those of worker 0, and integers of less than 32 bits, as
-    moments' random projections are, cannot be sent. Here they are sent as int32.
-
-    Example:
-        >>> strategy = multi_worker_strategy()  # doctest: +SKIP
-        >>> with strategy.scope():  # doctest: +SKIP
-        ...     learner = MetricLearner(embedder, objectives)
-    """
-    import tensorflow as tf
-
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    sent = strategy.extended._get_variable_creator_initial_value
-
-    def first_value(replica_id, device, primary_var, **options):
-        dtype = tf.as_dtype(options.get("dtype") or "float32")
-        if replica_id or not dtype.is_integer or dtype.size >= 4:
-            return sent(replica_id=replica_id, device=device, primary_var=primary_var, **options)
-        given = options["initial_value"]
-
-        def wide():
-            return tf.cast(given() if callable(given) else given, "int32")
-
-        options.update(initial_value=wide, dtype=tf.int32)
-        receive = sent(replica_id=replica_id, device=device, primary_var=primary_var, **options)
-        return lambda: tf.cast(receive(), dtype)
-
-    strategy.extended._get_variable_creator_initial_value = first_value
-    return strategy
-
-
 def _several(model: Any) -> bool:
     """Whether the model's strategy has workers in other processes."""
     if keras.backend.backend() != "tensorflow":

@@ -224,7 +224,7 @@ def test_triplets_are_counted_and_given_pairs_are_checked():
     triplets = rng.permuted(np.tile(np.arange(20), (30, 1)), axis=1)[:, :3]
     nearer = [np.linalg.norm(x[a] - x[p]) < np.linalg.norm(x[a] - x[n]) for a, p, n in triplets]
     assert evaluate_pairs(x, PairList(triplets))["triplet_accuracy"] == np.mean(nearer)
-    with pytest.raises(UserError, match=r"row 0 is .*give whole numbers from 0 to 9, the rows of the images"):
+    with pytest.raises(UserError, match=r"row 0 is .*the images have the rows 0 to 9"):
         evaluate_pairs(x[:10], PairList(rows[::-1], np.ones(10)))
     with pytest.raises(UserError, match="0 pairs, of which 0 are similar, are too few to measure"):
         evaluate_pairs(x, PairList(rows[:0], []))

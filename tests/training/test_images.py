@@ -66,7 +66,7 @@ def test_images_of_a_run_are_told_from_others():
 
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize(
-    "objectives", ["rank_mi", "triplet(mining=distance_weighted) + horde(loss=am_softmax, orders=3, dim=16)"]
+    "objectives", ["rank_mi", "triplet(mining=distance_weighted) + horde(loss=contrastive, orders=3, dim=16)"]
 )
 def test_objectives_are_tried_without_a_trace(objectives):
     settings = experiment(objectives=objectives)
@@ -133,7 +133,7 @@ def batches_of(**settings):
         ({"sampling": "whole_classes"}, lambda d: sampling.WholeClassSampler(d.labels, 8, 7)),
         (
             {"sampling": "hierarchical(short_classes=drop)", "classes_per_batch": 3},
-            lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 3, 2, 1, 7, "proportional", "drop"),
+            lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 3, 2, 1, 7, "drop"),
         ),
     ],
 )

@@ -49,7 +49,7 @@ class AuditFlags(DataFlags):
         backbone: Without --model: as in tfdml train; no projection follows.
         weights: Without --model: as in tfdml train; empty: a preset's own, or imagenet (downloaded).
         image_size: Without --model: side of its images in pixels.
-        min_correlation: Of the pixels of duplicates, after alignment.
+        min_correlation: Of the details of duplicates, as pictures of 40 x 40 pixels.
         max_distance: Without images: largest cosine distance of duplicates.
         out: Folder to write: new or empty.
     """

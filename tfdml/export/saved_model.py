@@ -27,7 +27,6 @@ from tfdml.data.decoding import (
     SERVING_LIMIT,
     decode_image,
     header_size,
-    only,
     starts_with,
 )
 from tfdml.data.images import as_written
@@ -365,7 +364,10 @@ class RequestPreprocessor:
         items = items.map(numbered, num_parallel_calls=_SIDE_BY_SIDE)
         # A data set is TensorFlow's only way to continue after an operation has failed. It needs an element to batch.
         last = tf.data.Dataset.from_tensors((count, self._no_view(), tf.constant("")))
-        outcomes = only(items.ignore_errors().concatenate(last).batch(count + 1))
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.apply_default_optimizations = False
+        outcomes = items.ignore_errors().concatenate(last).batch(count + 1).with_options(options).get_single_element()
         indices, views, faults = (column[:-1] for column in outcomes)
         rows, size = indices[:, None], tf.reshape(count, (1,))
         views = tf.scatter_nd(rows, views, tf.concat([size, self.spec.shape], 0))

@@ -266,7 +266,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         if num_replicas > 1:
             # The shares have the right gradient; the value is what Keras's logs expect of replicas of unequal size.
             loss = loss + ops.stop_gradient(reported - loss)
-        return loss + pairwise.nan_if_no_label(labels)
+        return loss
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
     def call(self, representations, labels, training=None):
         """Compute the unweighted value, a scalar."""
         available = {**representations, **self.represent(representations, training=training)}
-        return self.term(available, labels, training=training).value + pairwise.nan_if_no_label(labels)
+        return self.term(available, labels, training=training).value
 
     def term(self, representations, labels, scope: Scope = Scope(), training=False) -> Term:
         """Evaluate a batch; in training, also update what the objective keeps of the batches.

@@ -275,7 +275,7 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
     elif name == "hierarchical":
         if train.super_labels is None:
             raise UserError(f"--sampling=hierarchical: {train.name} has no super-classes")
-        by_class |= {"super_classes_per_batch": options["super_classes"], "weights": options["weights"]}
+        by_class["super_classes_per_batch"] = options["super_classes"]
         sampler = sampling.HierarchicalSampler(labels, train.super_labels, **by_class)
     elif name == "neighbors":
         sampler = sampling.NeighborSampler(labels, **by_class, anchor_classes=options["anchor_classes"])

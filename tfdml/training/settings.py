@@ -155,7 +155,7 @@ def as_text(value: Any) -> str:
 AUGMENTATIONS: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS} | {"random_resized_crop": {"min_scale": 0.08}}
 SAMPLING: dict[str, dict[str, Any]] = {
     "class_balanced": {"short_classes": "repeat"},
-    "hierarchical": {"super_classes": 1, "weights": "proportional", "short_classes": "repeat"},
+    "hierarchical": {"super_classes": 1, "short_classes": "repeat"},
     "neighbors": {"every": 1, "anchor_classes": 4, "skip_top": 0, "relative_margin": None, "short_classes": "repeat"},
     "whole_classes": {},
     "shuffle": {},
@@ -265,10 +265,10 @@ class DataSettings(Settings):
         flip: Mirror every second training image.
         policy: What happens to the finished crops, by Keras's layers: e.g. 'rand_augment(factor=0.4) + 0.2 * grayscale'
             (the second on a fifth of the images).
-        sampling: What a batch is: P classes x K images; the same from hierarchical(super_classes=1,
-            weights=proportional), or of classes that the embedder confuses: neighbors(every=1, anchor_classes=4,
-            skip_top=0, relative_margin=none), each with short_classes=repeat or drop, for those of fewer than K images;
-            whole_classes; a plain shuffle; given pairs; or texts, all different.
+        sampling: What a batch is: P classes x K images; the same from hierarchical(super_classes=1), or of classes that
+            the embedder confuses: neighbors(every=1, anchor_classes=4, skip_top=0, relative_margin=none), each with
+            short_classes=repeat or drop, for those of fewer than K images; whole_classes; a plain shuffle; given pairs;
+            or texts, all different.
         classes_per_batch: P; 0: 20, or all where there are fewer.
         images_per_class: K, the images of each class in a batch.
         batch_size: Images per batch, over all replicas, without P and K.

@@ -25,7 +25,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.errors import REASON, UserError, short_message, user_errors
-from tfdml.workarounds import bound_waiting, forget_layout, multi_worker_strategy
+from tfdml.workarounds import bound_waiting, forget_layout
 
 BACKENDS = ("tensorflow", "jax")
 # Bytes that are sent at once.
@@ -249,7 +249,7 @@ class TensorFlowWorkers(Processes):
             user_errors(RuntimeError, f"{here}: TensorFlow runs already; start a new process"),
         ):
             bound_waiting(_MEETING_SECONDS, _SILENCE_SECONDS)
-            strategy = multi_worker_strategy()
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
         logging.info("%s: all are there", here)
         return TensorFlowWorkers(index, addresses, strategy)
 
